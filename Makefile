@@ -1,0 +1,46 @@
+# Everything runs in .venv, which is made on first use and again when what it is made from changes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Tests at a time. Most wait for processes of their own; each copy takes about one core and 2 GB.
+JOBS ?= 2
+
+.PHONY: demo verify test soak check format bench setup clean
+
+demo: setup
+	$(BIN)/makara demo
+
+verify: setup
+	$(BIN)/makara demo --verify
+
+test: setup
+	$(BIN)/python -m pytest -q -m "not soak" -n $(JOBS) --dist worksteal
+
+soak: setup
+	$(BIN)/python -m pytest -q -m soak
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# All parts take about ten minutes; one alone: make bench PARTS=planning
+bench: setup
+	$(BIN)/python -m benchmarks $(PARTS)
+
+setup: $(VENV)/.complete
+
+# torch goes first and by itself: with no torch installed, a range would take the newest build with all of CUDA.
+$(VENV)/.complete: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Makara needs Python 3.11 or newer; try: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,47 @@
+"""`python -m benchmarks [part...]`: each part prints a table and writes benchmarks/results/<part>.json.
+
+Without names, all parts run, in the order below. A part is a module with `TITLE` and `rows()`; it is
+imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+import torch
+
+from .report import save, show
+
+PARTS = {
+    "trace_big": "the paper's 2.5-billion-parameter GPT-2, traced and cut (half a minute)",
+    "planning": "what planning and gradient sums cost (half a minute)",
+    "replay": "a whole job over an availability trace (minutes, nearly all of it the planner's)",
+    "overhead": "what the executor costs for each operation (1 minute)",
+    "throughput": "against torch.distributed.pipelining, undisturbed (3 minutes)",
+    "memory": "peak resident memory of trainers, and as predicted (5 minutes)",
+    "links": "the same over emulated links, and the simulation (3 minutes)",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure, side by side in one run.",
+        epilog="\n".join(f"{name}: {what}" for name, what in PARTS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
+    parts: list[str] = parser.parse_args().parts or list(PARTS)
+    if unknown := [part for part in parts if part not in PARTS]:
+        parser.error(f"part: {unknown[0]!r} is none of {', '.join(PARTS)}")
+    torch.set_num_threads(1)
+    for part in parts:
+        module = importlib.import_module(f".{part}", __package__)
+        rows = module.rows()
+        show(part, module.TITLE, rows)
+        save(part, module.TITLE, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What planning and sums cost: schedules, a simulation, the whole choice, exact against fast sums."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from makara.morphing import Request, Slot, choose
+from makara.pipeline.plan import Range, Schedule, grid
+from makara.pipeline.schedules import orders
+from makara.simulator import Calibration, Link, simulate
+from makara.worker.sums import ExactSum, FastSum
+
+TITLE = "planning and gradient sums, medians"
+PARAMETERS = {"w": (1 << 20,)}
+
+
+def rows() -> list[dict[str, str | float | int]]:
+    measured = [*planning(), *sums()]
+    return [{"what": what, "median ms": 1000 * seconds, "of": repeats} for what, seconds, repeats in measured]
+
+
+def planning() -> list[tuple[str, float, int]]:
+    """Schedules, one simulated mini-batch, and the whole choice that a morph waits for."""
+    calibration = uniform(sections=36)
+    rows: list[tuple[str, float, int]] = []
+    for schedule in Schedule:
+        plan = grid(stages(36, 36), 4, 512, schedule=schedule, recompute=True)
+        rows.append((f"order of {schedule}, P=36 D=4 N=512", *median(lambda plan=plan: orders(plan), 3)))
+    plan = grid(stages(36, 9), 4, 512, recompute=True)
+    rows.append(("simulate, P=9 D=4 N=512", *median(lambda: simulate(plan, calibration), 3)))
+    for workers in (6, 16, 32):
+        slots = [Slot(f"vm{n}.0", f"vm{n}", 16 << 30) for n in range(workers)]
+        request = Request(
+            calibration=calibration,
+            num_sections=36,
+            num_micro_batches=128,
+            workers=slots,
+            generation=1,
+        )
+        rows.append((f"choose among P x D, G={workers} K=36 N=128", *median(lambda r=request: choose(r), 3)))
+    return rows
+
+
+def sums() -> list[tuple[str, float, int]]:
+    """Adding one micro-batch's gradient of a million parameters: exact against floating point."""
+    gradient = torch.randn(PARAMETERS["w"])
+    exact, fast = ExactSum(PARAMETERS, {"w": 64}), FastSum(PARAMETERS)
+    exact.reset({"w": 2.0**40})
+    fast.reset({})
+    return [
+        ("add 1 M gradients, exact", *median(lambda: exact.add("w", gradient), 20)),
+        ("add 1 M gradients, fast", *median(lambda: fast.add("w", gradient), 20)),
+    ]
+
+
+def median(call: Callable[[], object], repeats: int) -> tuple[float, int]:
+    """(median seconds of `repeats` calls after one that does not count, repeats)."""
+    call()
+    times: list[float] = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times), repeats
+
+
+def stages(sections: int, depth: int) -> list[Range]:
+    size = sections // depth
+    return [Range(n * size, (n + 1) * size) for n in range(depth)]
+
+
+def uniform(sections: int) -> Calibration:
+    """A made-up model of equal sections: 10 ms forward, 20 ms backward, 4 MB across each cut, 10 Gbit/s."""
+    link = Link(latency_s=1e-4, bytes_per_s=1.25e9)
+    return Calibration(
+        forward_s=(0.01,) * sections,
+        backward_s=(0.02,) * sections,
+        optimizer_s=(0.001,) * sections,
+        parameter_bytes=(50 << 20,) * sections,
+        gradient_bytes=(50 << 20,) * sections,
+        state_bytes=(200 << 20,) * sections,
+        activation_bytes=(100 << 20,) * sections,
+        cut_bytes=(4 << 20,) * (sections - 1),
+        grad_cut_bytes=(4 << 20,) * (sections - 1),
+        inter_vm=link,
+        intra_vm=link,
+        device_kind="cpu",
+        microbatch_size=1,
+        versions={},
+    )

@@ -1,0 +1,203 @@
+"""The two sides of the comparison on one rank: Makara's worker, and `torch.distributed.pipelining`.
+
+Both run the blocks of `sleepy.Chain` with the same initial weights and the same SGD. A step of Makara's is
+the trainer's whole step: reading samples, all operations, the tally of losses, the commit with the gradient
+norm, the optimizer. A step of theirs is `schedule.step` on samples that are there, and the optimizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from makara.pipeline.plan import Plan, Range, Schedule, grid
+from makara.worker.buckets import buckets
+from makara.worker.commit import Flag
+from makara.worker.data import Batches
+from makara.worker.gloo import Listener
+from makara.worker.messages import GenerationOrder, Member
+from makara.worker.partition import Sections, split
+from makara.worker.sections import RangeRuntime
+from makara.worker.session import Session
+from makara.worker.state import ModelState
+from makara.worker.stepper import Stepper
+from makara.worker.tracing import trace
+from makara.worker.work import compute_nodes
+from torch import fx, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.utils.checkpoint import checkpoint
+
+from .sleepy import Chain, Points, training
+
+SEED = 3
+SIDES = ("makara varuna", "torch GPipe", "makara gpipe", "torch 1F1B", "makara 1f1b")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What both sides have alike. `forward_s`: of one stage and micro-batch; a backward takes twice that.
+
+    `window` is of Varuna's schedule; GPipe has none, as theirs, and 1F1B its own.
+    """
+
+    depth: int
+    num_micro_batches: int
+    forward_s: float
+    recompute: bool
+    window: int | None = None
+    sides: tuple[str, ...] = SIDES
+    blocks_per_stage: int = 2
+    width: int = 64
+    microbatch_size: int = 4
+
+    @property
+    def num_blocks(self) -> int:
+        return self.depth * self.blocks_per_stage
+
+    @property
+    def block_s(self) -> float:
+        return self.forward_s / self.blocks_per_stage
+
+    @property
+    def samples(self) -> int:
+        return self.num_micro_batches * self.microbatch_size
+
+    @property
+    def cut_bytes(self) -> int:
+        return self.microbatch_size * self.width * 4
+
+
+def plan_of(setting: Setting, schedule: Schedule) -> Plan:
+    """One pipeline of equal stages; each block is a section."""
+    size = setting.blocks_per_stage
+    return grid(
+        [Range(stage * size, (stage + 1) * size) for stage in range(setting.depth)],
+        1,
+        setting.num_micro_batches,
+        schedule=schedule,
+        window=setting.window if schedule is Schedule.VARUNA else None,
+        recompute=setting.recompute,
+        generation=1,
+    )
+
+
+class Ours:
+    """Makara's executor, lanes and stepper, as a trainer uses them, under one schedule."""
+
+    def __init__(self, setting: Setting, schedule: Schedule, rank: int, chain: Sections) -> None:
+        plan = plan_of(setting, schedule)
+        listener = Listener("127.0.0.1") if rank == 0 else None
+        shared: list[str | None] = [listener.endpoint if listener else None]
+        dist.broadcast_object_list(shared)
+        order = GenerationOrder(
+            number=1,
+            phase="go",
+            plan=plan.to_json(),
+            members=[Member(worker=str(index), address="127.0.0.1") for index in range(setting.depth)],
+            endpoint=shared[0],
+        )
+        job = training(setting.num_blocks, setting.width, setting.block_s, setting.samples)
+        state = ModelState(RangeRuntime(chain, job, SEED), None)
+        for index in plan.ranges[rank].sections:
+            state.runtime.host(index)
+        state.applied = 0
+        session = Session(order, str(rank), listener)
+        parts = buckets(chain, plan)
+        session.rendezvous()
+        session.open_groups(parts)
+        batches = Batches(job.dataset(), SEED, setting.samples, setting.microbatch_size)
+        self._stepper = Stepper(session, state, batches, parts, "fast", torch.device("cpu"))
+        self.loss = float("nan")
+
+    def step(self) -> None:
+        self.loss = self._stepper.step(lambda: (1, Flag(0))).settled.loss
+
+
+class Theirs:
+    """`PipelineStage` under one of PyTorch's schedules; recomputation by `torch.utils.checkpoint`."""
+
+    def __init__(self, setting: Setting, schedule: type[Any], rank: int, chain: Sections, group: Any) -> None:
+        stage = _Stage(setting, rank, chain)
+        self._first, self._last = rank == 0, rank == setting.depth - 1
+        self._optimizer = torch.optim.SGD(stage.parameters(), lr=0.01)
+        points = Points(setting.samples, setting.width)
+        batch = Batches(points, SEED, setting.samples, setting.samples).micro_batch(0, 0)
+        self._x, self._y = batch["x"], batch["y"]
+        example = self._x[: setting.microbatch_size]
+        self._schedule = schedule(
+            PipelineStage(
+                stage,
+                rank,
+                setting.depth,
+                torch.device("cpu"),
+                input_args=example.clone().requires_grad_(rank > 0),
+                output_args=example.clone().requires_grad_(),
+                group=group,
+            ),
+            setting.num_micro_batches,
+            loss_fn=F.mse_loss,
+        )
+        self.loss = float("nan")
+
+    def step(self) -> None:
+        losses: list[torch.Tensor] = []
+        if self._first:
+            self._schedule.step(self._x)
+        elif self._last:
+            self._schedule.step(target=self._y, losses=losses, return_outputs=False)
+            self.loss = float(torch.stack([loss.detach() for loss in losses]).mean())
+        else:
+            self._schedule.step()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+class _Stage(nn.Module):
+    """A stage's blocks, with the weights that Makara gives them at the start."""
+
+    def __init__(self, setting: Setting, rank: int, chain: Sections) -> None:
+        super().__init__()
+        whole = Chain(setting.num_blocks, setting.width, setting.block_s)
+        whole.load_state_dict({name: chain.traced.initial(name) for name in chain.parameter_names})
+        first = rank * setting.blocks_per_stage
+        self.blocks = whole.blocks[first : first + setting.blocks_per_stage]
+        self._recompute = setting.recompute
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self._run, x, use_reentrant=False) if self._recompute else self._run(x)
+
+    def _run(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def trace_chain(setting: Setting) -> Sections:
+    """The model as sections, one for each block."""
+    job = training(setting.num_blocks, setting.width, setting.block_s, setting.samples)
+    traced = trace(job, setting.microbatch_size, SEED)
+    ends = [place for place, node in enumerate(compute_nodes(traced.graph)) if _is_nap(node)]
+    return split(traced, [end + 1 for end in ends[:-1]])
+
+
+def _is_nap(node: fx.Node) -> bool:
+    return node.target is torch.ops.makara_benchmarks.nap.default
+
+
+def all_sides(setting: Setting, rank: int, backend: str) -> dict[str, Ours | Theirs]:
+    """Every side of the comparison on this rank, by name, in the order in which their steps take turns.
+
+    `backend` is the one that `torch.distributed.pipelining` sends by.
+    """
+    group = dist.new_group(backend=backend)
+    chain = trace_chain(setting)
+    schedules = {"torch GPipe": ScheduleGPipe, "torch 1F1B": Schedule1F1B}
+    return {
+        name: Theirs(setting, schedules[name], rank, chain, group)
+        if name in schedules
+        else Ours(setting, Schedule(name.removeprefix("makara ")), rank, chain)
+        for name in setting.sides
+    }

@@ -1,0 +1,92 @@
+"""A model whose operations take calibrated time asleep, so that two cores do for the ranks of a pipeline.
+
+Each block sleeps in its forward and twice as long in its backward, around a small real matrix product. The
+same modules serve Makara, which traces and cuts them, and `torch.distributed.pipelining`, which is given
+them as stages.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.nn.functional as F
+from makara.worker import Training
+from torch import Tensor, nn
+
+BACKWARD_FORWARDS = 2.0  # a backward takes as long as this many forwards
+
+
+@torch.library.custom_op("makara_benchmarks::nap", mutates_args=())
+def nap(x: Tensor, forward_s: float) -> Tensor:
+    """A copy of `x` after `forward_s` seconds asleep; its gradient takes twice that."""
+    if forward_s:
+        time.sleep(forward_s)
+    return x.clone()
+
+
+@nap.register_fake
+def _(x: Tensor, forward_s: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _remember(ctx, inputs, output) -> None:
+    ctx.forward_s = inputs[1]
+    # As tanh does: else `torch.utils.checkpoint`, which stops once it has what was saved, would skip it.
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+    assert ctx.saved_tensors, "recomputed or kept"
+    return nap(gradient.contiguous(), BACKWARD_FORWARDS * ctx.forward_s), None
+
+
+nap.register_autograd(_backward, setup_context=_remember)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, forward_s: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.forward_s = forward_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nap(torch.tanh(self.linear(x)), self.forward_s)
+
+
+class Chain(nn.Module):
+    """`num_blocks` blocks in a row; x and the result are (m, width)."""
+
+    def __init__(self, num_blocks: int, width: int, forward_s: float) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width, forward_s) for _ in range(num_blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Points:
+    """Random inputs and targets."""
+
+    def __init__(self, size: int, width: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._x = torch.randn(size, width, generator=generator)
+        self._y = torch.randn(size, width, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": self._x[index], "y": self._y[index]}
+
+
+def training(num_blocks: int, width: int, forward_s: float, samples: int) -> Training:
+    """What a user would hand over to train the chain."""
+    return Training(
+        model=lambda: Chain(num_blocks, width, forward_s),
+        loss=lambda output, batch: F.mse_loss(output, batch["y"]),
+        optimizer=lambda named: torch.optim.SGD(named, lr=0.01),
+        dataset=lambda: Points(samples, width),
+    )

@@ -1,0 +1,86 @@
+"""Checkpoints that survive: parts and a manifest in an object store, listed by one head that is
+compare-and-swapped.
+
+In come safetensors files of single sections, a generation number and a store (`open_store`: a local folder or
+S3). Out come published checkpoints, read back section by section and proved intact, and weights exported for
+others. A checkpoint exists iff the head lists it; a writer of a generation that is no longer open gets
+`Fenced`; only the manager calls `retire`, `delete_parts` and `sweep`. Nothing here knows what a plan is.
+Importing the package does not import torch: tensors are packed and unpacked by `makara.checkpoint.tensors`,
+which trainers import.
+"""
+
+from .errors import (
+    Cancelled,
+    CheckpointError,
+    Conflict,
+    Corrupt,
+    Fenced,
+    Incomplete,
+    InvalidKey,
+    NoReadable,
+    NotFound,
+    Retained,
+    StoreRefused,
+    StoreUnavailable,
+)
+from .export import Export, export, weights_sha256
+from .head import (
+    Head,
+    Retired,
+    candidates,
+    delete_parts,
+    open_generation,
+    publish,
+    read_head,
+    retire,
+    sweep,
+)
+from .layout import CheckpointId
+from .manifest import Manifest, Part, load_manifest, parts_with
+from .reader import Readable, Skipped, newest_readable, read_part, read_sections
+from .store import Store, check_writable, open_store, retrying
+from .writer import Receipt, assemble, write_part
+
+__all__ = [
+    "Cancelled",
+    "CheckpointError",
+    "CheckpointId",
+    "Conflict",
+    "Corrupt",
+    "Export",
+    "Fenced",
+    "Head",
+    "Incomplete",
+    "InvalidKey",
+    "Manifest",
+    "NoReadable",
+    "NotFound",
+    "Part",
+    "Readable",
+    "Receipt",
+    "Retained",
+    "Retired",
+    "Skipped",
+    "Store",
+    "StoreRefused",
+    "StoreUnavailable",
+    "assemble",
+    "candidates",
+    "check_writable",
+    "delete_parts",
+    "export",
+    "load_manifest",
+    "newest_readable",
+    "open_generation",
+    "open_store",
+    "parts_with",
+    "publish",
+    "read_head",
+    "read_part",
+    "read_sections",
+    "retire",
+    "retrying",
+    "sweep",
+    "weights_sha256",
+    "write_part",
+]

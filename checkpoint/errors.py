@@ -1,0 +1,70 @@
+"""Everything that can go wrong with checkpoints.
+
+CheckpointError
+├── StoreUnavailable   the store does not answer now: worth trying again (`makara.checkpoint.retrying`)
+├── StoreRefused       the store answers no: address, credentials, bucket, permission (a user's mistake)
+├── InvalidKey         a key that no store accepts
+├── NotFound           no object under that key
+├── Conflict           a compare-and-swap lost: the object is not the one that was read
+├── Corrupt            an object is there and is not what was written: torn, truncated, altered
+├── Incomplete         parts are missing, or contradict one another
+├── Fenced             a newer generation is open: this writer is of the past and must stop
+├── Retained           the checkpoint may not be deleted (base of the open generation, the only one, still
+listed) ├── NoReadable         none of the candidate checkpoints can be read
+└── Cancelled          the caller's event was set while waiting to try again
+"""
+
+from __future__ import annotations
+
+
+class CheckpointError(Exception):
+    """The root of this package's errors."""
+
+
+class StoreUnavailable(CheckpointError):
+    """Transient: no connection, a time-out, a 5xx answer, a full disk, a lock that is held too long."""
+
+
+class StoreRefused(CheckpointError, ValueError):
+    """Trying again cannot help; the message names the URI and what the store said."""
+
+
+class InvalidKey(CheckpointError, ValueError):
+    """A key with empty, hidden or `..` segments, or with characters outside `[A-Za-z0-9._=-]`."""
+
+
+class NotFound(CheckpointError):
+    """No object under this key."""
+
+
+class Conflict(CheckpointError):
+    """The object changed (or appeared, or vanished) since it was read."""
+
+
+class Corrupt(CheckpointError):
+    """An object that exists and is not what its writer wrote; the message names the key."""
+
+
+class Incomplete(CheckpointError):
+    """A checkpoint whose parts do not make up all its sections; the message names those missing."""
+
+
+class Fenced(CheckpointError):
+    """The head belongs to a newer generation, `open_generation`."""
+
+    def __init__(self, generation: int, open_generation: int) -> None:
+        super().__init__(f"generation {generation} is fenced: generation {open_generation} is open")
+        self.generation = generation
+        self.open_generation = open_generation
+
+
+class Retained(CheckpointError):
+    """A checkpoint that must be kept, and why."""
+
+
+class NoReadable(CheckpointError):
+    """No candidate checkpoint could be read; the message says why for each."""
+
+
+class Cancelled(CheckpointError):
+    """Stopped by the caller while waiting to try again."""

@@ -1,0 +1,244 @@
+"""A checkpoint's weights as ordinary safetensors, and the hash by which two runs are compared.
+
+Needs no torch and little memory: one part at a time in memory, one shard at a time on the local disk.
+Exported are `weights/<name>` and `buffers/<name>` of the parts, under `<name>`; optimizer state and scales
+stay behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from .errors import Corrupt, Incomplete, NotFound
+from .layout import CheckpointId, export_prefix
+from .manifest import Manifest, Part, load_manifest
+from .reader import read_part
+from .records import FORMAT, CheckpointRecord, Count, Record, Sha256, canonical, decode, encode
+from .safetensors_header import Header, TensorEntry, build_header, parse_header
+from .store import Store
+
+SHARD_BYTES = 5_000_000_000  # what the model hubs use
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_DONE = "export.json"  # written last: the export exists iff this does
+_EXPORTED = ("weights/", "buffers/")
+_CHUNK_BYTES = 8 << 20
+_HEADER_GUESS_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Exported weights of `step`: `uri` is the file to load (the index, if there are several shards).
+
+    `sha256` is `weights_sha256` of them; `num_bytes` counts the safetensors files.
+    """
+
+    uri: str
+    sha256: str
+    step: int
+    num_bytes: int
+
+
+def export(
+    store: Store,
+    job: str,
+    checkpoint: CheckpointId,
+    *,
+    max_shard_bytes: int = SHARD_BYTES,
+    scratch: Path | None = None,
+) -> Export:
+    """Write the weights of `checkpoint` to `<uri>/<job>/export/<step>/`, in shards of about
+    `max_shard_bytes`.
+
+    One shard is spooled below `scratch` (None: the system's temporary folder). Done already: nothing is
+    written. Raises `Corrupt`, `NotFound`, `Incomplete` (no weights in it) and the store's errors; safe to
+    repeat.
+    """
+    prefix = export_prefix(job, checkpoint.step)
+    done = _done(store, prefix, checkpoint)
+    if done is None:
+        manifest = load_manifest(store, job, checkpoint)
+        store.delete_all(prefix)
+        done = _write(store, prefix, manifest, max_shard_bytes, scratch)
+        store.put(prefix + _DONE, encode(done))
+    name = _SINGLE if len(done.files) == 1 else _INDEX
+    return Export(f"{store.uri}/{prefix}{name}", done.sha256, checkpoint.step, sum(done.files.values()))
+
+
+def weights_sha256(path: Path) -> str:
+    """The weight hash of exported weights: of one safetensors file, or of all those in a folder.
+
+    It covers name, type, shape and bytes of each tensor in order of their names, and neither metadata nor the
+    division into files. Raises `Corrupt`.
+    """
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    where: dict[str, tuple[Path, TensorEntry]] = {}
+    for file in files:
+        for name, entry in _file_header(file).tensors.items():
+            where[name] = (file, entry)
+    digest = WeightsHash()
+    for name in sorted(where):
+        file, entry = where[name]
+        with file.open("rb") as opened:
+            digest.add(entry, _chunks(opened, entry))
+    return digest.hexdigest()
+
+
+class WeightsHash:
+    """The hash of `weights_sha256`, fed tensor by tensor in order of their names."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._last: str | None = None
+
+    def add(self, entry: TensorEntry, chunks: Iterable[bytes]) -> None:
+        """One tensor: the name, type (as safetensors writes it) and shape of `entry`, and its bytes."""
+        assert self._last is None or self._last < entry.name, (
+            f"{entry.name} after {self._last}: not in name order"
+        )
+        self._last = entry.name
+        self._digest.update(canonical([entry.name, entry.dtype, list(entry.shape)]) + b"\n")
+        for chunk in chunks:
+            self._digest.update(chunk)
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A tensor to export: its name there, and where it lies now."""
+
+    name: str
+    part: Part
+    entry: TensorEntry
+
+
+class _Done(Record):
+    format: int
+    checkpoint: CheckpointRecord
+    sha256: Sha256
+    files: dict[str, Count]  # safetensors files and their sizes in bytes
+
+
+def _done(store: Store, prefix: str, checkpoint: CheckpointId) -> _Done | None:
+    """The finished export of exactly this checkpoint, if it is there and whole."""
+    try:
+        done = decode(_Done, store.get(prefix + _DONE), prefix + _DONE)
+        if done.checkpoint.model_dump() != checkpoint.to_json():
+            return None
+        return done if all(store.size(prefix + name) == size for name, size in done.files.items()) else None
+    except NotFound:
+        return None
+
+
+def _write(
+    store: Store, prefix: str, manifest: Manifest, max_shard_bytes: int, scratch: Path | None
+) -> _Done:
+    shards = _shards(_sources(store, manifest), max_shard_bytes)
+    digest = WeightsHash()
+    files: dict[str, int] = {}
+    weight_map: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="makara-export-", dir=scratch) as folder:
+        for number, shard in enumerate(shards, 1):
+            name = _SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+            path = Path(folder, name)
+            _spool(store, shard, path, digest)
+            files[name] = path.stat().st_size
+            weight_map.update(dict.fromkeys((source.name for source in shard), name))
+            store.put_file(prefix + name, path)
+            path.unlink()
+    if len(shards) > 1:
+        total = sum(source.entry.num_bytes for shard in shards for source in shard)
+        store.put(prefix + _INDEX, canonical({"metadata": {"total_size": total}, "weight_map": weight_map}))
+    return _Done(
+        format=FORMAT,
+        checkpoint=CheckpointRecord.model_validate(manifest.checkpoint.to_json()),
+        sha256=digest.hexdigest(),
+        files=files,
+    )
+
+
+def _sources(store: Store, manifest: Manifest) -> list[_Source]:
+    """All tensors to export, in order of their names."""
+    sources: dict[str, _Source] = {}
+    for part in manifest.parts:
+        if not any(name.startswith(_EXPORTED) for name in part.tensors):
+            continue
+        for stored, entry in _stored_header(store, part).tensors.items():
+            folder, _, name = stored.partition("/")
+            if f"{folder}/" not in _EXPORTED:
+                continue
+            if name in sources:
+                raise Corrupt(f"{part.key}: {stored} would be exported under the name of another tensor")
+            sources[name] = _Source(name, part, entry)
+    if not sources:
+        raise Incomplete(f"checkpoint {manifest.checkpoint} of {manifest.job} holds no weights to export")
+    return [sources[name] for name in sorted(sources)]
+
+
+def _stored_header(store: Store, part: Part) -> Header:
+    data = store.get_range(part.key, 0, _HEADER_GUESS_BYTES)
+    needed = 8 + int.from_bytes(data[:8], "little")
+    if len(data) < needed <= part.size_bytes:
+        data = store.get_range(part.key, 0, needed)
+    return parse_header(data, f"{part.key} in {store.uri}", total_bytes=part.size_bytes)
+
+
+def _shards(sources: list[_Source], max_shard_bytes: int) -> list[list[_Source]]:
+    """Consecutive runs of at most `max_shard_bytes`, or of one tensor that is larger."""
+    shards: list[list[_Source]] = [[]]
+    size = 0
+    for source in sources:
+        if shards[-1] and size + source.entry.num_bytes > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(source)
+        size += source.entry.num_bytes
+    return shards
+
+
+def _spool(store: Store, shard: list[_Source], path: Path, digest: WeightsHash) -> None:
+    """Write one shard to `path`, part by part, and feed its tensors to `digest` in order of their names."""
+    renamed = [TensorEntry(s.name, s.entry.dtype, s.entry.shape, s.entry.start, s.entry.stop) for s in shard]
+    header, placed = build_header(renamed, {"format": "pt"})
+    target = {entry.name: entry for entry in placed}
+    by_part: dict[str, list[_Source]] = {}
+    for source in shard:
+        by_part.setdefault(source.part.key, []).append(source)
+    with path.open("w+b") as file:
+        file.write(header)
+        for key, sources in by_part.items():
+            payload = memoryview(read_part(store, sources[0].part))
+            found = parse_header(payload, key).tensors
+            for source in sources:
+                if found.get(source.entry.name) != source.entry:
+                    raise Corrupt(f"{key} in {store.uri}: changed while it was read")
+                file.seek(target[source.name].start)
+                file.write(payload[source.entry.start : source.entry.stop])
+        for name in sorted(target):
+            digest.add(target[name], _chunks(file, target[name]))
+
+
+def _file_header(path: Path) -> Header:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        file.seek(0)
+        return parse_header(file.read(min(8 + length, size)), str(path), total_bytes=size)
+
+
+def _chunks(file: IO[bytes], entry: TensorEntry) -> Iterator[bytes]:
+    file.seek(entry.start)
+    left = entry.num_bytes
+    while left:
+        chunk = file.read(min(left, _CHUNK_BYTES))
+        if not chunk:
+            raise Corrupt(f"{file.name}: ends within tensor {entry.name!r}")
+        left -= len(chunk)
+        yield chunk

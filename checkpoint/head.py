@@ -1,0 +1,255 @@
+"""`head.json`: which generation may publish, and which checkpoints exist.
+
+It changes only by compare-and-swap, so that what was checked against it still holds when it changes. A
+checkpoint exists iff the head lists it. Each change counts `version` up: a head never returns to bytes that
+it had before, and a writer that slept through several changes cannot succeed by accident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from .errors import Conflict, Corrupt, Fenced, Incomplete, Retained, StoreUnavailable
+from .layout import CheckpointId, head_key, manifest_key, manifests_prefix, parts_prefix, sections_prefix
+from .manifest import Manifest
+from .records import FORMAT, CheckpointRecord, Count, Record, decode, encode
+from .store import Store
+
+_MAX_SWAPS = 100  # lost races in a row; each means that somebody else got through
+_PARALLEL_CHECKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A checkpoint that left the head at Unix second `at` and may still be on its way to deletion."""
+
+    checkpoint: CheckpointId
+    at: float
+
+
+@dataclass(frozen=True)
+class Head:
+    """`generation` is open and began from `base`; `manifests` are those that exist, newest first."""
+
+    job: str
+    version: int
+    generation: int
+    base: CheckpointId | None
+    manifests: tuple[CheckpointId, ...]
+    retired: tuple[Retired, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        return encode(
+            _HeadRecord(
+                format=FORMAT,
+                job=self.job,
+                version=self.version,
+                generation=self.generation,
+                base=None if self.base is None else _record(self.base),
+                manifests=[_record(checkpoint) for checkpoint in self.manifests],
+                retired=[_RetiredRecord(checkpoint=_record(r.checkpoint), at=r.at) for r in self.retired],
+            )
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, key: str) -> Head:
+        """The head of a job that `to_bytes` wrote under its `key`. Raises `Corrupt` saying what is wrong."""
+        record = decode(_HeadRecord, data, key)
+        if record.format != FORMAT:
+            raise Corrupt(f"{key}: format {record.format}; this version reads {FORMAT}")
+        if key != head_key(record.job):
+            raise Corrupt(f"{key}: is the head of job {record.job!r}")
+        return cls(
+            record.job,
+            record.version,
+            record.generation,
+            None if record.base is None else _id(record.base),
+            tuple(_id(checkpoint) for checkpoint in record.manifests),
+            tuple(Retired(_id(retired.checkpoint), retired.at) for retired in record.retired),
+        )
+
+
+def read_head(store: Store, job: str) -> Head | None:
+    """The head of `job`, None before its first generation. Raises `Corrupt`."""
+    key = head_key(job)
+    tagged = store.read_tagged(key)
+    return None if tagged is None else Head.from_bytes(tagged[0], key)
+
+
+def candidates(head: Head) -> tuple[CheckpointId, ...]:
+    """The checkpoints to try to load from, best first: the base of the open generation, then newest first."""
+    rest = tuple(checkpoint for checkpoint in head.manifests if checkpoint != head.base)
+    return rest if head.base is None else (head.base, *rest)
+
+
+def open_generation(store: Store, job: str, generation: int) -> Head:
+    """Close all older generations to publishing and open this one, based on the newest checkpoint.
+
+    Opening it again changes nothing. Raises `Fenced` if a newer generation is open.
+    """
+
+    def change(head: Head | None) -> Head | None:
+        if head is None:
+            return Head(job, 0, generation, None, ())
+        if head.generation > generation:
+            raise Fenced(generation, head.generation)
+        if head.generation == generation:
+            return None
+        base = head.manifests[0] if head.manifests else None
+        return replace(head, generation=generation, base=base)
+
+    return _swap(store, job, change)
+
+
+def publish(store: Store, job: str, generation: int, manifest: Manifest) -> Head:
+    """Store the manifest and list it in the head, after all its parts were found in the store at their sizes.
+
+    Publishing again changes nothing, also when the checkpoint was retired since. Raises `Fenced` unless
+    `generation` is the open one, `NotFound` or `Corrupt` naming a part that is not there or not whole.
+    """
+    checkpoint = manifest.checkpoint
+    if (manifest.job, manifest.generation) != (job, generation):
+        raise Incomplete(
+            f"manifest {checkpoint} of job {manifest.job} is not of generation {generation} of {job}"
+        )
+
+    def change(head: Head | None) -> Head | None:
+        if head is None or head.generation != generation:
+            raise Fenced(generation, -1 if head is None else head.generation)
+        if checkpoint in head.manifests or any(r.checkpoint == checkpoint for r in head.retired):
+            return None
+        # Within the loop: a checkpoint deleted between two tries is found missing by the second.
+        _check_stored(store, manifest)
+        store.put(manifest_key(job, checkpoint), manifest.to_bytes())
+        newest_first = sorted((checkpoint, *head.manifests), key=lambda c: c.age_rank, reverse=True)
+        return replace(head, manifests=tuple(newest_first))
+
+    return _swap(store, job, change)
+
+
+def retire(store: Store, job: str, checkpoint: CheckpointId, *, now: float) -> Head:
+    """Take `checkpoint` out of the head at Unix second `now`; its parts stay for those who are reading them.
+
+    One that is not listed changes nothing. Raises `Retained` for the base of the open generation and for the
+    only checkpoint.
+    """
+
+    def change(head: Head | None) -> Head | None:
+        if head is None or checkpoint not in head.manifests:
+            return None
+        if checkpoint == head.base:
+            raise Retained(
+                f"checkpoint {checkpoint} of {job} is the base of open generation {head.generation}"
+            )
+        if len(head.manifests) == 1:
+            raise Retained(f"checkpoint {checkpoint} of {job} is the only one")
+        kept = tuple(other for other in head.manifests if other != checkpoint)
+        return replace(head, manifests=kept, retired=(*head.retired, Retired(checkpoint, now)))
+
+    return _swap(store, job, change)
+
+
+def delete_parts(store: Store, job: str, checkpoint: CheckpointId) -> Head:
+    """Delete what is stored of a checkpoint that `retire` took out of the head (one lease ago, by the
+    caller's clock).
+
+    Safe to repeat. Raises `Retained` if the head lists it.
+    """
+    head = read_head(store, job)
+    if head is not None and checkpoint in head.manifests:
+        raise Retained(f"checkpoint {checkpoint} of {job} is listed: retire it first")
+    _delete_objects(store, job, checkpoint)
+
+    def forget(head: Head | None) -> Head | None:
+        if head is None or all(retired.checkpoint != checkpoint for retired in head.retired):
+            return None
+        return replace(head, retired=tuple(r for r in head.retired if r.checkpoint != checkpoint))
+
+    return _swap(store, job, forget)
+
+
+def sweep(store: Store, job: str, older_than: int | None = None) -> tuple[CheckpointId, ...]:
+    """Delete what is stored of checkpoints that never were published and never can be; which these were.
+
+    They are of generations below `older_than`, at most (and by default) the open one: their writers are
+    fenced. Retired checkpoints wait for `delete_parts`.
+    """
+    head = read_head(store, job)
+    if head is None:
+        return ()
+    limit = head.generation if older_than is None else min(older_than, head.generation)
+    kept = {*head.manifests, *(retired.checkpoint for retired in head.retired)}
+    names = {*store.children(sections_prefix(job)), *store.children(manifests_prefix(job))}
+    stored = {_named(name) for name in names} - {None, *kept}
+    orphans = [
+        checkpoint for checkpoint in stored if checkpoint is not None and checkpoint.generation < limit
+    ]
+    orphans.sort(key=lambda c: c.age_rank)
+    for orphan in orphans:
+        _delete_objects(store, job, orphan)
+    return tuple(orphans)
+
+
+def _swap(store: Store, job: str, change: Callable[[Head | None], Head | None]) -> Head:
+    """Apply `change` to the head until it is swapped in; None from `change` leaves the head as it is."""
+    key = head_key(job)
+    for _ in range(_MAX_SWAPS):
+        tagged = store.read_tagged(key)
+        head = None if tagged is None else Head.from_bytes(tagged[0], key)
+        changed = change(head)
+        if changed is None:
+            return head or Head(job, 0, 0, None, ())
+        changed = replace(changed, version=0 if head is None else head.version + 1)
+        try:
+            store.swap(key, changed.to_bytes(), None if tagged is None else tagged[1])
+        except Conflict:
+            continue
+        return changed
+    raise StoreUnavailable(f"{key} in {store.uri}: lost {_MAX_SWAPS} swaps in a row")
+
+
+def _check_stored(store: Store, manifest: Manifest) -> None:
+    keys = [part.key for part in manifest.parts]
+    with ThreadPoolExecutor(_PARALLEL_CHECKS, thread_name_prefix="check-parts") as pool:
+        for part, size in zip(manifest.parts, pool.map(store.size, keys), strict=True):
+            if size != part.size_bytes:
+                raise Corrupt(f"{part.key} in {store.uri}: {size} bytes stored, {part.size_bytes} written")
+
+
+def _delete_objects(store: Store, job: str, checkpoint: CheckpointId) -> None:
+    # The manifest last: as long as it is there, `sweep` and `delete_parts` find what is left of the parts.
+    store.delete_all(parts_prefix(job, checkpoint))
+    store.delete(manifest_key(job, checkpoint))
+
+
+def _named(name: str) -> CheckpointId | None:
+    """The checkpoint that a name below sections/ or manifests/ belongs to; None for a foreign file."""
+    try:
+        return CheckpointId.parse(name.removesuffix(".json"))
+    except ValueError:
+        return None
+
+
+class _RetiredRecord(Record):
+    checkpoint: CheckpointRecord
+    at: float
+
+
+class _HeadRecord(Record):
+    format: int
+    job: str
+    version: Count
+    generation: Count
+    base: CheckpointRecord | None
+    manifests: list[CheckpointRecord]
+    retired: list[_RetiredRecord]
+
+
+def _record(checkpoint: CheckpointId) -> CheckpointRecord:
+    return CheckpointRecord(step=checkpoint.step, generation=checkpoint.generation)
+
+
+def _id(record: CheckpointRecord) -> CheckpointId:
+    return CheckpointId(record.step, record.generation)

@@ -1,0 +1,85 @@
+"""Which checkpoint, and under which key each of its objects lies.
+
+```
+<job>/sections/<step>-g<generation>/<section>.<part>.safetensors
+<job>/manifests/<step>-g<generation>.json
+<job>/head.json
+<job>/export/<step>/model.safetensors
+```
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_NAME = re.compile(r"(\d+)-g(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointId:
+    """The state after commit `step`, written by `generation`."""
+
+    step: int
+    generation: int
+
+    def __post_init__(self) -> None:
+        if self.step < 0 or self.generation < 0:
+            raise ValueError(f"checkpoint {self.step}-g{self.generation}: step and generation are at least 0")
+
+    def __str__(self) -> str:
+        return f"{self.step}-g{self.generation}"
+
+    @property
+    def age_rank(self) -> tuple[int, int]:
+        """Grows with newness: a later generation carries history on, also if it had to go back some steps."""
+        return (self.generation, self.step)
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointId:
+        """The id that `str` wrote. Raises `ValueError`."""
+        match = _NAME.fullmatch(text)
+        parsed = cls(int(match[1]), int(match[2])) if match else None
+        if parsed is None or str(parsed) != text:  # one name each: no leading zeros, no foreign digits
+            raise ValueError(f"checkpoint {text!r}: expected <step>-g<generation>")
+        return parsed
+
+    def to_json(self) -> dict[str, int]:
+        return {"step": self.step, "generation": self.generation}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> CheckpointId:
+        """The id that `to_json` wrote. Raises `ValueError`."""
+        if set(value) != {"step", "generation"} or any(type(number) is not int for number in value.values()):
+            raise ValueError(f"checkpoint {dict(value)!r}: expected integers step and generation")
+        return cls(value["step"], value["generation"])
+
+
+def head_key(job: str) -> str:
+    return f"{job}/head.json"
+
+
+def manifests_prefix(job: str) -> str:
+    return f"{job}/manifests/"
+
+
+def manifest_key(job: str, checkpoint: CheckpointId) -> str:
+    return f"{manifests_prefix(job)}{checkpoint}.json"
+
+
+def sections_prefix(job: str) -> str:
+    return f"{job}/sections/"
+
+
+def parts_prefix(job: str, checkpoint: CheckpointId) -> str:
+    return f"{sections_prefix(job)}{checkpoint}/"
+
+
+def part_key(job: str, checkpoint: CheckpointId, section: int, part: int) -> str:
+    return f"{parts_prefix(job, checkpoint)}{section}.{part}.safetensors"
+
+
+def export_prefix(job: str, step: int) -> str:
+    return f"{job}/export/{step}/"

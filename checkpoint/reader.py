@@ -1,0 +1,125 @@
+"""Reading a checkpoint: the parts of some sections, in parallel, each proved to be what was written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event
+from typing import Generic, TypeVar
+
+from .errors import Corrupt, NoReadable, NotFound
+from .layout import CheckpointId
+from .manifest import Manifest, Part, load_manifest
+from .safetensors_header import parse_header
+from .store import Store, retrying
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A checkpoint that could not be read, and why."""
+
+    checkpoint: CheckpointId
+    reason: str
+
+
+@dataclass(frozen=True)
+class Readable(Generic[T]):
+    """What was read from `manifest`, after the candidates in `skipped` could not be."""
+
+    manifest: Manifest
+    value: T
+    skipped: tuple[Skipped, ...]
+
+
+def read_sections(
+    store: Store,
+    job: str,
+    checkpoint: CheckpointId,
+    wanted: Collection[int] | Callable[[str], bool],
+    *,
+    manifest: Manifest | None = None,
+    parallel: int = 4,
+    patience_s: float = 60.0,
+    cancel: Event | None = None,
+) -> dict[tuple[int, int], bytes]:
+    """The safetensors files of `checkpoint`, by (section, part), that hold what is `wanted`.
+
+    `wanted`: section numbers, or a predicate on tensor names (a part is read if it holds one). Each file is
+    checked against the size, checksum and tensor names of the manifest (read from the store unless given).
+    `parallel` files are in flight at a time; each outlasts an unavailable store for `patience_s`, unless
+    `cancel` is set. Raises `Corrupt` or `NotFound` naming the key, and what `retrying` raises.
+    """
+    if manifest is None:
+        manifest = retrying(
+            lambda: load_manifest(store, job, checkpoint), patience_s=patience_s, cancel=cancel
+        )
+    if callable(wanted):
+        parts = tuple(part for part in manifest.parts if any(wanted(name) for name in part.tensors))
+    else:
+        parts = manifest.parts_of(wanted)
+
+    def read(part: Part) -> bytes:
+        return retrying(lambda: read_part(store, part), patience_s=patience_s, cancel=cancel)
+
+    return _read_all(read, parts, parallel)
+
+
+def read_part(store: Store, part: Part) -> bytes:
+    """One file, checked against the manifest. Raises `Corrupt` naming the key, and the store's errors."""
+    data = store.get(part.key)
+    where = f"{part.key} in {store.uri}"
+    if len(data) != part.size_bytes:
+        raise Corrupt(f"{where}: {len(data)} bytes, {part.size_bytes} were written")
+    if hashlib.sha256(data).hexdigest() != part.sha256:
+        raise Corrupt(f"{where}: the checksum does not match")
+    names = parse_header(data, where).tensors
+    if set(names) != set(part.tensors):
+        raise Corrupt(f"{where}: holds {sorted(names)}, the manifest says {sorted(part.tensors)}")
+    return data
+
+
+def newest_readable(
+    store: Store,
+    job: str,
+    candidates: Iterable[CheckpointId],
+    read: Callable[[Manifest], T],
+    *,
+    patience_s: float = 60.0,
+    cancel: Event | None = None,
+) -> Readable[T]:
+    """The first of `candidates` for which `read` succeeds; one that is corrupt or gone is passed over.
+
+    `read` gets the manifest and fetches what its caller needs (usually by `read_sections`). Raises
+    `NoReadable` with the reason for each when none is left, and at once whatever is not about the checkpoint
+    itself.
+    """
+    skipped: list[Skipped] = []
+    for checkpoint in candidates:
+        try:
+            manifest = _manifest(store, job, checkpoint, patience_s, cancel)
+            return Readable(manifest, read(manifest), tuple(skipped))
+        except (Corrupt, NotFound) as error:
+            skipped.append(Skipped(checkpoint, str(error)))
+    reasons = "; ".join(f"{skip.checkpoint}: {skip.reason}" for skip in skipped) or "there are no candidates"
+    raise NoReadable(f"job {job} in {store.uri}: no checkpoint can be read: {reasons}")
+
+
+def _manifest(
+    store: Store, job: str, checkpoint: CheckpointId, patience_s: float, cancel: Event | None
+) -> Manifest:
+    return retrying(lambda: load_manifest(store, job, checkpoint), patience_s=patience_s, cancel=cancel)
+
+
+def _read_all(
+    read: Callable[[Part], bytes], parts: tuple[Part, ...], parallel: int
+) -> dict[tuple[int, int], bytes]:
+    pool = ThreadPoolExecutor(parallel, thread_name_prefix="read-parts")
+    try:
+        files = list(pool.map(read, parts))
+    finally:
+        pool.shutdown(cancel_futures=True)  # after a failure, do not fetch what nobody will use
+    return {(part.section, part.part): data for part, data in zip(parts, files, strict=True)}

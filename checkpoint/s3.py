@@ -1,0 +1,265 @@
+"""S3 as a store: the `minio` client carries the data, boto3's `put_object` makes the conditional put of a
+swap.
+
+(minio 7.2 has no conditional put in its public interface.) Both speak to the endpoint directly, without
+proxies, and neither retries by itself: `makara.checkpoint.retrying` does, where the caller can see it.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import botocore.config
+import botocore.exceptions
+import botocore.session
+import certifi
+import minio
+import minio.credentials.providers
+import urllib3
+from minio.credentials.credentials import Credentials
+from minio.deleteobjects import DeleteObject
+from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
+
+from .errors import Conflict, NotFound, StoreRefused, StoreUnavailable
+from .store import check_key
+
+_CONNECT_TIMEOUT_S = 5.0
+_READ_TIMEOUT_S = 30.0  # of silence, not of the whole transfer
+_MAX_CONNECTIONS = 16
+_ABSENT = "NoSuchKey"
+_LOST_SWAP = {"PreconditionFailed", "ConditionalRequestConflict", "412", _ABSENT}
+# 4xx codes that say "not now" (AWS, Error responses).
+_TRANSIENT = {
+    "SlowDown",
+    "RequestTimeout",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "TooManyRequests",
+    "OperationAborted",
+    "BadDigest",
+    "IncompleteBody",
+}
+
+
+class S3Store:
+    """Objects below `prefix` of `bucket`, which must exist."""
+
+    def __init__(self, bucket: str, prefix: str, *, endpoint: str | None, region: str | None) -> None:
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._uri = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._endpoint = endpoint
+        session = _session(region)
+        credentials = session.get_credentials()
+        if credentials is None:
+            raise StoreRefused(
+                f"{self._where}: no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+        # A service of one's own has no regions, but a signature needs one.
+        region = session.region_name or ("us-east-1" if endpoint else None)
+        with self._translated("client"):
+            self._data = self._data_client(credentials, region)
+            self._conditional = self._conditional_client(session, region)
+
+    @property
+    def uri(self) -> str:
+        return self._uri
+
+    def put(self, key: str, data: bytes) -> None:
+        name = self._name(key)
+        with self._translated(key):
+            self._data.put_object(self._bucket, name, io.BytesIO(data), len(data))
+
+    def put_file(self, key: str, path: Path) -> None:
+        name = self._name(key)
+        with path.open("rb") as source, self._translated(key):
+            self._data.put_object(self._bucket, name, source, path.stat().st_size)
+
+    def get(self, key: str) -> bytes:
+        name = self._name(key)
+        with self._translated(key):
+            return self._read(name)[0]
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        name = self._name(key)
+        with self._translated(key):
+            return self._read(name, start, length)[0]
+
+    def size(self, key: str) -> int:
+        name = self._name(key)
+        with self._translated(key):
+            size = self._data.stat_object(self._bucket, name).size
+        assert size is not None, "a HEAD answer without a length"
+        return size
+
+    def exists(self, key: str) -> bool:
+        try:
+            self.size(key)
+        except NotFound:
+            return False
+        return True
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        with self._translated(prefix):
+            found = [
+                (str(item.object_name).removeprefix(self._prefix), int(item.size or 0))
+                for item in self._data.list_objects(
+                    self._bucket, prefix=self._prefix + prefix, recursive=True
+                )
+                if not item.is_dir
+            ]
+        return iter(sorted(found))
+
+    def children(self, prefix: str) -> Iterator[str]:
+        check_key(prefix.removesuffix("/"))
+        # From all keys: a listing by prefixes may name one whose objects are gone (SeaweedFS 4.48 does).
+        names = {key.removeprefix(prefix).partition("/")[0] for key, _ in self.list(prefix)}
+        return iter(sorted(names))
+
+    def delete(self, key: str) -> None:
+        name = self._name(key)
+        with self._translated(key):
+            self._data.remove_object(self._bucket, name)
+
+    def delete_all(self, prefix: str) -> None:
+        check_key(prefix.removesuffix("/"))
+        names = [DeleteObject(self._prefix + key) for key, _ in self.list(prefix)]
+        with self._translated(prefix):
+            failed = list(self._data.remove_objects(self._bucket, names))
+        if failed:
+            raise StoreUnavailable(f"{self._where}: {failed[0].name}: not deleted: {failed[0].message}")
+
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        name = self._name(key)
+        try:
+            with self._translated(key):
+                return self._read(name)
+        except NotFound:
+            return None
+
+    def swap(self, key: str, data: bytes, expected_etag: str | None) -> str:
+        name = self._name(key)
+        condition = {"IfNoneMatch": "*"} if expected_etag is None else {"IfMatch": expected_etag}
+        with self._translated(key):
+            try:
+                answer = self._conditional.put_object(Bucket=self._bucket, Key=name, Body=data, **condition)
+            except botocore.exceptions.ClientError as error:
+                if _code(error) in _LOST_SWAP:
+                    raise Conflict(f"{key} in {self.uri}: expected tag {expected_etag}: {error}") from error
+                raise
+        return str(answer["ETag"])
+
+    @property
+    def _where(self) -> str:
+        return f"checkpoint.uri {self._uri}" + (f" at {self._endpoint}" if self._endpoint else "")
+
+    def _name(self, key: str) -> str:
+        return self._prefix + check_key(key)
+
+    def _read(self, name: str, start: int = 0, length: int = 0) -> tuple[bytes, str]:
+        """Length 0 is all of it."""
+        response = self._data.get_object(self._bucket, name, offset=start, length=length)
+        try:
+            return response.read(), str(response.headers.get("ETag", ""))
+        finally:
+            response.close()
+            response.release_conn()
+
+    def _data_client(self, credentials: Any, region: str | None) -> minio.Minio:
+        url = urlsplit(self._endpoint or "https://s3.amazonaws.com")
+        if url.scheme not in ("http", "https") or not url.netloc or url.path.strip("/"):
+            raise StoreRefused(f"checkpoint.endpoint {self._endpoint!r}: expected http(s)://host[:port]")
+        pool = urllib3.PoolManager(
+            maxsize=_MAX_CONNECTIONS,
+            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_READ_TIMEOUT_S),
+            retries=False,
+            ca_certs=os.environ.get("SSL_CERT_FILE") or certifi.where(),
+        )
+        return minio.Minio(
+            url.netloc,
+            secure=url.scheme == "https",
+            region=region,
+            http_client=pool,
+            credentials=_Boto3Credentials(credentials),
+        )
+
+    def _conditional_client(self, session: boto3.Session, region: str | None) -> Any:
+        config = botocore.config.Config(
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            read_timeout=_READ_TIMEOUT_S,
+            retries={"total_max_attempts": 1},
+            max_pool_connections=_MAX_CONNECTIONS,
+            proxies={},
+            s3={"addressing_style": "path"} if self._endpoint else {},
+            # Not every S3-compatible service knows the newer checksum headers.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+        return session.client("s3", endpoint_url=self._endpoint, region_name=region, config=config)
+
+    @contextmanager
+    def _translated(self, key: str) -> Generator[None]:
+        """Failures of either client as ours."""
+        try:
+            yield
+        except S3Error as error:
+            status = getattr(error.response, "status", 0)
+            raise self._answer(key, str(error.code), int(status), str(error.message)) from error
+        except botocore.exceptions.ClientError as error:
+            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            raise self._answer(key, _code(error), status, str(error)) from error
+        except (botocore.exceptions.HTTPClientError, botocore.exceptions.ConnectionError) as error:
+            raise StoreUnavailable(f"{self._where}: {key}: {error}") from error
+        except botocore.exceptions.BotoCoreError as error:
+            raise StoreRefused(f"{self._where}: {key}: {error}") from error
+        except (ServerError, InvalidResponseError, urllib3.exceptions.HTTPError, OSError) as error:
+            raise StoreUnavailable(f"{self._where}: {key}: {error}") from error
+        except (MinioException, ValueError) as error:  # minio reports malformed names as ValueError
+            raise StoreRefused(f"{self._where}: {key}: {error}") from error
+
+    def _answer(self, key: str, code: str, status: int, message: str) -> Exception:
+        if code == _ABSENT:
+            return NotFound(f"{key} in {self.uri}: no such object")
+        transient = status == 429 or (
+            status >= 500 and status != 501
+        )  # 501: the service lacks this operation
+        if transient or code in _TRANSIENT:
+            return StoreUnavailable(f"{self._where}: {key}: {code}: {message}")
+        return StoreRefused(f"{self._where}: {key}: {code}: {message}")
+
+
+@functools.cache
+def _service_models() -> Any:
+    """What botocore knows of S3: read once, because it takes 50 ms and a store is opened for each command."""
+    return botocore.session.get_session().get_component("data_loader")
+
+
+def _session(region: str | None) -> boto3.Session:
+    """A session of its own: credentials are looked up afresh."""
+    core = botocore.session.get_session()
+    core.register_component("data_loader", _service_models())
+    return boto3.Session(botocore_session=core, region_name=region)
+
+
+class _Boto3Credentials(minio.credentials.providers.Provider):
+    """What boto3 found, renewed when boto3 renews it: both clients always sign as the same user."""
+
+    def __init__(self, credentials: Any) -> None:
+        self._credentials = credentials
+
+    def retrieve(self) -> Credentials:
+        frozen = self._credentials.get_frozen_credentials()
+        return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))

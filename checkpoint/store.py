@@ -1,0 +1,182 @@
+"""The contract between this package and where bytes live, and how a caller outlasts a store that is away.
+
+Two stores keep it: a local folder (`file:///abs/path`) and S3 (`s3://bucket/prefix`). The package needs
+little: whole objects that appear at once or not at all, and one compare-and-swap.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+from typing import Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from .errors import Cancelled, Conflict, InvalidKey, StoreRefused, StoreUnavailable
+
+T = TypeVar("T")
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
+
+
+class Store(Protocol):
+    """Objects under keys like `job/sections/4-g1/0.0.safetensors`.
+
+    Every method may raise `StoreUnavailable` (try again), `StoreRefused` (do not) or `InvalidKey`.
+    Safe to use from several threads.
+    """
+
+    @property
+    def uri(self) -> str:
+        """Where the store is, as given to `open_store`, without a trailing slash."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a whole object, over one that is there. Durable when it returns; never seen half-written."""
+        ...
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Like `put`, with the bytes of a local file, in bounded memory."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """The whole object. Raises `NotFound`."""
+        ...
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Up to `length` (at least 1) bytes from `start` on, fewer at the end. Raises `NotFound`."""
+        ...
+
+    def size(self, key: str) -> int:
+        """Bytes of the object. Raises `NotFound`."""
+        ...
+
+    def exists(self, key: str) -> bool: ...
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """(key, size in bytes) of all objects whose key starts with `prefix`, in key order."""
+        ...
+
+    def children(self, prefix: str) -> Iterator[str]:
+        """The names directly below `prefix` (it ends with a slash), in order, of objects and of prefixes.
+
+        A prefix below which a writer left nothing but an unfinished object may be among them.
+        """
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove the object; one that is not there is no error."""
+        ...
+
+    def delete_all(self, prefix: str) -> None:
+        """Remove all below `prefix` (it ends with a slash), and what writers left unfinished there."""
+        ...
+
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        """The object and the tag to `swap` it with; None if there is none."""
+        ...
+
+    def swap(self, key: str, data: bytes, expected_etag: str | None) -> str:
+        """Replace the object if it still carries `expected_etag` (None: if it does not exist); its new tag.
+
+        Raises `Conflict` if not. After a `StoreUnavailable` it is unknown whether the swap happened: read
+        again.
+        """
+        ...
+
+
+def open_store(uri: str, *, endpoint: str | None = None, region: str | None = None) -> Store:
+    """The store at `uri`: `file:///abs/path` or `s3://bucket/prefix`. Nothing is read or written yet.
+
+    `endpoint`: URL of an S3-compatible service (None: AWS). S3 credentials are found as boto3 finds them:
+    AWS_ACCESS_KEY_ID and its companions first. Raises `StoreRefused` when the URI is malformed.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme == "file":
+        from .local import LocalStore
+
+        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+            raise StoreRefused(f"checkpoint.uri {uri!r}: a local folder is written file:///absolute/path")
+        return LocalStore(Path(unquote(parts.path)), uri.rstrip("/"))
+    if parts.scheme == "s3":
+        from .s3 import S3Store  # here, so that a local job never pays for importing boto3
+
+        if not parts.netloc:
+            raise StoreRefused(f"checkpoint.uri {uri!r}: expected s3://bucket or s3://bucket/prefix")
+        return S3Store(parts.netloc, parts.path.strip("/"), endpoint=endpoint, region=region)
+    raise StoreRefused(f"checkpoint.uri {uri!r}: expected file:///absolute/path or s3://bucket/prefix")
+
+
+def check_key(key: str) -> str:
+    """`key` itself if every store accepts it and it stays below the root; raises `InvalidKey`."""
+    if not all(_SEGMENT.fullmatch(segment) for segment in key.split("/")):
+        raise InvalidKey(
+            f"key {key!r}: expected segments of [A-Za-z0-9._=-], not starting with a dot, joined by '/'"
+        )
+    return key
+
+
+def check_writable(uri: str, *, endpoint: str | None = None, region: str | None = None) -> None:
+    """Write, swap, read and delete a small object, so that a job is refused now and not at its first
+    checkpoint.
+
+    Raises `StoreRefused` also for a store that ignores the conditions of a swap: without them a writer of an
+    old generation could not be fenced off. Raises `StoreUnavailable` when the store does not answer.
+    """
+    store = open_store(uri, endpoint=endpoint, region=region)
+    key = f"probe-{uuid.uuid4().hex}"
+    etag = store.swap(key, b"first", None)
+    try:
+        store.swap(key, b"second", etag)
+        for stale in (None, etag):
+            try:
+                store.swap(key, b"stale", stale)
+            except Conflict:
+                continue
+            raise StoreRefused(f"checkpoint.uri {uri}: the store ignores If-Match or If-None-Match")
+        if store.get(key) != b"second":
+            raise StoreRefused(f"checkpoint.uri {uri}: the store does not return what was just written")
+    except Conflict as error:
+        raise StoreRefused(f"checkpoint.uri {uri}: an untouched object cannot be swapped: {error}") from error
+    finally:
+        store.delete(key)
+
+
+def retrying(
+    call: Callable[[], T],
+    *,
+    patience_s: float = 120.0,
+    cancel: Event | None = None,
+    first_delay_s: float = 0.1,
+    longest_delay_s: float = 5.0,
+    on_retry: Callable[[StoreUnavailable, float], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    uniform: Callable[[float, float], float] = random.uniform,
+) -> T:
+    """`call()`, again while the store is unavailable, for `patience_s` at most; every other error passes at
+    once.
+
+    Delays double from `first_delay_s` to `longest_delay_s`, each drawn between half and all of that, so that
+    many workers do not return in step. `on_retry(error, delay_s)` is told before each wait. Raises the last
+    `StoreUnavailable` when the patience is over, `Cancelled` when `cancel` is set; `call` must be idempotent.
+    """
+    event = cancel or Event()
+    deadline = clock() + patience_s
+    delay_s = first_delay_s
+    while True:
+        if event.is_set():
+            raise Cancelled("cancelled by the caller")
+        try:
+            return call()
+        except StoreUnavailable as error:
+            wait_s = uniform(delay_s / 2, delay_s)
+            if clock() + wait_s > deadline:
+                raise
+            if on_retry is not None:
+                on_retry(error, wait_s)
+        event.wait(wait_s)
+        delay_s = min(2 * delay_s, longest_delay_s)

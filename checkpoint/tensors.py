@@ -1,0 +1,63 @@
+"""Tensors of torch to safetensors and back. The only module of this package that imports torch.
+
+Used for the parts of a checkpoint and for the state that one trainer hands to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from .errors import Corrupt
+from .export import WeightsHash
+from .safetensors_header import TensorEntry, parse_header
+
+
+def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """A safetensors file of these tensors, bit for bit, from any device; views and aliases are stored in
+    full.
+
+    Raises `ValueError` naming a tensor that is sparse, quantised or not of a kind that safetensors knows.
+    """
+    seen: set[int] = set()
+    ready: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+            raise ValueError(
+                f"tensor {name!r}: expected dense values, got {tensor.layout} on {tensor.device}"
+            )
+        plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+        storage = plain.untyped_storage().data_ptr()
+        ready[name] = plain.clone() if storage in seen else plain
+        seen.add(storage)
+    try:
+        # Not an empty mapping: with no tensors, safetensors 0.8 then writes a header that nobody can read.
+        return save(ready, metadata=dict(metadata) if metadata else None)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise ValueError(f"tensors {sorted(ready)}: {error}") from error
+
+
+def unpack(
+    data: bytes, device: torch.device | str = "cpu", *, key: str = "payload"
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors, on `device`, and the metadata that `pack` was given. Raises `Corrupt` naming `key`."""
+    header = parse_header(data, key)
+    try:
+        loaded = load(data)
+    except (SafetensorError, KeyError, ValueError, RuntimeError, AssertionError) as error:
+        raise Corrupt(f"{key}: not a valid safetensors file: {error}") from error
+    return {name: tensor.to(device) for name, tensor in loaded.items()}, dict(header.metadata)
+
+
+def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
+    """`makara.checkpoint.weights_sha256` of these tensors, as if they had been exported."""
+    data = pack(tensors)
+    header = parse_header(data, "tensors")
+    digest = WeightsHash()
+    for name in sorted(header.tensors):
+        entry: TensorEntry = header.tensors[name]
+        digest.add(entry, (data[entry.start : entry.stop],))
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""An example job: a transformer whose feed-forward layers are mixtures of experts."""

@@ -1,0 +1,1 @@
+"""An example job: a ResNet with batch norm on pictures that it draws itself."""

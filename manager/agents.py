@@ -1,0 +1,161 @@
+"""The agents' side of the API: one WebSocket for each VM, the job's code, and its secrets.
+
+A VM shows its one-time join token first, and from then on the worker token that it got in return. Frames are
+JSON: `Report` from the agent, `ToAgent` to it. A VM that is no longer wanted is let in, to be told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from fastapi import APIRouter, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
+from pydantic import ValidationError
+
+from ..worker.messages import Credential, Message, Orders, Report, ReportAck, Welcome
+from .auth import bearer, service_of
+from .service import Service
+from .tokens import Grant, Scope, TokenRefused
+
+log = logging.getLogger("makara.manager")
+router = APIRouter(prefix="/api/v1", tags=["agents"])
+
+WORKER_TTL_S = 3600.0
+_REPLACED, _MALFORMED, _REFUSED = 4000, 4002, 4003
+
+
+@router.websocket("/agents/{vm}")
+async def agent(websocket: WebSocket, vm: str) -> None:
+    """One VM's connection. Refused with 403 before it opens, without a token that is bound to this VM."""
+    service = service_of(websocket)
+    token = bearer(websocket)
+    try:
+        grant = await asyncio.to_thread(service.tokens.check, token or "", Scope.JOIN, Scope.WORKER)
+    except TokenRefused as refusal:
+        log.warning("VM %s is refused: %s", vm, refusal)
+        await websocket.close(_REFUSED, "refused")
+        return
+    if grant.vm != vm or grant.job not in service.jobs:
+        await websocket.close(_REFUSED, "refused")
+        return
+    await websocket.accept()
+    await AgentConnection(service, websocket, grant.job, vm).serve()
+
+
+class AgentConnection:
+    """Three concerns of one connection: reading reports, sending what is newest, renewing the token."""
+
+    def __init__(self, service: Service, websocket: WebSocket, job: str, vm: str) -> None:
+        self._service = service
+        self._websocket = websocket
+        self._job = job
+        self._vm = vm
+        self._orders: Orders | None = None
+        self._acknowledged: int | None = None
+        self._renewal_due = True
+        self._wake = asyncio.Event()
+        self._close_code: int | None = None
+
+    async def serve(self) -> None:
+        """Until either side closes the connection or a newer one takes its place."""
+        service = self._service
+        await self._send(Welcome(heartbeat_s=service.config.heartbeat_s, server_time=service.clock()))
+        service.connect(self._job, self._vm, self)
+        tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._renew())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except (WebSocketDisconnect, RuntimeError) as error:
+            log.info("VM %s: connection closed: %r", self._vm, error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await service.disconnect(self._job, self._vm, self)
+
+    def push(self, orders: Orders) -> None:
+        self._orders = orders
+        self._wake.set()
+
+    def replaced(self) -> None:
+        self._close_code = _REPLACED
+        self._wake.set()
+
+    async def _read(self) -> None:
+        while True:
+            text = await self._websocket.receive_text()
+            try:
+                report = Report.model_validate_json(text)
+            except ValidationError as error:
+                log.error("VM %s sent a malformed report: %s", self._vm, error)
+                await self._websocket.close(_MALFORMED, "malformed report")
+                return
+            if report.vm != self._vm:
+                log.error("VM %s reports as %s", self._vm, report.vm)
+                await self._websocket.close(_MALFORMED, "report of another VM")
+                return
+            await self._service.report(self._job, report)
+            self._acknowledged = report.sequence
+            self._wake.set()
+
+    async def _write(self) -> None:
+        """Only the newest orders and acknowledgement matter, so nothing queues up for a slow agent."""
+        while self._close_code is None:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._renewal_due:
+                self._renewal_due = False
+                await self._send(await self._credential())
+            if self._orders is not None:
+                orders, self._orders = self._orders, None
+                await self._send(orders)
+            if self._acknowledged is not None:
+                sequence, self._acknowledged = self._acknowledged, None
+                await self._send(ReportAck(sequence=sequence))
+        await self._websocket.close(self._close_code)
+
+    async def _renew(self) -> None:
+        while True:
+            self._renewal_due = True
+            self._wake.set()
+            await asyncio.sleep(WORKER_TTL_S / 3)
+
+    async def _credential(self) -> Credential:
+        token = await asyncio.to_thread(
+            self._service.tokens.issue, Scope.WORKER, job=self._job, vm=self._vm, ttl_s=WORKER_TTL_S
+        )
+        return Credential(token=token, valid_for_s=WORKER_TTL_S)
+
+    async def _send(self, message: Message) -> None:
+        await self._websocket.send_text(message.model_dump_json())
+
+
+@router.get("/jobs/{job}/bundle")
+async def bundle(job: str, request: Request) -> Response:
+    """The job's code, for its own VMs: a tar.gz whose SHA-256 is in the orders."""
+    service = service_of(request)
+    await _worker_of(request, service, job)
+    data = await asyncio.to_thread(service.files.bundle(job).read_bytes)
+    return Response(data, media_type="application/gzip")
+
+
+@router.get("/jobs/{job}/secrets")
+async def secrets(job: str, request: Request) -> dict[str, str]:
+    """The values of the job's secrets, for its own live VMs."""
+    service = service_of(request)
+    grant = await _worker_of(request, service, job)
+    vm = service.jobs[job].state.vms.get(grant.vm or "")
+    if vm is None or not vm.live:
+        raise HTTPException(403, "this VM is no longer part of the job")
+    return await asyncio.to_thread(service.files.secrets, job)
+
+
+async def _worker_of(request: Request, service: Service, job: str) -> Grant:
+    try:
+        grant = await asyncio.to_thread(service.tokens.check, bearer(request) or "", Scope.WORKER)
+    except TokenRefused as refusal:
+        raise HTTPException(401, str(refusal)) from refusal
+    if grant.job != job or job not in service.jobs:
+        raise HTTPException(403, "this token is for another job")
+    return grant

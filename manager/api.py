@@ -1,0 +1,279 @@
+"""The REST resources under /api/v1 that users and their programs work with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Form, Header, HTTPException, Query, Request, Response, UploadFile
+from pydantic import BaseModel, Field
+from sse_starlette import EventSourceResponse
+
+from ..worker.messages import CheckpointRef
+from .auth import Admin, User, service_of
+from .live import Subscription
+from .providers import FaultKind, ProviderError
+from .providers.local import LocalProvider
+from .runtime import Job
+from .service import Service
+from .submission import Submission, accept
+from .tokens import Scope
+from .views import JobView, StepView, VmView, job_view, step_view, surviving, to_json
+
+router = APIRouter(prefix="/api/v1", tags=["jobs"])
+_LOG_TAIL_BYTES = 256 * 1024
+
+
+class Submitted(BaseModel):
+    """The job that a submission became."""
+
+    job: str
+    new: bool
+
+
+class FactView(BaseModel):
+    """One entry of a job's history, as it was journalled."""
+
+    sequence: int
+    at: float
+    fact: dict[str, Any]
+
+
+class JobsView(BaseModel):
+    jobs: list[JobView]
+
+
+class EventsView(BaseModel):
+    events: list[FactView]
+
+
+class MetricsView(BaseModel):
+    metrics: list[StepView]
+
+
+class VmsView(BaseModel):
+    vms: list[VmView]
+
+
+class CheckpointsView(BaseModel):
+    checkpoints: list[CheckpointRef]
+
+
+class LogsView(BaseModel):
+    """The ends of log files, by `<vm>/<file>`."""
+
+    logs: dict[str, str]
+
+
+class Capacity(BaseModel):
+    """How many local VMs may live at a time; None is any number."""
+
+    vms: int | None = Field(ge=0)
+
+
+class Fault(BaseModel):
+    """What to do to a local VM; `deadline_s` is for a notice."""
+
+    kind: FaultKind
+    deadline_s: float = Field(default=5.0, ge=0.0, le=3600.0)
+
+
+class NewToken(BaseModel):
+    name: str = Field(min_length=1, max_length=100)
+    scope: Literal["user"] = "user"
+    ttl_s: float | None = Field(default=None, gt=0.0)
+
+
+class TokenView(BaseModel):
+    token: str
+
+
+@router.post("/jobs", status_code=201)
+async def submit(
+    request: Request,
+    response: Response,
+    _: User,
+    spec: Annotated[str, Form(max_length=1 << 20)],
+    bundle: UploadFile,
+    secrets: Annotated[str, Form(max_length=1 << 20)] = "{}",
+    idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+) -> Submitted:
+    """Submit a job: the job file as JSON, its code as tar.gz. 201: it is durable; 422 lists faults."""
+    service = service_of(request)
+    data = await bundle.read(service.config.max_bundle_bytes + 1)
+    if len(data) > service.config.max_bundle_bytes:
+        raise HTTPException(413, f"bundle: more than {service.config.max_bundle_bytes} bytes")
+    job, new = await accept(service, Submission(spec, data, secrets, idempotency_key))
+    response.headers["Location"] = f"/api/v1/jobs/{job}"
+    if not new:
+        response.status_code = 200
+    return Submitted(job=job, new=new)
+
+
+@router.get("/jobs")
+async def jobs(request: Request, _: User) -> JobsView:
+    """All jobs, newest first."""
+    service = service_of(request)
+    views = [_view(service, job) for job in service.jobs.values() if job.state.spec is not None]
+    return JobsView(jobs=views[::-1])
+
+
+@router.get("/jobs/{job}")
+async def job(job: str, request: Request, _: User) -> JobView:
+    """One job: status, progress, plan, morphs, checkpoints, VMs."""
+    service = service_of(request)
+    return _view(service, _find(service, job))
+
+
+@router.post("/jobs/{job}/stop", status_code=202)
+async def stop(job: str, request: Request, _: User) -> JobView:
+    """Have the job publish a checkpoint and release its VMs. Idempotent."""
+    service = service_of(request)
+    _find(service, job)
+    await service.stop(job)
+    return _view(service, _find(service, job))
+
+
+@router.get("/jobs/{job}/events")
+async def events(job: str, request: Request, _: User, since: Annotated[int, Query(ge=0)] = 0) -> EventsView:
+    """The job's history after sequence number `since`."""
+    service = service_of(request)
+    _find(service, job)
+    return EventsView(events=await _history(service, job, since))
+
+
+@router.get("/jobs/{job}/metrics")
+async def metrics(job: str, request: Request, _: User, since: Annotated[int, Query(ge=0)] = 0) -> MetricsView:
+    """Loss, gradient norm and time of each committed step after step `since`."""
+    service = service_of(request)
+    state = _find(service, job).state
+    rows = await asyncio.to_thread(service.journal.metrics, job, since)
+    return MetricsView(metrics=[step_view(row) for row in surviving(state, rows)])
+
+
+@router.get("/jobs/{job}/vms")
+async def vms(job: str, request: Request, _: User) -> VmsView:
+    """Every VM that the job ever requested."""
+    service = service_of(request)
+    return VmsView(vms=_view(service, _find(service, job)).vms)
+
+
+@router.get("/jobs/{job}/checkpoints")
+async def checkpoints(job: str, request: Request, _: User) -> CheckpointsView:
+    """The published checkpoints, newest first."""
+    service = service_of(request)
+    return CheckpointsView(checkpoints=list(reversed(_find(service, job).state.published)))
+
+
+@router.get("/jobs/{job}/logs")
+async def logs(job: str, request: Request, _: User, vm: str | None = None) -> LogsView:
+    """The ends of the log files of a job's local VMs, by `<vm>/<file>`."""
+    service = service_of(request)
+    state = _find(service, job).state
+    if vm is not None and vm not in state.vms:
+        raise HTTPException(404, f"vm: job {job} has no VM {vm!r}")
+    folders = [service.vm_directory(name) for name in ([vm] if vm is not None else state.vms)]
+    tails = await asyncio.to_thread(lambda: [_tails(folder) for folder in folders])
+    return LogsView(logs={name: text for tail in tails for name, text in tail.items()})
+
+
+@router.get("/jobs/{job}/stream")
+@router.get("/jobs/{job}/events/stream")
+async def stream(
+    job: str, request: Request, _: User, last_event_id: Annotated[str, Header()] = ""
+) -> Response:
+    """Server-sent events: `status` (the whole job), `step`, `fact`. Last-Event-ID resumes the facts."""
+    service = service_of(request)
+    runtime = _find(service, job)
+    after = int(last_event_id) if last_event_id.isdigit() else None
+    return EventSourceResponse(
+        _updates(service, runtime, after), ping=15, headers={"Cache-Control": "no-store"}
+    )
+
+
+@router.post("/vms/{vm}/fault", status_code=202)
+async def fault(vm: str, body: Fault, request: Request, _: Admin) -> dict[str, str]:
+    """Do harm to a local VM, for demonstrations and tests. Admin token only."""
+    try:
+        await asyncio.to_thread(_local(service_of(request)).inject, vm, body.kind, body.deadline_s)
+    except ProviderError as error:
+        raise HTTPException(404, f"vm: {error}") from error
+    return {"vm": vm, "kind": body.kind}
+
+
+@router.post("/providers/local/capacity", status_code=202)
+async def capacity(body: Capacity, request: Request, _: Admin) -> Capacity:
+    """How many VMs the local market offers from now on; VMs that live are not taken. Admin token only."""
+    _local(service_of(request)).set_capacity(body.vms)
+    return body
+
+
+@router.post("/tokens", status_code=201)
+async def new_token(body: NewToken, request: Request, _: Admin) -> TokenView:
+    """A token for a user, shown this once. Admin token only."""
+    tokens = service_of(request).tokens
+    token = await asyncio.to_thread(tokens.issue, Scope(body.scope), name=body.name, ttl_s=body.ttl_s)
+    return TokenView(token=token)
+
+
+@router.delete("/tokens/{token_id}", status_code=204)
+async def revoke_token(token_id: str, request: Request, _: Admin) -> None:
+    """Forget a token; `token_id` is its part before the dot. Admin token only."""
+    if not await asyncio.to_thread(service_of(request).tokens.revoke, token_id):
+        raise HTTPException(404, f"token: there is no {token_id!r}")
+
+
+def _local(service: Service) -> LocalProvider:
+    provider = service.providers.get("local")
+    if not isinstance(provider, LocalProvider):
+        raise HTTPException(409, "providers: this manager has no local provider")
+    return provider
+
+
+def _find(service: Service, job: str) -> Job:
+    runtime = service.jobs.get(job)
+    if runtime is None or runtime.state.spec is None:
+        raise HTTPException(404, f"job: there is no job {job!r}")
+    return runtime
+
+
+def _view(service: Service, runtime: Job) -> JobView:
+    return job_view(runtime, service.effects.trouble.get(runtime.job, {}))
+
+
+async def _history(service: Service, job: str, since: int) -> list[FactView]:
+    stored = await asyncio.to_thread(service.journal.facts, job, since)
+    return [FactView(sequence=s.sequence, at=s.fact.at, fact=to_json(s.fact)) for s in stored]
+
+
+async def _updates(service: Service, runtime: Job, after: int | None) -> AsyncIterator[dict[str, str]]:
+    """The present, the facts since `after`, then what happens, each fact once."""
+    with service.hub.subscribe(runtime.job) as subscription:
+        yield {"event": "status", "data": _view(service, runtime).model_dump_json()}
+        sent = runtime.sequence if after is None else after
+        for entry in await _history(service, runtime.job, sent):
+            sent = entry.sequence
+            yield {"event": "fact", "id": str(sent), "data": entry.model_dump_json()}
+        async for message in _live(subscription, sent):
+            yield message
+
+
+async def _live(subscription: Subscription, sent: int) -> AsyncIterator[dict[str, str]]:
+    while (update := await subscription.next()) is not None:
+        if update.sequence is None:
+            yield {"event": update.kind, "data": json.dumps(update.data)}
+        elif update.sequence > sent:
+            entry = FactView(sequence=update.sequence, at=update.data["at"], fact=update.data)
+            yield {"event": update.kind, "id": str(update.sequence), "data": entry.model_dump_json()}
+
+
+def _tails(folder: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob("*.log")):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+            found[f"{folder.name}/{path.name}"] = file.read().decode(errors="replace")
+    return found

@@ -1,0 +1,160 @@
+"""`makara`: the command line. Exit status: 0 done, 1 job failed, 2 a user's mistake, 3 no manager."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from . import cli_apply, cli_check, cli_show, cli_simulate
+from .bundle import BundleError
+from .client import Refused, Unreachable
+from .config import DEFAULT_PORT, ConfigError, ServerConfig, default_home
+from .journal import JournalError
+from .replay import ReplayError
+from .spec import JobSpecError
+from .trial import UserCodeRefused
+
+JOB_FAILED, MISTAKE, UNREACHABLE = 1, 2, 3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; its exit status."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return command(options)
+    except KeyboardInterrupt:
+        return 130
+    except Unreachable as error:
+        return _say(str(error), UNREACHABLE)
+    except JobSpecError as error:
+        return _say("\n".join(f"{field}: {message}" for field, message in error.errors), MISTAKE)
+    except Refused as error:
+        lines = [str(error), *(f"{field}: {message}" for field, message in error.errors)]
+        return _say("\n".join(lines), UNREACHABLE if error.status >= 500 else MISTAKE)
+    except (BundleError, ConfigError, JournalError, ReplayError, UserCodeRefused) as error:
+        return _say(str(error), MISTAKE)
+
+
+def _say(text: str, status: int) -> int:
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"makara: {text}")
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="makara", description="Train big PyTorch models on spot machines that keep disappearing."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--home", type=Path, default=default_home(), help="folder of the manager (%(default)s)"
+    )
+    client = argparse.ArgumentParser(add_help=False, parents=[common])
+    client.add_argument("--server", help="URL of the manager (default: $MAKARA_SERVER, or the one of --home)")
+    client.add_argument("--token", help="default: $MAKARA_TOKEN, or the admin token in --home")
+    client.add_argument("--json", action="store_true", help="print JSON")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], about: str, parent: argparse.ArgumentParser):
+        command = commands.add_parser(name, help=about, description=about, parents=[parent])
+        command.set_defaults(run=run)
+        return command
+
+    server = add("server", _server, "run a manager on this machine", common)
+    server.add_argument("--host", default="127.0.0.1")
+    server.add_argument("--port", type=int, default=DEFAULT_PORT, help="0: any free one (%(default)s)")
+    server.add_argument("--allow-remote", action="store_true", help="listen beyond this machine")
+    server.add_argument("--public-url", help="the URL by which agents reach this manager")
+    for name, run, about in (
+        ("apply", cli_apply.apply, "check a job, submit it, and follow it (Ctrl-C only stops following)"),
+        ("plan", cli_apply.plan, "check a job and show what it is, without submitting it"),
+    ):
+        command = add(name, run, about, client)
+        command.add_argument("-f", "--file", type=Path, required=True, help="the job file")
+        if name == "apply":
+            command.add_argument("--detach", action="store_true", help="do not follow the job")
+            command.add_argument("--idempotency-key", help="a repeated submission with it is the same job")
+    about = "run one step of a model in pieces and as it is, and say what differs; submits nothing"
+    command = commands.add_parser("check", help=about, description=about)
+    command.set_defaults(run=cli_check.check)
+    _check_arguments(command)
+    add("ps", cli_show.ps, "list jobs", client)
+    for name, run, about in (
+        ("status", cli_show.status, "show one job"),
+        ("follow", cli_apply.follow_command, "follow a job's progress (Ctrl-C only stops following)"),
+        ("events", cli_show.events, "what was decided about a job, and why"),
+        ("logs", cli_show.logs, "the ends of the logs of a job's VMs"),
+        ("stop", cli_show.stop, "have a job publish a checkpoint and end"),
+    ):
+        command = add(name, run, about, client)
+        command.add_argument("job")
+        if name == "events":
+            command.add_argument("--since", type=int, default=0, help="sequence number to begin after")
+        if name == "logs":
+            command.add_argument("--vm", help="of this VM only")
+    about = "replay a job over an availability trace, in virtual time"
+    simulate = add("simulate", cli_simulate.simulate, about, client)
+    cli_simulate.add_arguments(simulate)
+    demo = add("demo", _demo, "train a small GPT through scripted preemptions on this machine", common)
+    demo.add_argument("--folder", type=Path, help="where everything goes (./makara-demo)")
+    demo.add_argument("--steps", type=int)
+    demo.add_argument("--verify", action="store_true", help="compare with an uninterrupted run, bit for bit")
+    return parser
+
+
+def _check_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("entrypoint", nargs="?", help="module:function (default: the job file's)")
+    command.add_argument("-f", "--file", type=Path, help="a job file, for its settings")
+    command.add_argument("--workdir", type=Path, help="folder of the code (default: the job file's, or this)")
+    command.add_argument(
+        "--microbatch-size", type=_positive, metavar="M", help="(default: the job file's, or 1)"
+    )
+    command.add_argument(
+        "--num-sections", type=_positive, metavar="K", help="(default: the job file's, or chosen)"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return int(text)
+
+
+def _server(options: argparse.Namespace) -> int:
+    from .server import serve  # here, so that other commands need not import the web framework
+
+    config = ServerConfig(
+        home=options.home.expanduser().resolve(),
+        host=options.host,
+        port=options.port,
+        allow_remote=options.allow_remote,
+        public_url=options.public_url,
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+    def ready(url: str, _: str) -> None:
+        print(f"manager at {url}   status page: the same address", flush=True)
+        print(f"admin token in {config.admin_token_file}", flush=True)
+
+    serve(config, on_ready=ready)
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from .demo import DemoOptions, run_demo
+
+    chosen = DemoOptions(steps=options.steps, verify=options.verify)
+    if options.folder is not None:
+        chosen.folder = options.folder.expanduser().resolve()
+    return run_demo(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

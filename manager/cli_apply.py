@@ -1,0 +1,176 @@
+"""`makara apply`, `plan` and `follow`: a job file and its code, checked here, submitted, and watched."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from rich.console import Console
+
+from .bundle import pack
+from .cli_check import summary
+from .client import Client, Unreachable, connect
+from .config import ServerConfig
+from .progress import ProgressDisplay
+from .spec import JobSpec, JobSpecError
+from .trial import UserCodeRefused, read_job, settings_of, try_out
+
+_ENDED = ("finished", "stopped", "failed")
+_RETRY_S = 1.0
+_MAX_DRY_RUN_S = 30.0  # whoever submits waits for it; `makara check` takes as long as it needs
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A job that may be submitted: its specification with absolute paths, its folder, what its model is."""
+
+    spec: JobSpec
+    workdir: Path
+    model: dict[str, Any]
+
+
+def apply(options: argparse.Namespace) -> int:
+    """Check, pack, submit, follow."""
+    checked = check(options.file)
+    if not options.json:
+        print(summary(checked.model), file=sys.stderr)
+    bundle = pack(
+        checked.workdir,
+        max_bytes=ServerConfig(home=options.home).max_bundle_bytes,
+        also_exclude=_local_store(checked.spec),
+    )
+    form = {"spec": checked.spec.model_dump_json(), "secrets": json.dumps(_secrets(checked.spec))}
+    headers = {"Idempotency-Key": options.idempotency_key} if options.idempotency_key else {}
+    with connect(options.server, options.token, options.home) as client:
+        files = {"bundle": ("bundle.tar.gz", bundle, "application/gzip")}
+        answer = client.post("/jobs", data=form, files=files, headers=headers)
+        accepted = f"job {answer['job']} accepted; status page: {client.url}"
+        if not options.json:
+            print(accepted)
+        elif options.detach:
+            print(json.dumps(answer))
+        return 0 if options.detach else follow(client, answer["job"], options.json)
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Check only, and say what the job is."""
+    checked = check(options.file)
+    spec, model = checked.spec, checked.model
+    if options.json:
+        print(json.dumps({"spec": spec.model_dump(mode="json"), "model": model}))
+        return 0
+    print(f"{spec.name}: {model['num_parameters']:,} parameters in {model['num_sections']} sections")
+    if model["shared_parameters"]:
+        print(f"shared between sections: {', '.join(model['shared_parameters'])}")
+    training, nodes = spec.training, spec.resources
+    print(f"{training.steps} steps of {training.global_batch_size} samples, numerics {training.numerics}")
+    print(
+        f"{nodes.min_nodes} to {nodes.max_nodes} VMs of {nodes.provider}; P and D follow from a calibration"
+    )
+    print(summary(model))
+    return 0
+
+
+def follow_command(options: argparse.Namespace) -> int:
+    """Follow a job that was submitted before."""
+    with connect(options.server, options.token, options.home) as client:
+        return follow(client, options.job, options.json)
+
+
+# ---- the check ---------------------------------------------------------------------------------------------
+
+
+def check(file: Path) -> Checked:
+    """The job of a file, with its code tried out in a process of its own.
+
+    Raises `JobSpecError`, `UserCodeRefused`.
+    """
+    spec, workdir = read_job(file)
+    return Checked(spec, workdir, _try_out(spec, workdir))
+
+
+def _try_out(spec: JobSpec, workdir: Path) -> dict[str, Any]:
+    settings = {**settings_of(spec), "max_seconds": _MAX_DRY_RUN_S}
+    trial = try_out(workdir, spec.entrypoint, settings, spec.envs)
+    if trial.model is None or trial.error is not None:
+        raise UserCodeRefused(trial.refusal)
+    return trial.model
+
+
+def _secrets(spec: JobSpec) -> dict[str, str]:
+    missing = [name for name in spec.secrets if name not in os.environ]
+    if missing:
+        raise JobSpecError([("secrets", f"{name} is not set in this environment") for name in missing])
+    return {name: os.environ[name] for name in spec.secrets}
+
+
+def _local_store(spec: JobSpec) -> tuple[Path, ...]:
+    parts = urlsplit(spec.checkpoint.uri)
+    return (Path(unquote(parts.path)),) if parts.scheme == "file" else ()
+
+
+# ---- following ---------------------------------------------------------------------------------------------
+
+
+def follow(client: Client, job: str, as_json: bool) -> int:
+    """Show progress until the job ends; 0 unless it failed. Ctrl-C leaves the job alone."""
+    try:
+        view = _watch_json(client, job) if as_json else _watch(client, job)
+    except KeyboardInterrupt:
+        if not as_json:
+            print(f"\nleft; the job goes on. Come back with: makara follow {job}")
+        return 0
+    if as_json:
+        return 1 if view["status"] == "failed" else 0
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{job} {view['status']}" + (f": {view['reason']}" if view["reason"] else ""))
+    if view["status"] == "failed":
+        if view["traceback"]:
+            console.print(view["traceback"])
+        return 1
+    if view["export_uri"]:
+        console.print(f"weights      {view['export_uri']}\nweight hash  {view['export_sha256']}")
+    return 0
+
+
+def _watch(client: Client, job: str) -> dict[str, Any]:
+    with ProgressDisplay(Console(highlight=False)) as display:
+        for event, data in _events(client, job):
+            if event == "status":
+                display.show(data)
+                if data["status"] in _ENDED:
+                    return data
+            elif event == "step":
+                display.show_step(data)
+    raise AssertionError("the events of a job go on until it has ended")
+
+
+def _watch_json(client: Client, job: str) -> dict[str, Any]:
+    for event, data in _events(client, job):
+        print(json.dumps({"event": event, **data}), flush=True)
+        if event == "status" and data["status"] in _ENDED:
+            return data
+    raise AssertionError("the events of a job go on until it has ended")
+
+
+def _events(client: Client, job: str) -> Iterator[tuple[str, Any]]:
+    """Updates for ever; a manager that is away is waited for, since the training goes on without it."""
+    lost = False
+    while True:
+        try:
+            with client.stream(f"/jobs/{job}/stream") as events:
+                lost = False
+                yield from events
+        except Unreachable as error:
+            if not lost:
+                print(f"makara: {error}; training goes on, trying again", file=sys.stderr)
+            lost = True
+        time.sleep(_RETRY_S)

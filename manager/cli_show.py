@@ -1,0 +1,116 @@
+"""`makara ps`, `status`, `events`, `logs` and `stop`: looking at jobs, and ending one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .client import connect
+from .progress import describe_morph
+
+
+def ps(options: argparse.Namespace) -> int:
+    with connect(options.server, options.token, options.home) as client:
+        answer = client.get("/jobs")
+    if options.json:
+        print(json.dumps(answer))
+        return 0
+    table = Table("JOB", "STATUS", "STEP", "LOSS", "PxD", "VMS", "SUBMITTED", box=None, pad_edge=False)
+    for job in answer["jobs"]:
+        loss = "" if job["loss"] is None else f"{job['loss']:.3f}"
+        step, vms = f"{job['step']}/{job['steps']}", str(job["num_live_vms"])
+        table.add_row(
+            job["job"], job["status"], step, loss, job["shape"] or "", vms, _time(job["submitted_at"])
+        )
+    Console(highlight=False).print(table)
+    return 0
+
+
+def status(options: argparse.Namespace) -> int:
+    with connect(options.server, options.token, options.home) as client:
+        job = client.get(f"/jobs/{options.job}")
+    if options.json:
+        print(json.dumps(job))
+        return 0
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{job['job']}  {job['status']}" + (f": {job['reason']}" if job["reason"] else ""))
+    for trouble in job["trouble"]:
+        console.print(f"  trying again   {trouble}")
+    for name, text in _lines(job):
+        console.print(f"  {name:<13}  {text}")
+    for morph in job["morphs"]:
+        if morph["total_s"] is not None:
+            console.print(f"  {describe_morph(morph)}")
+    if job["traceback"]:
+        console.print(job["traceback"])
+    return 0
+
+
+def events(options: argparse.Namespace) -> int:
+    with connect(options.server, options.token, options.home) as client:
+        answer = client.get(f"/jobs/{options.job}/events", since=options.since)
+    if options.json:
+        print(json.dumps(answer))
+        return 0
+    for entry in answer["events"]:
+        print(f"{entry['sequence']:>5}  {_time(entry['at'])}  {describe(entry['fact'])}")
+    return 0
+
+
+def logs(options: argparse.Namespace) -> int:
+    with connect(options.server, options.token, options.home) as client:
+        answer = client.get(f"/jobs/{options.job}/logs", vm=options.vm)
+    if options.json:
+        print(json.dumps(answer))
+        return 0
+    for name, text in answer["logs"].items():
+        print(f"==> {name} <==\n{text}")
+    return 0
+
+
+def stop(options: argparse.Namespace) -> int:
+    with connect(options.server, options.token, options.home) as client:
+        job = client.post(f"/jobs/{options.job}/stop")
+    print(json.dumps(job) if options.json else f"{job['job']} {job['status']}")
+    return 0
+
+
+def describe(fact: dict[str, Any]) -> str:
+    """A fact in one line: its name, and its small values."""
+    hidden = ("fact", "at", "spec", "plan", "calibration", "recipe", "traceback", "devices")
+    values = {k: v for k, v in fact.items() if k not in hidden and v not in (None, "", [], {})}
+    return " ".join([fact["fact"], *(f"{name}={_short(value)}" for name, value in values.items())])
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _lines(job: dict[str, Any]) -> list[tuple[str, str]]:
+    loss = "" if job["loss"] is None else f", loss {job['loss']:.4f}"
+    rate = "" if job["samples_per_s"] is None else f", {job['samples_per_s']:.0f} samples/s"
+    lines = [("progress", f"step {job['step']} of {job['steps']}{loss}{rate}")]
+    if job["shape"]:
+        predicted = "" if job["predicted_s"] is None else f", predicted {job['predicted_s']:.3f} s a step"
+        lines.append(("plan", f"{job['shape']} (PxD), generation {job['generation']}{predicted}"))
+    for seat in job["placement"]:
+        where = f"replica {seat['replica']} stage {seat['stage']}"
+        sections = f"sections {seat['start']}..{seat['stop'] - 1}"
+        lines.append(("worker", f"{seat['worker']}  {where}  {sections}  {seat['phase'] or ''}"))
+    live = [vm for vm in job["vms"] if vm["status"] != "ended"]
+    lines += [("VM", f"{vm['vm']}  {vm['status']}") for vm in live]
+    kept = ", ".join(str(ref["step"]) for ref in job["checkpoints"])
+    lines.append(("checkpoints", f"{job['checkpoint_uri']}" + (f" (steps {kept})" if kept else "")))
+    if job["export_uri"]:
+        lines += [("weights", job["export_uri"]), ("weight hash", job["export_sha256"])]
+    return lines
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%m-%d %H:%M:%S")

@@ -1,0 +1,122 @@
+"""The manager's REST interface as the command line uses it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+
+class Unreachable(Exception):
+    """No manager answers at that address."""
+
+
+class Refused(Exception):
+    """The manager says no. `errors` holds (field, message) where it named fields."""
+
+    def __init__(self, status: int, detail: str, errors: list[tuple[str, str]]) -> None:
+        self.status = status
+        self.errors = errors
+        super().__init__(detail)
+
+
+class Client:
+    """Calls with a user's or the admin's token; a context manager. Raises `Unreachable` and `Refused`."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=f"{self.url}/api/v1",
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=60.0,
+            trust_env=False,  # a proxy of the user's must not see the token of a manager on this machine
+        )
+
+    def get(self, path: str, **query: Any) -> Any:
+        return self._call("GET", path, params={k: v for k, v in query.items() if v is not None}).json()
+
+    def post(self, path: str, **arguments: Any) -> Any:
+        return self._call("POST", path, **arguments).json()
+
+    @contextmanager
+    def stream(self, path: str) -> Generator[Iterator[tuple[str, Any]]]:
+        """Server-sent events as (event, data). Ends when the manager ends the stream."""
+        timeout = httpx.Timeout(60.0, read=60.0)  # the manager sends a comment every 15 s
+        try:
+            with self._http.stream("GET", path, timeout=timeout) as response:
+                if response.status_code >= 400:
+                    response.read()
+                    raise _refusal(response)
+                yield _events(response)
+        except httpx.TransportError as error:
+            raise Unreachable(f"{self.url}: {error}") from error
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        try:
+            response = self._http.request(method, path, **arguments)
+        except httpx.TransportError as error:
+            raise Unreachable(f"no manager answers at {self.url}: {error}") from error
+        if response.status_code >= 400:
+            raise _refusal(response)
+        return response
+
+
+def connect(server: str | None, token: str | None, home: Path) -> Client:
+    """A client for `--server` and `--token`, else $MAKARA_SERVER and $MAKARA_TOKEN, else `home`'s manager."""
+    url = server or os.environ.get("MAKARA_SERVER") or _url_of(home)
+    token = token or os.environ.get("MAKARA_TOKEN") or _token_of(home)
+    return Client(url, token)
+
+
+def _url_of(home: Path) -> str:
+    try:
+        return str(json.loads((home / "server.json").read_bytes())["url"])
+    except FileNotFoundError:
+        raise Unreachable(
+            f"no manager has run in {home} yet; start one with `makara server`, or name one with --server"
+        ) from None
+
+
+def _token_of(home: Path) -> str:
+    try:
+        return (home / "admin.token").read_text().strip()
+    except FileNotFoundError:
+        raise Unreachable(
+            f"no token: give --token or MAKARA_TOKEN ({home}/admin.token does not exist)"
+        ) from None
+
+
+def _refusal(response: httpx.Response) -> Refused:
+    try:
+        body: Any = response.json()
+    except ValueError:
+        body = {}
+    errors = [(str(e["field"]), str(e["message"])) for e in body.get("errors", [])]
+    return Refused(response.status_code, str(body.get("detail", response.text[:500])), errors)
+
+
+def _events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
+    event, data = "message", ""
+    for line in response.iter_lines():
+        if not line:
+            if data:
+                yield event, json.loads(data)
+            event, data = "message", ""
+        elif line.startswith("event:"):
+            event = line[6:].strip()
+        elif line.startswith("data:"):
+            data += line[5:].strip()

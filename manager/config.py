@@ -1,0 +1,98 @@
+"""What a manager process is started with; everything else a manager knows is in its journal."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_PORT = 8700
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message names it and says what would be accepted."""
+
+
+def default_home() -> Path:
+    """`$MAKARA_HOME`, else `~/.makara`."""
+    return Path(os.environ.get("MAKARA_HOME") or Path.home() / ".makara").expanduser().resolve()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of one manager. Raises `ConfigError` when two of them do not go together."""
+
+    home: Path
+    """Folder of everything that outlives the process: journal, tokens, bundles, local VMs."""
+    host: str = "127.0.0.1"
+    """Address to listen on; other than loopback needs `allow_remote`."""
+    port: int = DEFAULT_PORT
+    """TCP port; 0 is any free one, kept over restarts so that agents find their way back."""
+    allow_remote: bool = False
+    """Listen beyond this machine. Every request needs a token either way."""
+    public_url: str | None = None
+    """The URL by which agents reach this manager; None: the address it listens on."""
+    journal_url: str | None = None
+    """None: `journal.sqlite3` in `home`; else `sqlite:///path`."""
+    heartbeat_s: float = 1.0
+    """How often an agent reports when nothing changes."""
+    tick_s: float = 0.25
+    """How often time passes for the core, and how often providers are asked for dead VMs."""
+    max_bundle_bytes: int = 64 * 1024 * 1024
+    """Largest code bundle that a submission may carry."""
+    agent_command: tuple[str, ...] | None = None
+    """Local provider: what a VM runs before its boot file; None: this Python, `-m makara.worker.agent`."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port: {self.port} is not in 0..65535")
+        if not is_loopback(self.host) and not self.allow_remote:
+            raise ConfigError(
+                f"host: {self.host!r} is reachable from other machines; expected a loopback address, "
+                "or --allow-remote as well"
+            )
+        if self.journal_url is not None and not self.journal_url.startswith("sqlite:///"):
+            raise ConfigError(f"journal_url: {self.journal_url!r} is not supported; expected sqlite:///path")
+
+    @property
+    def journal_path(self) -> Path:
+        if self.journal_url is None:
+            return self.home / "journal.sqlite3"
+        return Path(self.journal_url.removeprefix("sqlite:///"))
+
+    @property
+    def server_file(self) -> Path:
+        """Where a running manager says how it is reached: `{"url": ..., "pid": ..., "port": ...}`."""
+        return self.home / "server.json"
+
+    @property
+    def admin_token_file(self) -> Path:
+        return self.home / "admin.token"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` names this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only this user can read: whole, durable, in place of an older one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,80 @@
+"""The core: what should be done about a job, decided purely.
+
+In: the state (what was decided before), the vitals (what was observed since this manager started) and one
+event, which carries the time and any new ids. Out: facts to journal, commands for the effects, new vitals.
+The rules are level-triggered: each looks at what is, not at what just happened, and decides what is missing;
+so a lost, late or repeated message, or a manager that died between any two instructions, changes nothing for
+good. `decide` runs the rules in one fixed order, each seeing the facts of those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..events import Event, ReportReceived, Together
+from ..fold import apply, fold
+from ..state import JobState
+from . import ending, generations, membership, planning, profiling, retention
+from .turn import Decision, Timing, Turn
+from .vitals import Planning, Pulse, Vitals, observe
+
+__all__ = ["Decision", "Planning", "Pulse", "Timing", "Vitals", "apply", "decide", "fold"]
+
+_RULES: tuple[Callable[[Turn], None], ...] = (
+    membership.join_vms,
+    membership.record_failures,
+    membership.take_notices,
+    membership.end_lost_vms,
+    retention.record_published,
+    ending.finish,
+    ending.give_up,
+    profiling.fix_recipe,
+    generations.close_failed,
+    generations.prepare,
+    generations.form,
+    ending.stop,
+    planning.plan,
+    retention.retire,
+    membership.release_noticed,
+    membership.request_vms,
+)
+
+_DEFAULT = Timing()
+
+
+def decide(state: JobState, vitals: Vitals, event: Event, timing: Timing = _DEFAULT) -> Decision:
+    """What `event` brings about. Pure: the same arguments give the same decision.
+
+    The new state is the fold of the decision's facts over `state`; it is handed over as `Decision.state`, so
+    that it need not be computed twice.
+    """
+    known = vitals
+    vitals = observe(state, vitals, event, timing)
+    turn = Turn(state, vitals, event, timing)
+    for part in event.events if isinstance(event, Together) else (event,):
+        turn.event = part
+        for intake in (ending.take, membership.take, planning.take, generations.take):
+            intake(turn)
+    turn.event = event
+    if turn.state.spec is not None and not (
+        isinstance(event, ReportReceived) and _says_nothing_new(event, known)
+    ):
+        for rule in _RULES:
+            if turn.state.ended is not None:
+                break
+            rule(turn)
+    return turn.decision()
+
+
+def _says_nothing_new(event: ReportReceived, known: Vitals) -> bool:
+    """A mere heartbeat: rules that look at the clock run on ticks, and nothing else could have changed."""
+    pulse = known.pulses.get(event.report.vm)
+    if pulse is None or pulse.closed_at is not None:
+        return False
+    sequence = pulse.report.sequence
+    if event.report.sequence <= sequence:
+        return True
+    return (
+        event.report.model_copy(update={"sequence": sequence, "metrics": pulse.report.metrics})
+        == pulse.report
+    )

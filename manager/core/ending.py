@@ -1,0 +1,114 @@
+"""How a job begins and ends: submitted, stopped, trained and exported, or given up."""
+
+from __future__ import annotations
+
+from ...worker.messages import Phase
+from ..events import (
+    EndReason,
+    ExportWeights,
+    GenerationClosed,
+    JobCommandFailed,
+    JobEnded,
+    JobSubmitted,
+    StopOrdered,
+    StopRequested,
+    Submitted,
+    TrainingFinished,
+    WeightsExported,
+)
+from .turn import Turn
+
+
+def take(turn: Turn) -> None:
+    """Events that begin or end the job."""
+    state, event = turn.state, turn.event
+    if isinstance(event, JobSubmitted) and state.spec is None:
+        submitted = Submitted(at=turn.now, job=event.job, spec=event.spec, bundle_sha256=event.bundle_sha256)
+        turn.fact(submitted)
+    if turn.state.spec is None or turn.state.ended is not None:
+        return
+    match event:
+        case StopRequested() if state.active:
+            turn.fact(StopOrdered(at=turn.now))
+            _drop_planned(turn)
+        case WeightsExported() if state.finished is not None:
+            ended = JobEnded(
+                at=turn.now,
+                status="finished",
+                reason=f"trained {event.step} steps",
+                export_uri=event.uri,
+                export_sha256=event.sha256,
+            )
+            _end(turn, ended)
+        case JobCommandFailed():
+            _end(turn, JobEnded(at=turn.now, status="failed", reason=f"{event.command}: {event.error}"))
+        case _:
+            pass
+
+
+def _drop_planned(turn: Turn) -> None:
+    """Give up a generation that a job which is to stop does not need: no state depends on it yet.
+
+    One that takes over from a broken one, or for which the head may be swapped already, is formed all the
+    same: only there can the last steps still be saved.
+    """
+    planned, state = turn.state.planned, turn.state
+    if planned is None or planned.prepared_at is not None:
+        return
+    if state.current is not None or max(state.progress_step, turn.vitals.newest_step) == 0:
+        turn.fact(GenerationClosed(at=turn.now, number=planned.number, reason="the job is to stop"))
+
+
+def finish(turn: Turn) -> None:
+    """Once the last step is published, training is over; its weights are exported."""
+    state = turn.state
+    if state.finished is not None or state.spec is None:
+        return
+    final = next((c for c in reversed(state.published) if c.step >= state.spec.training.steps), None)
+    if final is not None:
+        turn.fact(TrainingFinished(at=turn.now, checkpoint=final))
+        turn.command(
+            ExportWeights(key=f"{state.job}/export/{final.step}-g{final.generation}", checkpoint=final)
+        )
+
+
+def give_up(turn: Turn) -> None:
+    """Errors of the job's own code are counted against its allowance; our own against a fixed bound."""
+    state, bound = turn.state, turn.timing.max_internal_errors
+    if state.spec is None or state.finished is not None:
+        return
+    reason = ""
+    if state.user_errors.count > state.spec.retry.max_restarts_on_errors:
+        reason = state.last_error
+    elif state.internal_errors.count >= bound:
+        reason = f"{bound} failures without a new step in between; the last: {state.last_error}"
+    if reason:
+        traceback = state.last_traceback
+        _end(turn, JobEnded(at=turn.now, status="failed", reason=reason, traceback=traceback))
+
+
+def stop(turn: Turn) -> None:
+    """A job that is to stop ends when its workers hold after a checkpoint, or none has anything to save."""
+    state = turn.state
+    if state.stop_ordered_at is None or state.finished is not None:
+        return
+    if state.planned is None and not turn.must_save() and (state.current is None or _all_held(turn)):
+        _end(turn, JobEnded(at=turn.now, status="stopped", reason="as requested"))
+    elif turn.stop_is_late():
+        reason = f"as requested, though its workers did not hold in {turn.timing.stop_timeout_s:g} s"
+        _end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
+
+
+def _all_held(turn: Turn) -> bool:
+    current = turn.state.current
+    if current is None or current.formed is None:
+        return False
+    reports = [turn.report_of(seat) for seat in current.seats]
+    return all(r is not None and r.phase in (Phase.HELD, Phase.FINISHED) for r in reports)
+
+
+def _end(turn: Turn, ended: JobEnded) -> None:
+    turn.close_generations(f"the job {ended.status}")
+    turn.fact(ended)
+    for vm in turn.state.live_vms:
+        turn.end_vm(vm.vm, EndReason.RELEASED)

@@ -1,0 +1,225 @@
+"""The life of a generation: prepared, opened, formed, and closed when it cannot go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import combinations
+from types import MappingProxyType
+
+from ...worker.messages import Formed, Phase, WorkerReport
+from ..events import (
+    GenerationClosed,
+    GenerationFormed,
+    GenerationOpened,
+    GenerationPrepared,
+    HeadOpened,
+    OpenHead,
+)
+from ..state import Generation, Seat, VmStatus, vm_of
+from . import retention
+from .turn import Turn
+
+_EXACT_COVER = 12  # a smallest set is searched for among this many accused; beyond, a near-smallest will do
+
+
+def take(turn: Turn) -> None:
+    """The head was swapped: members may switch."""
+    event = turn.event
+    if not isinstance(event, HeadOpened) or turn.state.spec is None or turn.state.ended is not None:
+        return
+    retention.record(turn, event.checkpoints)
+    planned = turn.state.planned
+    if planned is None or planned.number != event.generation or planned.endpoint is None:
+        return
+    known = set(turn.state.published)
+    checkpoints = tuple(c for c in event.checkpoints if c in known)
+    turn.fact(
+        GenerationOpened(
+            at=turn.now, number=planned.number, endpoint=planned.endpoint, checkpoints=checkpoints
+        )
+    )
+
+
+def close_failed(turn: Turn) -> None:
+    """Close what has lost a member, or does not get ready in time."""
+    state = turn.state
+    if state.finished is not None:
+        return
+    if state.current is not None:
+        _close_current(turn, state.current)
+    if turn.state.planned is not None:
+        _close_planned(turn, turn.state.planned)
+
+
+def prepare(turn: Turn) -> None:
+    """When every member is prepared and rank 0 listens, have the head swapped."""
+    planned = turn.state.planned
+    if planned is None or planned.prepared_at is not None:
+        return
+    reports = [turn.report_of(seat) for seat in planned.members]
+    if any(report is None or report.prepared < planned.number for report in reports):
+        return
+    endpoint = reports[0].endpoint if reports[0] is not None else None
+    if endpoint is not None:
+        turn.fact(GenerationPrepared(at=turn.now, number=planned.number, endpoint=endpoint))
+        key = f"{turn.state.job}/head/{planned.number}"
+        turn.command(OpenHead(key=key, generation=planned.number))
+
+
+def form(turn: Turn) -> None:
+    """When every worker of the plan has formed the generation, it runs."""
+    current = turn.state.current
+    if current is None or current.formed is not None:
+        return
+    reports = [turn.report_of(seat) for seat in current.seats]
+    formed = [r.formed for r in reports if r is not None and r.formed is not None]
+    formed = [f for f in formed if f.generation == current.number]
+    if len(formed) < len(current.seats):
+        return
+    if len({f.step for f in formed}) > 1:
+        steps = sorted({f.step for f in formed})
+        _close(turn, f"its workers disagree about the step: {steps}", turn.now)
+        return
+    lost = max(0, turn.vitals.newest_step - formed[0].step)
+    slowest = _slowest(formed)
+    turn.fact(GenerationFormed(at=turn.now, number=current.number, formed=slowest, lost_steps=lost))
+    turn.vitals = replace(turn.vitals, newest_step=slowest.step, broken_since=None)
+
+
+def _slowest(formed: list[Formed]) -> Formed:
+    """Rank 0's account, with each phase as long as it took the slowest worker."""
+    names = dict.fromkeys(name for f in formed for name in f.phases_s)
+    phases = {name: max(f.phases_s.get(name, 0.0) for f in formed) for name in names}
+    return formed[0].model_copy(update={"phases_s": phases})
+
+
+# ---- closing ----------------------------------------------------------------------------------------------
+
+
+def _close_current(turn: Turn, current: Generation) -> None:
+    needed = current.members if current.formed is None else current.seats
+    dead = [seat for seat in needed if turn.is_dead(seat)]
+    if dead:
+        _close(turn, f"lost {_names(dead)}", turn.now)
+        return
+    broken = [worker for worker in _reports(turn, current.seats) if _is_broken(worker, current)]
+    if not broken:
+        turn.vitals = replace(turn.vitals, broken_since=None) if turn.vitals.broken_since else turn.vitals
+    elif turn.vitals.broken_since is None:
+        turn.vitals = replace(turn.vitals, broken_since=turn.now)
+    elif turn.now - turn.vitals.broken_since >= turn.timing.suspect_grace_s:
+        _leave_out(turn, _blamed(current, broken))
+        _close(
+            turn, f"broken at {_names((w.worker, w.incarnation) for w in broken)}", turn.vitals.broken_since
+        )
+        return
+    if current.formed is None and _forms_since(turn, current) > turn.timing.form_timeout_s:
+        _leave_out(turn, [seat for seat in current.seats if not _tries(turn, seat, current)])
+        _close(turn, f"did not form in {turn.timing.form_timeout_s:g} s", turn.now)
+
+
+def _forms_since(turn: Turn, current: Generation) -> float:
+    """For how many seconds its workers have been free to form it.
+
+    Until then, those of the generation before finish the step that is under way, however long steps are.
+    """
+    before = turn.state.history[-1].seats if turn.state.history else ()
+    if any(turn.is_dead(seat) for seat in before):
+        before = ()  # a step with a dead worker in it comes to no end; its last report says what was
+    reports = [report for report in _reports(turn, before) if report.phase is not Phase.STARTING]
+    stepping = any(r.phase is Phase.RUNNING and r.generation < current.number for r in reports)
+    if stepping and all(report.generation < current.number for report in reports):
+        turn.vitals = replace(turn.vitals, forming=None)
+        return 0.0
+    if turn.vitals.forming is None or turn.vitals.forming[0] != current.number:
+        turn.vitals = replace(turn.vitals, forming=(current.number, turn.now))
+        return 0.0
+    return turn.now - turn.vitals.forming[1]
+
+
+def _close_planned(turn: Turn, planned: Generation) -> None:
+    dead = [seat for seat in planned.members if turn.is_dead(seat)]
+    if dead:
+        _give_up_planned(turn, planned, f"lost {_names(dead)} while it was prepared")
+        return
+    if planned.prepared_at is not None:
+        return
+    noticed = [seat for seat in planned.seats if turn.state.vms[vm_of(seat[0])].status is VmStatus.NOTICED]
+    if noticed:
+        _give_up_planned(turn, planned, f"notice for {_names(noticed)}")
+    elif _since(turn, planned.planned_at) > turn.timing.prepare_timeout_s:
+        reports = {seat: turn.report_of(seat) for seat in planned.members}
+        late = [seat for seat, r in reports.items() if r is None or r.prepared < planned.number]
+        _leave_out(turn, late)
+        _give_up_planned(turn, planned, f"{_names(late)} not prepared in {turn.timing.prepare_timeout_s:g} s")
+
+
+def _close(turn: Turn, reason: str, detected_at: float) -> None:
+    turn.close_generations(reason)
+    cause = turn.vitals.cause or (reason, detected_at)
+    turn.vitals = replace(turn.vitals, planned_for=frozenset(), cause=cause, broken_since=None)
+
+
+def _give_up_planned(turn: Turn, planned: Generation, reason: str) -> None:
+    turn.fact(GenerationClosed(at=turn.now, number=planned.number, reason=reason))
+    turn.vitals = replace(turn.vitals, planned_for=frozenset(), cause=turn.vitals.cause or (reason, turn.now))
+
+
+def _leave_out(turn: Turn, seats: Iterable[Seat]) -> None:
+    until = turn.now + turn.timing.left_out_s
+    left_out = {seat: end for seat, end in turn.vitals.left_out.items() if end > turn.now}
+    left_out.update({seat: until for seat in seats})
+    turn.vitals = replace(turn.vitals, left_out=MappingProxyType(left_out))
+
+
+def _reports(turn: Turn, seats: Iterable[Seat]) -> list[WorkerReport]:
+    return [report for seat in seats if (report := turn.report_of(seat)) is not None]
+
+
+def _is_broken(worker: WorkerReport, generation: Generation) -> bool:
+    return worker.phase is Phase.BROKEN and worker.generation == generation.number
+
+
+def _tries(turn: Turn, seat: Seat, generation: Generation) -> bool:
+    """Whether the worker has at least begun to form the generation."""
+    report = turn.report_of(seat)
+    return report is not None and report.generation == generation.number
+
+
+def _since(turn: Turn, at: float | None) -> float:
+    return turn.now - max(at or 0.0, turn.vitals.started_at)
+
+
+def _names(seats: Iterable[Seat]) -> str:
+    return ", ".join(sorted(worker for worker, _ in seats))
+
+
+def _blamed(current: Generation, broken: list[WorkerReport]) -> list[Seat]:
+    """A smallest set of members that explains who could not reach whom, if it leaves most of them.
+
+    Each report "a lost b" is explained by leaving out a or b. When one break has made everybody lose
+    everybody, nothing can be learnt from the reports, and nobody is left out.
+    """
+    members = dict(current.seats)
+    pairs = {(w.worker, lost) for w in broken for lost in w.lost if lost in members and lost != w.worker}
+    accusers = {worker for worker, _ in pairs}
+    suspects = sorted({name for pair in pairs for name in pair}, key=lambda name: (name in accusers, name))
+    blamed = _cover(pairs, suspects)
+    return [(name, members[name]) for name in blamed] if 2 * len(blamed) < len(members) else []
+
+
+def _cover(pairs: set[tuple[str, str]], suspects: list[str]) -> tuple[str, ...]:
+    if len(suspects) <= _EXACT_COVER:
+        for size in range(len(suspects) + 1):
+            for chosen in combinations(suspects, size):
+                if all(a in chosen or b in chosen for a, b in pairs):
+                    return chosen
+    cover: list[str] = []
+    left = set(pairs)
+    while left:
+        counts = {name: sum(name in pair for pair in left) for name in suspects}
+        worst = max(suspects, key=counts.__getitem__)
+        cover.append(worst)
+        left = {pair for pair in left if worst not in pair}
+    return tuple(cover)

@@ -1,0 +1,152 @@
+"""Which VMs the job has: asking for them, taking them in, and telling when one is gone."""
+
+from __future__ import annotations
+
+from ...worker.messages import Failure, Phase, WorkerReport
+from ..events import (
+    EndReason,
+    RequestVm,
+    Tick,
+    VmJoined,
+    VmNoticed,
+    VmRequested,
+    VmRequestFailed,
+    VmTerminated,
+    WorkerFailed,
+)
+from ..state import Vm, VmStatus, vm_of
+from .turn import Turn, has_ended
+
+
+def take(turn: Turn) -> None:
+    """What the cloud says about a VM. Authoritative."""
+    event = turn.event
+    if not isinstance(event, VmRequestFailed | VmTerminated):
+        return
+    vm = turn.state.vms.get(event.vm)
+    if vm is None or not vm.live:
+        return
+    if isinstance(event, VmRequestFailed):
+        # Released all the same: a request that failed half way may have left something running.
+        turn.end_vm(event.vm, EndReason.REQUEST_FAILED, event.error)
+    elif vm.joined:
+        turn.end_vm(event.vm, EndReason.PREEMPTED, release=False)
+    else:
+        turn.end_vm(event.vm, EndReason.REQUEST_FAILED, "gone before it joined", release=False)
+
+
+def join_vms(turn: Turn) -> None:
+    """A VM that was asked for joins by its first report."""
+    for vm in turn.state.live_vms:
+        pulse = turn.vitals.pulses.get(vm.vm)
+        if vm.status is VmStatus.REQUESTED and pulse is not None:
+            devices = tuple(device.model_dump() for device in pulse.report.devices)
+            turn.fact(VmJoined(at=turn.now, vm=vm.vm, address=pulse.report.address, devices=devices))
+
+
+def record_failures(turn: Turn) -> None:
+    """A trainer's end becomes a fact once for each incarnation."""
+    for vm, worker in turn.reports():
+        failure = _failure(turn, worker)
+        if failure is None or turn.state.failed.get(worker.worker, -1) >= worker.incarnation:
+            continue
+        turn.fact(
+            WorkerFailed(
+                at=turn.now,
+                worker=worker.worker,
+                incarnation=worker.incarnation,
+                kind=failure.kind,
+                message=failure.message,
+                traceback=failure.traceback,
+                step=worker.step,
+            )
+        )
+        if worker.incarnation == 0 and worker.phase is Phase.EXITED and vm.live:
+            # Nothing ever ran here (the VM's own setup failed), and its agent will not try again.
+            turn.end_vm(vm.vm, EndReason.LEFT, failure.message)
+
+
+def _failure(turn: Turn, worker: WorkerReport) -> Failure | None:
+    recipe = turn.state.recipe
+    if recipe is not None and worker.graph_hash not in (None, recipe.graph_hash):
+        message = f"its graph hash is {worker.graph_hash}, the job's is {recipe.graph_hash}"
+        return Failure(kind="recipe", message=message)
+    if not has_ended(worker):
+        return None
+    return worker.failure or Failure(kind="killed", message="the process is gone")
+
+
+def take_notices(turn: Turn) -> None:
+    """The cloud's word that it will take a VM, as its agent reports it."""
+    for vm in turn.state.live_vms:
+        pulse = turn.vitals.pulses.get(vm.vm)
+        if vm.status is VmStatus.JOINED and pulse is not None and pulse.report.notice_deadline_s is not None:
+            deadline = pulse.at + pulse.report.notice_deadline_s
+            turn.fact(VmNoticed(at=turn.now, vm=vm.vm, deadline=deadline))
+
+
+def end_lost_vms(turn: Turn) -> None:
+    """VMs that are gone by every sign: they say so, their lease ended, or their peers lost them as well."""
+    accused = _accused_vms(turn)
+    for vm in turn.state.live_vms:
+        verdict = _verdict(turn, vm, accused)
+        if verdict is not None:
+            turn.end_vm(vm.vm, *verdict)
+
+
+def _verdict(turn: Turn, vm: Vm, accused: frozenset[str]) -> tuple[EndReason, str] | None:
+    pulse, timing = turn.vitals.pulses.get(vm.vm), turn.timing
+    if pulse is not None and pulse.report.leaving is not None:
+        return EndReason.LEFT, pulse.report.leaving
+    if pulse is not None and pulse.closed_at is not None and vm.vm in accused:
+        return EndReason.PEERS_LOST_IT, "its connection closed and its peers lost it"
+    silent_s = turn.since_heard(vm)
+    if vm.status is VmStatus.REQUESTED:
+        late = silent_s > timing.request_timeout_s
+        return (EndReason.REQUEST_FAILED, f"did not join in {timing.request_timeout_s:g} s") if late else None
+    if silent_s > timing.vm_lease_s:
+        return EndReason.LEASE_EXPIRED, f"silent for {silent_s:.1f} s"
+    if vm.deadline is not None and turn.now > vm.deadline + timing.vm_lease_s:
+        return EndReason.PREEMPTED, "its notice ran out"
+    return None
+
+
+def _accused_vms(turn: Turn) -> frozenset[str]:
+    current = turn.state.current
+    if current is None:
+        return frozenset()
+    return frozenset(
+        vm_of(lost)
+        for _, worker in turn.reports()
+        if worker.phase is Phase.BROKEN and worker.generation == current.number
+        for lost in worker.lost
+    )
+
+
+def release_noticed(turn: Turn) -> None:
+    """A VM under notice is let go as soon as the plan that runs does without it."""
+    state = turn.state
+    if not state.running or state.current is None or not state.active:
+        return
+    needed = {vm_of(worker) for worker, _ in state.current.seats}
+    if state.planned is not None:
+        needed |= {vm_of(worker) for worker, _ in state.planned.members}
+    for vm in state.live_vms:
+        if vm.status is VmStatus.NOTICED and vm.vm not in needed:
+            turn.end_vm(vm.vm, EndReason.RELEASED, "handed over before its notice ran out")
+
+
+def request_vms(turn: Turn) -> None:
+    """Ask for VMs up to `max_nodes`, with a tick's fresh ids; wait longer after each refusal."""
+    state, event = turn.state, turn.event
+    if not isinstance(event, Tick) or not state.active or state.spec is None:
+        return
+    if state.request_failures:
+        doubled_s = turn.timing.request_backoff_s * 2 ** min(state.request_failures - 1, 16)
+        if turn.now < state.request_failed_at + min(doubled_s, turn.timing.longest_backoff_s):
+            return
+    missing = state.spec.resources.max_nodes - len(state.live_vms)
+    fresh = [vm for vm in event.new_vms if vm not in state.vms]
+    for vm in fresh[: max(missing, 0)]:
+        turn.fact(VmRequested(at=turn.now, vm=vm))
+        turn.command(RequestVm(key=f"{vm}/request", vm=vm))

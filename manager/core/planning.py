@@ -1,0 +1,241 @@
+"""When the planner is asked, for which workers, and what is made of its answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...pipeline.plan import Plan
+from ...worker.messages import Phase, WorkerReport
+from ..events import (
+    ComputePlan,
+    GenerationPlanned,
+    HoldChanged,
+    PlanComputed,
+    PlanImpossible,
+    WorkerSlot,
+)
+from ..state import Generation, Seat, Vm, VmStatus, vm_of
+from .turn import Turn, has_ended, seat_of
+from .vitals import Planning
+
+# One that was idle before it ever took part holds nothing; one that left has handed over what it had.
+_HOLDS_STATE = (Phase.IDLE, Phase.FORMING, Phase.RUNNING, Phase.BROKEN, Phase.HELD, Phase.FINISHED)
+_READY = (Phase.LEFT, *_HOLDS_STATE)
+
+
+def take(turn: Turn) -> None:
+    """The planner's answer: plan the generation, or say why none can run."""
+    event, state = turn.event, turn.state
+    if not isinstance(event, PlanComputed) or event.generation != state.last_generation + 1:
+        return
+    asked = turn.vitals.planning
+    turn.vitals = replace(turn.vitals, planning=None, answered_at=turn.now)
+    if not _wanted(turn) or state.planned is not None or not _settled(state.current):
+        return
+    if event.plan is None:
+        if asked is not None:
+            turn.vitals = replace(turn.vitals, planned_for=asked.seats)
+            _say_impossible(turn, event.reason or "the planner gave no reason")
+        return
+    ready = {worker.worker: seat_of(worker) for worker in _usable(turn).values()}
+    if all(worker in ready for worker in event.workers):
+        _accept(turn, event, event.plan, tuple(ready[worker] for worker in event.workers), asked)
+
+
+def plan(turn: Turn) -> None:
+    """Ask the planner when the workers that there are call for another plan than the one that runs."""
+    state = turn.state
+    if not _wanted(turn) or state.spec is None or state.recipe is None:
+        return
+    usable = _usable(turn)
+    seats = frozenset(usable)
+    if seats - turn.vitals.usable:
+        turn.vitals = replace(turn.vitals, grown_at=turn.now)
+    if seats != turn.vitals.usable:
+        turn.vitals = replace(turn.vitals, usable=seats)
+    asked = turn.vitals.planning
+    # A question about workers that are gone meanwhile is asked anew.
+    waiting = (
+        asked is not None
+        and asked.seats <= seats
+        and turn.now - asked.asked_at < turn.timing.planning_timeout_s
+    )
+    if waiting or state.planned is not None or not _settled(state.current):
+        return
+    enough = len({vm_of(worker) for worker, _ in seats}) >= state.spec.resources.min_nodes
+    if not enough and state.active:  # to save what they hold, any number will do
+        _too_few(turn)
+        return
+    need = _need(turn, seats)
+    if need is not None:
+        _ask(turn, usable, *need)
+    elif seats == turn.vitals.planned_for:
+        _hold_if_noticed(turn, "no plan does without the VMs that are under notice")
+
+
+def _wanted(turn: Turn) -> bool:
+    return turn.state.active or turn.must_save()
+
+
+def _settled(current: Generation | None) -> bool:
+    return current is None or current.formed is not None
+
+
+def _usable(turn: Turn) -> dict[Seat, WorkerReport]:
+    """The workers that a plan may use, by seat, in the order in which their VMs were requested."""
+    usable: dict[Seat, WorkerReport] = {}
+    for vm, worker in turn.reports():
+        if vm.status is VmStatus.JOINED and _is_usable(turn, vm, worker):
+            usable[seat_of(worker)] = worker
+    return usable
+
+
+def _is_usable(turn: Turn, vm: Vm, worker: WorkerReport) -> bool:
+    state, seat = turn.state, seat_of(worker)
+    if worker.phase not in _READY or has_ended(worker) or worker.worker in state.unfit:
+        return False
+    if state.failed.get(worker.worker, -1) >= worker.incarnation:
+        return False
+    if worker.phase is Phase.IDLE and (state.recipe is None or worker.graph_hash != state.recipe.graph_hash):
+        return False  # it has not traced the model under the recipe yet
+    if turn.vitals.left_out.get(seat, turn.now) > turn.now:
+        return False
+    # With nothing running, a closed connection is reason enough not to count on a VM.
+    return state.current is not None or turn.vitals.pulses[vm.vm].closed_at is None
+
+
+def _need(turn: Turn, seats: frozenset[Seat]) -> tuple[str, float] | None:
+    """Why another plan is needed and when that was seen; None: it is not, or not yet."""
+    state, vitals, timing = turn.state, turn.vitals, turn.timing
+    current = state.current
+    if current is None:
+        retry = turn.now - vitals.answered_at >= timing.replan_s
+        if not (seats - vitals.planned_for or retry) or _expecting_word(turn):
+            return None
+        if state.last_generation == 0 and _gathering(turn, seats):
+            return None
+        return vitals.cause or ("start" if state.last_generation == 0 else "workers are back", turn.now)
+    if state.head_generation > current.number:
+        # The head was swapped for a generation that never opened: this one can publish nothing any more.
+        return vitals.cause or ("its checkpoints are fenced off", turn.now)
+    noticed = [w for w, _ in current.seats if state.vms[vm_of(w)].status is VmStatus.NOTICED]
+    if noticed and seats != vitals.planned_for:
+        return f"notice for {', '.join(noticed)}", turn.now
+    newcomers = seats - vitals.planned_for - set(current.seats)
+    if newcomers and not _gathering(turn, seats):
+        return f"{', '.join(sorted(worker for worker, _ in newcomers))} joined", vitals.grown_at
+    return None
+
+
+def _gathering(turn: Turn, seats: frozenset[Seat]) -> bool:
+    """Whether more workers are about to be ready, so that one plan can take them all in."""
+    ready = {vm_of(worker) for worker, _ in seats}
+    coming = any(vm.vm not in ready for vm in turn.state.live_vms if vm.status is not VmStatus.NOTICED)
+    return coming and turn.now - turn.vitals.grown_at < turn.timing.settle_s
+
+
+def _expecting_word(turn: Turn) -> bool:
+    """Whether VMs may soon tell whether they are alive: after a restart, or when connections just closed."""
+    for vm in turn.state.live_vms:
+        pulse = turn.vitals.pulses.get(vm.vm)
+        if vm.joined and pulse is None:
+            return True  # until its first report, or its lease ends
+        closed_at = pulse.closed_at if pulse is not None else None
+        if closed_at is not None and turn.now - closed_at < turn.timing.suspect_grace_s:
+            return True
+    return False
+
+
+def _too_few(turn: Turn) -> None:
+    state = turn.state
+    assert state.spec is not None, "plans are made for submitted jobs"
+    reason = f"fewer usable VMs than min_nodes ({state.spec.resources.min_nodes})"
+    if state.unfit:
+        reason += f"; {len(state.unfit)} workers cannot meet the recipe: {state.last_error}"
+    if state.current is None and (state.last_generation > 0 or state.unfit):
+        _say_impossible(turn, reason)
+    _hold_if_noticed(turn, reason)
+
+
+def _hold_if_noticed(turn: Turn, reason: str) -> None:
+    """Have a checkpoint made before the cloud takes VMs that the plan cannot do without."""
+    state = turn.state
+    if state.hold or state.current is None:
+        return
+    if any(state.vms[vm_of(worker)].status is VmStatus.NOTICED for worker, _ in state.current.seats):
+        turn.fact(HoldChanged(at=turn.now, hold=True, reason=reason))
+
+
+def _say_impossible(turn: Turn, reason: str) -> None:
+    if turn.state.impossible != reason:
+        number = turn.state.last_generation + 1
+        turn.fact(PlanImpossible(at=turn.now, generation=number, reason=reason))
+
+
+def _ask(turn: Turn, usable: dict[Seat, WorkerReport], cause: str, detected_at: float) -> None:
+    generation = turn.state.last_generation + 1
+    # Asked again after a restart or a timeout, the question may be another: its key has the time in it.
+    key = f"{turn.state.job}/plan/{generation}/{round(turn.now * 1000)}"
+    slots = tuple(_slot(turn, worker) for worker, _ in usable)
+    turn.command(ComputePlan(key=key, generation=generation, workers=slots))
+    asked = Planning(generation, frozenset(usable), turn.now, cause, detected_at)
+    turn.vitals = replace(turn.vitals, planning=asked)
+
+
+def _slot(turn: Turn, worker: str) -> WorkerSlot:
+    assert turn.state.spec is not None, "plans are made for submitted jobs"
+    vm = turn.state.vms[vm_of(worker)]
+    index = min(int(worker.rpartition(".")[2]), len(vm.devices) - 1)
+    memory_bytes = int(vm.devices[index]["memory_bytes"])
+    cap = turn.state.spec.resources.device_memory
+    return WorkerSlot(worker=worker, vm=vm.vm, memory_bytes=min(memory_bytes, cap or memory_bytes))
+
+
+def _accept(
+    turn: Turn, event: PlanComputed, value: dict[str, Any], seats: tuple[Seat, ...], asked: Planning | None
+) -> None:
+    plan = Plan.from_json(
+        value
+    )  # a planner that answers with an invalid plan is a fault of ours: it may raise
+    assert plan.num_workers == len(seats), "the planner names one worker for each rank"
+    turn.vitals = replace(turn.vitals, planned_for=asked.seats if asked is not None else frozenset(seats))
+    if _is_same(turn, value, seats):
+        turn.vitals = replace(turn.vitals, cause=None)
+        return
+    cause, detected_at = (asked.cause, asked.detected_at) if asked is not None else ("replanned", turn.now)
+    turn.fact(
+        GenerationPlanned(
+            at=turn.now,
+            number=event.generation,
+            cause=cause,
+            plan=value,
+            members=(*seats, *_donors(turn, seats)),
+            predicted_s=event.predicted_s,
+            detected_at=detected_at,
+            decided_s=turn.now - asked.asked_at if asked is not None else 0.0,
+        )
+    )
+    turn.vitals = replace(turn.vitals, cause=None)
+
+
+def _is_same(turn: Turn, value: dict[str, Any], seats: tuple[Seat, ...]) -> bool:
+    """Whether the answer is what already runs, so that nothing needs to move."""
+    current = turn.state.current
+    if current is None or turn.state.head_generation > current.number or set(seats) != set(current.seats):
+        return False
+    return {**value, "generation": 0} == {**current.plan, "generation": 0}
+
+
+def _donors(turn: Turn, seats: tuple[Seat, ...]) -> list[Seat]:
+    """Living workers outside the plan that may hold sections that others need."""
+    used = set(seats)
+    return [
+        seat_of(worker)
+        for _, worker in turn.reports()
+        if worker.phase in _HOLDS_STATE
+        and worker.generation > 0
+        and seat_of(worker) not in used
+        and not turn.is_dead(seat_of(worker))
+        and turn.vitals.left_out.get(seat_of(worker), turn.now) <= turn.now
+    ]

@@ -1,0 +1,46 @@
+"""Which checkpoints exist and which are kept. Only the manager deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...worker.messages import CheckpointRef
+from ..events import CheckpointPublished, CheckpointRetired, DeleteCheckpoint
+from ..state import order_of
+from .turn import Turn
+
+
+def record_published(turn: Turn) -> None:
+    """Publications as workers report them; each was listed by the head before it was reported."""
+    record(turn, [worker.published for _, worker in turn.reports() if worker.published is not None])
+
+
+def record(turn: Turn, checkpoints: Iterable[CheckpointRef]) -> None:
+    """Make facts of checkpoints not known yet. One not newer than a retired one is on its way out."""
+    for checkpoint in sorted(set(map(order_of, checkpoints))):
+        ref = CheckpointRef(generation=checkpoint[0], step=checkpoint[1])
+        if checkpoint > turn.state.retired and ref not in turn.state.published:
+            turn.fact(CheckpointPublished(at=turn.now, checkpoint=ref))
+
+
+def retire(turn: Turn) -> None:
+    """Keep the newest `keep_latest_k` and what the open generation may start from; let the others go."""
+    state = turn.state
+    if state.spec is None or state.finished is not None:
+        return
+    if state.planned is not None and state.planned.prepared_at is not None:
+        return  # the head is being swapped: what its base will be is not known yet
+    for checkpoint in state.published[: -state.spec.checkpoint.keep_latest_k]:
+        if checkpoint != state.base:
+            discard(turn, checkpoint)
+
+
+def discard(turn: Turn, checkpoint: CheckpointRef) -> None:
+    turn.fact(CheckpointRetired(at=turn.now, checkpoint=checkpoint))
+    turn.command(
+        DeleteCheckpoint(
+            key=f"{turn.state.job}/delete/{checkpoint.step}-g{checkpoint.generation}",
+            checkpoint=checkpoint,
+            not_before=turn.now + turn.timing.delete_after_s,
+        )
+    )

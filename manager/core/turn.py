@@ -1,0 +1,160 @@
+"""One decision in the making: the state as the rules change it, and what they want recorded and done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...worker.messages import Phase, WorkerReport
+from ..events import Command, EndReason, Event, Fact, GenerationClosed, ReleaseVm, VmEnded
+from ..fold import apply
+from ..state import JobState, Seat, Vm, vm_of
+
+if TYPE_CHECKING:
+    from .vitals import Vitals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The core's bounds, in seconds."""
+
+    vm_lease_s: float = 15.0  # a VM silent for this long is gone
+    request_timeout_s: float = 900.0  # a VM that has not joined by then never will
+    request_backoff_s: float = 5.0  # after a refused request; doubles with each
+    longest_backoff_s: float = 300.0
+    settle_s: float = 3.0  # newcomers are gathered for this long before a plan takes them in
+    suspect_grace_s: float = 1.5  # a closed connection, or a broken generation without a known death
+    planning_timeout_s: float = 120.0
+    replan_s: float = 30.0  # an impossible plan is tried again
+    prepare_timeout_s: float = 120.0
+    form_timeout_s: float = 180.0
+    left_out_s: float = 30.0
+    stop_timeout_s: float = 300.0
+    delete_after_s: float = 60.0  # a checkpoint's parts outlive their place in the head
+    max_internal_errors: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be journalled (`facts`) and done (`commands`), and what is now known."""
+
+    facts: tuple[Fact, ...]
+    commands: tuple[Command, ...]
+    vitals: Vitals
+    state: JobState  # with the facts applied
+
+
+class Turn:
+    """The workplace of the rules while one event is decided. `fact` applies at once; later rules see it."""
+
+    def __init__(self, state: JobState, vitals: Vitals, event: Event, timing: Timing) -> None:
+        self.state = state
+        self.vitals = vitals
+        self.event = event
+        self.timing = timing
+        self.now = event.now
+        self._facts: list[Fact] = []
+        self._commands: list[Command] = []
+        # The answer of `reports`, for the VMs and pulses it was made from: many rules ask for it.
+        self._reports: tuple[object, object, Sequence[tuple[Vm, WorkerReport]]] | None = None
+
+    def fact(self, fact: Fact) -> None:
+        self._facts.append(fact)
+        self.state = apply(self.state, fact)
+
+    def command(self, command: Command) -> None:
+        self._commands.append(command)
+
+    def decision(self) -> Decision:
+        return Decision(tuple(self._facts), tuple(self._commands), self.vitals, self.state)
+
+    # ---- what is ------------------------------------------------------------------------------------------
+
+    def reports(self) -> Sequence[tuple[Vm, WorkerReport]]:
+        """The newest report of each worker on a live VM, in the order in which VMs were requested."""
+        vms, pulses = self.state.vms, self.vitals.pulses
+        if self._reports is None or self._reports[0] is not vms or self._reports[1] is not pulses:
+            reports = tuple(
+                (vm, worker)
+                for vm in self.state.live_vms
+                if vm.vm in pulses
+                for worker in pulses[vm.vm].report.workers
+            )
+            self._reports = vms, pulses, reports
+        return self._reports[2]
+
+    def report_of(self, seat: Seat) -> WorkerReport | None:
+        """The newest report of exactly this incarnation."""
+        pulse = self.vitals.pulses.get(vm_of(seat[0]))
+        if pulse is None:
+            return None
+        for worker in pulse.report.workers:
+            if worker.worker == seat[0]:
+                return worker if worker.incarnation == seat[1] else None
+        return None
+
+    def must_save(self) -> bool:
+        """Whether a job that is to stop has steps that only its workers hold, and no generation to save them.
+
+        They form one more generation, if any plan allows it, and hold there.
+        """
+        state = self.state
+        if state.stop_ordered_at is None or state.finished is not None or state.current is not None:
+            return False
+        if state.impossible is not None or self.stop_is_late():
+            return False
+        published = state.published[-1].step if state.published else 0
+        return any(
+            worker.step > published and worker.generation > 0 and not self.is_dead(seat_of(worker))
+            for _, worker in self.reports()
+            if not has_ended(worker)
+        )
+
+    def stop_is_late(self) -> bool:
+        """Whether a job was told to stop so long ago that it is ended as it is."""
+        since = max(self.state.stop_ordered_at or self.now, self.vitals.started_at)
+        return self.now - since > self.timing.stop_timeout_s
+
+    def is_dead(self, seat: Seat) -> bool:
+        """Whether the trainer is known to be gone. Silence alone, or a report of its past, is no proof."""
+        worker, incarnation = seat
+        vm = self.state.vms.get(vm_of(worker))
+        if vm is None or not vm.live or self.state.failed.get(worker, -1) >= incarnation:
+            return True
+        pulse = self.vitals.pulses.get(vm.vm)
+        if pulse is None:
+            return False
+        return any(
+            other.worker == worker
+            and (other.incarnation > incarnation or (other.incarnation == incarnation and has_ended(other)))
+            for other in pulse.report.workers
+        )
+
+    def since_heard(self, vm: Vm) -> float:
+        """Seconds since the VM was last heard of, or since this manager began to listen."""
+        pulse = self.vitals.pulses.get(vm.vm)
+        last = pulse.at if pulse is not None else vm.joined_at or vm.requested_at
+        return self.now - max(last, self.vitals.started_at)
+
+    # ---- what several rules do ----------------------------------------------------------------------------
+
+    def end_vm(self, vm: str, reason: EndReason, detail: str = "", *, release: bool = True) -> None:
+        """The VM is no longer part of the job; unless the cloud says that it is gone, have it released."""
+        self.fact(VmEnded(at=self.now, vm=vm, reason=reason, detail=detail))
+        if release:
+            self.command(ReleaseVm(key=f"{vm}/release", vm=vm))
+
+    def close_generations(self, reason: str) -> None:
+        """Close the open generation and the one being prepared."""
+        for generation in (self.state.current, self.state.planned):
+            if generation is not None:
+                self.fact(GenerationClosed(at=self.now, number=generation.number, reason=reason))
+
+
+def has_ended(worker: WorkerReport) -> bool:
+    return worker.phase is Phase.EXITED or worker.failure is not None
+
+
+def seat_of(worker: WorkerReport) -> Seat:
+    return worker.worker, worker.incarnation

@@ -1,0 +1,107 @@
+"""Vitals: what this manager has observed. In memory only, never journalled, empty after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from ...worker.messages import Phase, Report, WorkerReport
+from ..events import ConnectionClosed, Event, JobSubmitted, ManagerStarted, ReportReceived, Tick, Together
+from ..state import JobState, Seat
+from .turn import Timing
+
+_EMPTY: Mapping[Any, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The newest report of a VM."""
+
+    report: Report
+    at: float  # when it came
+    closed_at: float | None = None  # its connection closed since
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """A question that the planner has not answered yet."""
+
+    generation: int
+    seats: frozenset[Seat]
+    asked_at: float
+    cause: str
+    detected_at: float
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """Observations about one job."""
+
+    started_at: float = 0.0  # leases count from here at the earliest
+    ticked_at: float | None = None
+    pulses: Mapping[str, Pulse] = field(default_factory=lambda: _EMPTY)  # by VM
+    newest_step: int = 0  # highest step that a member of the open generation reported
+    usable: frozenset[Seat] = frozenset()  # as last seen, to notice growth
+    grown_at: float = 0.0
+    planning: Planning | None = None
+    planned_for: frozenset[Seat] = frozenset()  # seats about which the planner has given its answer
+    answered_at: float = 0.0
+    cause: tuple[str, float] | None = None  # why the next plan is needed, and when that was seen
+    broken_since: float | None = None
+    forming: tuple[int, float] | None = None  # the opened generation, and since when it has been free to form
+    left_out: Mapping[Seat, float] = field(default_factory=lambda: _EMPTY)  # until when
+
+
+def observe(state: JobState, vitals: Vitals, event: Event, timing: Timing) -> Vitals:
+    """The vitals with what `event` says about the present; answers to commands are taken by the rules."""
+    match event:
+        case ManagerStarted():
+            return Vitals(started_at=event.now)
+        case JobSubmitted():
+            return Vitals(started_at=event.now) if state.spec is None else vitals
+        case Tick():
+            return _ticked(vitals, event.now, timing)
+        case ReportReceived() | ConnectionClosed():
+            return _heard(state, vitals, (event,))
+        case Together():
+            return _heard(state, vitals, event.events)
+        case _:
+            return vitals
+
+
+def _ticked(vitals: Vitals, now: float, timing: Timing) -> Vitals:
+    stalled = vitals.ticked_at is not None and now - vitals.ticked_at > timing.vm_lease_s / 2
+    # A manager that was itself suspended has heard nobody: that is no proof that they are gone.
+    return replace(vitals, ticked_at=now, started_at=now if stalled else vitals.started_at)
+
+
+def _heard(state: JobState, vitals: Vitals, events: Iterable[Event]) -> Vitals:
+    """What reports and closed connections change."""
+    pulses: dict[str, Pulse] = {}
+    newest_step = vitals.newest_step
+    members = {worker for worker, _ in state.current.members} if state.current is not None else set[str]()
+    for event in events:
+        if isinstance(event, ConnectionClosed):
+            pulse = pulses.get(event.vm) or vitals.pulses.get(event.vm)
+            if pulse is not None and pulse.closed_at is None:
+                pulses[event.vm] = replace(pulse, closed_at=event.now)
+        elif isinstance(event, ReportReceived):
+            report = event.report
+            vm = state.vms.get(report.vm)
+            pulse = pulses.get(report.vm) or vitals.pulses.get(report.vm)
+            if vm is None or not vm.live or (pulse is not None and report.sequence <= pulse.report.sequence):
+                continue
+            pulses[report.vm] = Pulse(report, event.now)
+            steps = [worker.step for worker in report.workers if _steps_on(members, worker)]
+            newest_step = max([newest_step, *steps])
+    if not pulses:
+        return vitals
+    everyone = MappingProxyType({**vitals.pulses, **pulses})
+    return replace(vitals, pulses=everyone, newest_step=newest_step)
+
+
+def _steps_on(members: Collection[str], worker: WorkerReport) -> bool:
+    """Whether the worker's step is one of the surviving history, as far as can be told."""
+    return worker.phase in (Phase.RUNNING, Phase.HELD, Phase.FINISHED) and worker.worker in members

@@ -1,0 +1,275 @@
+"""Effects: commands of the core, carried out, and their results turned into events.
+
+Every command is idempotent and keyed. It is marked done only after its result was decided on and journalled,
+so a crash anywhere in between means that it is run again, which harms nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from ..checkpoint import (
+    CheckpointError,
+    CheckpointId,
+    Fenced,
+    Retained,
+    Store,
+    StoreUnavailable,
+    candidates,
+    delete_parts,
+    export,
+    open_generation,
+    open_store,
+    retire,
+)
+from ..worker.messages import BootConfig, CheckpointRef
+from .events import (
+    CheckpointDeleted,
+    Command,
+    ComputePlan,
+    DeleteCheckpoint,
+    Event,
+    ExportWeights,
+    HeadOpened,
+    JobCommandFailed,
+    OpenHead,
+    ReleaseVm,
+    RequestVm,
+    VmRequestFailed,
+    VmTerminated,
+    WeightsExported,
+)
+from .planning import compute_plan
+from .providers import NoCapacity, Provider, ProviderError
+from .state import JobState
+from .tokens import Scope, TokenStore
+
+log = logging.getLogger("makara.manager")
+T = TypeVar("T")
+
+JOIN_TTL_S = 1800.0
+_FIRST_DELAY_S = 0.2
+_LONGEST_DELAY_S = 10.0
+
+
+class Abandoned(Exception):
+    """The job ended while a command was being tried again; nobody waits for its result any more."""
+
+
+class Effects:
+    """Runs commands as tasks of the event loop, with everything that blocks in threads.
+
+    `emit` hands an event to the core and returns when it is journalled; `mark_done` settles a command by
+    its key; `state_of` is the job's present state. `trouble` says what is being retried, for each job.
+    """
+
+    def __init__(
+        self,
+        *,
+        providers: Mapping[str, Provider],
+        tokens: TokenStore,
+        scratch: Path,
+        manager_url: Callable[[], str],
+        vm_directory: Callable[[str], Path],
+        state_of: Callable[[str], JobState],
+        emit: Callable[[str, Event], Awaitable[None]],
+        mark_done: Callable[[str], Awaitable[None]],
+        fatal: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.trouble: dict[str, dict[str, str]] = {}
+        self._providers = providers
+        self._tokens = tokens
+        self._scratch = scratch
+        self._manager_url = manager_url
+        self._vm_directory = vm_directory
+        self._state_of = state_of
+        self._emit = emit
+        self._mark_done = mark_done
+        self._fatal = fatal
+        self._clock = clock
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, Command] = {}
+
+    def start(self, job: str, command: Command) -> None:
+        """Begin `command`, or do nothing if it is already being run."""
+        if command.key not in self._tasks:
+            task = asyncio.create_task(self._settle(job, command), name=command.key)
+            self._tasks[command.key] = task
+            self._running[command.key] = command
+
+    def requesting(self, vm: str) -> bool:
+        """Whether a request for this VM is still under way: its absence means nothing yet."""
+        return any(isinstance(c, RequestVm) and c.vm == vm for c in self._running.values())
+
+    def releasing(self, vm: str) -> bool:
+        return any(isinstance(c, ReleaseVm) and c.vm == vm for c in self._running.values())
+
+    async def close(self) -> None:
+        """Stop; what was not finished is pending in the journal and is run by the next manager."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- one command ---------------------------------------------------------------------------------------
+
+    async def _settle(self, job: str, command: Command) -> None:
+        try:
+            event = await self._result(job, command)
+            if event is not None:
+                await self._emit(job, event)
+            await self._mark_done(command.key)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # the journal is unusable: the manager must not go on
+            self._fatal(error)
+        finally:
+            self._tasks.pop(command.key, None)
+            self._running.pop(command.key, None)
+            self._clear_trouble(job, command)
+
+    async def _result(self, job: str, command: Command) -> Event | None:
+        try:
+            return await self._carry_out(job, command)
+        except Abandoned:
+            return None
+        except Exception as error:
+            log.exception("job %s: %s failed", job, command.command)
+            message = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+            return JobCommandFailed(now=self._clock(), command=command.command, error=message)
+
+    async def _carry_out(self, job: str, command: Command) -> Event | None:
+        match command:
+            case RequestVm():
+                return await self._request(job, command)
+            case ReleaseVm():
+                return await self._release(job, command)
+            case ComputePlan():
+                state = self._state_of(job)
+                return await asyncio.to_thread(compute_plan, state, command, self._clock)
+            case OpenHead():
+                return await self._open_head(job, command)
+            case DeleteCheckpoint():
+                return await self._delete(job, command)
+            case ExportWeights():
+                return await self._export(job, command)
+
+    async def _request(self, job: str, command: RequestVm) -> Event | None:
+        state = self._state_of(job)
+        assert state.spec is not None, "a VM is requested for a submitted job only"
+        vm = state.vms.get(command.vm)
+        if vm is None or not vm.live:
+            return None  # it was given up before this manager came to it
+        resources = state.spec.resources
+        token = await asyncio.to_thread(
+            self._tokens.issue, Scope.JOIN, job=job, vm=command.vm, ttl_s=JOIN_TTL_S
+        )
+        boot = BootConfig(
+            vm=command.vm,
+            job=job,
+            manager_url=self._manager_url(),
+            join_token=token,
+            directory=str(self._vm_directory(command.vm)),
+            num_devices=resources.workers_per_node,
+            device_memory_bytes=resources.device_memory,
+        )
+        provider = self._providers[resources.provider]
+        try:
+            await self._persist(
+                job,
+                command,
+                lambda: provider.request(boot),
+                NoCapacity,
+                wanted=lambda: self._state_of(job).vms[command.vm].live,
+                longest_delay_s=1.0,
+            )
+        except ProviderError as error:
+            return VmRequestFailed(now=self._clock(), vm=command.vm, error=str(error))
+        return None
+
+    async def _release(self, job: str, command: ReleaseVm) -> Event:
+        spec = self._state_of(job).spec
+        assert spec is not None, "a VM is released for a submitted job only"
+        provider = self._providers[spec.resources.provider]
+        # For ever: a VM that is not released bills for ever.
+        await self._persist(
+            job, command, lambda: provider.release(command.vm), ProviderError, wanted=lambda: True
+        )
+        await asyncio.to_thread(self._tokens.revoke_vm, job, command.vm)
+        return VmTerminated(now=self._clock(), vm=command.vm)
+
+    async def _open_head(self, job: str, command: OpenHead) -> Event | None:
+        store = self._store(job)
+        try:
+            head = await self._persist(
+                job, command, lambda: open_generation(store, job, command.generation), StoreUnavailable
+            )
+        except Fenced:
+            return None
+        refs = tuple(CheckpointRef(step=c.step, generation=c.generation) for c in candidates(head))
+        return HeadOpened(now=self._clock(), generation=command.generation, checkpoints=refs)
+
+    async def _delete(self, job: str, command: DeleteCheckpoint) -> Event:
+        store, checkpoint = self._store(job), _id(command.checkpoint)
+        # A base is kept only until the next generation opens: then the retirement goes through.
+        temporary = (StoreUnavailable, Retained)
+        await self._persist(
+            job, command, lambda: retire(store, job, checkpoint, now=self._clock()), *temporary
+        )
+        await asyncio.sleep(max(0.0, command.not_before - self._clock()))
+        await self._persist(job, command, lambda: delete_parts(store, job, checkpoint), StoreUnavailable)
+        return CheckpointDeleted(now=self._clock(), checkpoint=command.checkpoint)
+
+    async def _export(self, job: str, command: ExportWeights) -> Event:
+        store, checkpoint = self._store(job), _id(command.checkpoint)
+        await asyncio.to_thread(self._scratch.mkdir, parents=True, exist_ok=True)
+        done = await self._persist(
+            job, command, lambda: export(store, job, checkpoint, scratch=self._scratch), StoreUnavailable
+        )
+        return WeightsExported(now=self._clock(), uri=done.uri, sha256=done.sha256, step=done.step)
+
+    def _store(self, job: str) -> Store:
+        spec = self._state_of(job).spec
+        assert spec is not None, "only a submitted job has a store"
+        checkpoint = spec.checkpoint
+        return open_store(checkpoint.uri, endpoint=checkpoint.endpoint, region=checkpoint.region)
+
+    # ---- trying again --------------------------------------------------------------------------------------
+
+    async def _persist(
+        self,
+        job: str,
+        command: Command,
+        call: Callable[[], T],
+        *temporary: type[Exception],
+        wanted: Callable[[], bool] | None = None,
+        longest_delay_s: float = _LONGEST_DELAY_S,
+    ) -> T:
+        """`call` in a thread, again while it raises `temporary` and is `wanted` (None: the job goes on)."""
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                result = await asyncio.to_thread(call)
+                self._clear_trouble(job, command)
+                return result
+            except temporary as error:
+                log.warning("job %s: %s: %s; trying again", job, command.command, error)
+                self.trouble.setdefault(job, {})[command.key] = f"{command.command}: {error}"
+            if not (wanted() if wanted is not None else self._state_of(job).ended is None):
+                raise Abandoned
+            await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
+            delay_s = min(2 * delay_s, longest_delay_s)
+
+    def _clear_trouble(self, job: str, command: Command) -> None:
+        self.trouble.get(job, {}).pop(command.key, None)
+
+
+def _id(ref: CheckpointRef) -> CheckpointId:
+    return CheckpointId(step=ref.step, generation=ref.generation)

@@ -1,0 +1,407 @@
+"""The vocabulary of the core: events come in, facts are decided and journalled, commands go out.
+
+Events carry the time and any new ids, so that the core needs no clock and no randomness. Facts are decisions:
+the state of a job is the fold of its facts and of nothing else. Commands are idempotent and keyed.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..worker.messages import CheckpointRef, Formed, Recipe, Report
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EndReason(StrEnum):
+    """Why a VM left a job."""
+
+    PREEMPTED = "preempted"  # the cloud says that it is gone
+    LEASE_EXPIRED = "lease_expired"  # silent for too long
+    PEERS_LOST_IT = "peers_lost_it"  # connection closed, and its peers report the loss as well
+    RELEASED = "released"  # no longer wanted
+    REQUEST_FAILED = "request_failed"  # the cloud refused or never delivered
+    LEFT = "left"  # it ended itself and said so
+
+
+# ---- events: observations and results ---------------------------------------------------------------------
+
+
+class JobSubmitted(_Value):
+    event: Literal["job_submitted"] = "job_submitted"
+    now: float
+    job: str
+    spec: dict[str, Any]  # makara.manager.spec.JobSpec
+    bundle_sha256: str
+
+
+class StopRequested(_Value):
+    event: Literal["stop_requested"] = "stop_requested"
+    now: float
+
+
+class Tick(_Value):
+    """Time has passed. `new_vms`: fresh unique VM ids that the core may use for requests."""
+
+    event: Literal["tick"] = "tick"
+    now: float
+    new_vms: tuple[str, ...] = ()
+
+
+class ReportReceived(_Value):
+    event: Literal["report_received"] = "report_received"
+    now: float
+    report: Report
+
+
+class ConnectionClosed(_Value):
+    event: Literal["connection_closed"] = "connection_closed"
+    now: float
+    vm: str
+
+
+class ManagerStarted(_Value):
+    """A manager process took over: every lease begins anew."""
+
+    event: Literal["manager_started"] = "manager_started"
+    now: float
+
+
+class VmRequestFailed(_Value):
+    event: Literal["vm_request_failed"] = "vm_request_failed"
+    now: float
+    vm: str
+    error: str
+
+
+class VmTerminated(_Value):
+    """The provider says that the VM is gone (authoritative)."""
+
+    event: Literal["vm_terminated"] = "vm_terminated"
+    now: float
+    vm: str
+
+
+class Together(_Value):
+    """Observations that came in one instant: taken in one after the other, then decided on once.
+
+    A hundred VMs that the cloud takes at a time call for one plan, not for a hundred.
+    """
+
+    event: Literal["together"] = "together"
+    now: float
+    events: tuple[ReportReceived | ConnectionClosed | VmTerminated, ...]
+
+
+class PlanComputed(_Value):
+    """Answer to `ComputePlan`. `plan` None: nothing feasible, and `reason` says why."""
+
+    event: Literal["plan_computed"] = "plan_computed"
+    now: float
+    generation: int
+    plan: dict[str, Any] | None
+    workers: tuple[str, ...] = ()  # worker ids in rank order
+    predicted_s: float | None = None
+    reason: str | None = None
+
+
+class HeadOpened(_Value):
+    """Answer to `OpenHead`: `checkpoints` are those published, newest first."""
+
+    event: Literal["head_opened"] = "head_opened"
+    now: float
+    generation: int
+    checkpoints: tuple[CheckpointRef, ...]
+
+
+class CheckpointDeleted(_Value):
+    event: Literal["checkpoint_deleted"] = "checkpoint_deleted"
+    now: float
+    checkpoint: CheckpointRef
+
+
+class WeightsExported(_Value):
+    event: Literal["weights_exported"] = "weights_exported"
+    now: float
+    uri: str
+    sha256: str  # makara.checkpoint.export: hash over names, dtypes, shapes and bytes in name order
+    step: int
+
+
+class JobCommandFailed(_Value):
+    """A command that cannot succeed by trying again (bad credentials, store not writable, export impossible).
+
+    `command` is the command's own name (`open_head`, ...). A head that is already open at a newer generation
+    is no failure: the command is done, and nothing needs to be said.
+    """
+
+    event: Literal["job_command_failed"] = "job_command_failed"
+    now: float
+    command: str
+    error: str
+
+
+Event = Annotated[
+    JobSubmitted
+    | StopRequested
+    | Tick
+    | ReportReceived
+    | ConnectionClosed
+    | ManagerStarted
+    | VmRequestFailed
+    | VmTerminated
+    | Together
+    | PlanComputed
+    | HeadOpened
+    | CheckpointDeleted
+    | WeightsExported
+    | JobCommandFailed,
+    Field(discriminator="event"),
+]
+
+
+# ---- commands: what the effects must do --------------------------------------------------------------------
+# Messages to agents are not commands: they are a projection of the state (`manager.orders`), sent again
+# whenever it changes or an agent connects.
+
+
+class RequestVm(_Value):
+    command: Literal["request_vm"] = "request_vm"
+    key: str
+    vm: str
+
+
+class ReleaseVm(_Value):
+    command: Literal["release_vm"] = "release_vm"
+    key: str
+    vm: str
+
+
+class ComputePlan(_Value):
+    """Run the planner off the event loop for these workers; answer with `PlanComputed`."""
+
+    command: Literal["compute_plan"] = "compute_plan"
+    key: str
+    generation: int
+    workers: tuple[WorkerSlot, ...]
+
+
+class WorkerSlot(_Value):
+    worker: str
+    vm: str
+    memory_bytes: int
+
+
+class OpenHead(_Value):
+    """Swap head.json to `generation` (fencing all older ones); answer with `HeadOpened`."""
+
+    command: Literal["open_head"] = "open_head"
+    key: str
+    generation: int
+
+
+class DeleteCheckpoint(_Value):
+    """Take a checkpoint out of the head, then, one lease later, delete its parts."""
+
+    command: Literal["delete_checkpoint"] = "delete_checkpoint"
+    key: str
+    checkpoint: CheckpointRef
+    not_before: float
+
+
+class ExportWeights(_Value):
+    command: Literal["export_weights"] = "export_weights"
+    key: str
+    checkpoint: CheckpointRef
+
+
+Command = Annotated[
+    RequestVm | ReleaseVm | ComputePlan | OpenHead | DeleteCheckpoint | ExportWeights,
+    Field(discriminator="command"),
+]
+
+ComputePlan.model_rebuild()
+
+
+# ---- facts: decisions, journalled --------------------------------------------------------------------------
+
+
+class _Fact(_Value):
+    at: float  # Unix seconds, from the event that caused it
+
+
+class Submitted(_Fact):
+    fact: Literal["submitted"] = "submitted"
+    job: str
+    spec: dict[str, Any]
+    bundle_sha256: str
+
+
+class VmRequested(_Fact):
+    fact: Literal["vm_requested"] = "vm_requested"
+    vm: str
+
+
+class VmJoined(_Fact):
+    fact: Literal["vm_joined"] = "vm_joined"
+    vm: str
+    address: str
+    devices: tuple[dict[str, Any], ...]
+
+
+class VmNoticed(_Fact):
+    fact: Literal["vm_noticed"] = "vm_noticed"
+    vm: str
+    deadline: float  # Unix seconds
+
+
+class VmEnded(_Fact):
+    fact: Literal["vm_ended"] = "vm_ended"
+    vm: str
+    reason: EndReason
+    detail: str = ""
+
+
+class WorkerFailed(_Fact):
+    """A trainer died while its VM lives on; its next incarnation is another worker as far as plans go."""
+
+    fact: Literal["worker_failed"] = "worker_failed"
+    worker: str
+    incarnation: int
+    kind: str
+    message: str
+    traceback: str | None = None
+    step: int = 0  # steps that it had committed
+
+
+class ProfilerChosen(_Fact):
+    """This worker traces and calibrates the model."""
+
+    fact: Literal["profiler_chosen"] = "profiler_chosen"
+    worker: str
+    incarnation: int
+
+
+class RecipeFixed(_Fact):
+    fact: Literal["recipe_fixed"] = "recipe_fixed"
+    recipe: Recipe
+    calibration: dict[str, Any]
+
+
+class GenerationPlanned(_Fact):
+    """Generation `number` is to be formed by `members` (plan workers in rank order, then donors)."""
+
+    fact: Literal["generation_planned"] = "generation_planned"
+    number: int
+    cause: str
+    plan: dict[str, Any]
+    members: tuple[tuple[str, int], ...]  # (worker, incarnation)
+    predicted_s: float | None
+    detected_at: float  # when the cause was seen
+    decided_s: float  # planning time
+
+
+class GenerationPrepared(_Fact):
+    """Every member is prepared; the head is being swapped, and older generations may not publish any more."""
+
+    fact: Literal["generation_prepared"] = "generation_prepared"
+    number: int
+    endpoint: str
+
+
+class GenerationOpened(_Fact):
+    """The head is swapped: members may switch."""
+
+    fact: Literal["generation_opened"] = "generation_opened"
+    number: int
+    endpoint: str
+    checkpoints: tuple[CheckpointRef, ...]
+
+
+class GenerationFormed(_Fact):
+    fact: Literal["generation_formed"] = "generation_formed"
+    number: int
+    formed: Formed
+    lost_steps: int  # committed before, done again now
+
+
+class GenerationClosed(_Fact):
+    fact: Literal["generation_closed"] = "generation_closed"
+    number: int
+    reason: str
+
+
+class PlanImpossible(_Fact):
+    fact: Literal["plan_impossible"] = "plan_impossible"
+    generation: int
+    reason: str
+
+
+class CheckpointPublished(_Fact):
+    fact: Literal["checkpoint_published"] = "checkpoint_published"
+    checkpoint: CheckpointRef
+
+
+class CheckpointRetired(_Fact):
+    """Chosen for deletion by the retention rule."""
+
+    fact: Literal["checkpoint_retired"] = "checkpoint_retired"
+    checkpoint: CheckpointRef
+
+
+class HoldChanged(_Fact):
+    """Whether workers stop after a checkpoint, because too few VMs would remain."""
+
+    fact: Literal["hold_changed"] = "hold_changed"
+    hold: bool
+    reason: str
+
+
+class StopOrdered(_Fact):
+    fact: Literal["stop_ordered"] = "stop_ordered"
+
+
+class TrainingFinished(_Fact):
+    """The last step is committed and published."""
+
+    fact: Literal["training_finished"] = "training_finished"
+    checkpoint: CheckpointRef
+
+
+class JobEnded(_Fact):
+    fact: Literal["job_ended"] = "job_ended"
+    status: Literal["finished", "stopped", "failed"]
+    reason: str = ""
+    traceback: str | None = None
+    export_uri: str | None = None
+    export_sha256: str | None = None
+
+
+Fact = Annotated[
+    Submitted
+    | VmRequested
+    | VmJoined
+    | VmNoticed
+    | VmEnded
+    | WorkerFailed
+    | ProfilerChosen
+    | RecipeFixed
+    | GenerationPlanned
+    | GenerationPrepared
+    | GenerationOpened
+    | GenerationFormed
+    | GenerationClosed
+    | PlanImpossible
+    | CheckpointPublished
+    | CheckpointRetired
+    | HoldChanged
+    | StopOrdered
+    | TrainingFinished
+    | JobEnded,
+    Field(discriminator="fact"),
+]

@@ -1,0 +1,43 @@
+"""What belongs to a job besides its journal: its code bundle, and the values of its secrets until it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from .config import write_private
+
+
+class JobFiles:
+    """Files below `<home>/jobs/<job>/`, readable by this user only. Blocking."""
+
+    def __init__(self, home: Path) -> None:
+        self._folder = home / "jobs"
+
+    def store(self, job: str, bundle: bytes, secrets: Mapping[str, str]) -> str:
+        """Keep both, durably; the bundle's SHA-256."""
+        write_private(self._secrets(job), json.dumps(dict(secrets)).encode())
+        write_private(self.bundle(job), bundle)
+        return hashlib.sha256(bundle).hexdigest()
+
+    def forget(self, job: str) -> None:
+        """Undo `store`."""
+        self.forget_secrets(job)
+        self.bundle(job).unlink(missing_ok=True)
+        self.bundle(job).parent.rmdir()
+
+    def forget_secrets(self, job: str) -> None:
+        self._secrets(job).unlink(missing_ok=True)
+
+    def bundle(self, job: str) -> Path:
+        return self._folder / job / "bundle.tar.gz"
+
+    def secrets(self, job: str) -> dict[str, str]:
+        """The values by name; none once the job has ended."""
+        path = self._secrets(job)
+        return json.loads(path.read_bytes()) if path.exists() else {}
+
+    def _secrets(self, job: str) -> Path:
+        return self._folder / job / "secrets.json"

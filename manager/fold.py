@@ -1,0 +1,235 @@
+"""`apply`: how each fact changes the state of a job. A fact about something unknown is counted, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from ..pipeline.plan import Plan
+from ..worker.messages import CheckpointRef
+from .events import (
+    CheckpointPublished,
+    CheckpointRetired,
+    EndReason,
+    Fact,
+    GenerationClosed,
+    GenerationFormed,
+    GenerationOpened,
+    GenerationPlanned,
+    GenerationPrepared,
+    HoldChanged,
+    JobEnded,
+    PlanImpossible,
+    ProfilerChosen,
+    RecipeFixed,
+    StopOrdered,
+    Submitted,
+    TrainingFinished,
+    VmEnded,
+    VmJoined,
+    VmNoticed,
+    VmRequested,
+    WorkerFailed,
+)
+from .spec import JobSpec
+from .state import Generation, JobState, Rounds, Vm, VmStatus, order_of
+
+
+def apply(state: JobState, fact: Fact) -> JobState:
+    """The state after `fact`. Pure; the fold of a job's facts from `JobState()` is the job."""
+    changed = _RULES[type(fact)](state, fact)
+    return replace(changed, num_facts=state.num_facts + 1)
+
+
+def fold(facts: Iterable[Fact]) -> JobState:
+    """The state that a journal tells."""
+    state = JobState()
+    for fact in facts:
+        state = apply(state, fact)
+    return state
+
+
+def _submitted(state: JobState, fact: Submitted) -> JobState:
+    spec = JobSpec.model_validate(fact.spec)
+    return replace(state, job=fact.job, spec=spec, bundle_sha256=fact.bundle_sha256, submitted_at=fact.at)
+
+
+def _vm_requested(state: JobState, fact: VmRequested) -> JobState:
+    return state.with_vm(Vm(fact.vm, requested_at=fact.at))
+
+
+def _vm_joined(state: JobState, fact: VmJoined) -> JobState:
+    vm = state.vms.get(fact.vm)
+    if vm is None or not vm.live:
+        return state
+    joined = replace(
+        vm, status=VmStatus.JOINED, joined_at=fact.at, address=fact.address, devices=fact.devices
+    )
+    return replace(state.with_vm(joined), request_failures=0)
+
+
+def _vm_noticed(state: JobState, fact: VmNoticed) -> JobState:
+    vm = state.vms.get(fact.vm)
+    if vm is None or not vm.live:
+        return state
+    return state.with_vm(replace(vm, status=VmStatus.NOTICED, deadline=fact.deadline))
+
+
+def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
+    vm = state.vms.get(fact.vm)
+    if vm is None or not vm.live:
+        return state
+    if fact.reason is EndReason.REQUEST_FAILED and vm.requested_at >= state.request_failed_at:
+        # VMs asked for together and refused together are one failure: the wait doubles once, not six times.
+        state = replace(state, request_failures=state.request_failures + 1, request_failed_at=fact.at)
+    ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)
+    return state.with_vm(ended)
+
+
+def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
+    state = replace(state, failed=MappingProxyType({**state.failed, fact.worker: fact.incarnation}))
+    if fact.step > state.progress_step:
+        state = replace(state, progress_step=fact.step, internal_errors=Rounds())
+    if fact.kind == "recipe":
+        return replace(state, unfit=state.unfit | {fact.worker}, last_error=fact.message)
+    if fact.kind not in ("user", "internal"):
+        return state
+    state = replace(state, last_error=fact.message, last_traceback=fact.traceback)
+    mark = fact.at, state.last_generation, fact.worker, fact.incarnation
+    if fact.kind == "user":
+        return replace(state, user_errors=state.user_errors.failed(*mark))
+    return replace(state, internal_errors=state.internal_errors.failed(*mark))
+
+
+def _profiler_chosen(state: JobState, fact: ProfilerChosen) -> JobState:
+    return replace(state, profiler=(fact.worker, fact.incarnation))
+
+
+def _recipe_fixed(state: JobState, fact: RecipeFixed) -> JobState:
+    version = state.num_facts + 1
+    return replace(state, recipe=fact.recipe, calibration=fact.calibration, recipe_version=version)
+
+
+def _planned(state: JobState, fact: GenerationPlanned) -> JobState:
+    plan = Plan.from_json(fact.plan)
+    planned = Generation(
+        number=fact.number,
+        cause=fact.cause,
+        plan=fact.plan,
+        shape=plan.shape,
+        members=fact.members,
+        num_workers=plan.num_workers,
+        detected_at=fact.detected_at,
+        planned_at=fact.at,
+        decided_s=fact.decided_s,
+        predicted_s=fact.predicted_s,
+    )
+    return replace(state, planned=planned, last_generation=fact.number, impossible=None)
+
+
+def _prepared(state: JobState, fact: GenerationPrepared) -> JobState:
+    if state.planned is None or state.planned.number != fact.number:
+        return state
+    planned = replace(state.planned, endpoint=fact.endpoint, prepared_at=fact.at)
+    return replace(state, planned=planned, head_generation=max(state.head_generation, fact.number))
+
+
+def _opened(state: JobState, fact: GenerationOpened) -> JobState:
+    if state.planned is None or state.planned.number != fact.number:
+        return state
+    history = state.history
+    if state.current is not None:
+        history = (*history, _closed(state.current, fact.at, f"superseded by {fact.number}"))
+    current = replace(state.planned, endpoint=fact.endpoint, opened_at=fact.at, checkpoints=fact.checkpoints)
+    base = fact.checkpoints[0] if fact.checkpoints else None
+    head = max(state.head_generation, fact.number)
+    return replace(
+        state, planned=None, current=current, history=history, base=base, hold=False, head_generation=head
+    )
+
+
+def _formed(state: JobState, fact: GenerationFormed) -> JobState:
+    if state.current is None or state.current.number != fact.number:
+        return state
+    formed = replace(state.current, formed=fact.formed, formed_at=fact.at, lost_steps=fact.lost_steps)
+    return _progressed(replace(state, current=formed), fact.formed.step)
+
+
+def _generation_closed(state: JobState, fact: GenerationClosed) -> JobState:
+    if state.planned is not None and state.planned.number == fact.number:
+        history = (*state.history, _closed(state.planned, fact.at, fact.reason))
+        # With an older generation still stepping, only the preparation ends: nobody must be woken mid-step.
+        abandoned = state.abandoned if state.current is not None else fact.number
+        return replace(state, planned=None, history=history, abandoned=abandoned)
+    if state.current is not None and state.current.number == fact.number:
+        history = (*state.history, _closed(state.current, fact.at, fact.reason))
+        return replace(state, current=None, history=history, abandoned=fact.number)
+    return state
+
+
+def _closed(generation: Generation, at: float, reason: str) -> Generation:
+    return replace(generation, plan={}, ended_at=at, end_reason=reason)
+
+
+def _plan_impossible(state: JobState, fact: PlanImpossible) -> JobState:
+    return replace(state, impossible=fact.reason)
+
+
+def _published(state: JobState, fact: CheckpointPublished) -> JobState:
+    if fact.checkpoint in state.published:
+        return state
+    published = tuple(sorted((*state.published, fact.checkpoint), key=order_of))
+    return _progressed(replace(state, published=published), fact.checkpoint.step)
+
+
+def _progressed(state: JobState, step: int) -> JobState:
+    if step <= state.progress_step:
+        return state
+    return replace(state, progress_step=step, internal_errors=Rounds())
+
+
+def _retired(state: JobState, fact: CheckpointRetired) -> JobState:
+    kept: tuple[CheckpointRef, ...] = tuple(c for c in state.published if c != fact.checkpoint)
+    return replace(state, published=kept, retired=max(state.retired, order_of(fact.checkpoint)))
+
+
+def _hold_changed(state: JobState, fact: HoldChanged) -> JobState:
+    return replace(state, hold=fact.hold)
+
+
+def _stop_ordered(state: JobState, fact: StopOrdered) -> JobState:
+    return replace(state, stop_ordered_at=fact.at)
+
+
+def _training_finished(state: JobState, fact: TrainingFinished) -> JobState:
+    return replace(state, finished=fact.checkpoint)
+
+
+def _job_ended(state: JobState, fact: JobEnded) -> JobState:
+    return replace(state, ended=fact, ended_at=fact.at)
+
+
+_RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
+    Submitted: _submitted,
+    VmRequested: _vm_requested,
+    VmJoined: _vm_joined,
+    VmNoticed: _vm_noticed,
+    VmEnded: _vm_ended,
+    WorkerFailed: _worker_failed,
+    ProfilerChosen: _profiler_chosen,
+    RecipeFixed: _recipe_fixed,
+    GenerationPlanned: _planned,
+    GenerationPrepared: _prepared,
+    GenerationOpened: _opened,
+    GenerationFormed: _formed,
+    GenerationClosed: _generation_closed,
+    PlanImpossible: _plan_impossible,
+    CheckpointPublished: _published,
+    CheckpointRetired: _retired,
+    HoldChanged: _hold_changed,
+    StopOrdered: _stop_ordered,
+    TrainingFinished: _training_finished,
+    JobEnded: _job_ended,
+}

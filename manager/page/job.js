@@ -1,0 +1,177 @@
+"use strict";
+// One job: followed by server-sent events, drawn again when something changed.
+
+const ENDED = ["finished", "stopped", "failed"];
+const RETRY_MS = 3000;
+let job = null;
+let steps = [];
+let facts = new Map(); // by sequence number
+let seats = []; // the newest placement, shown until the next one
+
+async function followJob(name, mine) {
+  const base = `/api/v1/jobs/${encodeURIComponent(name)}`;
+  try {
+    job = await call("GET", base);
+  } catch (error) {
+    if (mine !== visit || !at("sign-in").hidden) return;
+    lost();
+    if (error.message.startsWith("job:")) location.hash = "#/"; // there is no such job
+    else timer = setTimeout(route, RETRY_MS);
+    return;
+  }
+  if (mine !== visit) return;
+  steps = [];
+  facts = new Map();
+  seats = [];
+  show("job");
+  at("legend").replaceChildren(phaseLegend());
+  drawJob();
+  source = new EventSource(`${base}/stream`);
+  // The stream brings what happens from now on; what came before, or while it was away, is asked for.
+  source.onopen = () => catchUp(base, mine).catch(lost);
+  source.onerror = () => {
+    lost();
+    if (source.readyState === EventSource.CLOSED) timer = setTimeout(route, RETRY_MS); // it gave up: we do not
+  };
+  source.addEventListener("status", (event) => {
+    job = JSON.parse(event.data);
+    drawSoon();
+  });
+  source.addEventListener("step", (event) => addSteps([JSON.parse(event.data)]));
+  source.addEventListener("fact", (event) => addFacts([JSON.parse(event.data)]));
+}
+
+async function catchUp(base, mine) {
+  connection("live", "live");
+  const known = Math.max(0, ...facts.keys());
+  const [metrics, events] = await Promise.all([call("GET", `${base}/metrics`), call("GET", `${base}/events?since=${known}`)]);
+  if (mine !== visit) return;
+  const stored = metrics.metrics;
+  const last = stored.length ? stored[stored.length - 1].step : -1;
+  steps = stored.concat(steps.filter((step) => step.step > last));
+  addFacts(events.events);
+  drawSoon();
+}
+
+function addSteps(added) {
+  for (const step of added) {
+    // A step that is done again takes the place of what was built upon the lost one.
+    while (steps.length && steps[steps.length - 1].step >= step.step) steps.pop();
+    steps.push(step);
+    job.step = step.step;
+    job.loss = step.loss;
+  }
+  drawSoon();
+}
+
+function addFacts(added) {
+  for (const entry of added) facts.set(entry.sequence, entry);
+  const newest = [...facts.keys()].sort((a, b) => b - a).slice(0, 500);
+  at("events").replaceChildren(...newest.map((sequence) => eventLine(facts.get(sequence), job.job)));
+}
+
+let drawing = false;
+function drawSoon() {
+  if (drawing) return;
+  drawing = true;
+  requestAnimationFrame(() => {
+    drawing = false;
+    drawJob();
+  });
+}
+
+function drawJob() {
+  document.title = `${job.step}/${job.steps} ${job.job} – Makara`;
+  at("job-name").textContent = job.job;
+  at("job-status").textContent = job.status;
+  at("job-status").className = `badge ${job.status}`;
+  at("stop").hidden = [...ENDED, "stopping", "exporting"].includes(job.status);
+  at("job-reason").textContent = job.reason || "";
+  at("job-reason").className = job.status === "finished" || job.status === "stopped" ? "quiet" : "bad";
+  at("job-trouble").textContent = job.trouble.length ? `Trying again to ${job.trouble.map(task).join("; to ")}` : "";
+  at("job-traceback").hidden = !job.traceback;
+  at("job-traceback").textContent = job.traceback || "";
+  const percent = (100 * job.step) / job.steps;
+  at("bar").style.width = `${percent}%`;
+  at("bar").parentElement.setAttribute("aria-valuenow", Math.round(percent));
+  drawNumbers();
+  at("loss").replaceChildren(lossChart(steps, job.morphs, job.steps, Math.max(240, at("loss").clientWidth)));
+  drawPlacement();
+  at("morphs").replaceChildren(morphTable(job.morphs, job.job));
+  drawVms();
+  drawCheckpoints();
+}
+
+// "request_vm: why" -> "request vm: why"
+function task(trouble) {
+  return trouble.replace(/^\w+/, (command) => command.replaceAll("_", " ").replace("vm", "a VM"));
+}
+
+function drawNumbers() {
+  const running = job.status === "running" && job.seconds_per_step !== null;
+  const values = {
+    Step: `${job.step} / ${job.steps}`,
+    Loss: job.loss === null ? "–" : job.loss.toFixed(4),
+    "Samples/s": job.samples_per_s === null ? "–" : job.samples_per_s.toFixed(0),
+    "Time a step": duration(job.seconds_per_step),
+    "As predicted": duration(job.predicted_s),
+    "P×D": job.shape ? shapeText(job.shape) : "–",
+    VMs: vmCount(job),
+    "Time left": running ? duration(job.seconds_per_step * (job.steps - job.step)) : "–",
+  };
+  const newest = steps[steps.length - 1];
+  if (newest && newest.loss_scale !== null) {
+    const skipped = steps.filter((step) => step.skipped).length;
+    values["Loss scale"] = `2^${Math.log2(newest.loss_scale)}, ${skipped} skipped`;
+  }
+  const nodes = Object.entries(values).map(([name, value]) => {
+    const pair = element("div");
+    pair.append(element("dt", "", name), element("dd", "", value));
+    return pair;
+  });
+  at("numbers").replaceChildren(...nodes);
+}
+
+function vmCount(entry) {
+  const joined = entry.vms.filter((vm) => vm.status === "joined" || vm.status === "noticed").length;
+  return joined === entry.num_live_vms ? `${joined}` : `${joined} of ${entry.num_live_vms}`;
+}
+
+// Between two plans the last one stays, faded, so that nothing jumps.
+function drawPlacement() {
+  const now = job.placement.length > 0;
+  if (now) seats = job.placement;
+  const next = job.morphs.length ? job.morphs[job.morphs.length - 1] : null;
+  const waits = next && next.step === null && !next.ended && !(now && next.generation === job.generation);
+  const coming = waits ? `generation ${next.generation}, ${shapeText(next.shape)}, comes next` : "";
+  const running = now ? `${shapeText(job.shape)}, generation ${job.generation}` : "none runs";
+  const ended = ENDED.includes(job.status);
+  at("shape").textContent = ended ? "" : [running, coming].filter(Boolean).join("; ");
+  if (ended || !seats.length) {
+    at("placement").replaceChildren(element("p", "quiet", ended ? "The job has ended." : "No plan yet."));
+    return;
+  }
+  const grid = placementGrid(seats, job.job);
+  grid.classList.toggle("stale", !now);
+  at("placement").replaceChildren(grid);
+}
+
+function drawVms() {
+  const rank = { noticed: 0, joined: 1, requested: 2, ended: 3 };
+  const sorted = job.vms.slice().sort((a, b) => rank[a.status] - rank[b.status] || b.requested_at - a.requested_at);
+  const rows = sorted.map((vm) => [
+    bare(vm.vm, job.job),
+    badge(vm.status),
+    vm.workers.map((worker) => worker.split(": ")[1]).join(", ") || (vm.reason || "").replaceAll("_", " "),
+    clock(vm.ended_at || vm.joined_at || vm.requested_at),
+  ]);
+  at("vms").replaceChildren(rows.length ? table(["VM", "Status", "Workers", "Since"], rows) : element("p", "quiet", "None yet."));
+}
+
+function drawCheckpoints() {
+  const list = element("p", "", job.checkpoints.length ? "Published: steps " : "None yet.");
+  for (const reference of job.checkpoints) list.append(element("span", "badge", reference.step), " ");
+  const nodes = [list, element("p", "quiet", job.checkpoint_uri)];
+  if (job.export_uri) nodes.push(element("p", "", `Weights: ${job.export_uri}`), element("p", "quiet", `Hash: ${job.export_sha256}`));
+  at("checkpoints").replaceChildren(...nodes);
+}

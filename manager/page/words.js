@@ -1,0 +1,47 @@
+"use strict";
+// What a job's facts say, in words. `job` is its id, which every VM's name begins with.
+
+const bare = (text, job) => String(text).replaceAll(`${job}-`, "");
+const shapeText = (shape) => shape.replaceAll("x", "×");
+const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
+const SAYS = {
+  submitted: (f) => ["Submitted", f.job],
+  vm_requested: (f) => ["VM requested", f.vm],
+  vm_joined: (f) => ["VM joined", `${f.vm}, ${plural(f.devices.length, "device")}`],
+  vm_noticed: (f) => ["Notice", `${f.vm} will be taken at ${clock(f.deadline)}`, "warn"],
+  vm_ended: (f) => ["VM ended", `${f.vm}: ${f.detail || f.reason.replaceAll("_", " ")}`, f.reason === "released" ? "" : "warn"],
+  worker_failed: (f) => ["Worker failed", `${f.worker}: ${f.message}`, "bad"],
+  profiler_chosen: (f) => ["Profiling", `${f.worker} traces and times the model`],
+  recipe_fixed: (f) => {
+    const recipe = f.recipe;
+    return ["Recipe fixed", `${recipe.cuts.length + 1} sections, ${recipe.num_micro_batches} micro-batches of ${plural(recipe.microbatch_size, "sample")}`];
+  },
+  generation_planned: (f) => {
+    const guess = f.predicted_s === null ? "" : `, ${duration(f.predicted_s)} a step predicted`;
+    return [`Generation ${f.number} planned`, `${f.cause}: ${plural(f.plan.ranges.length, "worker")}${guess}`, "key"];
+  },
+  generation_prepared: (f) => [`Generation ${f.number} prepared`, "older ones can publish nothing any more"],
+  generation_opened: (f) => [`Generation ${f.number} opened`, f.checkpoints.length ? `its base is step ${f.checkpoints[0].step}` : "no checkpoint yet"],
+  generation_formed: (f) => {
+    const from = { start: "initial weights", peers: "state from peers", store: "state from the store" }[f.formed.rung];
+    const again = f.lost_steps ? `, ${plural(f.lost_steps, "step")} done again` : "";
+    return [`Generation ${f.number} formed`, `at step ${f.formed.step}, ${from}${again}`, "key"];
+  },
+  generation_closed: (f) => [`Generation ${f.number} closed`, f.reason, "warn"],
+  plan_impossible: (f) => ["No plan", f.reason, "bad"],
+  checkpoint_published: (f) => ["Checkpoint published", `step ${f.checkpoint.step}`],
+  checkpoint_retired: (f) => ["Checkpoint retired", `step ${f.checkpoint.step}`],
+  hold_changed: (f) => [f.hold ? "Holding" : "Going on", f.reason, "warn"],
+  stop_ordered: () => ["Stop ordered", "a checkpoint is published first"],
+  training_finished: (f) => ["Trained", `step ${f.checkpoint.step} is published`, "key"],
+  job_ended: (f) => [`Job ${f.status}`, f.reason, f.status === "failed" ? "bad" : "key"],
+};
+
+// [title, text, class] of a fact; one that is not known here is shown as it is.
+function say(fact, job) {
+  const known = SAYS[fact.fact];
+  if (!known) return [fact.fact.replaceAll("_", " "), JSON.stringify(fact), ""];
+  const [title, text, style] = known(fact);
+  return [title, bare(text, job), style || ""];
+}

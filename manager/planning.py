@@ -1,0 +1,64 @@
+"""`ComputePlan`, carried out: the job's state put as a question to `makara.morphing`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from ..morphing import Impossible, Request, Slot, choose
+from ..pipeline import Range
+from ..simulator import Calibration, InvalidCalibration
+from .events import ComputePlan, PlanComputed
+from .spec import JobSpec
+from .state import JobState
+
+
+def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
+    """The best plan for the command's workers, or why there is none. Blocks; pure but for `clock`."""
+    try:
+        answer = choose(_request(state, command))
+    except InvalidCalibration as error:
+        answer = Impossible(f"the calibration cannot be used: {error}")
+    if isinstance(answer, Impossible):
+        return PlanComputed(now=clock(), generation=command.generation, plan=None, reason=answer.reason)
+    return PlanComputed(
+        now=clock(),
+        generation=command.generation,
+        plan=answer.plan.to_json(),
+        workers=answer.workers,
+        predicted_s=answer.predicted_s,
+    )
+
+
+def _request(state: JobState, command: ComputePlan) -> Request:
+    assert state.spec is not None, "only a submitted job is planned"
+    assert state.recipe is not None, "a plan needs the recipe"
+    assert state.calibration is not None, "a recipe comes with its calibration"
+    parallelism = state.spec.parallelism
+    return Request(
+        calibration=Calibration.from_json(state.calibration),
+        num_sections=state.recipe.num_sections,
+        num_micro_batches=state.recipe.num_micro_batches,
+        workers=[Slot(w.worker, w.vm, w.memory_bytes) for w in command.workers],
+        generation=command.generation,
+        pipeline_parallel_degree=parallelism.pipeline_parallel_degree,
+        data_parallel_degree=parallelism.data_parallel_degree,
+        recompute=parallelism.recompute,
+        optimizer_offload=_offload(state.spec),
+        memory_limit_bytes=state.spec.resources.device_memory,
+        holding=holding(state),
+    )
+
+
+def _offload(spec: JobSpec) -> Literal["auto", "on", "off"]:
+    """`auto` must not change from plan to plan with `exact`: a device rounds otherwise than its host."""
+    wanted = spec.parallelism.optimizer_offload
+    return "off" if wanted == "auto" and spec.training.numerics == "exact" else wanted
+
+
+def holding(state: JobState) -> dict[str, Range]:
+    """The sections that workers of the open generation host, by worker."""
+    if state.current is None or not state.current.plan:
+        return {}
+    ranges = [Range(start, stop) for start, stop in state.current.plan["ranges"]]
+    return {worker: span for (worker, _), span in zip(state.current.seats, ranges, strict=True)}

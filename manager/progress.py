@@ -1,0 +1,74 @@
+"""A job's progress on a terminal: one bar, and a line for each morph."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+_FIELDS = ("loss", "rate", "shape")
+
+
+class ProgressDisplay:
+    """A context manager; feed it job views, and steps where they are at hand."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown: set[int] = set()  # generations whose morph was printed
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("step {task.completed:.0f}/{task.total}"),
+            *(TextColumn(f"{{task.fields[{name}]}}") for name in _FIELDS),
+            TimeElapsedColumn(),
+            console=console,
+            refresh_per_second=4,
+        )
+        self._task = self._progress.add_task("", total=None, **dict.fromkeys(_FIELDS, ""))
+
+    def __enter__(self) -> ProgressDisplay:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, view: dict[str, Any]) -> None:
+        """Take in a job's view; prints the morphs whose first step is done and that were not printed yet."""
+        self._progress.update(
+            self._task,
+            description=f"{view['status']:<9}",
+            total=view["steps"],
+            completed=view["step"],
+            loss=_loss(view),
+            rate="" if view["samples_per_s"] is None else f"{view['samples_per_s']:.0f} samples/s",
+            shape=f"{view['shape']} (PxD)" if view["shape"] else "",
+        )
+        for morph in view["morphs"]:
+            if "first_step" in morph["phases_s"] and morph["generation"] not in self._shown:
+                self._shown.add(morph["generation"])
+                self._console.print(describe_morph(morph), markup=False)
+
+    def show_step(self, step: dict[str, Any]) -> None:
+        self._progress.update(self._task, completed=step["step"], loss=_loss(step))
+
+
+def describe_morph(morph: dict[str, Any]) -> str:
+    """One line: the change of shape, its cause, where the state came from, and where the time went."""
+    phases = "  ".join(f"{name} {1000 * seconds:.0f}" for name, seconds in morph["phases_s"].items())
+    change = f"{morph['before']} -> {morph['shape']}" if morph["before"] else f"start as {morph['shape']}"
+    lost = f", {counted(morph['lost_steps'], 'step')} done again" if morph["lost_steps"] else ""
+    where = f"step {morph['step']}, {morph['cause']}, state from {morph['rung']}{lost}"
+    return f"morph {morph['generation']}  {change}  ({where})  ms: {phases}"
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def _loss(view: dict[str, Any]) -> str:
+    return "" if view["loss"] is None else f"loss {view['loss']:.3f}"

@@ -1,0 +1,79 @@
+"""`GET /metrics` in Prometheus' text format, and `GET /healthz`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from fastapi import APIRouter, Request, Response
+
+from .auth import User, service_of
+from .service import Service
+from .views import job_view
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """Answers while the manager serves requests. No token needed, and nothing is told."""
+    return {"status": "ok"}
+
+
+@router.get("/metrics")
+async def metrics(request: Request, _: User) -> Response:
+    """Gauges and counters of all jobs; scrape with a user token."""
+    text = "\n".join(_lines(service_of(request))) + "\n"
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _lines(service: Service) -> Iterable[str]:
+    shown = [job for job in service.jobs.values() if job.state.spec is not None]
+    counts = Counter(job.state.status.value for job in shown)
+    yield from _family(
+        "makara_jobs", "gauge", "Jobs by status", [({"status": k}, n) for k, n in counts.items()]
+    )
+    series: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in _FAMILIES}
+    for job in shown:
+        view, label = job_view(job, {}), {"job": job.job}
+        values = {
+            "makara_step": view.step,
+            "makara_steps": view.steps,
+            "makara_loss": view.loss,
+            "makara_samples_per_second": view.samples_per_s,
+            "makara_generation": view.generation,
+            "makara_live_vms": view.num_live_vms,
+            "makara_morphs_total": sum(morph.total_s is not None for morph in view.morphs),
+            "makara_lost_steps_total": sum(morph.lost_steps for morph in view.morphs),
+            "makara_checkpoints": len(view.checkpoints),
+        }
+        for name, value in values.items():
+            if value is not None:
+                series[name].append((label, value))
+    for name, (kind, about) in _FAMILIES.items():
+        yield from _family(name, kind, about, series[name])
+
+
+def _family(
+    name: str, kind: str, about: str, samples: Iterable[tuple[dict[str, str], float]]
+) -> Iterable[str]:
+    yield f"# HELP {name} {about}"
+    yield f"# TYPE {name} {kind}"
+    for labels, value in samples:
+        text = ",".join(
+            f'{key}="{label}"' for key, label in labels.items()
+        )  # ids and enums: nothing to escape
+        yield f"{name}{{{text}}} {value:g}"
+
+
+_FAMILIES = {
+    "makara_step": ("gauge", "Committed steps"),
+    "makara_steps": ("gauge", "Steps of the whole job"),
+    "makara_loss": ("gauge", "Loss of the newest step"),
+    "makara_samples_per_second": ("gauge", "Throughput over recent steps"),
+    "makara_generation": ("gauge", "Open generation"),
+    "makara_live_vms": ("gauge", "VMs requested and not ended"),
+    "makara_morphs_total": ("counter", "Generations formed"),
+    "makara_lost_steps_total": ("counter", "Steps that were done again after a morph"),
+    "makara_checkpoints": ("gauge", "Published checkpoints kept"),
+}

@@ -1,0 +1,266 @@
+"""VMs that are process groups on this machine: one session each, a folder of its own, found again by a tag.
+
+`<home>/vms/<vm>/` holds `boot.json` (mode 0600), `vm.json` (process id and start time), `agent.log`, and
+whatever the agent and its trainers write. VMs outlive the manager: a new one finds them by `vm.json`, or by
+the variable MAKARA_VM in their environment if the old one died before it could write that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ...worker.messages import BootConfig, NoticeFile
+from ..config import write_private
+from . import FaultKind, NoCapacity, ProviderError, VmStatus
+
+TAG = "MAKARA_VM"
+_TERM_GRACE_S = 3.0
+_ENDED: dict[str, Any] = {"ended": True}
+
+
+class LocalProvider:
+    """VMs below `folder`. `changed` is called from a thread as soon as a VM of this process ends."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        command: tuple[str, ...] | None = None,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._folder = folder
+        self._command = command or (sys.executable, "-P", "-m", "makara.worker.agent")
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._notices: dict[str, threading.Timer] = {}
+        self._capacity: int | None = None
+        self._closed = False
+        folder.mkdir(parents=True, exist_ok=True)
+        self._adopt()
+        self._resume_notices()
+
+    # ---- the provider's contract ---------------------------------------------------------------------------
+
+    def request(self, boot: BootConfig) -> None:
+        directory = self._folder / boot.vm
+        with self._lock:
+            if (directory / "vm.json").exists():
+                return
+            if self._capacity is not None and self._num_running() >= self._capacity:
+                raise NoCapacity(f"no local VM to be had now: {self._capacity} may live at a time")
+            try:
+                write_private(directory / "boot.json", boot.model_dump_json().encode())
+                self._spawn(boot.vm, directory)
+            except OSError as error:
+                raise ProviderError(f"cannot start local VM {boot.vm}: {error}") from error
+
+    def release(self, vm: str) -> None:
+        timer = self._notices.pop(vm, None)
+        if timer is not None:
+            timer.cancel()
+        members = self._members(vm)
+        for process in members:
+            _signal(process, signal.SIGCONT)
+        leader = self._leader(vm)
+        if leader is not None:
+            _signal(leader, signal.SIGTERM)
+            psutil.wait_procs([leader], timeout=_TERM_GRACE_S)
+        self._kill(vm)
+        self._remember_end(vm)
+
+    def list(self) -> dict[str, VmStatus]:
+        with self._lock:  # never between the start of a VM and its record
+            return {
+                path.parent.name: self._status(path.parent.name) for path in self._folder.glob("*/vm.json")
+            }
+
+    def set_capacity(self, vms: int | None) -> None:
+        """How many VMs may live at a time from now on; None is any number. None that lives is taken."""
+        self._capacity = vms
+
+    # ---- faults --------------------------------------------------------------------------------------------
+
+    def inject(self, vm: str, kind: FaultKind, deadline_s: float = 0.0) -> None:
+        if vm not in self.list() or self._status(vm) is VmStatus.GONE:
+            raise ProviderError(f"local VM {vm} is not running")
+        if kind == "kill":
+            self._kill(vm)
+        elif kind == "notice":
+            notice = NoticeFile(deadline_s=deadline_s, written_at=time.time())
+            write_private(self._folder / vm / "notice.json", notice.model_dump_json().encode())
+            self._kill_later(vm, deadline_s)
+        else:
+            number = signal.SIGSTOP if kind == "stop" else signal.SIGCONT
+            leader = self._leader(vm)
+            for process in self._members(vm):
+                if leader is None or process.pid != leader.pid:
+                    _signal(process, number)
+
+    def close(self) -> None:
+        """Forget timers; VMs live on."""
+        self._closed = True
+        for timer in self._notices.values():
+            timer.cancel()
+
+    # ---- processes -----------------------------------------------------------------------------------------
+
+    def _spawn(self, vm: str, directory: Path) -> None:
+        with open(directory / "agent.log", "ab") as log:
+            child = subprocess.Popen(
+                [*self._command, str(directory / "boot.json")],
+                cwd=directory,
+                env={**os.environ, TAG: vm},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # SIGINT in the user's terminal is not for VMs
+            )
+        self._children[vm] = child
+        self._remember_start(vm, child.pid, _start_time(child.pid))
+        threading.Thread(target=self._watch, args=(vm, child), name=f"watch {vm}", daemon=True).start()
+
+    def _watch(self, vm: str, child: subprocess.Popen[bytes]) -> None:
+        child.wait()
+        if not self._closed:
+            self._status(vm)
+            self._changed()
+
+    def _adopt(self) -> None:
+        """Write down VMs that an earlier manager started and had no time to record."""
+        for path in self._folder.glob("*/boot.json"):
+            vm = path.parent.name
+            if self._record(vm) is None:
+                leader = next((p for p in _tagged(vm) if _session(p.pid) == p.pid), None)
+                if leader is not None:
+                    self._remember_start(vm, leader.pid, leader.create_time())
+
+    def _status(self, vm: str) -> VmStatus:
+        if self._leader(vm) is not None:
+            return VmStatus.RUNNING
+        if self._record(vm) != _ENDED:
+            self._kill(vm)  # a VM whose agent is gone is gone: no trainer stays behind
+            self._remember_end(vm)
+        return VmStatus.GONE
+
+    def _num_running(self) -> int:
+        return sum(self._leader(path.parent.name) is not None for path in self._folder.glob("*/vm.json"))
+
+    def _record(self, vm: str) -> dict[str, Any] | None:
+        try:
+            return json.loads((self._folder / vm / "vm.json").read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def _remember_start(self, vm: str, pid: int, started: float) -> None:
+        record = {"pid": pid, "started": started}
+        write_private(self._folder / vm / "vm.json", json.dumps(record).encode())
+
+    def _remember_end(self, vm: str) -> None:
+        """From now on nobody looks for its processes; and a repeated request does not bring it back."""
+        if (self._folder / vm).is_dir():
+            write_private(self._folder / vm / "vm.json", json.dumps(_ENDED).encode())
+            (self._folder / vm / "boot.json").unlink(missing_ok=True)
+
+    def _leader(self, vm: str) -> psutil.Process | None:
+        """The living agent process of `vm`."""
+        record = self._record(vm)
+        if record is None or record == _ENDED:
+            return None
+        return _living(int(record["pid"]), float(record["started"]))
+
+    def _members(self, vm: str) -> list[psutil.Process]:
+        """All living processes of the VM: its session, and what carries its tag."""
+        leader = self._leader(vm)
+        found = {} if leader is None else {leader.pid: leader}
+        if leader is not None:
+            for process in _children(leader):
+                found[process.pid] = process
+        for process in _tagged(vm):
+            found[process.pid] = process
+        return list(found.values())
+
+    def _kill(self, vm: str) -> None:
+        leader = self._leader(vm)
+        if leader is not None and _session(leader.pid) == leader.pid:
+            _kill_group(leader.pid)
+        for process in self._members(vm):
+            _signal(process, signal.SIGKILL)
+
+    # ---- notices -------------------------------------------------------------------------------------------
+
+    def _kill_later(self, vm: str, delay_s: float) -> None:
+        timer = threading.Timer(delay_s, self._kill, (vm,))
+        timer.daemon = True
+        self._notices[vm] = timer
+        timer.start()
+
+    def _resume_notices(self) -> None:
+        for path in self._folder.glob("*/notice.json"):
+            notice = NoticeFile.model_validate_json(path.read_bytes())
+            if self._leader(path.parent.name) is not None:
+                self._kill_later(
+                    path.parent.name, max(0.0, notice.written_at + notice.deadline_s - time.time())
+                )
+
+
+def _living(pid: int, started: float) -> psutil.Process | None:
+    """The process if it lives and is the one that was started then (ids are used again); a zombie is dead."""
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - started) < 0.05
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _start_time(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0  # it has ended already; no process has this start time
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _tagged(vm: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TAG) == vm and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+            continue  # gone meanwhile, or another user's: not ours
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it was faster
+        process.send_signal(number)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it was faster
+        os.killpg(pid, signal.SIGKILL)

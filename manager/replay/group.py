@@ -1,0 +1,114 @@
+"""The members of one generation in a replay: they form, step, save, hold, or lose a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ...pipeline import Range
+from ...simulator import to_ns
+from ..spec import CheckpointSpec
+from ..state import Generation
+from .fleet import Trainer
+from .loading import Beginning, Bytes
+from .stretch import Stretch
+
+
+class Doing(StrEnum):
+    """What the members of a generation are at, all together."""
+
+    FORMING = "forming"
+    STEPPING = "stepping"
+    SAVING = "saving"  # the last checkpoint, or the one before a hold
+    RESTING = "resting"  # held, or finished
+    BROKEN = "broken"  # a member is gone
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Group:
+    """One generation. `members` are its trainers, those of the plan first, in rank order."""
+
+    number: int
+    members: Sequence[Trainer]
+    ranges: Sequence[Range]
+    shape: str
+    depth: int
+    predicted_s: float
+    doing: Doing
+    beginning: Beginning
+    stretch: Stretch | None = None
+    holding: bool = False
+    fenced_ns: int | None = None
+    """Since when a newer generation's head lets it publish nothing more."""
+
+    @property
+    def workers(self) -> Sequence[Trainer]:
+        return self.members[: len(self.ranges)]
+
+    @property
+    def stages(self) -> Sequence[Range]:
+        return self.ranges[: self.depth]
+
+    @property
+    def replicas(self) -> int:
+        return len(self.ranges) // self.depth
+
+    def step_at(self, now_ns: int) -> int:
+        """Steps committed by now, while it steps."""
+        if self.stretch is None:
+            return self.beginning.step
+        return self.stretch.first_step + self.stretch.steps_at(now_ns)
+
+    def published_at(self, now_ns: int) -> int | None:
+        """The step of its newest checkpoint by now."""
+        if self.stretch is None:
+            return None
+        until_ns = now_ns if self.fenced_ns is None else min(now_ns, self.fenced_ns)
+        steps = self.stretch.newest_published(until_ns)
+        return None if steps is None else self.stretch.first_step + steps
+
+
+def make_group(
+    generation: Generation, members: Sequence[Trainer], beginning: Beginning, doing: Doing
+) -> Group:
+    """The group of an opened generation."""
+    ranges = [Range(start, stop) for start, stop in generation.plan["ranges"]]
+    assert generation.predicted_s is not None, "the planner tells the time of what it plans"
+    return Group(
+        number=generation.number,
+        members=members,
+        ranges=ranges,
+        shape=generation.shape,
+        depth=len(generation.plan["paths"][0]["hops"]),
+        predicted_s=generation.predicted_s,
+        doing=doing,
+        beginning=beginning,
+    )
+
+
+def make_stretch(
+    group: Group, bytes_of: Bytes, checkpoint: CheckpointSpec, now_ns: int, *, published: int, saved_ns: int
+) -> Stretch:
+    """The steps of a group that has just formed. `published`: step of the newest checkpoint; `saved_ns`: when
+    it was taken, from which a period of checkpoints counts (`worker/generation.py`).
+    """
+    step, step_ns = group.beginning.step, max(1, to_ns(group.predicted_s))
+    stall_ns = to_ns(bytes_of.snapshot_s(group.stages, group.replicas))
+    interval, period_s = checkpoint.interval_steps, checkpoint.interval_s
+    if interval is not None:
+        first, every, at_once = interval - step % interval, interval, step - published >= interval
+    else:
+        period_ns = to_ns(period_s or 0.0)
+        first = max(1, (period_ns - (now_ns - saved_ns)) // step_ns + 1)
+        every, at_once = max(1, (period_ns - stall_ns) // step_ns + 1), False
+    return Stretch(
+        began_ns=now_ns,
+        first_step=step,
+        step_ns=step_ns,
+        first=first,
+        every=every,
+        stall_ns=stall_ns,
+        publish_ns=to_ns(bytes_of.publish_s(group.stages, group.replicas)),
+        at_once=at_once,
+    )

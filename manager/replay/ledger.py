@@ -1,0 +1,83 @@
+"""Where a replayed job's time went: every nanosecond of it is one item's, and no other's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .stretch import Stretch
+
+
+class Item(StrEnum):
+    """What a job's time can go into. The first is what goodput counts."""
+
+    USEFUL = "useful"  # steps that count in the end
+    SNAPSHOT = (
+        "snapshot"  # waiting for copies to host memory, and for the checkpoint before a hold or the end
+    )
+    LOST = "lost"  # steps that were committed and had to be done again
+    CUT_OFF = "cut_off"  # the beginnings of steps that a death broke off
+    UNFINISHED = "unfinished"  # the step under way when the replay ends
+    DETECT = "detect"  # dead, but not known to be
+    DECIDE = "decide"
+    PREPARE = "prepare"
+    OPEN = "open"
+    FORM = "form"
+    START = "start"  # until the first plan: booting, importing, profiling
+    WAIT = "wait"  # too few VMs for any plan, or trainers of new ones still starting
+
+
+@dataclass
+class Ledger:
+    """The items of one replay, in nanoseconds, and the steps that were done."""
+
+    now_ns: int
+    items: dict[Item, int] = field(default_factory=lambda: dict.fromkeys(Item, 0))
+    steps: int = 0
+    num_lost: int = 0
+    num_cut_off: int = 0
+    num_published: int = 0
+    idle_ns: int = 0
+    """Time without steps since the last stretch ended."""
+    _done: list[tuple[int, int]] = field(
+        default_factory=list[tuple[int, int]]
+    )  # (steps, ns of each), oldest first
+
+    def idle(self, item: Item, until_ns: int) -> None:
+        """Nothing stepped since the last entry; `item` says why."""
+        spent = until_ns - self.now_ns
+        self.items[item] += spent
+        self.idle_ns += spent
+        self.now_ns = until_ns
+
+    def stepped(self, stretch: Stretch, until_ns: int, *, rest: Item) -> int:
+        """A stretch went on until now; what it began beyond whole steps goes to `rest`. Its steps."""
+        assert self.now_ns == stretch.began_ns, "a stretch follows on what came before it"
+        steps = stretch.steps_at(until_ns)
+        stalled = stretch.stalled_ns(until_ns)
+        left = until_ns - stretch.began_ns - steps * stretch.step_ns - stalled
+        self.items[Item.USEFUL] += steps * stretch.step_ns
+        self.items[Item.SNAPSHOT] += stalled
+        self.items[rest] += left
+        self.num_cut_off += rest is Item.CUT_OFF and left > 0
+        self.num_published += stretch.num_published(until_ns)
+        self.steps += steps
+        if steps:
+            self._done.append((steps, stretch.step_ns))
+        self.now_ns, self.idle_ns = until_ns, 0
+        return steps
+
+    def rewind(self, steps: int) -> int:
+        """Training goes on from an earlier count of steps. How many were lost."""
+        lost = left = self.steps - steps
+        while left > 0:
+            done, each_ns = self._done.pop()
+            again = min(done, left)
+            if done > again:
+                self._done.append((done - again, each_ns))
+            self.items[Item.USEFUL] -= again * each_ns
+            self.items[Item.LOST] += again * each_ns
+            left -= again
+        self.steps = steps
+        self.num_lost += lost
+        return lost

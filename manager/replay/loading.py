@@ -1,0 +1,106 @@
+"""How a forming generation comes to its state in a replay, and how long the bytes take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from ...pipeline import Range
+from ...simulator import Calibration, MorphCosts
+from ...worker.messages import CheckpointRef
+from .fleet import Trainer
+
+Rung = Literal["start", "peers", "store"]
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a generation begins: the rung of the ladder, and the committed steps it goes on from."""
+
+    rung: Rung
+    step: int
+    branch: int
+    """The generation whose commits the members' states must have for it; 0: none is used."""
+
+
+def agree(
+    members: Sequence[Trainer], checkpoints: Sequence[CheckpointRef], num_sections: int, *, keeps_state: bool
+) -> Beginning:
+    """What `morphing.agree` comes to where all who step do so together: survivors of the newest branch stand
+    at one step, and go on from it if they hold every section; else the newest checkpoint is read.
+    """
+    base = checkpoints[0] if checkpoints else None
+    holders = [trainer for trainer in members if trainer.span is not None] if keeps_state else []
+    branch = max((trainer.branch for trainer in holders), default=0)
+    newest = [trainer for trainer in holders if trainer.branch == branch]
+    if newest and newest[0].step >= (base.step if base is not None else 0):
+        spans = sorted({trainer.span for trainer in newest if trainer.span is not None})
+        reached = 0
+        for span in spans:
+            if span.start > reached:
+                break
+            reached = max(reached, span.stop)
+        if reached == num_sections:
+            return Beginning("peers", newest[0].step, branch)
+    return Beginning("store", base.step, 0) if base is not None else Beginning("start", 0, 0)
+
+
+class Bytes:
+    """Sizes of ranges of sections, and what moving them takes."""
+
+    def __init__(self, calibration: Calibration, costs: MorphCosts) -> None:
+        # Older calibrations do not say: a section's state without its gradient sums, which nobody stores.
+        sizes = calibration.snapshot_bytes or [
+            max(0, state - sums)
+            for state, sums in zip(calibration.state_bytes, calibration.gradient_bytes, strict=True)
+        ]
+        self._saved = list(accumulate(sizes, initial=0))
+        self._num_sections = calibration.num_sections
+        self._link = calibration.inter_vm
+        self._costs = costs
+
+    def of(self, span: Range) -> int:
+        """What a checkpoint holds of these sections."""
+        return self._saved[span.stop] - self._saved[span.start]
+
+    def load_s(self, beginning: Beginning, members: Sequence[Trainer], wanted: Sequence[Range]) -> float:
+        """Until the slowest member has what it lacks. `wanted` is of the first members, in their order."""
+        if beginning.rung == "start":
+            return 0.0
+        if beginning.rung == "store":
+            return max(map(self.of, wanted)) / self._costs.store_bytes_per_s
+        lacking = [0] * self._num_sections  # workers that must be given the section
+        most = 0
+        for trainer, span in zip(members, wanted, strict=False):
+            held = trainer.span if trainer.branch == beginning.branch else None
+            missing = [section for section in span.sections if held is None or section not in held]
+            for section in missing:
+                lacking[section] += 1
+            most = max(most, sum(self._saved[s + 1] - self._saved[s] for s in missing))
+        if not most:
+            return 0.0
+        return (max(most, self._most_sent(beginning, members, lacking))) / self._link.bytes_per_s
+
+    def _most_sent(self, beginning: Beginning, members: Sequence[Trainer], lacking: Sequence[int]) -> float:
+        """What the busiest holder hands over, when the holders of each section share its readers."""
+        spans = [t.span for t in members if t.span is not None and t.branch == beginning.branch]
+        hosts = [0] * self._num_sections
+        for span in spans:
+            for section in span.sections:
+                hosts[section] += 1
+        each = [
+            0.0 if not hosts[s] else (self._saved[s + 1] - self._saved[s]) * lacking[s] / hosts[s]
+            for s in range(self._num_sections)
+        ]
+        return max(sum(each[section] for section in span.sections) for span in set(spans))
+
+    def snapshot_s(self, stages: Sequence[Range], replicas: int) -> float:
+        """How long steps wait while the slowest worker copies its share to host memory."""
+        return max(map(self.of, stages)) / replicas / self._costs.snapshot_bytes_per_s
+
+    def publish_s(self, stages: Sequence[Range], replicas: int) -> float:
+        """From a snapshot until its checkpoint exists."""
+        upload_s = max(map(self.of, stages)) / replicas / self._costs.store_bytes_per_s
+        return upload_s + self._costs.publish_s

@@ -1,0 +1,116 @@
+"""The manager's planner, asked once for each distinct cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from ...morphing import Slot, place, select
+from ...pipeline import Plan, Range
+from ..events import ComputePlan, PlanComputed, WorkerSlot
+from ..planning import compute_plan, holding
+from ..state import JobState
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An answer, and which of its ranks shared a VM."""
+
+    answer: PlanComputed
+    stages: tuple[Range, ...]
+    together: tuple[int, ...]
+
+
+class CachedPlanner:
+    """Answers `ComputePlan` as `compute_plan` does. The time a plan takes depends on the number of workers,
+    on their memory and on which of them share a VM, not on their names; so a question is put to the planner
+    only where one of these differs, and otherwise the workers of now take the places of the known plan, by
+    `morphing.place`, as the planner would have it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, _Known] = {}
+        self.num_asked = 0
+        self.num_answered = 0
+        self.asked_s = 0.0
+        """Real seconds spent in the planner itself."""
+
+    def answer(self, state: JobState, command: ComputePlan, now: float) -> PlanComputed:
+        self.num_answered += 1
+        key = _key(state, command.workers)
+        known = self._known.get(key)
+        if known is not None:
+            again = _again(known, state, command, now)
+            if again is not None:
+                return again
+        began = time.perf_counter()
+        answer = compute_plan(state, command, lambda: now)
+        self.asked_s += time.perf_counter() - began
+        self.num_asked += 1
+        self._known[key] = _remembered(answer, command)
+        return answer
+
+
+def _key(state: JobState, workers: Sequence[WorkerSlot]) -> Hashable:
+    assert state.spec is not None, "only a submitted job is planned"
+    memory = tuple(slot.memory_bytes for slot in workers)
+    alike = memory[0] if len(set(memory)) == 1 else memory
+    sizes: dict[str, int] = {}
+    for slot in workers:
+        sizes[slot.vm] = sizes.get(slot.vm, 0) + 1
+    return state.spec.parallelism, len(workers), alike, tuple(sorted(sizes.values()))
+
+
+def _remembered(answer: PlanComputed, command: ComputePlan) -> _Known:
+    if answer.plan is None:
+        return _Known(answer, (), ())
+    plan = Plan.from_json(answer.plan)
+    vm_of = {slot.worker: slot.vm for slot in command.workers}
+    stages = tuple(hop.range for hop in plan.paths[0].hops)
+    return _Known(answer, stages, _together([vm_of[worker] for worker in answer.workers]))
+
+
+def _again(known: _Known, state: JobState, command: ComputePlan, now: float) -> PlanComputed | None:
+    """The known answer for the workers of now; None if other ranks would share a VM than did then."""
+    told = {"now": now, "generation": command.generation}
+    if known.answer.plan is None:
+        return known.answer.model_copy(update=told)
+    slots = [Slot(slot.worker, slot.vm, slot.memory_bytes) for slot in command.workers]
+    held = holding(state)
+    used = select(slots, len(known.answer.workers), held)
+    placed = place(used, known.stages, held, _state_bytes(state))
+    if _together([slot.vm for slot in placed]) != known.together:
+        return None
+    plan = {**known.answer.plan, "generation": command.generation}
+    return known.answer.model_copy(
+        update={**told, "plan": plan, "workers": tuple(slot.worker for slot in placed)}
+    )
+
+
+def _together(vms: Sequence[str]) -> tuple[int, ...]:
+    """For each rank the first rank on the same VM."""
+    first: dict[str, int] = {}
+    return tuple(first.setdefault(vm, rank) for rank, vm in enumerate(vms))
+
+
+def _state_bytes(state: JobState) -> Sequence[int]:
+    assert state.calibration is not None, "a plan needs the calibration"
+    return state.calibration["state_bytes"]
+
+
+def predicted(
+    planner: CachedPlanner, state: JobState, num_vms: int, memory_bytes: int
+) -> tuple[str, float] | None:
+    """Shape and step time of the best plan for `num_vms` VMs, if there is one."""
+    assert state.spec is not None, "only a submitted job is planned"
+    workers = tuple(
+        WorkerSlot(worker=f"vm{vm}.{index}", vm=f"vm{vm}", memory_bytes=memory_bytes)
+        for vm in range(num_vms)
+        for index in range(state.spec.resources.workers_per_node)
+    )
+    command = ComputePlan(key="steady", generation=1, workers=workers)
+    answer = planner.answer(replace(state, current=None), command, 0.0)
+    if answer.plan is None or answer.predicted_s is None:
+        return None
+    return Plan.from_json(answer.plan).shape, answer.predicted_s

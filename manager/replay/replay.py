@@ -1,0 +1,87 @@
+"""From a scenario and the names of policies to their outcomes, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..state import JobState
+from .outcome import Outcome, Prices, Steady, goodput, morphs
+from .planner import CachedPlanner, predicted
+from .policies import POLICIES, Policy
+from .scenario import ReplayError, Scenario
+from .world import JOB, World
+
+
+def replay(
+    scenario: Scenario,
+    policies: Sequence[str] = ("varuna",),
+    *,
+    fixed_depth: int | None = None,
+    prices: Prices | None = None,
+    planner: CachedPlanner | None = None,
+) -> list[Outcome]:
+    """One outcome for each policy, in their order. The same arguments always give the same outcomes.
+
+    `fixed_depth`: the P of policies that fix it; None: the best for `max_nodes` VMs. A `planner` that was
+    used for the same job before need not be asked again. Raises `ReplayError` for an unknown policy, or when
+    a depth is to be fixed and `max_nodes` VMs cannot run the model.
+    """
+    for name in policies:
+        if name not in POLICIES:
+            raise ReplayError(f"policy: {name!r} is unknown; known are {', '.join(POLICIES)}")
+    planner = planner or CachedPlanner()
+    steady = _steady(scenario, planner)
+
+    def depth() -> int:
+        if fixed_depth is not None:
+            return fixed_depth
+        if steady is None:
+            vms = scenario.spec.resources.max_nodes
+            raise ReplayError(f"resources.max_nodes: there is no plan for {vms} VMs, so no depth to fix")
+        return int(steady.shape.partition("x")[0])
+
+    return [
+        _outcome(scenario, POLICIES[name](depth), planner, steady, prices or Prices()) for name in policies
+    ]
+
+
+def _outcome(
+    scenario: Scenario, policy: Policy, planner: CachedPlanner, steady: Steady | None, prices: Prices
+) -> Outcome:
+    world = World(scenario, policy, planner)
+    world.run()
+    ledger, wall_s = world.training.ledger, world.now_ns / 1e9
+    assert sum(ledger.items.values()) == world.now_ns, "all of the time is accounted for"
+    seconds = {item.value: spent_ns / 1e9 for item, spent_ns in ledger.items.items()}
+    samples = ledger.steps * scenario.spec.training.global_batch_size
+    series = world.training.samples
+    return Outcome(
+        policy=policy.name,
+        about=policy.about,
+        wall_s=wall_s,
+        finished=world.state.finished is not None,
+        steps=ledger.steps,
+        samples=samples,
+        goodput=goodput(seconds, wall_s),
+        samples_per_s=samples / wall_s if wall_s else 0.0,
+        seconds=seconds,
+        morphs=morphs(world.state, world.training.begun),
+        lost_steps=ledger.num_lost,
+        cut_off_steps=ledger.num_cut_off,
+        checkpoints=ledger.num_published,
+        vm_hours=world.fleet.vm_ns(world.now_ns) / 3600e9,
+        most_vms=max((sample.num_vms for sample in series), default=0),
+        steady=steady,
+        prices=prices,
+        series=series,
+        num_decisions=world.num_decisions,
+    )
+
+
+def _steady(scenario: Scenario, planner: CachedPlanner) -> Steady | None:
+    """The job on as many VMs as it may have, none of which ever leaves."""
+    calibration, spec = scenario.calibration.to_json(), scenario.spec
+    state = JobState(job=JOB, spec=spec, recipe=scenario.recipe, calibration=calibration)
+    num_vms = spec.resources.max_nodes
+    found = predicted(planner, state, num_vms, scenario.device.memory_bytes)
+    return None if found is None else Steady(num_vms=num_vms, shape=found[0], step_s=found[1])

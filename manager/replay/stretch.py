@@ -1,0 +1,90 @@
+"""A stretch of steps at one speed, in closed form: nobody plays the steps one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """What a formed generation does from `began_ns` on, as long as nothing happens to it. Whole nanoseconds.
+
+    Steps take `step_ns` each. After `first` steps, and then after each `every` more, training waits
+    `stall_ns` for a snapshot; its checkpoint exists `publish_ns` after it was begun. `at_once`: one is taken
+    before the first step.
+    """
+
+    began_ns: int
+    first_step: int
+    """Steps that were committed when it began."""
+    step_ns: int
+    first: int
+    every: int
+    stall_ns: int
+    publish_ns: int
+    at_once: bool = False
+
+    def snapshots_before(self, steps: int) -> int:
+        """How many snapshots were taken, and waited for, when the step after `steps` others begins."""
+        return self.at_once + (1 + (steps - self.first) // self.every if steps >= self.first else 0)
+
+    def ends_ns(self, steps: int) -> int:
+        """When `steps` steps are done; a snapshot that is due then comes after."""
+        return self.began_ns + steps * self.step_ns + self._stalls_up_to(steps) * self.stall_ns
+
+    def _stalls_up_to(self, steps: int) -> int:
+        """How many snapshots were waited for before the last of `steps` steps began."""
+        return self.snapshots_before(steps - 1) if steps > 0 else 0
+
+    def steps_at(self, now_ns: int) -> int:
+        """How many steps are done."""
+        left = now_ns - self.began_ns - self.at_once * self.stall_ns
+        if left < self.first * self.step_ns:
+            return max(0, left // self.step_ns)
+        left -= self.first * self.step_ns
+        cycles, left = divmod(left, self.stall_ns + self.every * self.step_ns)
+        return self.first + cycles * self.every + max(0, left - self.stall_ns) // self.step_ns
+
+    def next_end_ns(self, now_ns: int) -> int:
+        """When the step that is under way, or the next one, will be done."""
+        return self.ends_ns(self.steps_at(now_ns) + 1)
+
+    def stalled_ns(self, now_ns: int) -> int:
+        """How much of the time until now went into waiting for snapshots."""
+        steps = self.steps_at(now_ns)
+        whole = self._stalls_up_to(steps)
+        since = now_ns - self.ends_ns(steps)
+        waited = min(since, self.stall_ns * (self.snapshots_before(steps) - whole))
+        return whole * self.stall_ns + waited
+
+    def newest_published(self, now_ns: int) -> int | None:
+        """After how many steps the newest checkpoint was taken that exists by now; None: there is none.
+
+        Uploads go one after another: while one takes longer than the time between two snapshots, those that
+        were taken meanwhile give way to newer ones, as the saver lets them.
+        """
+        done_ns = now_ns - self.publish_ns
+        if done_ns < self.began_ns:
+            return None
+        taken = self.snapshots_before(self.steps_at(done_ns))
+        cycle_ns = self.stall_ns + self.every * self.step_ns
+        spacing = max(1, -(-self.publish_ns // cycle_ns))
+        kept = (taken - 1) // spacing * spacing
+        return None if taken < 1 else self._taken_after(kept)
+
+    def num_published(self, now_ns: int) -> int:
+        """How many checkpoints of this stretch exist, or existed and were retired since."""
+        done_ns = now_ns - self.publish_ns
+        if done_ns < self.began_ns:
+            return 0
+        cycle_ns = self.stall_ns + self.every * self.step_ns
+        spacing = max(1, -(-self.publish_ns // cycle_ns))
+        return -(-self.snapshots_before(self.steps_at(done_ns)) // spacing)
+
+    def taken_ns(self, steps: int) -> int:
+        """When the snapshot after `steps` steps was taken."""
+        return self.ends_ns(steps)
+
+    def _taken_after(self, number: int) -> int:
+        number -= self.at_once
+        return 0 if number < 0 else self.first + number * self.every

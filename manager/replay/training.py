@@ -1,0 +1,299 @@
+"""What trainers do in a replay, generation after generation, as the core's orders have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...worker.messages import CheckpointRef, Formed, GenerationOrder, Phase
+from ..orders import orders
+from ..state import Generation, vm_of
+from .fleet import SimVm, Trainer
+from .group import Doing, Group, make_group, make_stretch
+from .ledger import Item, Ledger
+from .loading import Bytes, agree
+from .policies import Policy
+
+if TYPE_CHECKING:
+    from .world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How things stand from `at_ns` on, until the next sample."""
+
+    at_ns: int
+    num_nodes: int
+    num_vms: int
+    num_used: int
+    """Workers that step."""
+    shape: str
+    samples_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a generation that formed had cost until then."""
+
+    idle_ns: int
+    """Since the last step before it."""
+    lost_steps: int
+
+
+class Training:
+    """The one group of trainers that steps or forms, and the account of the job's time."""
+
+    def __init__(self, world: World, policy: Policy) -> None:
+        self.world = world
+        self.policy = policy
+        self.group: Group | None = None
+        self.ledger = Ledger(0)
+        self.samples: list[Sample] = []
+        self.begun: dict[int, Begun] = {}
+        self.undetected: set[str] = set()
+        """VMs whose death broke the group, and of which the manager does not know yet."""
+        self._bytes = Bytes(world.scenario.calibration, world.costs)
+        self._preparing = self._going = 0
+        self._next: Generation | None = None
+        self._saved_ns: int | None = None
+        self._why = Item.WAIT
+
+    # ---- time ----------------------------------------------------------------------------------------------
+
+    def pass_time(self, until_ns: int) -> None:
+        """The clock is about to jump: time without steps goes to what was the matter."""
+        if self.group is None or self.group.doing is not Doing.STEPPING:
+            self.ledger.idle(self._why, until_ns)
+
+    def explain(self) -> None:
+        """At the end of an instant: why nothing steps from now on, if so; and how things stand."""
+        self._why = self._reason()
+        group, fleet = self.group, self.world.fleet
+        steps = group is not None and group.doing is Doing.STEPPING
+        rate = self.world.spec.training.global_batch_size / group.predicted_s if group and steps else 0.0
+        used, shape = (len(group.ranges), group.shape) if group and steps else (0, "")
+        sample = Sample(self.world.now_ns, fleet.num_nodes, len(fleet.vms), used, shape, rate)
+        last = self.samples[-1] if self.samples else None
+        if last is not None and last.at_ns == sample.at_ns:
+            self.samples.pop()
+        self.samples.append(sample)
+
+    def _reason(self) -> Item:
+        state, group = self.world.state, self.group
+        if group is not None and group.doing is Doing.SAVING:
+            return Item.SNAPSHOT
+        if self.undetected:
+            return Item.DETECT
+        if state.current is not None and state.current.formed is None:
+            return Item.FORM
+        if state.planned is not None:
+            return Item.PREPARE if state.planned.prepared_at is None else Item.OPEN
+        if self.world.vitals.planning is not None:
+            return Item.DECIDE
+        return Item.START if state.last_generation == 0 and self.world.fleet.vms else Item.WAIT
+
+    def stop(self, now_ns: int) -> None:
+        """The replay ends here."""
+        self.pass_time(now_ns)
+        if self.group is not None and self.group.doing is Doing.STEPPING:
+            self._end_stretch(self.group, Item.UNFINISHED)
+
+    # ---- orders --------------------------------------------------------------------------------------------
+
+    def obey(self) -> None:
+        """The core has decided: prepare, go, leave or hold, as it has it now."""
+        state, group = self.world.state, self.group
+        if group is not None and group.number <= state.abandoned:
+            self._leave(group)
+        if state.planned is not None and state.planned.number > self._preparing:
+            self._preparing = state.planned.number
+            self.world.after(self.world.costs.prepare_s, self._prepared, state.planned)
+        current = state.current
+        if current is not None and current.number > self._going:
+            self._going, self._next = current.number, current
+            self._switch_when_it_can()
+        if group is not None and state.hold and not group.holding and group.doing is Doing.STEPPING:
+            group.holding = True
+            assert group.stretch is not None, "a group that steps has a stretch"
+            self.world.at(group.stretch.next_end_ns(self.world.now_ns), self._save, group)
+
+    def _order(self, generation: Generation) -> GenerationOrder:
+        """What every member is told; all are told the same."""
+        told = orders(self.world.state, vm_of(generation.members[0][0])).generation
+        assert told is not None, "members get an order"
+        assert told.number == generation.number, "and it is their generation's"
+        return told
+
+    def _prepared(self, generation: Generation) -> None:
+        planned = self.world.state.planned
+        if planned is None or planned.number != generation.number:
+            return
+        order = self._order(planned)
+        for member in order.members:
+            trainer = self.world.fleet.trainers.get(member.worker)
+            if trainer is not None:
+                trainer.prepared = order.number
+                self.world.dirty[vm_of(member.worker)] = None
+
+    def _switch_when_it_can(self) -> None:
+        """After the step under way, if there is one."""
+        group = self.group
+        if group is None or group.doing in (Doing.BROKEN, Doing.RESTING):
+            self._enter()
+        elif group.doing is Doing.STEPPING and group.stretch is not None:
+            self.world.at(group.stretch.next_end_ns(self.world.now_ns), self._switch, group)
+
+    def _switch(self, group: Group) -> None:
+        if group is self.group and group.doing is Doing.STEPPING and self._next is not None:
+            self._end_stretch(group, Item.CUT_OFF)
+            self._enter()
+
+    def _leave(self, group: Group) -> None:
+        """Its generation is closed: leave at once, in the middle of a step."""
+        if group.doing is Doing.STEPPING:
+            self._end_stretch(group, Item.CUT_OFF)
+        if group.doing is not Doing.RESTING:
+            group.doing = Doing.BROKEN
+        for trainer in group.members:
+            if trainer.generation == group.number and trainer.phase is not Phase.LEFT:
+                trainer.phase = Phase.BROKEN
+
+    # ---- forming -------------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        """The members of the newest generation form it, unless one of them is gone already."""
+        generation, self._next = self._next, None
+        current = self.world.state.current
+        if generation is None or current is None or current.number != generation.number:
+            return  # closed in the meantime
+        order = self._order(current)
+        living = self.world.fleet.trainers
+        members = [t for member in order.members if (t := living.get(member.worker)) is not None]
+        num_sections = self.world.scenario.calibration.num_sections
+        keeps = self.policy.keeps_state
+        beginning = agree(members, order.checkpoints, num_sections, keeps_state=keeps)
+        whole = len(members) == len(order.members)
+        group = make_group(current, members, beginning, Doing.FORMING if whole else Doing.BROKEN)
+        self.group = group
+        for trainer in members:
+            trainer.generation, trainer.phase = group.number, Phase.FORMING
+            self.world.dirty[vm_of(trainer.worker)] = None
+        if whole:
+            costs = self.world.costs
+            again_s = 0.0 if keeps or generation.number == 1 else costs.start_s + costs.trace_s
+            load_s = self._bytes.load_s(beginning, members, group.ranges)
+            self.world.after(costs.form_s + again_s + load_s, self._formed, group, load_s)
+
+    def _formed(self, group: Group, load_s: float) -> None:
+        if group is not self.group or group.doing is not Doing.FORMING:
+            return
+        beginning, now_ns = group.beginning, self.world.now_ns
+        self.begun[group.number] = Begun(self.ledger.idle_ns, self.ledger.rewind(beginning.step))
+        formed = Formed(
+            generation=group.number, step=beginning.step, rung=beginning.rung, phases_s={"load": load_s}
+        )
+        for rank, trainer in enumerate(group.members):
+            self._take_part(group, trainer, rank, formed)
+        if self._saved_ns is None or not self.policy.keeps_state:
+            self._saved_ns = now_ns
+        published = max((ref.step for ref in self.world.listed), default=0)
+        group.stretch = make_stretch(
+            group,
+            self._bytes,
+            self.world.spec.checkpoint,
+            now_ns,
+            published=published,
+            saved_ns=self._saved_ns,
+        )
+        group.doing = Doing.STEPPING
+        left = self.world.spec.training.steps - beginning.step
+        self.world.at(group.stretch.ends_ns(left) if left else now_ns, self._save, group)
+
+    def _take_part(self, group: Group, trainer: Trainer, rank: int, formed: Formed) -> None:
+        self.world.dirty[vm_of(trainer.worker)] = None
+        if rank >= len(group.ranges):  # a donor has handed over what it had
+            trainer.phase, trainer.span = Phase.LEFT, None
+            return
+        trainer.phase, trainer.formed = Phase.RUNNING, formed
+        trainer.span, trainer.branch, trainer.step = group.ranges[rank], group.number, formed.step
+
+    # ---- stepping ------------------------------------------------------------------------------------------
+
+    def tell_progress(self) -> None:
+        """Rank 0 has published something since it last said so."""
+        group = self.group
+        if group is None or group.doing is not Doing.STEPPING:
+            return
+        step = group.published_at(self.world.now_ns)
+        if step is not None:
+            self._publish(group, step)
+
+    def fence(self) -> None:
+        """The head belongs to a newer generation from now on."""
+        if self.group is not None and self.group.fenced_ns is None:
+            self.group.fenced_ns = self.world.now_ns
+
+    def _publish(self, group: Group, step: int) -> None:
+        ref, listed = CheckpointRef(step=step, generation=group.number), self.world.listed
+        leader = group.members[0]
+        if (leader.published is None or ref != leader.published) and ref not in listed:
+            listed.insert(0, ref)
+            leader.published = ref
+            if group.doing is Doing.STEPPING:
+                leader.step = group.step_at(self.world.now_ns)
+            self.world.dirty[vm_of(leader.worker)] = None
+
+    def _end_stretch(self, group: Group, rest: Item) -> None:
+        """The steps until now are done; what they came to is what its members hold."""
+        self.tell_progress()
+        stretch, now_ns = group.stretch, self.world.now_ns
+        assert stretch is not None, "a group that steps has a stretch"
+        step = stretch.first_step + self.ledger.stepped(stretch, now_ns, rest=rest)
+        newest = stretch.newest_published(now_ns)
+        if newest is not None:
+            self._saved_ns = stretch.taken_ns(newest)
+        for trainer in group.workers:
+            trainer.step = step
+
+    def loses(self, vm: SimVm) -> None:
+        """A VM is about to be gone. If its trainers take part, all of the group come to a halt."""
+        group = self.group
+        if group is None or group.doing is Doing.BROKEN:
+            return
+        needed = (
+            group.members if group.doing is Doing.FORMING else group.workers
+        )  # donors only until it formed
+        if not {id(trainer) for trainer in needed} & {id(trainer) for trainer in vm.trainers}:
+            return
+        if group.doing is Doing.STEPPING:
+            self._end_stretch(group, Item.CUT_OFF)
+            told = next((t for t in group.workers if t not in vm.trainers), group.workers[0])
+            self.world.dirty[vm_of(told.worker)] = None  # the last heartbeat before it told of this step
+        group.doing = Doing.BROKEN
+        self.undetected.add(vm.vm)
+
+    # ---- the last checkpoint, and the one before a hold ----------------------------------------------------
+
+    def _save(self, group: Group) -> None:
+        if group is not self.group or group.doing is not Doing.STEPPING:
+            return
+        self._end_stretch(group, Item.CUT_OFF)
+        group.doing = Doing.SAVING
+        stages, replicas = group.stages, group.replicas
+        wait_s = self._bytes.snapshot_s(stages, replicas) + self._bytes.publish_s(stages, replicas)
+        self.world.after(wait_s, self._saved, group)
+
+    def _saved(self, group: Group) -> None:
+        if group is not self.group or group.doing is not Doing.SAVING:
+            return
+        group.doing = Doing.RESTING
+        if group.fenced_ns is None:
+            self.ledger.num_published += 1
+            self._saved_ns = self.world.now_ns
+            self._publish(group, group.workers[0].step)
+        done = group.workers[0].step == self.world.spec.training.steps
+        for trainer in group.workers:
+            trainer.phase = Phase.FINISHED if done else Phase.HELD
+            self.world.dirty[vm_of(trainer.worker)] = None
+        if self._next is not None:
+            self._enter()

@@ -1,0 +1,286 @@
+"""The world around the core in a replay: a clock that jumps, a cloud that follows the trace, a store."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+from ...simulator import Change, to_ns
+from ...worker.messages import CheckpointRef, Phase, Profile
+from ..core import Vitals, decide
+from ..events import (
+    Command,
+    ComputePlan,
+    DeleteCheckpoint,
+    Event,
+    ExportWeights,
+    HeadOpened,
+    JobSubmitted,
+    OpenHead,
+    ReleaseVm,
+    RequestVm,
+    Tick,
+    Together,
+    VmTerminated,
+    WeightsExported,
+)
+from ..state import JobState
+from .fleet import Fleet, SimVm
+from .planner import CachedPlanner
+from .policies import Policy
+from .scenario import EPOCH_S, TIMING, Scenario
+from .training import Training
+
+_TICK_S = 1.0
+JOB = "replay"
+
+
+class World:
+    """One replay. `run` plays it to its end. All times are whole nanoseconds since the trace's start.
+
+    What happens at one instant is decided on together: first all that happens, then one decision on all
+    reports and deaths, and, where one of the core's own clocks has run out, one on a tick.
+    """
+
+    def __init__(self, scenario: Scenario, policy: Policy, planner: CachedPlanner) -> None:
+        self.scenario = scenario
+        self.spec = policy.spec(scenario.spec)
+        self.costs = scenario.costs
+        self.planner = planner
+        self.now_ns = 0
+        self.state, self.vitals = JobState(), Vitals()
+        self.fleet = Fleet(scenario.spec.resources.workers_per_node)
+        self.listed: list[CheckpointRef] = []
+        """What the store's head lists, newest first."""
+        self.dirty: dict[str, None] = {}
+        """VMs that have something to report."""
+        self.gone: list[str] = []
+        """VMs of whose death the manager is told at this instant."""
+        self.training = Training(self, policy)
+        self.num_decisions = 0
+        self._device = scenario.device
+        self._asked: ComputePlan | None = None
+        self._tick_ns: int | None = None
+        self._profiler: str | None = None
+        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._counter = 0
+
+    @property
+    def now(self) -> float:
+        """The core's clock."""
+        return EPOCH_S + self.now_ns / 1e9
+
+    def run(self) -> None:
+        """Plays until the trace's time is over, or the job's last step is published."""
+        end_ns = self.scenario.end_ns
+        self._schedule_trace()
+        self.handle(
+            JobSubmitted(now=self.now, job=JOB, spec=self.spec.model_dump(mode="json"), bundle_sha256="")
+        )
+        self._tick_at(0)
+        while self._heap and self._heap[0][0] <= end_ns and self.state.ended is None:
+            at_ns = self._heap[0][0]
+            self.training.pass_time(at_ns)
+            self.now_ns = at_ns
+            while self._heap and self._heap[0][0] == at_ns:
+                _, _, call, values = heapq.heappop(self._heap)
+                call(*values)
+            self._settle()
+        if self.state.ended is None:
+            self.now_ns = end_ns
+            self.training.stop(end_ns)
+
+    def after(self, delay_s: float, call: Callable[..., None], *values: Any) -> None:
+        self.at(self.now_ns + to_ns(delay_s), call, *values)
+
+    def at(self, at_ns: int, call: Callable[..., None], *values: Any) -> None:
+        self._counter += 1
+        heapq.heappush(self._heap, (at_ns, self._counter, call, values))
+
+    # ---- the core ------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        """One decision, and what it brings about."""
+        decision = decide(self.state, self.vitals, event, TIMING)
+        self.num_decisions += 1
+        changed = decision.state is not self.state
+        self.state, self.vitals = decision.state, decision.vitals
+        for command in decision.commands:
+            self._perform(command)
+        if changed:
+            self._obey()
+            self.training.obey()
+
+    def _settle(self) -> None:
+        """Decide on what happened at this instant."""
+        self.training.tell_progress()
+        while self.dirty or self.gone:
+            living = [vm for name in self.dirty if (vm := self.fleet.vms.get(name)) is not None]
+            version = self.state.num_facts
+            reports = [vm.event(self.now_ns, self.now, self._device, version) for vm in living]
+            deaths = [VmTerminated(now=self.now, vm=vm) for vm in self.gone]
+            self.dirty, self.gone = {}, []
+            self.handle(Together.model_construct(event="together", now=self.now, events=(*reports, *deaths)))
+        if self._tick_ns == self.now_ns:
+            self._tick_ns = None
+            self.handle(Tick.model_construct(event="tick", now=self.now, new_vms=self._new_vms()))
+        self._schedule_tick()
+        self.training.explain()
+
+    def _new_vms(self) -> tuple[str, ...]:
+        known = len(self.state.vms)
+        return tuple(f"vm{known + n}" for n in range(self.spec.resources.max_nodes))
+
+    def _schedule_tick(self) -> None:
+        """A real manager ticks every second; here it does when one of the core's clocks runs out."""
+        state, vitals = self.state, self.vitals
+        due: list[float] = []
+        if state.active and len(state.live_vms) < self.spec.resources.max_nodes:
+            wait_s = 0.0
+            if state.request_failures:
+                doubled_s = TIMING.request_backoff_s * 2 ** min(state.request_failures - 1, 16)
+                wait_s = state.request_failed_at + min(doubled_s, TIMING.longest_backoff_s) - self.now
+            due.append(max(_TICK_S, wait_s))
+        if vitals.usable - vitals.planned_for and vitals.planning is None and state.planned is None:
+            due.append(vitals.grown_at + TIMING.settle_s - self.now)
+        due += [until - self.now for until in vitals.left_out.values()]
+        waits_ns = [
+            to_ns(wait_s) + 1 for wait_s in due if wait_s > 0
+        ]  # past the bound, however it is rounded
+        if waits_ns:
+            self._tick_at(self.now_ns + min(waits_ns))
+
+    def _tick_at(self, at_ns: int) -> None:
+        if self._tick_ns is None or self._tick_ns <= self.now_ns or at_ns < self._tick_ns:
+            self._tick_ns = at_ns
+            self.at(at_ns, _nothing)
+
+    # ---- commands ------------------------------------------------------------------------------------------
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case RequestVm():
+                self.fleet.waiting[command.vm] = None
+                self._hand_out()
+            case ReleaseVm():
+                self._release(command.vm)
+            case ComputePlan():
+                self._asked = command
+                self.after(self.costs.plan_s, self._answer, command)
+            case OpenHead():
+                self.after(self.costs.open_s, self._open_head, command.generation)
+            case DeleteCheckpoint():
+                self.listed.remove(command.checkpoint)
+            case ExportWeights():
+                self.after(0.0, self._exported, command.checkpoint.step)
+
+    def _answer(self, command: ComputePlan) -> None:
+        if self._asked is command:  # else it was asked about workers that are gone meanwhile
+            self.handle(self.planner.answer(self.state, command, self.now))
+
+    def _open_head(self, generation: int) -> None:
+        self.training.tell_progress()
+        self.training.fence()
+        self.handle(HeadOpened(now=self.now, generation=generation, checkpoints=tuple(self.listed)))
+
+    def _exported(self, step: int) -> None:
+        self.handle(WeightsExported(now=self.now, uri="", sha256="", step=step))
+
+    def _release(self, name: str) -> None:
+        self.fleet.waiting.pop(name, None)
+        vm = self.fleet.vms.get(name)
+        if vm is not None:
+            self.fleet.end(vm, self.now_ns)
+            if vm.node not in self.fleet.leaving:
+                self.fleet.free[vm.node] = None
+                self._hand_out()
+
+    # ---- the cloud -----------------------------------------------------------------------------------------
+
+    def _schedule_trace(self) -> None:
+        notice_ns = to_ns(self.scenario.notice_s)
+        goes_ms = self.scenario.removals() if notice_ns else {}
+        for index, event in enumerate(self.scenario.trace):
+            at_ns = event.time_ms * 1_000_000
+            self.at(at_ns, self._come if event.change is Change.ADD else self._go, event.node)
+            if index in goes_ms:
+                gone_ns = goes_ms[index] * 1_000_000
+                self.at(max(at_ns, gone_ns - notice_ns), self._notice, event.node, gone_ns)
+
+    def _come(self, node: str) -> None:
+        self.fleet.num_nodes += 1
+        self.fleet.free[node] = None
+        self._hand_out()
+
+    def _go(self, node: str) -> None:
+        self.fleet.num_nodes -= 1
+        self.fleet.free.pop(node, None)
+        self.fleet.leaving.discard(node)
+        vm = self.fleet.by_node.get(node)
+        if vm is not None:
+            self.training.loses(vm)
+            self.fleet.end(vm, self.now_ns)
+            self.after(self.costs.detect_s, self._tell_gone, vm.vm)
+
+    def _notice(self, node: str, gone_ns: int) -> None:
+        self.fleet.leaving.add(node)
+        self.fleet.free.pop(node, None)
+        vm = self.fleet.by_node.get(node)
+        if vm is not None:
+            vm.deadline_ns = gone_ns
+            if vm.joined:
+                self.dirty[vm.vm] = None
+
+    def _tell_gone(self, name: str) -> None:
+        self.gone.append(name)
+        self.training.undetected.discard(name)
+
+    def _hand_out(self) -> None:
+        for vm in self.fleet.hand_out(self.now_ns):
+            self.after(self.costs.boot_s, self._join, vm)
+
+    # ---- agents and trainers, until they take part ---------------------------------------------------------
+
+    def _join(self, vm: SimVm) -> None:
+        if vm.alive:
+            vm.joined = True
+            self.dirty[vm.vm] = None
+            traced_s = self.costs.trace_s if self.state.recipe is not None else 0.0
+            self.after(self.costs.start_s + traced_s, self._started, vm)
+
+    def _started(self, vm: SimVm) -> None:
+        if vm.alive:
+            for trainer in vm.trainers:
+                trainer.phase = Phase.IDLE
+            self._traced(vm)
+
+    def _traced(self, vm: SimVm) -> None:
+        if vm.alive:
+            for trainer in vm.trainers:
+                trainer.traced = self.state.recipe is not None
+            self.dirty[vm.vm] = None
+
+    def _obey(self) -> None:
+        """Profile, or trace, if that is what is ordered."""
+        state = self.state
+        if state.recipe is None and state.profiler is not None and state.profiler[0] != self._profiler:
+            self._profiler = state.profiler[0]
+            self.after(self.costs.profile_s, self._profiled, self._profiler)
+        if state.recipe is not None and self._profiler is not None:
+            self._profiler = None
+            for vm in self.fleet.vms.values():
+                if vm.trainers[0].phase is not Phase.STARTING:
+                    self.after(self.costs.trace_s, self._traced, vm)
+
+    def _profiled(self, worker: str) -> None:
+        trainer = self.fleet.trainers.get(worker)
+        if trainer is not None:
+            trainer.profile = Profile(
+                recipe=self.scenario.recipe, calibration=self.scenario.calibration.to_json()
+            )
+            self.dirty[worker.rpartition(".")[0]] = None
+
+
+def _nothing() -> None:
+    """The instant itself is what matters: the core is asked."""

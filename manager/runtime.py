@@ -1,0 +1,64 @@
+"""What a manager holds in memory of one job: the fold of its facts, and what was observed since."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from ..worker.messages import Orders, Report, StepMetrics
+from .core import Vitals, fold
+from .journal import StoredFact
+from .state import JobState
+
+RECENT_STEPS = 20
+
+
+class Connection(Protocol):
+    """An agent's connection, as the service sees it."""
+
+    def push(self, orders: Orders) -> None:
+        """Have these orders sent; newer ones replace them if they were not sent yet."""
+        ...
+
+    def replaced(self) -> None:
+        """A newer connection of the same VM has taken its place."""
+        ...
+
+
+class Job:
+    """One job. Belongs to the manager's event loop; `lock` is held while an event is decided on."""
+
+    def __init__(self, job: str, facts: list[StoredFact], metrics: list[StepMetrics]) -> None:
+        self.job = job
+        self.state: JobState = fold(stored.fact for stored in facts)
+        self.sequence = facts[-1].sequence if facts else 0
+        self.vitals = Vitals()
+        self.reports: dict[str, Report] = {}
+        self.connections: dict[str, Connection] = {}
+        self.recent: deque[StepMetrics] = deque(metrics, RECENT_STEPS)
+        self.first_steps: dict[int, float] = {}  # generation -> when its first step was reported
+        self.lock = asyncio.Lock()
+        self.dirty = False  # something to show changed since the last snapshot
+
+    @property
+    def active(self) -> bool:
+        return self.state.spec is not None and self.state.ended is None
+
+    def new_vms(self) -> tuple[str, ...]:
+        """Names that no VM of the job ever had, as many as it could want."""
+        spec, known = self.state.spec, len(self.state.vms)
+        most = spec.resources.max_nodes if spec is not None else 0
+        return tuple(f"{self.job}-vm{known + n}" for n in range(most))
+
+    def add_steps(self, metrics: list[StepMetrics], now: float) -> list[StepMetrics]:
+        """Those of the steps that are new: two agents tell of each, and repeat it until acknowledged."""
+        new: list[StepMetrics] = []
+        for step in metrics:
+            last = self.recent[-1] if self.recent else None
+            if last is None or (step.generation, step.step) > (last.generation, last.step):
+                if last is None or step.generation > last.generation:
+                    self.first_steps[step.generation] = now
+                self.recent.append(step)
+                new.append(step)
+        return new

@@ -1,0 +1,102 @@
+"""A manager process: its home, its port, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from .app import create_app
+from .config import ConfigError, ServerConfig, write_private
+from .journal import SqliteJournal
+from .providers.local import LocalProvider
+from .service import Service
+from .tokens import TokenStore
+
+log = logging.getLogger("makara.manager")
+
+
+def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda url, token: None) -> None:
+    """Run a manager until SIGINT or SIGTERM; its VMs live on. `on_ready` gets the URL and the admin token.
+
+    Raises `JournalLocked` when another manager uses this home, `ConfigError` when the port is taken, and
+    whatever made it impossible to go on.
+    """
+    os.umask(0o077)
+    config.home.mkdir(parents=True, exist_ok=True)
+    journal = SqliteJournal(config.journal_path)
+    listener = _listen(config)
+    port = int(listener.getsockname()[1])
+    url = f"http://{_shown(config.host)}:{port}"
+    tokens = TokenStore(config.home / "tokens.sqlite3")
+    provider = LocalProvider(config.home / "vms", command=config.agent_command)
+    try:
+        admin_token = tokens.ensure_admin(config.admin_token_file)
+        service = Service(config, journal, tokens, {"local": provider})
+        service.manager_url = config.public_url or url
+        record = {"url": url, "port": port, "pid": os.getpid()}
+        write_private(config.server_file, json.dumps(record).encode())
+        on_ready(url, admin_token)
+        asyncio.run(_run(service, listener))
+    finally:
+        listener.close()
+        provider.close()
+        tokens.close()
+        journal.close()
+
+
+async def _run(service: Service, listener: socket.socket) -> None:
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(service),
+            log_level="warning",
+            access_log=False,
+            ws="websockets-sansio",
+            ws_max_size=1 << 24,
+            timeout_graceful_shutdown=1,
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    failing = asyncio.create_task(service.failed())
+    try:
+        await asyncio.wait([serving, failing], return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await serving
+        if failing.done():
+            failing.result()
+    finally:
+        failing.cancel()
+
+
+def _listen(config: ServerConfig) -> socket.socket:
+    """The listening socket. With port 0, this home's last one if it is free: agents know it."""
+    ports = [config.port] if config.port else [*_earlier_port(config), 0]
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    for port in ports:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((config.host.strip("[]"), port))
+            listener.listen(128)
+            return listener
+        except OSError as error:
+            listener.close()
+            if port == ports[-1]:
+                raise ConfigError(f"port: cannot listen on {config.host}:{port}: {error}") from error
+    raise AssertionError("the last port either listens or raises")
+
+
+def _earlier_port(config: ServerConfig) -> list[int]:
+    try:
+        return [int(json.loads(config.server_file.read_bytes())["port"])]
+    except FileNotFoundError:
+        return []
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -1,0 +1,292 @@
+"""The manager at work: one event loop that feeds the core, journals what it decides, and has it carried out.
+
+For each event of a job, one at a time: `decide`, then facts and commands into the journal in one transaction,
+then the new state, the effects, orders to the agents whose orders changed, and word to those who watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..worker.messages import Report
+from .config import ServerConfig
+from .core import Timing, decide
+from .effects import Effects
+from .events import (
+    ConnectionClosed,
+    Event,
+    JobSubmitted,
+    ManagerStarted,
+    ReportReceived,
+    StopRequested,
+    Tick,
+    Together,
+    VmTerminated,
+)
+from .files import JobFiles
+from .journal import Journal
+from .live import Hub, Update
+from .orders import Leases, orders
+from .providers import Provider, ProviderError, VmStatus
+from .runtime import RECENT_STEPS, Connection, Job
+from .spec import JobSpec
+from .tokens import TokenStore
+from .views import job_view, step_view, to_json
+from .watch import unwanted, vanished
+
+log = logging.getLogger("makara.manager")
+_SWEEP_S = 60.0
+
+
+class Service:
+    """All jobs of one manager. `clock` gives Unix seconds. Use: `await start()`, ..., `await close()`.
+
+    `failed()` raises when the manager must not go on: its journal failed or was changed by another. Public
+    methods run on the event loop that called `start`.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        journal: Journal,
+        tokens: TokenStore,
+        providers: Mapping[str, Provider],
+        *,
+        timing: Timing | None = None,
+        leases: Leases | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.config = config
+        self.journal = journal
+        self.tokens = tokens
+        self.providers = providers
+        self.hub = Hub()
+        self.files = JobFiles(config.home)
+        self.jobs: dict[str, Job] = {}
+        self.manager_url = config.public_url or f"http://{config.host}:{config.port}"
+        self.clock = clock
+        self._failure: BaseException | None = None
+        self._has_failed = asyncio.Event()
+        self._timing = timing or Timing()
+        self._leases = leases or Leases()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._missing: dict[str, int] = {}
+        self._turns: set[asyncio.Task[None]] = set()
+        self._submitting = asyncio.Lock()
+        self.effects = Effects(
+            providers=providers,
+            tokens=tokens,
+            scratch=config.home / "scratch",
+            manager_url=lambda: self.manager_url,
+            vm_directory=self.vm_directory,
+            state_of=lambda job: self.jobs[job].state,
+            emit=self.handle,
+            mark_done=lambda key: asyncio.to_thread(journal.mark_done, key),
+            fatal=self._fail,
+            clock=clock,
+        )
+
+    def vm_directory(self, vm: str) -> Path:
+        return self.config.home / "vms" / vm
+
+    # ---- life ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Read the journal, begin every lease anew, and go on with whatever was under way."""
+        for job in await asyncio.to_thread(self.journal.jobs):
+            facts = await asyncio.to_thread(self.journal.facts, job)
+            metrics = await asyncio.to_thread(self.journal.metrics, job, 0, RECENT_STEPS)
+            self.jobs[job] = Job(job, facts, metrics)
+        pending = await asyncio.to_thread(self.journal.pending_commands)
+        for job, command in pending:
+            self.effects.start(job, command)
+        for job in self.active():
+            await self.handle(job.job, ManagerStarted(now=self.clock()))
+        self._tasks = [
+            asyncio.create_task(self._guard(loop)) for loop in (self._tick, self._watch, self._sweep)
+        ]
+
+    async def close(self) -> None:
+        """Stop. VMs and their training go on; the next manager takes over from the journal."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.effects.close()
+        await asyncio.gather(*self._turns, return_exceptions=True)
+        self.hub.close()
+
+    def active(self) -> list[Job]:
+        return [job for job in self.jobs.values() if job.active]
+
+    # ---- what users ask for --------------------------------------------------------------------------------
+
+    async def submit(self, job: str, spec: JobSpec, bundle: bytes, secrets: Mapping[str, str]) -> None:
+        """Accept a job under a new id. Durable, with its files, when this returns; on an error nothing is."""
+        async with self._submitting:
+            assert job not in self.jobs, f"job {job} exists"
+            sha256 = await asyncio.to_thread(self.files.store, job, bundle, secrets)
+            self.jobs[job] = Job(job, [], [])
+            try:
+                value = spec.model_dump(mode="json")
+                now = self.clock()
+                await self.handle(job, JobSubmitted(now=now, job=job, spec=value, bundle_sha256=sha256))
+            except BaseException:
+                if not await asyncio.to_thread(self.journal.facts, job):
+                    del self.jobs[job]
+                    await asyncio.to_thread(self.files.forget, job)
+                raise
+
+    async def stop(self, job: str) -> None:
+        """Have the job publish a checkpoint and end; one that has ended stays as it is."""
+        if self.jobs[job].state.ended is None:
+            await self.handle(job, StopRequested(now=self.clock()))
+
+    # ---- what agents say -----------------------------------------------------------------------------------
+
+    def connect(self, job: str, vm: str, connection: Connection) -> None:
+        """A VM's agent is there: give it its orders. An earlier connection of the VM gives way."""
+        runtime = self.jobs[job]
+        earlier = runtime.connections.get(vm)
+        if earlier is not None:
+            earlier.replaced()
+        runtime.connections[vm] = connection
+        connection.push(orders(runtime.state, vm, self._leases))
+
+    async def disconnect(self, job: str, vm: str, connection: Connection) -> None:
+        """The connection closed. Suspicion only, and none if the VM has another one by now."""
+        runtime = self.jobs[job]
+        if runtime.connections.get(vm) is connection:
+            del runtime.connections[vm]
+            if runtime.state.ended is None:
+                await self.handle(job, ConnectionClosed(now=self.clock(), vm=vm))
+
+    async def report(self, job: str, report: Report) -> None:
+        """Take in what a VM is now. When this returns, all that the report carried is stored."""
+        runtime = self.jobs[job]
+        if report.metrics:
+            await asyncio.to_thread(self.journal.record_metrics, job, report.metrics)
+            for step in runtime.add_steps(report.metrics, self.clock()):
+                self.hub.publish(job, Update("step", to_json(step_view(step))))
+        runtime.reports[report.vm] = report
+        runtime.dirty = True
+        if runtime.state.ended is None:
+            await self.handle(job, ReportReceived(now=self.clock(), report=report))
+
+    # ---- one event -----------------------------------------------------------------------------------------
+
+    async def handle(self, job: str, event: Event) -> None:
+        """Decide on one event and make the decision durable; the rest follows from it."""
+        await self._serially(self.jobs[job], lambda: event)
+
+    async def _serially(self, runtime: Job, make_event: Callable[[], Event]) -> None:
+        # A caller that is cancelled (a closed connection) must not leave the state behind the journal.
+        turn = asyncio.create_task(self._turn(runtime, make_event))
+        self._turns.add(turn)
+        turn.add_done_callback(self._turns.discard)
+        await asyncio.shield(turn)
+
+    async def _turn(self, runtime: Job, make_event: Callable[[], Event]) -> None:
+        async with runtime.lock:
+            await self._decide(runtime, make_event())
+
+    async def _decide(self, runtime: Job, event: Event) -> None:
+        decision = decide(runtime.state, runtime.vitals, event, self._timing)
+        if decision.facts or decision.commands:
+            try:
+                runtime.sequence = await asyncio.to_thread(
+                    self.journal.append, runtime.job, decision.facts, decision.commands, runtime.sequence
+                )
+            except Exception as error:  # what is in the journal is not known any more
+                self._fail(error)
+                raise
+        runtime.state, runtime.vitals = decision.state, decision.vitals
+        for command in decision.commands:
+            self.effects.start(runtime.job, command)
+        if decision.facts:
+            self._tell(runtime, decision.facts)
+
+    def _tell(self, runtime: Job, facts: Any) -> None:
+        for vm, connection in runtime.connections.items():
+            connection.push(orders(runtime.state, vm, self._leases))
+        first = runtime.sequence - len(facts) + 1
+        for sequence, fact in enumerate(facts, first):
+            log.info("job %s: %s", runtime.job, fact.fact)
+            self.hub.publish(runtime.job, Update("fact", to_json(fact), sequence))
+        runtime.dirty = True
+        if runtime.state.ended is not None:
+            self.files.forget_secrets(runtime.job)
+            self._publish_status(runtime)
+
+    def _publish_status(self, runtime: Job) -> None:
+        runtime.dirty = False
+        if self.hub.watched(runtime.job):
+            view = job_view(runtime, self.effects.trouble.get(runtime.job, {}))
+            self.hub.publish(runtime.job, Update("status", to_json(view)))
+
+    # ---- time and providers --------------------------------------------------------------------------------
+
+    async def _guard(self, loop: Callable[[], Any]) -> None:
+        try:
+            await loop()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        log.critical("the manager cannot go on", exc_info=error)
+        self._failure = self._failure or error
+        self._has_failed.set()
+
+    async def failed(self) -> None:
+        """Wait until the manager must not go on, and raise what made it so."""
+        await self._has_failed.wait()
+        assert self._failure is not None, "set together with the event"
+        raise self._failure
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.tick_s)
+            for runtime in self.active():
+                await self._serially(
+                    runtime, lambda job=runtime: Tick(now=self.clock(), new_vms=job.new_vms())
+                )
+            for runtime in self.jobs.values():
+                if runtime.dirty:
+                    self._publish_status(runtime)
+
+    async def _watch(self) -> None:
+        """Ask the providers which VMs are there: report those that are gone, release those nobody wants."""
+        while True:
+            await asyncio.sleep(self.config.tick_s)
+            for name, provider in self.providers.items():
+                try:
+                    present = await asyncio.to_thread(provider.list)
+                except ProviderError as error:
+                    log.warning("cannot list VMs: %s", error)
+                    continue
+                await self._compare(name, provider, present)
+
+    async def _compare(self, name: str, provider: Provider, present: Mapping[str, VmStatus]) -> None:
+        states = [runtime.state for runtime in self.jobs.values()]
+        for job, vms in vanished(states, self.effects, name, present, self._missing).items():
+            now = self.clock()
+            gone = tuple(VmTerminated(now=now, vm=vm) for vm in vms)
+            await self.handle(job, Together(now=now, events=gone))
+        states = [runtime.state for runtime in self.jobs.values()]
+        for vm in unwanted(states, self.effects, present):
+            log.warning("VM %s belongs to no running job: releasing it", vm)
+            try:
+                await asyncio.to_thread(provider.release, vm)
+            except ProviderError as error:
+                log.warning("cannot release VM %s: %s; trying again", vm, error)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.to_thread(self.tokens.sweep)
+            await asyncio.sleep(_SWEEP_S)

@@ -1,0 +1,205 @@
+"""A job as its facts tell it: an immutable value, folded by `apply` and by nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from ..worker.messages import CheckpointRef, Formed, Recipe
+from .events import EndReason, JobEnded
+from .spec import JobSpec
+
+Seat = tuple[str, int]
+"""A worker and its incarnation: a trainer that was started again is another seat."""
+
+
+class Status(StrEnum):
+    """What a user sees of a job."""
+
+    PENDING = "pending"  # no VM has joined, or too few are left
+    STARTING = "starting"  # VMs are there, trainers come up
+    PROFILING = "profiling"  # one worker traces and calibrates the model
+    RUNNING = "running"
+    MORPHING = "morphing"  # a change of plan is under way
+    STOPPING = "stopping"
+    EXPORTING = "exporting"  # trained; the weights are being written
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class VmStatus(StrEnum):
+    REQUESTED = "requested"
+    JOINED = "joined"
+    NOTICED = "noticed"  # the cloud will take it at `deadline`
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Vm:
+    """One VM that was ever requested."""
+
+    vm: str
+    requested_at: float
+    status: VmStatus = VmStatus.REQUESTED
+    joined_at: float | None = None
+    address: str = ""
+    devices: tuple[dict[str, Any], ...] = ()
+    deadline: float | None = None
+    ended_at: float | None = None
+    reason: EndReason | None = None
+    detail: str = ""
+
+    @property
+    def live(self) -> bool:
+        return self.status is not VmStatus.ENDED
+
+    @property
+    def joined(self) -> bool:
+        return self.status in (VmStatus.JOINED, VmStatus.NOTICED)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A generation from its decision to its end: planned, prepared, opened, formed, closed or superseded."""
+
+    number: int
+    cause: str
+    plan: Mapping[str, Any]  # makara.pipeline.Plan.to_json(); empty once in the history
+    shape: str  # P×D as `Plan.shape` writes it
+    members: tuple[Seat, ...]  # the plan's workers in rank order, then donors
+    num_workers: int
+    detected_at: float
+    planned_at: float
+    decided_s: float
+    predicted_s: float | None
+    endpoint: str | None = None
+    prepared_at: float | None = None
+    opened_at: float | None = None
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    formed: Formed | None = None
+    formed_at: float | None = None
+    lost_steps: int = 0
+    ended_at: float | None = None
+    end_reason: str = ""
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        """The plan's workers in rank order, without donors."""
+        return self.members[: self.num_workers]
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Failures counted in rounds: different workers that fail within seconds, in one generation, are one."""
+
+    count: int = 0
+    began_at: float = 0.0
+    generation: int = -1
+    seats: frozenset[Seat] = frozenset()
+
+    def failed(self, at: float, generation: int, worker: str, incarnation: int) -> Rounds:
+        seat = (worker, incarnation)
+        together = generation == self.generation and at - self.began_at < _ROUND_S
+        if together and all(worker != other for other, _ in self.seats):
+            return replace(self, seats=self.seats | {seat})
+        return Rounds(self.count + 1, at, generation, frozenset({seat}))
+
+
+_ROUND_S = 10.0
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class JobState:
+    """Everything that was decided about one job. The empty state is `JobState()`."""
+
+    job: str = ""
+    spec: JobSpec | None = None
+    bundle_sha256: str = ""
+    submitted_at: float = 0.0
+    num_facts: int = 0  # facts folded so far; the version of orders
+    vms: Mapping[str, Vm] = field(default_factory=lambda: _EMPTY)
+    profiler: Seat | None = None
+    recipe: Recipe | None = None
+    calibration: Mapping[str, Any] | None = None
+    recipe_version: int = 0  # num_facts when the recipe was fixed
+    planned: Generation | None = None  # decided, not opened
+    current: Generation | None = None  # opened, not closed
+    history: tuple[Generation, ...] = ()  # closed and superseded, oldest first, without their plans
+    last_generation: int = 0  # highest number ever given
+    head_generation: int = 0  # highest number for which the head may have been swapped
+    abandoned: int = 0  # generations up to this one are closed
+    published: tuple[CheckpointRef, ...] = ()  # oldest first, by (generation, step)
+    retired: tuple[int, int] = (0, -1)  # newest (generation, step) that was retired
+    base: CheckpointRef | None = None  # what the last opened generation may start from
+    progress_step: int = 0  # highest step known to have been committed by what was journalled
+    hold: bool = False
+    stop_ordered_at: float | None = None
+    finished: CheckpointRef | None = None
+    ended: JobEnded | None = None
+    ended_at: float | None = None
+    failed: Mapping[str, int] = field(
+        default_factory=lambda: _EMPTY
+    )  # worker -> last incarnation that failed
+    unfit: frozenset[str] = frozenset()  # workers that cannot meet the recipe
+    user_errors: Rounds = Rounds()
+    internal_errors: Rounds = Rounds()  # without a new committed step in between
+    last_traceback: str | None = None
+    last_error: str = ""
+    request_failures: int = 0  # rounds of refused requests in a row
+    request_failed_at: float = 0.0
+    impossible: str | None = None  # why nothing runs, as last told to the user
+
+    @property
+    def active(self) -> bool:
+        """Submitted, and neither stopping, trained nor ended: VMs and plans are wanted."""
+        return self.spec is not None and not self.ended and not self.finished and self.stop_ordered_at is None
+
+    @cached_property
+    def live_vms(self) -> tuple[Vm, ...]:
+        return tuple(vm for vm in self.vms.values() if vm.live)
+
+    @property
+    def running(self) -> bool:
+        """A formed generation exists."""
+        return self.current is not None and self.current.formed is not None
+
+    @property
+    def status(self) -> Status:
+        if self.ended is not None:
+            return Status(self.ended.status)
+        if self.finished is not None:
+            return Status.EXPORTING
+        if self.stop_ordered_at is not None:
+            return Status.STOPPING
+        if self.planned is not None or (self.current is not None and not self.running):
+            return Status.MORPHING if self.history or self.running else Status.STARTING
+        if self.running:
+            return Status.RUNNING
+        if self.recipe is None and self.profiler is not None:
+            return Status.PROFILING
+        if self.last_generation == 0 and any(vm.joined for vm in self.live_vms):
+            return Status.STARTING
+        return Status.PENDING
+
+    def generation(self, number: int) -> Generation | None:
+        """The planned or current generation of this number."""
+        return next((g for g in (self.planned, self.current) if g is not None and g.number == number), None)
+
+    def with_vm(self, vm: Vm) -> JobState:
+        return replace(self, vms=MappingProxyType({**self.vms, vm.vm: vm}))
+
+
+def vm_of(worker: str) -> str:
+    """The VM of a worker id `<vm>.<index>`."""
+    return worker.rpartition(".")[0]
+
+
+def order_of(checkpoint: CheckpointRef) -> tuple[int, int]:
+    """Newer checkpoints are greater: a later generation's always lies on the surviving history."""
+    return checkpoint.generation, checkpoint.step

@@ -1,0 +1,137 @@
+"""A submission, checked whole before any of it is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import io
+import json
+import secrets as random
+import tarfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..checkpoint import StoreRefused, StoreUnavailable, check_writable
+from .service import Service
+from .spec import JobSpec, JobSpecError, parse_spec, to_settings
+
+MAX_UNPACKED_BYTES = 1 << 30
+
+
+class KeyUsed(Exception):
+    """The Idempotency-Key was used before, for something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What a user hands over: the job file's content, the code, and the values of the secrets it names."""
+
+    spec_text: str
+    bundle: bytes
+    secrets_text: str = "{}"
+    idempotency_key: str | None = None
+
+
+async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
+    """The id of the job, durably stored, and whether it is new (False: this very submission came before).
+
+    Raises `JobSpecError` with every fault that was found, `KeyUsed`, `StoreUnavailable`.
+    """
+    spec = _spec(submission.spec_text)
+    secrets = _secrets(spec, submission.secrets_text)
+    await asyncio.to_thread(_check_bundle, submission.bundle)
+    job = _job_id(spec, submission.idempotency_key)
+    if job in service.jobs:
+        _check_same(service, job, spec, submission)
+        return job, False
+    await asyncio.to_thread(_check_store, spec, job)
+    if job in service.jobs:  # the same submission came a second time while the store was asked
+        return job, False
+    await service.submit(job, spec, submission.bundle, secrets)
+    return job, True
+
+
+def _spec(text: str) -> JobSpec:
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise JobSpecError([("spec", f"not JSON: {error}")]) from error
+    return parse_spec(value)
+
+
+def _secrets(spec: JobSpec, text: str) -> dict[str, str]:
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise JobSpecError([("secrets", f"not JSON: {error}")]) from error
+    if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value.values()):
+        raise JobSpecError([("secrets", "expected an object of names to strings")])
+    if any("\0" in str(item) or not _encodable(str(item)) for item in value.values()):
+        raise JobSpecError([("secrets", "a value holds a character that no process can be given")])
+    given = {str(name): str(item) for name, item in value.items()}
+    missing = sorted(set(spec.secrets) - set(given))
+    unknown = sorted(set(given) - set(spec.secrets))
+    faults = [("secrets", f"no value was sent for {name}") for name in missing]
+    faults += [("secrets", f"{name} is not named in the job file") for name in unknown]
+    if faults:
+        raise JobSpecError(faults)
+    return given
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_bundle(data: bytes) -> None:
+    """The bundle must be a tar.gz of plain files that stay inside it; it is never unpacked here."""
+    try:
+        with gzip.open(io.BytesIO(data)) as unpacked:
+            with tarfile.open(fileobj=unpacked, mode="r:") as archive:
+                for member in archive:
+                    _check_size(member.offset_data + member.size)
+                    if not (member.isfile() or member.isdir()) or not _inside(member.name):
+                        raise JobSpecError(
+                            [("bundle", f"{member.name!r} is no plain file inside the bundle")]
+                        )
+            while unpacked.read(1 << 20):  # to the end, where gzip's own checksum is
+                _check_size(unpacked.tell())
+    except (tarfile.TarError, zlib.error, OSError, EOFError) as error:
+        raise JobSpecError([("bundle", f"not a tar.gz archive: {error}")]) from error
+
+
+def _check_size(unpacked_bytes: int) -> None:
+    if unpacked_bytes > MAX_UNPACKED_BYTES:
+        raise JobSpecError([("bundle", f"unpacks to more than {MAX_UNPACKED_BYTES} bytes")])
+
+
+def _inside(name: str) -> bool:
+    return not name.startswith("/") and ".." not in name.split("/")
+
+
+def _check_store(spec: JobSpec, job: str) -> None:
+    to_settings(spec, job, "")  # a relative URI is refused here: the manager's folder is not the user's
+    checkpoint = spec.checkpoint
+    try:
+        check_writable(checkpoint.uri, endpoint=checkpoint.endpoint, region=checkpoint.region)
+    except StoreRefused as error:
+        raise JobSpecError([("checkpoint.uri", str(error))]) from error
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"checkpoint.uri {checkpoint.uri!r}: {error}") from error
+
+
+def _job_id(spec: JobSpec, key: str | None) -> str:
+    """The name and six hex digits; a key gives the same ones, so that a repetition finds its job."""
+    suffix = hashlib.sha256(f"{spec.name}\0{key}".encode()).hexdigest()[:12] if key else random.token_hex(3)
+    return f"{spec.name}-{suffix}"
+
+
+def _check_same(service: Service, job: str, spec: JobSpec, submission: Submission) -> None:
+    state = service.jobs[job].state
+    if state.spec != spec or state.bundle_sha256 != hashlib.sha256(submission.bundle).hexdigest():
+        raise KeyUsed(f"Idempotency-Key: it was used for another submission, job {job}")

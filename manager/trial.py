@@ -1,0 +1,80 @@
+"""The user's code, tried out on the user's machine in a process of its own (`makara.worker.check`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .spec import JobSpec, JobSpecError, parse_yaml, resolve_uri
+
+
+class UserCodeRefused(ValueError):
+    """The job's own code does not pass the check; the message holds its traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What the check said. `model`: what the model is and what a dry run found; None when it did not get so
+    far."""
+
+    model: dict[str, Any] | None
+    error: str | None
+    traceback: str | None
+
+    @property
+    def refusal(self) -> str | None:
+        return self.error and self.error + (f"\n{self.traceback}" if self.traceback else "")
+
+
+def read_job(file: Path) -> tuple[JobSpec, Path]:
+    """(a job file's specification with absolute paths, the folder of its code). Raises `JobSpecError`."""
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobSpecError([("job file", f"cannot read {file}: {error}")]) from error
+    folder = file.resolve().parent
+    spec = resolve_uri(parse_yaml(text), folder)
+    workdir = (folder / spec.workdir).resolve()
+    if not workdir.is_dir():
+        raise JobSpecError([("workdir", f"{workdir} is no folder")])
+    return spec, workdir
+
+
+def settings_of(spec: JobSpec) -> dict[str, Any]:
+    """What of a job's specification the check depends on."""
+    return {
+        "global_batch_size": spec.training.global_batch_size,
+        "seed": spec.training.seed,
+        "precision": spec.training.precision,
+        "microbatch_size": spec.parallelism.microbatch_size,
+        "num_sections": spec.parallelism.num_sections,
+    }
+
+
+def try_out(workdir: Path, entrypoint: str, settings: Mapping[str, Any], envs: Mapping[str, str]) -> Trial:
+    """Raises `UserCodeRefused` when the code ends its process."""
+    command = [sys.executable, "-P", "-m", "makara.worker.check", str(workdir), entrypoint]
+    process = subprocess.run(
+        [*command, json.dumps(settings)],
+        cwd=workdir,
+        env={**os.environ, **envs},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = process.stdout.strip().splitlines()
+    try:
+        answer: dict[str, Any] = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        raise UserCodeRefused(
+            f"entrypoint: {entrypoint} ended its process with status {process.returncode}:\n"
+            f"{process.stderr[-4000:]}"
+        ) from None
+    return Trial(answer["model"], answer["error"], answer["traceback"])

@@ -1,0 +1,279 @@
+"""What users see of a job: projections of its state and of the newest reports, as the API sends them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from ..pipeline import Plan
+from ..worker.messages import CheckpointRef, StepMetrics, WorkerReport
+from .runtime import Job
+from .state import Generation, JobState, Vm, vm_of
+
+
+class StepView(BaseModel):
+    """One committed step; `loss` None is not a number."""
+
+    step: int
+    generation: int
+    loss: float | None
+    grad_norm: float | None
+    seconds: float
+    samples: int
+    loss_scale: float | None  # fp16 only
+    skipped: bool  # its gradient overflowed in fp16: nothing was updated
+
+
+class SeatView(BaseModel):
+    """One worker of the running plan: stage `stage` of path `replica`, hosting sections start..stop-1."""
+
+    worker: str
+    vm: str
+    rank: int
+    replica: int
+    stage: int
+    start: int
+    stop: int
+    phase: str | None
+
+
+class MorphView(BaseModel):
+    """A change of plan. `phases_s`: detect and decide, prepare, open, form, first_step, as far as known;
+    `inside_form_s` is how one worker spent `form`."""
+
+    generation: int
+    shape: str
+    before: str | None
+    cause: str
+    at: float
+    step: int | None
+    rung: str | None
+    lost_steps: int
+    predicted_s: float | None
+    phases_s: dict[str, float]
+    inside_form_s: dict[str, float]
+    total_s: float | None
+    ended: str | None
+
+
+class VmView(BaseModel):
+    vm: str
+    status: str
+    requested_at: float
+    joined_at: float | None
+    ended_at: float | None
+    deadline: float | None
+    reason: str | None
+    detail: str
+    workers: list[str]
+
+
+class JobView(BaseModel):
+    """A job as `GET /api/v1/jobs/{job}` shows it."""
+
+    job: str
+    name: str
+    status: str
+    reason: str | None
+    traceback: str | None
+    trouble: list[str]
+    step: int
+    steps: int
+    loss: float | None
+    seconds_per_step: float | None
+    samples_per_s: float | None
+    predicted_s: float | None
+    generation: int
+    shape: str | None
+    num_sections: int | None
+    num_micro_batches: int | None
+    microbatch_size: int | None
+    placement: list[SeatView]
+    morphs: list[MorphView]
+    checkpoints: list[CheckpointRef]
+    vms: list[VmView]
+    num_live_vms: int
+    submitted_at: float
+    ended_at: float | None
+    export_uri: str | None
+    export_sha256: str | None
+    checkpoint_uri: str
+
+
+def to_json(value: BaseModel) -> dict[str, Any]:
+    """Plain JSON values; a number that is none becomes null."""
+    return json.loads(value.model_dump_json())
+
+
+def step_view(metrics: StepMetrics) -> StepView:
+    return StepView(
+        step=metrics.step,
+        generation=metrics.generation,
+        loss=_finite(metrics.loss),
+        grad_norm=_finite(metrics.grad_norm),
+        seconds=metrics.seconds,
+        samples=metrics.samples,
+        loss_scale=metrics.loss_scale,
+        skipped=metrics.skipped,
+    )
+
+
+def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
+    """Everything about one job that changes while it runs."""
+    state = job.state
+    assert state.spec is not None, "only a submitted job is shown"
+    last = job.recent[-1] if job.recent else None
+    seconds = _mean([m.seconds for m in job.recent if last is not None and m.generation == last.generation])
+    workers = {w.worker: w for report in job.reports.values() for w in report.workers}
+    generation = state.current
+    return JobView(
+        job=state.job,
+        name=state.spec.name,
+        status=state.status.value,
+        reason=_reason(state),
+        traceback=state.ended.traceback if state.ended else state.last_traceback,
+        trouble=sorted(set(trouble.values())),
+        step=newest_step(state, last),
+        steps=state.spec.training.steps,
+        loss=_finite(last.loss) if last is not None else None,
+        seconds_per_step=seconds,
+        samples_per_s=last.samples / seconds if last is not None and seconds else None,
+        predicted_s=generation.predicted_s if generation else None,
+        generation=generation.number if generation else state.last_generation,
+        shape=generation.shape if generation else None,
+        num_sections=state.recipe.num_sections if state.recipe else None,
+        num_micro_batches=state.recipe.num_micro_batches if state.recipe else None,
+        microbatch_size=state.recipe.microbatch_size if state.recipe else None,
+        placement=placement(generation, workers) if generation else [],
+        morphs=morphs(state, job.first_steps),
+        checkpoints=list(reversed(state.published)),
+        vms=[vm_view(vm, workers.values()) for vm in state.vms.values()],
+        num_live_vms=len(state.live_vms),
+        submitted_at=state.submitted_at,
+        ended_at=state.ended_at,
+        export_uri=state.ended.export_uri if state.ended else None,
+        export_sha256=state.ended.export_sha256 if state.ended else None,
+        checkpoint_uri=state.spec.checkpoint.uri,
+    )
+
+
+def newest_step(state: JobState, last: StepMetrics | None) -> int:
+    """The newest step of the history that the job is on; steps that are being done again do not count."""
+    number, step = max(_beginnings(state), default=(0, 0))
+    steps = [step] + [c.step for c in state.published if c.generation >= number]
+    if last is not None and last.generation >= number:
+        steps.append(last.step)
+    return max(steps)
+
+
+def surviving(state: JobState, rows: Iterable[StepMetrics]) -> list[StepMetrics]:
+    """Without the steps of generations after which a later one began at an earlier step."""
+    beginnings = _beginnings(state)
+    return [
+        row for row in rows if all(step >= row.step for number, step in beginnings if number > row.generation)
+    ]
+
+
+def _beginnings(state: JobState) -> list[tuple[int, int]]:
+    """(number, first step) of each generation that formed."""
+    present = [g for g in (state.current, state.planned) if g is not None]
+    return [(g.number, g.formed.step) for g in (*state.history, *present) if g.formed is not None]
+
+
+def placement(generation: Generation, workers: Mapping[str, WorkerReport]) -> list[SeatView]:
+    """The grid: one seat for each hop of each path; a worker on several paths is shown on each."""
+    plan = Plan.from_json(generation.plan)
+    seats: list[SeatView] = []
+    for replica, path in enumerate(plan.paths):
+        for stage, hop in enumerate(path.hops):
+            worker = generation.members[hop.worker][0]
+            report = workers.get(worker)
+            span = plan.ranges[hop.worker]
+            seats.append(
+                SeatView(
+                    worker=worker,
+                    vm=vm_of(worker),
+                    rank=hop.worker,
+                    replica=replica,
+                    stage=stage,
+                    start=span.start,
+                    stop=span.stop,
+                    phase=report.phase.value if report is not None else None,
+                )
+            )
+    return seats
+
+
+def morphs(state: JobState, first_steps: Mapping[int, float]) -> list[MorphView]:
+    """Every generation that was opened or is being formed, oldest first."""
+    present = tuple(g for g in (state.current, state.planned) if g is not None)
+    views: list[MorphView] = []
+    before: str | None = None
+    for generation in (*state.history, *present):
+        views.append(_morph(generation, before, first_steps.get(generation.number)))
+        if generation.formed is not None:
+            before = generation.shape
+    return views
+
+
+def _morph(generation: Generation, before: str | None, first_step_at: float | None) -> MorphView:
+    marks = {
+        "decide": generation.planned_at,
+        "prepare": generation.prepared_at,
+        "open": generation.opened_at,
+        "form": generation.formed_at,
+        "first_step": first_step_at,
+    }
+    phases: dict[str, float] = {}
+    reached = generation.detected_at
+    for name, at in marks.items():
+        if at is not None:
+            phases[name] = max(0.0, at - reached)
+            reached = max(reached, at)
+    return MorphView(
+        generation=generation.number,
+        shape=generation.shape,
+        before=before,
+        cause=generation.cause,
+        at=generation.planned_at,
+        step=generation.formed.step if generation.formed else None,
+        rung=generation.formed.rung if generation.formed else None,
+        lost_steps=generation.lost_steps,
+        predicted_s=generation.predicted_s,
+        phases_s=phases,
+        inside_form_s=dict(generation.formed.phases_s) if generation.formed else {},
+        total_s=reached - generation.detected_at if generation.formed_at is not None else None,
+        ended=generation.end_reason or None,
+    )
+
+
+def vm_view(vm: Vm, workers: Iterable[WorkerReport]) -> VmView:
+    return VmView(
+        vm=vm.vm,
+        status=vm.status.value,
+        requested_at=vm.requested_at,
+        joined_at=vm.joined_at,
+        ended_at=vm.ended_at,
+        deadline=vm.deadline,
+        reason=vm.reason.value if vm.reason is not None else None,
+        detail=vm.detail,
+        workers=[f"{w.worker}: {w.phase.value}" for w in workers if vm.live and vm_of(w.worker) == vm.vm],
+    )
+
+
+def _reason(state: JobState) -> str | None:
+    if state.ended is not None:
+        return state.ended.reason or None
+    return state.impossible or state.last_error or None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,40 @@
+"""What the list of a provider's VMs means: which of ours are gone, and which are there that nobody wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from .effects import Effects
+from .providers import VmStatus
+from .state import JobState
+
+_PATIENCE = 2  # lists in a row without a VM before it counts as gone: a cloud's lists lag behind
+
+
+def vanished(
+    states: Iterable[JobState],
+    effects: Effects,
+    provider: str,
+    present: Mapping[str, VmStatus],
+    missing: dict[str, int],
+) -> dict[str, list[str]]:
+    """By job, live VMs that `provider` no longer has. `missing` counts absences from call to call."""
+    found: dict[str, list[str]] = {}
+    for state in states:
+        if state.spec is None or state.spec.resources.provider != provider:
+            continue
+        for vm in state.live_vms:
+            if effects.requesting(vm.vm):
+                continue
+            status = present.get(vm.vm)
+            missing[vm.vm] = missing.get(vm.vm, 0) + 1 if status is None else 0
+            if status is VmStatus.GONE or missing[vm.vm] >= _PATIENCE:
+                found.setdefault(state.job, []).append(vm.vm)
+    return found
+
+
+def unwanted(states: Iterable[JobState], effects: Effects, present: Mapping[str, VmStatus]) -> list[str]:
+    """Running VMs that no job has, and whose release is not under way: left over from the unforeseen."""
+    wanted = {vm.vm for state in states for vm in state.live_vms if state.ended is None}
+    running = (vm for vm, status in present.items() if status is VmStatus.RUNNING)
+    return [vm for vm in running if vm not in wanted and not effects.releasing(vm)]

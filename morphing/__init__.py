@@ -1,0 +1,34 @@
+"""How to choose the next plan, and how survivors come to one state; no I/O.
+
+In: the workers there are, the calibration of the model on them, what they hold already. Out: the plan with
+the least predicted time per step, or the reason why there is none (`choose`). And in: what every member of a
+forming generation holds. Out: the step that all go on from, who must still apply it, and who sends which
+section to whom (`agree`, `transfers`).
+"""
+
+from .balance import balance, stage_seconds
+from .choose import choose
+from .placement import Slot, place, select
+from .reconcile import Agreement, Application, NoHolder, Record, Standing, Transfer, agree, transfers
+from .request import Candidate, Choice, Impossible, Request
+
+__all__ = [
+    "Agreement",
+    "Application",
+    "Candidate",
+    "Choice",
+    "Impossible",
+    "NoHolder",
+    "Record",
+    "Request",
+    "Slot",
+    "Standing",
+    "Transfer",
+    "agree",
+    "balance",
+    "choose",
+    "place",
+    "select",
+    "stage_seconds",
+    "transfers",
+]

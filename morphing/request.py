@@ -1,0 +1,92 @@
+"""What a choice of the next plan is made from, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..pipeline import Plan, Range, Schedule
+from ..simulator import Calibration
+from .placement import Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What there is to choose from. Raises `ValueError` naming the field that cannot be."""
+
+    calibration: Calibration
+    num_sections: int
+    num_micro_batches: int
+    workers: Sequence[Slot]
+    generation: int
+    schedule: Schedule = Schedule.VARUNA
+    pipeline_parallel_degree: int | None = None
+    """P; None leaves it to the sweep, as does `data_parallel_degree` for D."""
+    data_parallel_degree: int | None = None
+    memory_limit_bytes: int | None = None
+    """A cap on what a plan may use of any worker, below what the worker has."""
+    recompute: Literal["auto", "on", "off"] = "auto"
+    optimizer_offload: Literal["auto", "on", "off"] = "auto"
+    """Whether optimizer state lies in host memory; `auto`: if there is no plan without."""
+    holding: Mapping[str, Range] = field(default_factory=dict[str, Range])
+    """The sections that workers host already; they keep them where they can."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_sections != self.calibration.num_sections:
+            known = self.calibration.num_sections
+            raise ValueError(f"num_sections: {self.num_sections}, but the calibration is of {known} sections")
+        for name in (
+            "num_micro_batches",
+            "pipeline_parallel_degree",
+            "data_parallel_degree",
+            "memory_limit_bytes",
+        ):
+            value: int | None = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: {value} is not a whole number >= 1")
+        if len({slot.worker for slot in self.workers}) < len(self.workers):
+            raise ValueError("workers: a worker occurs twice")
+        if any(not slot.slowdown > 0 for slot in self.workers):
+            raise ValueError("workers: every slowdown must be > 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One row of the sweep. `rejected` says why it is none; then there may be no prediction.
+
+    The row that was chosen may be a second one of its shape, with a narrower window.
+    """
+
+    pipeline_parallel_degree: int
+    data_parallel_degree: int
+    recompute: bool
+    optimizer_on_host: bool = False
+    window: int | None = None
+    predicted_s: float | None = None
+    peak_bytes: int | None = None
+    """The largest of any worker."""
+    rejected: str | None = None
+
+    @property
+    def used(self) -> int:
+        return self.pipeline_parallel_degree * self.data_parallel_degree
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The fastest plan; `workers` are ids in rank order, `candidates` what was looked at, by P."""
+
+    plan: Plan
+    workers: tuple[str, ...]
+    predicted_s: float
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Impossible:
+    """No plan: `reason` is a sentence for the user."""
+
+    reason: str
+    candidates: tuple[Candidate, ...] = ()

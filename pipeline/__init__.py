@@ -1,0 +1,40 @@
+"""What runs where, and in which order: pure values, no torch, no I/O, no clock.
+
+In: the number of sections K, the number of micro-batches N, the workers' ranges and the paths through them.
+Out: a `Plan`, the order of operations on each worker, and the `Dispatcher` that decides which operation a
+worker runs next. The simulator plays a plan in virtual time and the worker plays the same plan with tensors;
+both ask the same dispatcher, so what is predicted is what runs.
+"""
+
+from .components import Component, components
+from .operations import Kind, Operation
+from .plan import Hop, InvalidPlan, Path, Plan, Range, Schedule, grid
+from .policy import Dispatcher, check_order, peak_in_flight
+from .schedules import InvalidOrder, Orders, from_csv, orders, to_csv
+from .traffic import Message, Traffic, messages, output_of
+
+__all__ = [
+    "Component",
+    "Dispatcher",
+    "Hop",
+    "InvalidOrder",
+    "InvalidPlan",
+    "Kind",
+    "Message",
+    "Operation",
+    "Orders",
+    "Path",
+    "Plan",
+    "Range",
+    "Schedule",
+    "Traffic",
+    "check_order",
+    "components",
+    "from_csv",
+    "grid",
+    "messages",
+    "orders",
+    "output_of",
+    "peak_in_flight",
+    "to_csv",
+]

@@ -1,0 +1,52 @@
+"""The independent parts of a plan: paths that share no worker, directly or indirectly, cannot meet."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from .plan import Path, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Paths that share workers; `workers` ascends and holds exactly those that the paths visit."""
+
+    paths: tuple[Path, ...]
+    workers: tuple[int, ...]
+
+    @property
+    def signature(self) -> Hashable | None:
+        """Equal for components whose schedules are equal up to names of workers and micro-batches.
+
+        None when several paths interleave, since then the micro-batches' own numbers matter.
+        """
+        if len(self.paths) != 1:
+            return None
+        path = self.paths[0]
+        first: dict[int, int] = {}
+        visits = tuple(first.setdefault(hop.worker, len(first)) for hop in path.hops)
+        return visits, len(path.micro_batches)
+
+
+def components(plan: Plan) -> tuple[Component, ...]:
+    """The plan's paths that carry micro-batches, grouped; in the order of each group's first path."""
+    root = list(range(plan.num_workers))
+
+    def find(worker: int) -> int:
+        while root[worker] != worker:
+            root[worker] = root[root[worker]]
+            worker = root[worker]
+        return worker
+
+    used = [path for path in plan.paths if path.micro_batches]
+    for path in used:
+        for hop in path.hops:
+            root[find(hop.worker)] = find(path.hops[0].worker)
+    groups: dict[int, list[Path]] = {}
+    for path in used:
+        groups.setdefault(find(path.hops[0].worker), []).append(path)
+    return tuple(
+        Component(tuple(paths), tuple(sorted({hop.worker for path in paths for hop in path.hops})))
+        for paths in groups.values()
+    )

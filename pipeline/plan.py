@@ -1,0 +1,232 @@
+"""Plans: which worker hosts which sections, and the path that each micro-batch takes through the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+
+class InvalidPlan(ValueError):
+    """A plan that breaks a rule of its form; the message names the rule, the path and the worker."""
+
+
+class Schedule(StrEnum):
+    """How each worker orders its operations (see `makara.pipeline.schedules`)."""
+
+    VARUNA = "varuna"
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Range:
+    """The contiguous sections start, start+1, ..., stop-1."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise InvalidPlan(f"range {self.start}..{self.stop}: expected 0 <= start < stop")
+
+    def __contains__(self, section: object) -> bool:
+        return isinstance(section, int) and self.start <= section < self.stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def sections(self) -> range:
+        return range(self.start, self.stop)
+
+    def covers(self, other: Range) -> bool:
+        return self.start <= other.start and other.stop <= self.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One worker's share of a path: the sections it runs for the path's micro-batches."""
+
+    worker: int
+    range: Range
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Hops that tile 0..K-1 in order, and the micro-batches that take them."""
+
+    hops: tuple[Hop, ...]
+    micro_batches: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Ranges + paths + the order of operations; workers are the ranks 0..len(ranges)-1.
+
+    `window` bounds the micro-batches in flight on a worker (forward done, backward not); None is unbounded.
+    `recompute`: a worker keeps only the inputs of its range and runs the forward again before the backward,
+    except at the last hop of a path (Varuna §3.2). `optimizer_on_host`: the optimizer's state lies in host
+    memory, and the update runs there. Raises `InvalidPlan` when built from values that break a
+    rule.
+    """
+
+    num_sections: int
+    num_micro_batches: int
+    ranges: tuple[Range, ...]
+    paths: tuple[Path, ...]
+    schedule: Schedule = Schedule.VARUNA
+    window: int | None = None
+    recompute: bool = False
+    generation: int = 0
+    optimizer_on_host: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.ranges)
+
+    @cached_property
+    def _path_by_micro_batch(self) -> tuple[Path, ...]:
+        by_micro_batch = {m: path for path in self.paths for m in path.micro_batches}
+        return tuple(by_micro_batch[m] for m in range(self.num_micro_batches))
+
+    def path_of(self, micro_batch: int) -> Path:
+        return self._path_by_micro_batch[micro_batch]
+
+    def hosts(self, section: int) -> tuple[int, ...]:
+        """The workers whose range holds `section`, ascending."""
+        return tuple(worker for worker, span in enumerate(self.ranges) if section in span)
+
+    @property
+    def shape(self) -> str:
+        """`PxD` for a grid of equal ranges, else the depths of the pipelines joined by `+`."""
+        depths = [len(path.hops) for path in self.paths]
+        used = {hop.worker for path in self.paths for hop in path.hops}
+        straight = len(set(depths)) == 1 and len(used) == sum(depths)
+        return f"{depths[0]}x{len(depths)}" if straight else "+".join(str(depth) for depth in depths)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "num_sections": self.num_sections,
+            "num_micro_batches": self.num_micro_batches,
+            "ranges": [[span.start, span.stop] for span in self.ranges],
+            "paths": [
+                {
+                    "hops": [[hop.worker, hop.range.start, hop.range.stop] for hop in path.hops],
+                    "micro_batches": list(path.micro_batches),
+                }
+                for path in self.paths
+            ],
+            "schedule": self.schedule.value,
+            "window": self.window,
+            "recompute": self.recompute,
+            "generation": self.generation,
+            "optimizer_on_host": self.optimizer_on_host,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Plan:
+        """The plan that `to_json` wrote. Raises `InvalidPlan` naming what is missing or malformed."""
+        try:
+            return cls(
+                num_sections=int(value["num_sections"]),
+                num_micro_batches=int(value["num_micro_batches"]),
+                ranges=tuple(Range(int(start), int(stop)) for start, stop in value["ranges"]),
+                paths=tuple(
+                    Path(
+                        tuple(Hop(int(w), Range(int(start), int(stop))) for w, start, stop in path["hops"]),
+                        tuple(int(m) for m in path["micro_batches"]),
+                    )
+                    for path in value["paths"]
+                ),
+                schedule=Schedule(value["schedule"]),
+                window=None if value["window"] is None else int(value["window"]),
+                recompute=bool(value["recompute"]),
+                generation=int(value["generation"]),
+                optimizer_on_host=bool(value.get("optimizer_on_host", False)),
+            )
+        except InvalidPlan:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidPlan(f"malformed plan: {error!r}") from error
+
+
+def grid(
+    stages: Sequence[Range],
+    replicas: int,
+    num_micro_batches: int,
+    *,
+    schedule: Schedule = Schedule.VARUNA,
+    window: int | None = None,
+    recompute: bool = False,
+    generation: int = 0,
+    optimizer_on_host: bool = False,
+) -> Plan:
+    """Varuna's P×D grid: `replicas` copies of the same P ranges; worker d·P+p hosts stage p of replica d.
+
+    Micro-batch i goes to replica i mod D, so N need not be divisible by D: some paths carry one more.
+    Raises `InvalidPlan` when a replica would get no micro-batch.
+    """
+    depth = len(stages)
+    if not 1 <= replicas <= num_micro_batches:
+        raise InvalidPlan(
+            f"replicas: {replicas} is not in 1..{num_micro_batches} (the number of micro-batches)"
+        )
+    paths = tuple(
+        Path(
+            tuple(Hop(replica * depth + stage, span) for stage, span in enumerate(stages)),
+            tuple(range(replica, num_micro_batches, replicas)),
+        )
+        for replica in range(replicas)
+    )
+    return Plan(
+        num_sections=stages[-1].stop if stages else 0,
+        num_micro_batches=num_micro_batches,
+        ranges=tuple(stages) * replicas,
+        paths=paths,
+        schedule=schedule,
+        window=window,
+        recompute=recompute,
+        generation=generation,
+        optimizer_on_host=optimizer_on_host,
+    )
+
+
+def _check(plan: Plan) -> None:
+    if plan.num_sections < 1 or plan.num_micro_batches < 1 or not plan.ranges:
+        raise InvalidPlan("a plan needs at least one section, one micro-batch and one worker")
+    if plan.window is not None and plan.window < 1:
+        raise InvalidPlan(f"window: {plan.window} is not a positive number of micro-batches")
+    for worker, span in enumerate(plan.ranges):
+        if span.stop > plan.num_sections:
+            raise InvalidPlan(
+                f"worker {worker}: range {span.start}..{span.stop} passes K={plan.num_sections}"
+            )
+    for number, path in enumerate(plan.paths):
+        _check_path(plan, number, path)
+    carried = sorted(m for path in plan.paths for m in path.micro_batches)
+    if carried != list(range(plan.num_micro_batches)):
+        raise InvalidPlan(
+            f"the paths must carry each of the {plan.num_micro_batches} micro-batches exactly once"
+        )
+
+
+def _check_path(plan: Plan, number: int, path: Path) -> None:
+    reached = 0
+    for hop in path.hops:
+        if not 0 <= hop.worker < plan.num_workers:
+            raise InvalidPlan(f"path {number}: worker {hop.worker} is not in 0..{plan.num_workers - 1}")
+        if hop.range.start != reached:
+            raise InvalidPlan(f"path {number}: section {reached} is run by no hop or by two")
+        if not plan.ranges[hop.worker].covers(hop.range):
+            raise InvalidPlan(f"path {number}: worker {hop.worker} does not host the sections of its hop")
+        reached = hop.range.stop
+    if reached != plan.num_sections:
+        raise InvalidPlan(f"path {number}: ends before section {reached} of K={plan.num_sections}")
+    if list(path.micro_batches) != sorted(set(path.micro_batches)):
+        raise InvalidPlan(f"path {number}: its micro-batches must ascend without repetition")

@@ -1,0 +1,66 @@
+"""Which worker sends what to whom, in which order: fixed before a step begins, whatever the jitter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .operations import Kind, Operation
+from .plan import Plan
+from .schedules import Orders
+
+
+class Message(NamedTuple):
+    """What crosses between two hops on different workers.
+
+    `kind` F carries activations, B gradients; `stage` is the hop that consumes it, `peer` the other worker.
+    """
+
+    peer: int
+    kind: Kind
+    micro_batch: int
+    stage: int
+
+    @property
+    def operation(self) -> Operation:
+        """The operation at the receiver that this is the input of (see `Dispatcher.arrived`)."""
+        return Operation(self.stage, self.kind, self.micro_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One worker's messages of a step.
+
+    For each (peer, kind) the messages of `sends`, taken in the order in which they stand, are those of the
+    peer's `receives` in the same order. F and B need separate channels: their order against each other is not
+    fixed.
+    """
+
+    sends: list[Message] = field(default_factory=list[Message])
+    receives: list[Message] = field(default_factory=list[Message])
+
+
+def messages(plan: Plan, orders: Orders) -> tuple[Traffic, ...]:
+    """Every worker's traffic. Two hops in a row on the same worker need no message."""
+    traffic = tuple(Traffic() for _ in range(plan.num_workers))
+    for worker, order in enumerate(orders):
+        for task in order:
+            target = output_of(plan, task)
+            if target is None or target[0] == worker:
+                continue
+            peer, fed = target
+            traffic[worker].sends.append(Message(peer, fed.kind, fed.micro_batch, fed.stage))
+            traffic[peer].receives.append(Message(worker, fed.kind, fed.micro_batch, fed.stage))
+    return traffic
+
+
+def output_of(plan: Plan, task: Operation) -> tuple[int, Operation] | None:
+    """Which worker and operation need the result of `task`; None when it stays (R, last F, first B)."""
+    hops = plan.path_of(task.micro_batch).hops
+    if task.kind is Kind.FORWARD and task.stage + 1 < len(hops):
+        stage = task.stage + 1
+    elif task.kind is Kind.BACKWARD and task.stage > 0:
+        stage = task.stage - 1
+    else:
+        return None
+    return hops[stage].worker, Operation(stage, task.kind, task.micro_batch)

@@ -1,0 +1,35 @@
+"""Virtual time: what a plan would take, before any machine runs it.
+
+In: a plan, the calibration of the model on its hardware, where the workers are and how slow each is; or the
+text of an availability trace. Out: the time and the memory of one mini-batch with its timeline; the trace's
+events. Whole nanoseconds, one total order of events and seeded jitter, so that equal input gives equal
+output. Which operation a worker runs next is asked of `makara.pipeline`, as the real worker does.
+"""
+
+from .calibration import Calibration, InvalidCalibration, Link
+from .costs import InvalidCosts, MorphCosts
+from .engine import Engine, to_ns
+from .minibatch import COMMIT_BYTES, MiniBatch, Span, simulate
+from .sizes import sizes_of
+from .trace import Change, InvalidTrace, TraceEvent, read_availability, read_counts, read_trace
+
+__all__ = [
+    "COMMIT_BYTES",
+    "Calibration",
+    "Change",
+    "Engine",
+    "InvalidCalibration",
+    "InvalidCosts",
+    "InvalidTrace",
+    "Link",
+    "MiniBatch",
+    "MorphCosts",
+    "Span",
+    "TraceEvent",
+    "read_availability",
+    "read_counts",
+    "read_trace",
+    "simulate",
+    "sizes_of",
+    "to_ns",
+]

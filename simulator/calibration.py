@@ -1,0 +1,247 @@
+"""What was measured once for a model on one kind of hardware (Varuna §4.3, Table 2), whatever P, D and G."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+FORMAT = 1
+
+_TIMES = ("forward_s", "backward_s", "optimizer_s")
+_SIZES = ("parameter_bytes", "gradient_bytes", "state_bytes", "activation_bytes")
+_OPTIONAL_SIZES = (
+    "batch_bytes",
+    "forward_peak_bytes",
+    "backward_peak_bytes",
+    "reduced_bytes",
+    "update_peak_bytes",
+    "snapshot_bytes",
+    "optimizer_bytes",
+)
+_CUTS = ("cut_bytes", "grad_cut_bytes")
+
+
+class InvalidCalibration(ValueError):
+    """A calibration that cannot be used; the message names the field and what would be accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One directed wire between two workers: a message holds it for size / bandwidth, then is under way for
+    the latency and a jitter that is exponential with mean `jitter_s`; messages of one kind keep their order.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+    jitter_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("latency_s", "jitter_s"):
+            if not _is_finite(value := getattr(self, name)) or value < 0:
+                raise InvalidCalibration(f"{name}: {value!r} is not a time in seconds >= 0")
+        if not _is_finite(self.bytes_per_s) or self.bytes_per_s <= 0:
+            raise InvalidCalibration(f"bytes_per_s: {self.bytes_per_s!r} is not a bandwidth > 0")
+
+    def occupied_s(self, size_bytes: int) -> float:
+        """How long a message keeps the link busy; the latency comes on top and does not block the next."""
+        return size_bytes / self.bytes_per_s
+
+    def allreduce_s(self, size_bytes: int, ring: int) -> float:
+        """A ring all-reduce over `ring` workers: 2(D-1) hops, each carrying 1/D of the bytes, with jitter at
+        its mean."""
+        if ring < 2:
+            return 0.0
+        return 2 * (ring - 1) * (self.latency_s + self.jitter_s + size_bytes / ring / self.bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Times and sizes of one micro-batch of `microbatch_size` samples, per section 0..K-1.
+
+    Raises `InvalidCalibration` naming the field when lengths disagree or a number is negative or not finite.
+    """
+
+    forward_s: tuple[float, ...]
+    """Forward pass of a section; recomputation costs the same."""
+    backward_s: tuple[float, ...]
+    """Backward pass proper, without recomputation."""
+    optimizer_s: tuple[float, ...]
+    """Applying one step to the section's weights."""
+    parameter_bytes: tuple[int, ...]
+    gradient_bytes: tuple[int, ...]
+    """What the section's hosts all-reduce once a step (in exact numerics, 8 bytes an element)."""
+    state_bytes: tuple[int, ...]
+    """Resident on every host: weights, optimizer state, buffers and gradient sums."""
+    activation_bytes: tuple[int, ...]
+    """Stored between the forward and the backward of one micro-batch without recomputation, outputs
+    included and inputs not."""
+    cut_bytes: tuple[int, ...]
+    """K-1 entries: bytes of one micro-batch that cross the cut after section k, forwards."""
+    grad_cut_bytes: tuple[int, ...]
+    """K-1 entries: bytes of the gradients that cross the cut after section k, backwards."""
+    inter_vm: Link
+    intra_vm: Link
+    device_kind: str
+    microbatch_size: int
+    # One entry a section, or none (which counts as zeros).
+    batch_bytes: tuple[int, ...] = ()
+    """A micro-batch's samples, where the section takes any of their entries."""
+    forward_peak_bytes: tuple[int, ...] = ()
+    """The most that a forward holds while it runs, beyond its inputs."""
+    backward_peak_bytes: tuple[int, ...] = ()
+    """The most that a backward holds while it runs, beyond what was there when it began."""
+    reduced_bytes: tuple[int, ...] = ()
+    """A step's gradients, from the end of their sums until they are applied."""
+    update_peak_bytes: tuple[int, ...] = ()
+    """The most that applying a step holds while it runs, beyond state and gradients."""
+    snapshot_bytes: tuple[int, ...] = ()
+    """A checkpoint's copy of the section, shared by its hosts."""
+    optimizer_bytes: tuple[int, ...] = ()
+    """What of `state_bytes` is the optimizer's: it can lie in host memory instead."""
+    versions: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    labels: tuple[str, ...] = ()
+    """For people: what each section is made of, "transformer.h.3 (model.py:88)"; empty if not known."""
+
+    def __post_init__(self) -> None:
+        num_sections = len(self.forward_s)
+        if num_sections < 1:
+            raise InvalidCalibration("forward_s: expected one time for each section, got none")
+        for name in (*_TIMES, *_SIZES, *_CUTS, *_OPTIONAL_SIZES):
+            values: tuple[float, ...] = getattr(self, name)
+            if name in _OPTIONAL_SIZES and not values:
+                continue
+            expected = num_sections - 1 if name in _CUTS else num_sections
+            if len(values) != expected:
+                raise InvalidCalibration(
+                    f"{name}: expected {expected} entries for K={num_sections}, got {len(values)}"
+                )
+            for index, value in enumerate(values):
+                if not _is_finite(value) or value < 0 or (name not in _TIMES and not isinstance(value, int)):
+                    kind = "seconds" if name in _TIMES else "whole bytes"
+                    raise InvalidCalibration(f"{name}[{index}]: {value!r} is not a number of {kind} >= 0")
+        if any(own > whole for own, whole in zip(self.optimizer_bytes, self.state_bytes, strict=False)):
+            raise InvalidCalibration("optimizer_bytes: they are part of state_bytes and cannot be more")
+        if self.labels and len(self.labels) != num_sections:
+            raise InvalidCalibration(
+                f"labels: expected none or {num_sections}, one for each section, got {len(self.labels)}"
+            )
+        if type(self.microbatch_size) is not int or self.microbatch_size < 1:
+            raise InvalidCalibration(f"microbatch_size: {self.microbatch_size!r} is not a whole number >= 1")
+
+    @property
+    def num_sections(self) -> int:
+        return len(self.forward_s)
+
+    def name(self, section: int) -> str:
+        """The section's number, with its label if there is one: "section 3, layers.3 (model.py:88),"."""
+        return f"section {section}, {self.labels[section]}," if self.labels else f"section {section}"
+
+    def link(self, same_vm: bool) -> Link:
+        return self.intra_vm if same_vm else self.inter_vm
+
+    def with_optimizer_on_host(self) -> Calibration:
+        """The same on workers that keep the optimizer's state, and update, in host memory."""
+        own = self.optimizer_bytes or (0,) * self.num_sections
+        state_bytes = tuple(map(operator.sub, self.state_bytes, own))
+        return replace(self, state_bytes=state_bytes, optimizer_bytes=())
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads back to an equal calibration."""
+        value: dict[str, Any] = {"format": FORMAT}
+        for name in (*_TIMES, *_SIZES, *_CUTS, *_OPTIONAL_SIZES):
+            value[name] = list(getattr(self, name))
+        for name in ("inter_vm", "intra_vm"):
+            link: Link = getattr(self, name)
+            value[name] = {f.name: getattr(link, f.name) for f in fields(Link)}
+        value |= {"device_kind": self.device_kind, "microbatch_size": self.microbatch_size}
+        value["versions"] = dict(self.versions)
+        value["labels"] = list(self.labels)
+        return value
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any] | str) -> Calibration:
+        """Reads the object (or its text); an unknown, missing or mistyped field is an error naming it."""
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError as error:
+                raise InvalidCalibration(f"calibration: not JSON: {error}") from error
+        checked = _known(
+            value,
+            "calibration",
+            {"format", *(f.name for f in fields(cls))},
+            optional={"labels", *_OPTIONAL_SIZES},
+        )
+        if checked["format"] != FORMAT:
+            raise InvalidCalibration(
+                f"format: {checked['format']!r} is not {FORMAT}, the one this version reads"
+            )
+        return cls(
+            **{name: _numbers(checked, name, whole=False) for name in _TIMES},
+            **{name: _numbers(checked, name, whole=True) for name in (*_SIZES, *_CUTS)},
+            **{name: _numbers(checked, name, whole=True) for name in _OPTIONAL_SIZES if name in checked},
+            inter_vm=_link(checked, "inter_vm"),
+            intra_vm=_link(checked, "intra_vm"),
+            device_kind=_text(checked["device_kind"], "device_kind"),
+            microbatch_size=checked["microbatch_size"],
+            versions={
+                name: _text(text, f"versions.{name}")
+                for name, text in _object(checked["versions"], "versions").items()
+            },
+            labels=_texts(checked.get("labels", []), "labels"),
+        )
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _object(value: object, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidCalibration(f"{name}: expected an object, got {type(value).__name__}")
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def _known(value: object, name: str, keys: set[str], optional: set[str]) -> Mapping[str, Any]:
+    checked = _object(value, name)
+    if unknown := sorted(set(checked) - keys):
+        raise InvalidCalibration(f"{name}: unknown field {unknown[0]!r}; known are {', '.join(sorted(keys))}")
+    if missing := sorted(keys - optional - set(checked)):
+        raise InvalidCalibration(f"{name}: the field {missing[0]!r} is missing")
+    return checked
+
+
+def _numbers(value: Mapping[str, Any], name: str, *, whole: bool) -> tuple[Any, ...]:
+    if not isinstance(value[name], list | tuple):
+        raise InvalidCalibration(f"{name}: expected a list of numbers, got {type(value[name]).__name__}")
+    for index, number in enumerate(value[name]):
+        if not _is_finite(number) or (whole and not isinstance(number, int)):
+            raise InvalidCalibration(
+                f"{name}[{index}]: {number!r} is not a {'whole ' if whole else ''}number"
+            )
+    return tuple(value[name]) if whole else tuple(float(number) for number in value[name])
+
+
+def _link(value: Mapping[str, Any], name: str) -> Link:
+    checked = _known(value[name], name, {f.name for f in fields(Link)}, optional={"jitter_s"})
+    try:
+        return Link(**checked)
+    except InvalidCalibration as error:
+        raise InvalidCalibration(f"{name}.{error}") from error
+
+
+def _texts(value: object, name: str) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise InvalidCalibration(f"{name}: expected a list of texts, got {type(value).__name__}")
+    items: Sequence[object] = value  # pyright: ignore[reportUnknownVariableType]
+    return tuple(_text(item, f"{name}[{index}]") for index, item in enumerate(items))
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidCalibration(f"{name}: expected text, got {type(value).__name__}")
+    return value

@@ -1,0 +1,97 @@
+"""What morphs and checkpoints cost beside the steps: measured once, used by replays of whole jobs."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+class InvalidCosts(ValueError):
+    """Costs that cannot be used; the message names the field and what would be accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MorphCosts:
+    """Seconds, and bytes a second. Raises `InvalidCosts` naming the field.
+
+    Times by default are medians of `makara demo --steps 120` (six morphs of six local VMs on a two-core
+    machine, gloo, torch 2.13): what a manager, its agents and its trainers take when hardly a byte moves.
+    Bytes come on top: between peers at the calibration's inter-VM bandwidth, to and from the store and to
+    host memory at the rates below, which are assumptions until somebody measures their own.
+    """
+
+    boot_s: float = 0.8
+    """From the cloud's yes until the VM's agent joins. A cloud takes a minute or two for it."""
+    start_s: float = 6.1
+    """Until a trainer is idle: interpreter, torch, the user's imports; two of them shared a core."""
+    trace_s: float = 0.5
+    """Tracing the model under the recipe."""
+    profile_s: float = 2.7
+    """Tracing and calibrating, once a job. Varuna §4.3: under a minute for 10 billion parameters."""
+    detect_s: float = 1.0
+    """From a death to the manager's knowing; the bound is a tick of the manager, peers tell sooner."""
+    plan_s: float = 0.015
+    """Asking the planner (`decide` of a morph)."""
+    prepare_s: float = 0.03
+    """From the orders until every member is prepared."""
+    open_s: float = 0.005
+    """Swapping the head in the store."""
+    form_s: float = 0.25
+    """Rendezvous, agreement, groups and the last barrier, without what is loaded."""
+    publish_s: float = 0.1
+    """Receipts, manifest and head, once all parts are stored."""
+    store_bytes_per_s: float = 1e8
+    """One worker to or from the store."""
+    snapshot_bytes_per_s: float = 3e9
+    """One worker's copy to host memory, for which its steps wait (Varuna §4.5 writes to the local disk)."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            rate = name.endswith("_per_s")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise InvalidCosts(f"{name}: {value!r} is not a number")
+            if value < 0 or (rate and value == 0):
+                raise InvalidCosts(f"{name}: {value!r} is not {'a rate > 0' if rate else 'a time >= 0'}")
+
+    def to_json(self) -> dict[str, float]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> MorphCosts:
+        """The costs that a JSON object gives, the others as they are by default.
+
+        The object has fields of this class, or is what `makara status JOB --json` prints: then its morphs
+        are measured.
+        """
+        try:
+            value: Any = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InvalidCosts(f"costs: not JSON: {error}") from error
+        if not isinstance(value, Mapping):
+            raise InvalidCosts(f"costs: expected an object, got {type(value).__name__}")
+        if "morphs" in value:
+            return cls.of_job(value)
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(value) - set(known)):
+            raise InvalidCosts(f"costs: unknown field {unknown[0]!r}; known are {', '.join(known)}")
+        return cls(**value)
+
+    @classmethod
+    def of_job(cls, job: Mapping[str, Any]) -> MorphCosts:
+        """Medians over the morphs of a job that ran, without what they loaded. Raises `InvalidCosts`."""
+        try:
+            formed = [morph for morph in job["morphs"] if "form" in morph["phases_s"]]
+            taken = {
+                # Newcomers are gathered for some seconds first: that is no time of the planner's.
+                "plan_s": [m["phases_s"]["decide"] for m in formed if not m["cause"].endswith(" joined")],
+                "prepare_s": [m["phases_s"]["prepare"] for m in formed],
+                "open_s": [m["phases_s"]["open"] for m in formed],
+                "form_s": [max(0.0, m["phases_s"]["form"] - m["inside_form_s"]["load"]) for m in formed],
+            }
+            return cls(**{name: statistics.median(values) for name, values in taken.items() if values})
+        except (AttributeError, KeyError, TypeError) as error:
+            raise InvalidCosts(f"morphs: not as `makara status --json` prints them: {error!r}") from error

@@ -1,0 +1,77 @@
+"""Small checkpoints for tests, written the way a trainer writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from makara.checkpoint import (
+    CheckpointId,
+    Manifest,
+    Receipt,
+    Store,
+    assemble,
+    open_generation,
+    publish,
+    write_part,
+)
+from makara.checkpoint.tensors import pack
+
+JOB = "gpt"
+NUM_SECTIONS = 3
+NUM_PARTS = 2
+
+
+def section_tensors(section: int, part: int, step: int) -> dict[str, torch.Tensor]:
+    """A weight, a buffer and optimizer state, different for each section, part and step."""
+    name = f"block{section}.{part}"
+    seeded = torch.Generator().manual_seed(1000 * step + 10 * section + part)
+    return {
+        f"weights/{name}.weight": torch.randn(3, 4, generator=seeded),
+        f"buffers/{name}.count": torch.tensor(step),
+        f"optimizer/{name}.weight/exp_avg": torch.randn(3, 4, generator=seeded),
+    }
+
+
+def write_parts(
+    store: Store, checkpoint: CheckpointId, sections: Sequence[int] = range(NUM_SECTIONS)
+) -> list[Receipt]:
+    return [
+        write_part(
+            store,
+            JOB,
+            checkpoint,
+            section,
+            part,
+            NUM_PARTS,
+            pack(section_tensors(section, part, checkpoint.step)),
+            metadata={"scale": 0.5 * section},
+        )
+        for section in sections
+        for part in range(NUM_PARTS)
+    ]
+
+
+def assembled(receipts: Sequence[Receipt], checkpoint: CheckpointId) -> Manifest:
+    return assemble(
+        receipts,
+        job=JOB,
+        checkpoint=checkpoint,
+        num_sections=NUM_SECTIONS,
+        data_position=64 * checkpoint.step,
+        recipe={"microbatch_size": 2, "cuts": [3, 5], "graph_hash": "abc", "note": None},
+    )
+
+
+def written(store: Store, step: int, generation: int) -> Manifest:
+    """A checkpoint whose parts are stored, not published."""
+    checkpoint = CheckpointId(step, generation)
+    return assembled(write_parts(store, checkpoint), checkpoint)
+
+
+def published(store: Store, step: int, generation: int) -> Manifest:
+    """A checkpoint that exists; opens its generation."""
+    open_generation(store, JOB, generation)
+    manifest = written(store, step, generation)
+    publish(store, JOB, generation, manifest)
+    return manifest

@@ -1,0 +1,132 @@
+"""What simulated VMs and trainers are, for `cluster.py`; what they do is in `cluster_protocol.py`.
+
+A trainer's weights are stood for by their *lineage*: the generation that committed each step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from makara.worker.messages import (
+    CheckpointRef,
+    DeviceInfo,
+    Failure,
+    Formed,
+    GenerationOrder,
+    Orders,
+    Phase,
+    Profile,
+    Recipe,
+    Report,
+    WorkerReport,
+)
+
+GRAPH_HASH = "5ec7"
+RECIPE = Recipe(
+    microbatch_size=2,
+    num_micro_batches=4,
+    cuts=[1, 2],
+    graph_hash=GRAPH_HASH,
+    threads=1,
+    device_kind="cpu",
+    torch_version="2.13",
+    bundle_sha256="b0",
+)
+PROFILE = Profile(recipe=RECIPE, calibration={"forward_s": [1, 1, 1]})
+DEVICES = [DeviceInfo(kind="cpu", name="cpu0", memory_bytes=1 << 30)]
+
+
+@dataclass(eq=False)
+class Trainer:
+    """One incarnation of one worker."""
+
+    worker: str
+    vm: SimVm
+    incarnation: int = 1
+    phase: Phase = Phase.STARTING
+    generation: int = 0
+    prepared: int = 0
+    lineage: tuple[int, ...] | None = None
+    lineage_generation: int = 0  # the generation in which the lineage was last agreed on
+    sections: frozenset[int] = frozenset()
+    formed: Formed | None = None
+    lost: tuple[str, ...] = ()
+    published: CheckpointRef | None = None
+    failure: Failure | None = None
+    profile: Profile | None = None
+    graph_hash: str | None = None
+    go: GenerationOrder | None = None
+    hold: bool = False
+    stopped: bool = False
+    alive: bool = True
+
+    @property
+    def step(self) -> int:
+        return len(self.lineage or ())
+
+    def report(self) -> WorkerReport:
+        return WorkerReport.model_construct(
+            worker=self.worker,
+            incarnation=self.incarnation,
+            phase=self.phase,
+            generation=self.generation,
+            prepared=self.prepared,
+            endpoint=f"{self.worker}:{self.prepared}" if self.prepared else None,
+            graph_hash=self.graph_hash,
+            step=self.step,
+            formed=self.formed,
+            lost=list(self.lost),
+            published=self.published,
+            failure=self.failure,
+            profile=self.profile,
+        )
+
+
+@dataclass(eq=False)
+class SimVm:
+    """A machine with its agent and its trainers."""
+
+    name: str
+    alive: bool = True
+    connected: bool = True
+    stopped: bool = False
+    sequence: int = 0
+    orders: Orders | None = None
+    deadline: float | None = None
+    trainers: list[Trainer] = field(default_factory=list)
+    told: list[WorkerReport] = field(default_factory=list)  # as last reported
+
+    def report(self, now: float, *, changed: bool) -> Report:
+        self.sequence += 1
+        if changed or not self.told:
+            self.told = [trainer.report() for trainer in self.trainers]
+        return Report.model_construct(
+            vm=self.name,
+            sequence=self.sequence,
+            orders_version=self.orders.version if self.orders else 0,
+            address="127.0.0.1",
+            devices=DEVICES * len(self.trainers),
+            workers=self.told,
+            metrics=[],
+            notice_deadline_s=None if self.deadline is None else self.deadline - now,
+            leaving=None,
+        )
+
+
+@dataclass(eq=False)
+class Group:
+    """The process groups of one generation, as its members share them."""
+
+    order: GenerationOrder
+    arrived: dict[str, Trainer] = field(default_factory=dict)
+    running: bool = False
+    broken: bool = False
+    publishing: bool = False
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.order.plan["ranges"])
+
+    @property
+    def names(self) -> list[str]:
+        return [member.worker for member in self.order.members]

@@ -1,0 +1,52 @@
+"""Fixtures that several test files share: the two kinds of checkpoint store."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from makara.checkpoint import Store, open_store
+from s3_server import S3Server
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """What `open_store` takes."""
+
+    uri: str
+    endpoint: str | None = None
+    region: str | None = None
+
+    def open(self) -> Store:
+        return open_store(self.uri, endpoint=self.endpoint, region=self.region)
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A running S3 server, its credentials in the environment. A test that stops it starts it again."""
+    server = S3Server(tmp_path_factory.mktemp("s3"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_CA_BUNDLE"):
+            patch.delenv(name, raising=False)
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(params=["local", "s3"])
+def store_address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
+    """An empty store of each kind."""
+    if request.param == "local":
+        return StoreAddress((tmp_path / "store").as_uri())
+    server: S3Server = request.getfixturevalue("s3_server")
+    return StoreAddress(server.uri(uuid.uuid4().hex), server.endpoint, server.region)
+
+
+@pytest.fixture
+def store(store_address: StoreAddress) -> Store:
+    return store_address.open()

@@ -1,0 +1,61 @@
+"""Stands in for `python -m makara.worker.trainer` under a real agent: starts at once and does as it is told.
+
+The job's environment says how it behaves: `FAKE_TRAINER` is "plain" (reports the version of its orders as its
+step; holds when ordered, which leaves the file `held` in the VM's folder), "silent" (its first incarnation
+beats once and never again), "late" (begins to beat only with its second orders), or "survived" (dies, but a
+child of it keeps its socket open).
+"""
+
+import json
+import os
+import selectors
+import socket
+import sys
+from pathlib import Path
+
+BEAT_S = 0.05
+
+
+def main() -> None:
+    arguments = dict(zip(sys.argv[4::2], sys.argv[5::2], strict=True))  # after -P -m, MODULE
+    connection = socket.socket(fileno=int(arguments["--fd"]))
+    mode, incarnation = os.environ["FAKE_TRAINER"], int(arguments["--incarnation"])
+    report = {"worker": arguments["--worker"], "incarnation": incarnation, "phase": "idle"}
+    lines = connection.makefile("rb")
+    selector = selectors.DefaultSelector()
+    selector.register(connection, selectors.EVENT_READ)
+
+    def send(**value: object) -> None:
+        connection.sendall(json.dumps(value).encode() + b"\n")
+
+    if mode == "late":
+        lines.readline()
+        lines.readline()
+    send(report=report)
+    if mode == "silent" and incarnation == 1:
+        while lines.readline():
+            pass
+        return
+    if mode == "survived" and incarnation == 1:
+        if os.fork():
+            os._exit(3)
+        while lines.readline():  # until the agent lets go of its end
+            pass
+        return
+    while True:
+        if selector.select(BEAT_S):
+            line = lines.readline()
+            if not line:
+                return
+            orders = json.loads(line)
+            phase = "held" if orders["hold"] else "running" if orders["action"] == "train" else "idle"
+            if orders["hold"]:
+                Path(arguments["--bundle"], "..", "..", "held").touch()
+            report |= {"phase": phase, "step": orders["version"], "generation": 1}
+            metrics = {"generation": 1, "loss": 1.0, "grad_norm": 1.0, "seconds": 1.0, "samples": 1}
+            send(metrics=metrics | {"step": orders["version"]})
+            send(report=report)
+        send(beat=True)
+
+
+main()

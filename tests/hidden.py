@@ -1,0 +1,245 @@
+"""Jobs whose parts are tied together outside the graph, one way each, on one small model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from makara.worker import Training
+from torch import Tensor, nn
+
+WIDTH = 16
+Batch = dict[str, Tensor]
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.dropout(torch.tanh(self.linear(self.norm(x))), 0.1, self.training)
+
+
+class Net(nn.Module):
+    """Four layers, so that there are sections to tie."""
+
+    def __init__(self, layer: Callable[[], nn.Module] = Layer) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(layer() for _ in range(4))
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)
+
+
+class Data:
+    """Rows of eight tokens; -100 hides as many targets as the index says."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Batch:
+        tokens = (torch.arange(8) * (index % 5 + 1) + index) % WIDTH
+        hidden = torch.arange(8) < index % 7
+        return {"tokens": tokens, "targets": tokens.roll(1), "masked": tokens.roll(1).where(~hidden, -100)}
+
+
+def loss(output: Tensor, batch: Batch) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), batch["targets"].flatten())
+
+
+def sound(**changes: Any) -> Training:
+    """Nothing is hidden."""
+    good = Training(
+        model=Net,
+        loss=loss,
+        optimizer=lambda named: torch.optim.AdamW(named, lr=1e-3),
+        dataset=Data,
+        clip_grad_norm=1.0,
+    )
+    return replace(good, **changes)
+
+
+# ---- models ------------------------------------------------------------------------------------------------
+
+
+class Recurring(Layer):
+    """Adds what it made of the micro-batch before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        made = x if self.before is None else x + 0.1 * self.before
+        self.before = x.detach()
+        return made
+
+
+SHARED: dict[str, Tensor] = {}
+
+
+class Through(Layer):
+    """Hands a value from one call to the next through a dict of its file."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x) + SHARED.get("last", torch.zeros(()))
+        SHARED["last"] = x.detach().mean() * 0.1
+        return x
+
+
+class Calls(Layer):
+    """Scales by the number of its calls, a Python number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) / self.calls
+
+
+KNOB = {"scale": 1.0}
+
+
+class Turned(Net):
+    """Scaled by a global that the loss turns down."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens) * KNOB["scale"]
+
+
+class Lucky(Net):
+    """Draws from Python's generator, which a trace does once for ever."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens) * (1.0 + random.random())
+
+
+class Tying(Net):
+    """Ties its output to its embedding when it is called first."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.out.weight = self.embed.weight
+        return super().forward(tokens)
+
+
+class History(Layer):
+    """Keeps a buffer of means in place, and uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x) - self.seen
+        with torch.no_grad():
+            self.seen.mul_(0.9).add_(x.mean((0, 1)), alpha=0.1)
+        return x
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2.0 * gradient
+
+
+class Custom(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return Double.apply(super().forward(x))
+
+
+class Hooked(Layer):
+    """Halves the gradients that flow through it, by a hook of the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_full_backward_hook(lambda _module, inputs, _outputs: tuple(g / 2 for g in inputs))
+
+
+class TensorHooked(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        x.register_hook(lambda gradient: gradient * 0.5)
+        return x
+
+
+# ---- losses ------------------------------------------------------------------------------------------------
+
+
+def masked_mean(output: Tensor, batch: Batch) -> Tensor:
+    """A mean over the targets that are not masked: unequal numbers of them."""
+    return F.cross_entropy(output.flatten(0, 1), batch["masked"].flatten())
+
+
+def masked_sum(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    wanted = batch["masked"].flatten()
+    return F.cross_entropy(output.flatten(0, 1), wanted, reduction="sum"), (wanted != -100).sum()
+
+
+def masked_alike(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Micro-batches count alike, and the user says so."""
+    return masked_mean(output, batch), torch.ones(())
+
+
+def total(output: Tensor, batch: Batch) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), batch["targets"].flatten(), reduction="sum")
+
+
+def mean_and_count(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    return masked_mean(output, batch), (batch["masked"] != -100).sum()
+
+
+def coupled(output: Tensor, batch: Batch) -> Tensor:
+    """Samples are contrasted with each other: no weights make two micro-batches one."""
+    means = output.mean(1)
+    return loss(output, batch) + (means @ means.T).exp().mean() * 0.1
+
+
+class Annealed:
+    """Falls with every call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, output: Tensor, batch: Batch) -> Tensor:
+        self.calls += 1
+        return loss(output, batch) / self.calls
+
+
+def turning(output: Tensor, batch: Batch) -> Tensor:
+    KNOB["scale"] *= 0.5
+    return loss(output, batch)
+
+
+def scaled(output: Tensor, batch: Batch) -> Tensor:
+    return torch.amp.GradScaler("cpu", init_scale=4.0).scale(loss(output, batch))
+
+
+# ---- data --------------------------------------------------------------------------------------------------
+
+
+class Drawn(Data):
+    """Noise from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __getitem__(self, index: int) -> Batch:
+        noise = torch.randint(0, WIDTH, (8,), generator=self.generator)
+        return {**super().__getitem__(index), "tokens": noise}

@@ -1,0 +1,295 @@
+"""Parts, receipts and manifests: what was written comes back, and anything else is noticed."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+
+import pytest
+import torch
+from checkpoints import JOB, NUM_PARTS, NUM_SECTIONS, assembled, published, section_tensors, write_parts
+from makara.checkpoint import (
+    Cancelled,
+    CheckpointId,
+    Corrupt,
+    Incomplete,
+    Manifest,
+    NoReadable,
+    NotFound,
+    Receipt,
+    Store,
+    StoreUnavailable,
+    candidates,
+    load_manifest,
+    newest_readable,
+    open_generation,
+    parts_with,
+    read_head,
+    read_part,
+    read_sections,
+    write_part,
+)
+from makara.checkpoint.layout import manifest_key, part_key
+from makara.checkpoint.tensors import pack, unpack
+
+CHECKPOINT = CheckpointId(10, 1)
+
+
+def weights(files: dict[tuple[int, int], bytes]) -> dict[str, torch.Tensor]:
+    return {name: tensor for data in files.values() for name, tensor in unpack(data)[0].items()}
+
+
+def test_the_sections_asked_for_come_back_bit_for_bit(store: Store) -> None:
+    published(store, 10, 1)
+    files = read_sections(store, JOB, CHECKPOINT, {0, 2})
+    assert list(files) == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    for (section, part), data in files.items():
+        expected = section_tensors(section, part, 10)
+        tensors, _ = unpack(data)
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+def test_parts_can_be_asked_for_by_the_tensors_in_them(store: Store) -> None:
+    published(store, 10, 1)
+    files = read_sections(store, JOB, CHECKPOINT, lambda name: name == "weights/block1.1.weight")
+    assert list(files) == [(1, 1)]
+    assert read_sections(store, JOB, CHECKPOINT, lambda name: False) == {}
+
+
+def test_a_shared_tensor_is_found_where_it_is_stored(store: Store) -> None:
+    manifest = published(store, 10, 1)
+    found = parts_with(
+        manifest, ["weights/block2.0.weight", "buffers/block0.1.count", "buffers/block2.0.count"]
+    )
+    assert [(part.section, part.part) for part in found] == [(0, 1), (2, 0)]
+    with pytest.raises(Incomplete, match="weights/nowhere"):
+        parts_with(manifest, ["weights/nowhere"])
+
+
+def test_the_manifest_carries_position_recipe_and_scalars(store: Store) -> None:
+    manifest = published(store, 10, 1)
+    loaded = load_manifest(store, JOB, CHECKPOINT)
+    assert (loaded.step, loaded.generation, loaded.data_position) == (10, 1, 640)
+    assert loaded.recipe == {"microbatch_size": 2, "cuts": [3, 5], "graph_hash": "abc", "note": None}
+    assert loaded.metadata == {section: {"scale": 0.5 * section} for section in range(NUM_SECTIONS)}
+    assert loaded.num_parts == (NUM_PARTS,) * NUM_SECTIONS
+    assert loaded.num_bytes == sum(part.size_bytes for part in manifest.parts)
+
+
+def flip_a_bit(data: bytes) -> bytes:
+    place = random.Random(7).randrange(len(data) // 2, len(data))
+    return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+
+
+DAMAGES = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "longer": lambda data: data + b"\0",
+    "a bit flipped": flip_a_bit,
+    "zeros": lambda data: bytes(len(data)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_part_is_noticed_and_the_older_checkpoint_used(store: Store, damage: str) -> None:
+    published(store, 10, 1)
+    newer = published(store, 20, 1)
+    key = newer.parts[2].key
+    store.put(key, DAMAGES[damage](store.get(key)))
+    with pytest.raises(Corrupt, match=key):
+        read_sections(store, JOB, newer.checkpoint, {1})
+    assert read_sections(store, JOB, newer.checkpoint, {0}).keys() == {(0, 0), (0, 1)}
+
+    head = open_generation(store, JOB, 2)
+
+    def read(manifest: Manifest) -> dict[str, torch.Tensor]:
+        return weights(read_sections(store, JOB, manifest.checkpoint, {1}, manifest=manifest))
+
+    found = newest_readable(store, JOB, candidates(head), read)
+    assert found.manifest.checkpoint == CheckpointId(10, 1)
+    assert [skip.checkpoint for skip in found.skipped] == [CheckpointId(20, 1)]
+    assert key in found.skipped[0].reason
+    expected = section_tensors(1, 0, 10)["weights/block1.0.weight"]
+    assert torch.equal(found.value["weights/block1.0.weight"], expected)
+
+
+def test_a_lost_part_or_manifest_is_passed_over_too(store: Store) -> None:
+    for step in (10, 20, 30):
+        published(store, step, 1)
+    store.delete(part_key(JOB, CheckpointId(30, 1), 0, 0))
+    store.delete(manifest_key(JOB, CheckpointId(20, 1)))
+    head = read_head(store, JOB)
+    assert head is not None
+    found = newest_readable(
+        store, JOB, candidates(head), lambda manifest: read_sections(store, JOB, manifest.checkpoint, {0})
+    )
+    assert found.manifest.step == 10
+    assert [skip.checkpoint.step for skip in found.skipped] == [30, 20]
+
+
+def test_when_nothing_can_be_read_every_reason_is_given(store: Store) -> None:
+    for step in (10, 20):
+        published(store, step, 1)
+        store.put(manifest_key(JOB, CheckpointId(step, 1)), b"{}")
+    head = read_head(store, JOB)
+    assert head is not None
+    with pytest.raises(NoReadable, match=r"20-g1: .*; 10-g1: "):
+        newest_readable(store, JOB, candidates(head), lambda manifest: manifest)
+    with pytest.raises(NoReadable, match="no candidates"):
+        newest_readable(store, JOB, (), lambda manifest: manifest)
+
+
+def test_reading_outlasts_a_store_that_is_away_for_a_while(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(store, 10, 1)
+    answer, away, lock = store.get, 3, threading.Lock()
+
+    def flaky(key: str) -> bytes:
+        nonlocal away
+        with lock:
+            away -= 1
+            if away >= 0:
+                raise StoreUnavailable("away")
+        return answer(key)
+
+    monkeypatch.setattr(store, "get", flaky)
+    assert len(read_sections(store, JOB, CHECKPOINT, range(NUM_SECTIONS))) == 6
+    assert away < 0
+
+
+def test_reading_can_be_cancelled(store: Store) -> None:
+    manifest = published(store, 10, 1)
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(Cancelled):
+        read_sections(store, JOB, CHECKPOINT, {0}, manifest=manifest, cancel=cancel)
+
+
+def test_a_part_of_another_content_under_the_right_key_is_noticed(store: Store) -> None:
+    manifest = published(store, 10, 1)
+    store.put(manifest.parts[0].key, store.get(manifest.parts[1].key))
+    with pytest.raises(Corrupt, match=manifest.parts[0].key):
+        read_part(store, manifest.parts[0])
+
+
+def test_writing_a_part_twice_gives_the_same_receipt(store: Store) -> None:
+    assert write_parts(store, CHECKPOINT) == write_parts(store, CHECKPOINT)
+
+
+def test_receipts_survive_their_json_and_may_come_in_any_order_and_twice(store: Store) -> None:
+    receipts = write_parts(store, CHECKPOINT)
+    sent = [Receipt.from_json(json.loads(json.dumps(receipt.to_json()))) for receipt in receipts]
+    assert sent == receipts
+    assert assembled([*reversed(sent), *sent], CHECKPOINT) == assembled(receipts, CHECKPOINT)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sha256": "ff"}, "sha256"),
+        ({"size_bytes": -1}, "size_bytes"),
+        ({"section": "0"}, "section"),
+        ({"surprise": 0}, "surprise"),
+    ],
+)
+def test_a_receipt_that_is_not_as_written_is_refused(
+    store: Store, change: dict[str, object], message: str
+) -> None:
+    receipt = write_parts(store, CHECKPOINT, sections=[0])[0]
+    with pytest.raises(Corrupt, match=message):
+        Receipt.from_json({**receipt.to_json(), **change})
+
+
+def test_a_set_of_parts_with_a_hole_is_incomplete_and_says_which(store: Store) -> None:
+    receipts = write_parts(store, CHECKPOINT)
+    for hole in range(len(receipts)):
+        place = (receipts[hole].part.section, receipts[hole].part.part)
+        with pytest.raises(Incomplete, match=rf"\({place[0]}, {place[1]}\)"):
+            assembled(receipts[:hole] + receipts[hole + 1 :], CHECKPOINT)
+    with pytest.raises(Incomplete, match=r"sections \[2\]"):
+        assembled(receipts[:4], CHECKPOINT)
+    with pytest.raises(Incomplete, match="surplus"):
+        assembled([*receipts, *write_parts(store, CHECKPOINT, sections=[NUM_SECTIONS])], CHECKPOINT)
+
+
+def test_receipts_that_contradict_one_another_are_incomplete(store: Store) -> None:
+    receipts = write_parts(store, CHECKPOINT)
+
+    def again(tensors: dict[str, torch.Tensor], num_parts: int = NUM_PARTS, scale: float = 0.0) -> Receipt:
+        return write_part(store, JOB, CHECKPOINT, 0, 0, num_parts, pack(tensors), metadata={"scale": scale})
+
+    with pytest.raises(Incomplete, match=r"two different receipts for part 0\.0"):
+        assembled([*receipts, again({"weights/x": torch.zeros(1)})], CHECKPOINT)
+    with pytest.raises(Incomplete, match="disagree on the number of parts"):
+        assembled([again(section_tensors(0, 0, 10), num_parts=3), *receipts[1:]], CHECKPOINT)
+    with pytest.raises(Incomplete, match="disagree on scale"):
+        assembled([again(section_tensors(0, 0, 10), scale=9.0), *receipts[1:]], CHECKPOINT)
+    with pytest.raises(Incomplete, match=r"weights/block1\.0\.weight.*is in both"):
+        assembled([again({"weights/block1.0.weight": torch.zeros(1)}), *receipts[1:]], CHECKPOINT)
+    with pytest.raises(Incomplete, match="20-g1"):
+        assembled([*receipts, *write_parts(store, CheckpointId(20, 1))], CHECKPOINT)
+
+
+def test_a_payload_that_is_not_as_announced_is_never_stored(store: Store) -> None:
+    payload = pack({"weights/a": torch.zeros(2)})
+    with pytest.raises(Corrupt, match="announced"):
+        write_part(store, JOB, CHECKPOINT, 0, 0, 1, payload, tensors=["weights/b"])
+    with pytest.raises(Corrupt, match=r"0\.0\.safetensors"):
+        write_part(store, JOB, CHECKPOINT, 0, 0, 1, payload[:-1])
+    with pytest.raises(ValueError, match="part 1 of 1"):
+        write_part(store, JOB, CHECKPOINT, 0, 1, 1, payload)
+    with pytest.raises(ValueError, match="JSON"):
+        write_part(store, JOB, CHECKPOINT, 0, 0, 1, payload, metadata={"scale": float("nan")})
+    assert list(store.list("")) == []
+
+
+def test_a_manifest_that_was_altered_is_corrupt(store: Store) -> None:
+    manifest = published(store, 10, 1)
+    key = manifest_key(JOB, CHECKPOINT)
+    data = store.get(key)
+    for altered, message in (
+        (data.replace(b'"data_position":640', b'"data_position":641'), "checksum"),
+        (data[:-10], "JSON"),
+        (data.replace(b'"step":10', b'"step":"10"', 1), "step"),
+        (data.replace(b'"format":1', b'"format":2'), "checksum"),
+        (b"\xff" + data, key),
+    ):
+        store.put(key, altered)
+        with pytest.raises(Corrupt, match=message):
+            load_manifest(store, JOB, CHECKPOINT)
+    store.put(manifest_key(JOB, CheckpointId(11, 1)), manifest.to_bytes())
+    with pytest.raises(Corrupt, match="describes checkpoint 10-g1"):
+        load_manifest(store, JOB, CheckpointId(11, 1))
+
+
+def test_a_recipe_that_is_not_json_is_refused(store: Store) -> None:
+    manifest = assembled(write_parts(store, CHECKPOINT), CHECKPOINT)
+    odd = Manifest(
+        JOB, CHECKPOINT, 0, {"device": torch.device("cpu")}, manifest.num_parts, manifest.parts, {}
+    )
+    with pytest.raises(ValueError, match="recipe"):
+        odd.to_bytes()
+
+
+@pytest.mark.parametrize("text", ["10", "10-g", "-1-g1", "10-g1/..", "١-g1", "10-g1\n", "010-g1"])
+def test_a_malformed_checkpoint_name_is_no_checkpoint(text: str) -> None:
+    with pytest.raises(ValueError, match="checkpoint"):
+        CheckpointId.parse(text)
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}])
+def test_a_part_may_hold_no_tensor_at_all(store: Store, metadata: dict[str, str] | None) -> None:
+    payload = pack({}, metadata)
+    assert unpack(payload) == ({}, metadata or {})
+    receipt = write_part(store, JOB, CHECKPOINT, 0, 0, 1, payload)
+    assert read_part(store, receipt.part) == payload
+
+
+def test_a_missing_part_is_not_found_when_read(store: Store) -> None:
+    manifest = published(store, 10, 1)
+    store.delete(manifest.parts[0].key)
+    with pytest.raises(NotFound, match=manifest.parts[0].key):
+        read_sections(store, JOB, CHECKPOINT, {0})

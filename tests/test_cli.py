@@ -1,0 +1,255 @@
+"""The command line: what it refuses, with which exit status, and what it sends."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from makara.manager import cli, cli_apply
+from makara.manager.bundle import BundleError, pack
+from makara.manager.progress import ProgressDisplay, describe_morph
+from managers import Manager, release_all
+
+JOB: dict[str, Any] = {
+    "name": "scripted",
+    "entrypoint": "train:build",
+    "resources": {"provider": "local", "max_nodes": 1},
+    "training": {"global_batch_size": 4, "steps": 12},
+    "checkpoint": {"uri": "./checkpoints", "interval": 5},
+}
+MODEL = {
+    "num_parameters": 1200, "num_sections": 2, "shared_parameters": {"w": [0, 1]}, "seconds": 1.0,
+    "not_compared": None, "largest_differences": {"loss": 0.0},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
+    running = Manager(tmp_path_factory.mktemp("cli") / "home").start()
+    yield running
+    running.stop()
+    release_all(running.home)
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("def build(): ...\n")
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB))
+    return path
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's code passes: its check needs torch, which these tests do without."""
+    monkeypatch.setattr(cli_apply, "_try_out", lambda spec, workdir: MODEL)
+
+
+def run(manager: Manager, *arguments: object) -> int:
+    return cli.main([*(str(a) for a in arguments), "--home", str(manager.home)])
+
+
+@pytest.mark.usefixtures("passing")
+def test_apply_follows_a_job_to_its_end(
+    manager: Manager, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(manager, "apply", "-f", job_file) == 0
+    shown = capsys.readouterr().out
+    assert "accepted" in shown
+    assert "finished" in shown
+    assert "morph 1" in shown
+    assert "weight hash" in shown
+    assert (job_file.parent / "checkpoints").is_dir()  # relative to the job file, not to where we are
+
+
+@pytest.mark.usefixtures("passing")
+def test_a_detached_job_is_listed_shown_and_stopped(
+    manager: Manager, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_file.write_text(yaml.safe_dump(JOB | {"training": {"global_batch_size": 4, "steps": 10**6}}))
+    assert run(manager, "apply", "-f", job_file, "--detach", "--json") == 0
+    job = json.loads(capsys.readouterr().out)["job"]
+    manager.wait(job, lambda view: view["step"] > 0)
+    for command in (["ps"], ["status", job], ["events", job], ["logs", job]):
+        assert run(manager, *command) == 0
+        assert capsys.readouterr().out
+        assert run(manager, *command, "--json") == 0
+        json.loads(capsys.readouterr().out)
+    assert run(manager, "stop", job) == 0
+    capsys.readouterr()
+    assert run(manager, "follow", job, "--json") == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["event"], last["status"]) == ("status", "stopped")
+
+
+@pytest.mark.usefixtures("passing")
+def test_leaving_with_control_c_leaves_the_job_alone(
+    manager: Manager, job_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    job_file.write_text(yaml.safe_dump(JOB | {"training": {"global_batch_size": 4, "steps": 10**6}}))
+    monkeypatch.setattr(ProgressDisplay, "show", interrupt)
+    assert run(manager, "apply", "-f", job_file) == 0
+    shown = capsys.readouterr().out
+    assert "the job goes on" in shown
+    job = shown.split()[1]
+    assert manager.client.get(f"/jobs/{job}")["status"] not in ("stopping", "stopped", "failed")
+    manager.client.post(f"/jobs/{job}/stop")
+
+
+def test_a_faulty_file_names_field_and_line(
+    manager: Manager, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_file.write_text(job_file.read_text() + "colour: red\n")
+    assert run(manager, "apply", "-f", job_file) == 2
+    said = capsys.readouterr().err
+    assert "colour" in said
+    assert "line" in said
+
+
+def test_a_missing_file_or_folder_is_the_users_mistake(
+    manager: Manager, job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(manager, "apply", "-f", tmp_path / "none.yaml") == 2
+    job_file.write_text(yaml.safe_dump(JOB | {"workdir": "nowhere"}))
+    assert run(manager, "plan", "-f", job_file) == 2
+    assert "workdir" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("passing")
+def test_a_fault_that_only_the_manager_finds_has_status_2(
+    manager: Manager, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_file.write_text(yaml.safe_dump(JOB | {"checkpoint": {"uri": "file:///dev/null/x"}}))
+    assert run(manager, "apply", "-f", job_file) == 2
+    assert "checkpoint.uri" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("passing")
+def test_without_a_manager_the_status_is_3(
+    job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["ps", "--home", str(tmp_path / "home")]) == 3
+    assert "makara server" in capsys.readouterr().err
+    nobody = ["--server", "http://127.0.0.1:9", "--token", "a.b", "--home", str(tmp_path)]
+    assert cli.main(["apply", "-f", str(job_file), *nobody]) == 3
+
+
+def test_a_wrong_token_is_said(manager: Manager, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(manager, "ps", "--token", "a.b") == 2
+    assert "unknown token" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("passing")
+def test_secrets_come_from_the_environment(
+    manager: Manager, job_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_file.write_text(yaml.safe_dump(JOB | {"secrets": ["MY_KEY"]}))
+    monkeypatch.delenv("MY_KEY", raising=False)
+    assert run(manager, "apply", "-f", job_file, "--detach") == 2
+    assert "MY_KEY is not set" in capsys.readouterr().err
+    monkeypatch.setenv("MY_KEY", "hush")
+    assert run(manager, "apply", "-f", job_file, "--json") == 0
+    job = json.loads(capsys.readouterr().out.splitlines()[0])["job"]
+    assert not (manager.home / "jobs" / job / "secrets.json").exists()  # kept no longer than the job
+
+
+@pytest.mark.usefixtures("passing")
+def test_plan_shows_the_job_and_submits_nothing(
+    manager: Manager, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = len(manager.client.get("/jobs")["jobs"])
+    assert run(manager, "plan", "-f", job_file) == 0
+    assert "1,200 parameters in 2 sections" in capsys.readouterr().out
+    assert len(manager.client.get("/jobs")["jobs"]) == before
+
+
+def test_the_server_listens_beyond_loopback_only_when_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["server", "--home", str(tmp_path / "home"), "--host", "0.0.0.0"]) == 2
+    assert "--allow-remote" in capsys.readouterr().err
+    assert cli.main(["server", "--home", str(tmp_path / "home"), "--port", "70000"]) == 2
+
+
+def test_no_command_but_the_check_needs_torch() -> None:
+    modules = "makara.manager.cli, makara.manager.server, makara.manager.demo"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
+
+
+# ---- bundles -----------------------------------------------------------------------------------------------
+
+
+def names(bundle: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(bundle), mode="r:gz") as archive:
+        return archive.getnames()
+
+
+def test_a_bundle_is_the_same_whenever_it_is_packed(tmp_path: Path) -> None:
+    (tmp_path / "b.py").write_text("1")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "c.py").write_text("2")
+    first = pack(tmp_path, max_bytes=10**6)
+    os.utime(tmp_path / "b.py", (1, 1))
+    assert hashlib.sha256(pack(tmp_path, max_bytes=10**6)).digest() == hashlib.sha256(first).digest()
+    assert names(first) == ["a/c.py", "b.py"]
+
+
+def test_a_bundle_leaves_out_what_no_job_needs(tmp_path: Path) -> None:
+    for name in (".git/x", "__pycache__/x.pyc", "checkpoints/x", "data/big.bin", "keep.py", "run.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "run.sh").chmod(0o755)
+    (tmp_path / ".makaraignore").write_text("# data\ndata/*.bin\n")
+    bundle = pack(tmp_path, max_bytes=10**6, also_exclude=(tmp_path / "checkpoints",))
+    assert names(bundle) == [".makaraignore", "keep.py", "run.sh"]
+    with tarfile.open(fileobj=io.BytesIO(bundle), mode="r:gz") as archive:
+        assert stat.S_IMODE(archive.getmember("run.sh").mode) == 0o755
+
+
+def test_a_bundle_that_is_too_large_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "big.bin").write_bytes(os.urandom(5000))
+    with pytest.raises(BundleError, match="makaraignore"):
+        pack(tmp_path, max_bytes=1000)
+
+
+def test_a_morph_is_one_line() -> None:
+    morph = {
+        "generation": 3, "before": "3x2", "shape": "2x2", "step": 40, "rung": "peers", "cause": "vm1 died",
+        "lost_steps": 1, "phases_s": {"decide": 0.012, "form": 1.5},
+    }  # fmt: skip
+    change = "morph 3  3x2 -> 2x2  (step 40, vm1 died, state from peers, 1 step done again)"
+    assert describe_morph(morph) == f"{change}  ms: decide 12  form 1500"
+
+
+@pytest.mark.usefixtures("passing")
+def test_a_job_that_ran_gives_the_calibration_for_its_replay(
+    manager: Manager, job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("0,add,a\n")
+    arguments = ["simulate", "-f", job_file, "--trace", trace, "--hours", 1, "--json"]
+    assert run(manager, "apply", "-f", job_file) == 0
+    capsys.readouterr()
+    assert run(manager, *arguments) == 0
+    (outcome,) = json.loads(capsys.readouterr().out)["outcomes"]
+    assert outcome["finished"]
+    assert outcome["steps"] == 12
+    job_file.write_text(yaml.safe_dump({**JOB, "name": "stranger"}))
+    assert run(manager, *arguments) == cli.MISTAKE
+    assert "has profiled no job named 'stranger'; give --calibration" in capsys.readouterr().err

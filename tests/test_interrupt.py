@@ -1,0 +1,85 @@
+"""Waking a compute thread that waits for its peers."""
+
+import threading
+
+import pytest
+from makara.worker.interrupt import Abandoned, Courier, Interrupt, PeersLost
+
+
+def test_courier_returns_the_result_of_the_call() -> None:
+    courier = Courier("test", Interrupt())
+    assert courier.call(lambda: 42) == 42
+    courier.close()
+
+
+def test_an_order_to_abandon_wakes_a_caller_whose_call_never_returns() -> None:
+    interrupt = Interrupt()
+    courier = Courier("test", interrupt)
+    entered, never = threading.Event(), threading.Event()
+
+    def blocked() -> None:
+        entered.set()
+        never.wait()
+
+    def abandon_once_blocked() -> None:
+        entered.wait()
+        interrupt.trip(Abandoned())
+
+    threading.Thread(target=abandon_once_blocked, daemon=True).start()
+    with pytest.raises(Abandoned):
+        courier.call(blocked)
+    never.set()
+
+
+def test_a_transport_error_becomes_the_loss_of_the_named_peers() -> None:
+    def broken() -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    courier = Courier("test", Interrupt())
+    with pytest.raises(PeersLost, match="Connection closed") as caught:
+        courier.call(broken, ranks=[3])
+    assert caught.value.ranks == (3,)
+
+
+def test_the_first_cause_wins() -> None:
+    interrupt = Interrupt()
+    interrupt.trip(PeersLost([1], "gone"))
+    interrupt.trip(Abandoned())
+    with pytest.raises(PeersLost):
+        interrupt.check()
+
+
+def test_an_error_of_the_call_itself_reaches_the_caller_and_harms_nobody() -> None:
+    def wrong() -> None:
+        raise ValueError("not a transport error")
+
+    courier = Courier("test", Interrupt())
+    with pytest.raises(ValueError, match="not a transport error"):
+        courier.call(wrong)
+    assert courier.call(lambda: "still serving") == "still serving"
+    courier.close()
+
+
+def test_the_failure_of_a_started_call_is_told_when_its_result_is_asked_for() -> None:
+    def broken() -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    interrupt = Interrupt()
+    courier = Courier("test", interrupt)
+    failed = courier.start(broken)
+    after = courier.start(lambda: "never run")
+    interrupt.wait_for(lambda: after.done)  # a lane that knows which peer is lost may trip it first
+    assert not interrupt.tripped
+    with pytest.raises(PeersLost, match="Connection closed"):
+        courier.result(after)
+    with pytest.raises(PeersLost, match="Connection closed"):
+        courier.result(failed)
+
+
+def test_results_of_started_calls_come_in_the_order_given() -> None:
+    courier = Courier("test", Interrupt())
+    seen: list[int] = []
+    calls = [courier.start(lambda n=n: seen.append(n)) for n in range(5)]
+    courier.result(calls[-1])
+    assert seen == list(range(5))
+    courier.close()

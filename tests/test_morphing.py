@@ -1,0 +1,348 @@
+"""The choice of the next plan: always an answer, balanced by time, within memory, stable."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from calibrations import uniform
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from makara.morphing import Choice, Impossible, Request, Slot, balance, choose, place, stage_seconds
+from makara.morphing.bounds import least_seconds
+from makara.pipeline import Plan, Range, Schedule, grid
+from makara.simulator import Calibration, Link, simulate
+
+
+def slots(count: int, memory_bytes: int = 10_000, per_vm: int = 1) -> list[Slot]:
+    return [Slot(f"w{i}", f"vm{i // per_vm}", memory_bytes) for i in range(count)]
+
+
+def request(calibration: Calibration, workers: list[Slot], **change: Any) -> Request:
+    values: dict[str, Any] = {
+        "calibration": calibration,
+        "num_sections": calibration.num_sections,
+        "num_micro_batches": 8,
+        "workers": workers,
+        "generation": 3,
+    }
+    return Request(**(values | change))
+
+
+def chosen(answer: Choice | Impossible) -> Choice:
+    assert isinstance(answer, Choice), answer
+    return answer
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    num_sections = draw(st.integers(1, 6))
+    sizes = st.integers(0, 50)
+    calibration = uniform(
+        num_sections,
+        forward_s=tuple(draw(st.integers(1, 9)) / 8 for _ in range(num_sections)),
+        state_bytes=tuple(draw(sizes) for _ in range(num_sections)),
+        activation_bytes=tuple(draw(sizes) for _ in range(num_sections)),
+        inter_vm=Link(latency_s=0.1, bytes_per_s=1000.0),
+    )
+    workers = [
+        Slot(f"w{i}", f"vm{draw(st.integers(0, 3))}", draw(st.integers(20, 300)))
+        for i in range(draw(st.integers(0, 7)))
+    ]
+    return request(
+        calibration,
+        workers,
+        num_micro_batches=draw(st.integers(1, 7)),
+        schedule=draw(st.sampled_from(list(Schedule))),
+        recompute=draw(st.sampled_from(["auto", "on", "off"])),
+        pipeline_parallel_degree=draw(st.none() | st.integers(1, 4)),
+        data_parallel_degree=draw(st.none() | st.integers(1, 4)),
+        memory_limit_bytes=draw(st.none() | st.integers(50, 300)),
+    )
+
+
+@given(requests())
+@settings(max_examples=60, deadline=None)
+def test_there_is_always_an_answer_and_a_plan_fits(asked: Request) -> None:
+    answer = choose(asked)
+    if isinstance(answer, Impossible):
+        assert answer.reason
+        return
+    plan = answer.plan
+    assert (plan.num_micro_batches, plan.generation) == (asked.num_micro_batches, asked.generation)
+    assert len(set(answer.workers)) == plan.num_workers == len(answer.workers)
+    assert answer == choose(asked)
+    for row in answer.candidates:
+        # What is estimated to fit does fit when played.
+        assert not (row.rejected or "").startswith("it needs")
+        assert row.rejected is not None or row.predicted_s is not None
+    best = min(
+        row.predicted_s for row in answer.candidates if row.predicted_s is not None and not row.rejected
+    )
+    assert best <= answer.predicted_s <= 1.01 * best
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=7), st.booleans())
+@settings(max_examples=60)
+def test_the_slowest_stage_is_as_fast_as_any_split_makes_it(times: list[int], recompute: bool) -> None:
+    calibration = uniform(len(times), forward_s=tuple(float(time) for time in times))
+    splits = balance(calibration, len(times), recompute=recompute, fits=lambda span: True)
+    assert set(splits) == set(range(1, len(times) + 1))
+
+    def slowest(spans: tuple[Range, ...]) -> float:
+        return max(stage_seconds(calibration, span, recompute=recompute) for span in spans)
+
+    for depth, split in splits.items():
+        every = [
+            tuple(Range(a, b) for a, b in itertools.pairwise((0, *cuts, len(times))))
+            for cuts in itertools.combinations(range(1, len(times)), depth - 1)
+        ]
+        assert slowest(split) == min(map(slowest, every))
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=7), st.integers(1, 30))
+@settings(max_examples=60)
+def test_with_memory_as_a_bound_too(sections: list[tuple[int, int]], capacity: int) -> None:
+    times, sizes = zip(*sections, strict=True)
+    calibration = uniform(len(times), forward_s=tuple(float(time) for time in times))
+
+    def fits(span: Range) -> bool:
+        return sum(sizes[span.start : span.stop]) <= capacity
+
+    def slowest(spans: tuple[Range, ...]) -> float:
+        return max(stage_seconds(calibration, span, recompute=True) for span in spans)
+
+    splits = balance(calibration, len(times), recompute=True, fits=fits)
+    for depth in range(1, len(times) + 1):
+        every = [
+            split
+            for cuts in itertools.combinations(range(1, len(times)), depth - 1)
+            if all(
+                map(fits, split := tuple(Range(a, b) for a, b in itertools.pairwise((0, *cuts, len(times)))))
+            )
+        ]
+        assert (depth in splits) == bool(every)
+        assert not every or slowest(splits[depth]) == min(map(slowest, every))
+
+
+def test_a_heavy_head_shortens_its_stage_and_the_last_stage_does_not_pay_for_recomputation() -> None:
+    """Sections of F=1, B=2; the last has a head of as much work as two more of them."""
+    calibration = uniform(12, forward_s=(1.0,) * 11 + (3.0,), backward_s=(2.0,) * 11 + (6.0,))
+
+    def last_stage(recompute: bool) -> int:
+        return len(balance(calibration, 2, recompute=recompute, fits=lambda span: True)[2][1])
+
+    assert last_stage(False) == 5  # 7 sections' work on either side
+    assert last_stage(True) == 6  # 6 that recompute take 24, 8 that do not take 24 as well
+
+
+def test_memory_too_small_for_a_section_is_named() -> None:
+    calibration = uniform(4, state_bytes=(10**6, 10**6, 10**6, 812 * 10**6))
+    answer = choose(request(calibration, slots(4, memory_bytes=500 * 10**6)))
+    assert isinstance(answer, Impossible)
+    assert "section 3 needs 812 MB, the workers have 500 MB" in answer.reason
+
+
+def test_a_section_that_is_too_big_is_named_with_its_line_and_what_to_change() -> None:
+    labels = tuple(f"layers.{section} (model.py:{80 + section})" for section in range(4))
+    weights = uniform(4, state_bytes=(10**6, 10**6, 10**6, 812 * 10**6), labels=labels)
+    assert why(weights) == (
+        "no split of the model fits: section 3, layers.3 (model.py:83), needs 812 MB, the workers have "
+        "500 MB; cut the model finer there (Training.cuts, or parallelism.num_sections, now 4), or take "
+        "VMs with more memory"
+    )
+    activations = uniform(4, activation_bytes=(10, 900 * 10**6, 10, 10), labels=labels)
+    assert "layers.1 (model.py:81), needs 900 MB" in why(activations)
+    assert "lower parallelism.microbatch_size, now 2, or cut the model finer" in why(activations)
+
+
+def why(calibration: Calibration) -> str:
+    answer = choose(request(calibration, slots(4, memory_bytes=500 * 10**6)))
+    assert isinstance(answer, Impossible)
+    return answer.reason
+
+
+def test_memory_forces_depth() -> None:
+    answer = chosen(choose(request(uniform(4), slots(4), memory_limit_bytes=260)))
+    assert answer.plan.shape == "2x2"
+    assert max(row.peak_bytes or 0 for row in answer.candidates if not row.rejected) <= 260
+
+
+def test_workers_with_too_little_memory_are_left_out() -> None:
+    answer = chosen(choose(request(uniform(2), [*slots(2), Slot("tiny", "vm9", 10)])))
+    assert "tiny" not in answer.workers
+
+
+def test_an_expensive_allreduce_makes_pipelines_deeper() -> None:
+    cheap = uniform(4)
+    costly = uniform(4, gradient_bytes=(1000,) * 4, inter_vm=Link(latency_s=0.0, bytes_per_s=50.0))
+    assert chosen(choose(request(cheap, slots(4)))).plan.shape == "1x4"
+    assert chosen(choose(request(costly, slots(4)))).plan.shape == "4x1"
+
+
+def test_fixed_degrees_are_kept_or_said_to_be_impossible() -> None:
+    assert chosen(choose(request(uniform(4), slots(6), pipeline_parallel_degree=3))).plan.shape == "3x2"
+    assert chosen(choose(request(uniform(4), slots(6), data_parallel_degree=2))).plan.shape in (
+        "1x2",
+        "2x2",
+        "3x2",
+    )
+    for degrees, message in [
+        ({"pipeline_parallel_degree": 5}, "pipeline_parallel_degree: 5"),
+        ({"data_parallel_degree": 9}, "data_parallel_degree: 9"),
+        ({"pipeline_parallel_degree": 2, "data_parallel_degree": 4}, "need 8 workers, there are 6"),
+    ]:
+        answer = choose(request(uniform(4), slots(6), **degrees))
+        assert isinstance(answer, Impossible)
+        assert message in answer.reason
+
+
+def test_more_workers_than_can_be_used_and_none_at_all() -> None:
+    assert chosen(choose(request(uniform(2), slots(9), num_micro_batches=2))).plan.num_workers <= 4
+    assert isinstance(choose(request(uniform(2), [])), Impossible)
+
+
+@given(requests())
+@settings(max_examples=60, deadline=None)
+def test_no_plan_beats_its_bound(asked: Request) -> None:
+    num_workers = min(len(asked.workers), asked.num_micro_batches)
+    for depth in range(1, asked.num_sections + 1):
+        replicas = num_workers // depth
+        split = balance(asked.calibration, depth, recompute=True, fits=lambda span: True).get(depth)
+        if split is None or not replicas:
+            continue
+        for recompute in (False, True):
+            plan = grid(
+                split, replicas, asked.num_micro_batches, schedule=asked.schedule, recompute=recompute
+            )
+            slowdown = [1.5 + worker % 2 for worker in range(plan.num_workers)]
+            played_s = simulate(plan, asked.calibration, slowdown=slowdown).time_s
+            least_s = least_seconds(
+                asked.calibration,
+                split,
+                replicas,
+                asked.num_micro_batches,
+                recompute=recompute,
+                slowdown=min(slowdown),
+            )
+            assert least_s <= played_s * (1 + 1e-6)
+
+
+def test_what_cannot_win_is_not_played_and_says_why() -> None:
+    answer = chosen(choose(request(uniform(4), slots(4))))
+    assert answer.plan.shape == "1x4"
+    skipped = [row for row in answer.candidates if row.predicted_s is None]
+    assert skipped
+    assert all(row.rejected and "its work alone takes" in row.rejected for row in skipped)
+
+
+def test_the_window_is_the_narrowest_that_costs_no_time() -> None:
+    # With links that cost nothing two micro-batches for each stage are enough; these links need more.
+    fast = chosen(choose(request(uniform(4), slots(4), num_micro_batches=64, pipeline_parallel_degree=4)))
+    assert fast.plan.window == 8
+    link = Link(latency_s=0.2, bytes_per_s=4 / 1.5, jitter_s=0.5)
+    slow = uniform(4, grad_cut_bytes=(4,) * 3, inter_vm=link)
+    answer = chosen(choose(request(slow, slots(4), num_micro_batches=64, pipeline_parallel_degree=4)))
+    assert answer.plan.window in (12, 16)
+    tried = {row.window: row for row in answer.candidates}
+    assert "the best plan takes" in (tried[8].rejected or "")
+    peaks = {window: row.peak_bytes or 0 for window, row in tried.items()}
+    assert 0 < peaks[answer.plan.window] < peaks[None]
+
+
+def test_memory_bounds_the_window() -> None:
+    tight = chosen(
+        choose(
+            request(
+                uniform(2),
+                slots(2, memory_bytes=135),
+                num_micro_batches=16,
+                pipeline_parallel_degree=2,
+                recompute="off",
+            )
+        )
+    )
+    assert tight.plan.window in (1, 2, 3)
+
+
+@pytest.mark.parametrize(("recompute", "expected"), [("on", True), ("off", False), ("auto", False)])
+def test_recompute_is_as_asked_and_auto_only_for_memory(recompute: str, expected: bool) -> None:
+    roomy = chosen(choose(request(uniform(2), slots(2), pipeline_parallel_degree=2, recompute=recompute)))
+    assert roomy.plan.recompute is expected
+
+
+def test_auto_recomputes_where_memory_leaves_too_small_a_window() -> None:
+    # Without recomputation one micro-batch in flight fits; with it, all of them.
+    calibration = uniform(2, activation_bytes=(100, 10), cut_bytes=(1,), grad_cut_bytes=(1,))
+    answer = chosen(
+        choose(
+            request(calibration, slots(2, memory_bytes=230), num_micro_batches=32, pipeline_parallel_degree=2)
+        )
+    )
+    assert answer.plan.recompute
+
+
+@pytest.mark.parametrize(
+    ("offload", "device_kind", "memory_bytes", "expected"),
+    [
+        ("auto", "cuda", 150, False),
+        ("auto", "cuda", 90, True),
+        ("auto", "cpu", 150, False),
+        ("on", "cuda", 150, True),
+        ("on", "cpu", 150, False),
+        ("off", "cuda", 150, False),
+    ],
+)
+def test_optimizer_state_goes_to_the_host_where_nothing_fits_otherwise(
+    offload: str, device_kind: str, memory_bytes: int, expected: bool
+) -> None:
+    # A section's state is 100 bytes, 50 of them the optimizer's.
+    calibration = uniform(2, optimizer_bytes=(50, 50), device_kind=device_kind)
+    asked = request(calibration, slots(2, memory_bytes=memory_bytes), optimizer_offload=offload)
+    plan = chosen(choose(asked)).plan
+    assert plan.optimizer_on_host is expected
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(("offload", "device_kind"), [("off", "cuda"), ("auto", "cpu"), ("on", "cpu")])
+def test_without_the_host_too_little_memory_is_too_little(offload: str, device_kind: str) -> None:
+    calibration = uniform(2, optimizer_bytes=(50, 50), device_kind=device_kind)
+    asked = request(calibration, slots(2, memory_bytes=90), optimizer_offload=offload)
+    assert isinstance(choose(asked), Impossible)
+
+
+def test_a_slow_worker_is_the_one_left_over() -> None:
+    workers = [Slot("slow", "vm9", 10_000, slowdown=2.0), *slots(4)]
+    answer = chosen(choose(request(uniform(2), workers, pipeline_parallel_degree=2)))
+    assert "slow" not in answer.workers
+
+
+def test_neighbours_share_a_vm_and_replicas_do_not() -> None:
+    stages = [Range(0, 1), Range(1, 2)]
+    placed = place(slots(4, per_vm=2), stages, {}, [1, 1])
+    assert [slot.vm for slot in placed] == ["vm0", "vm0", "vm1", "vm1"]
+
+
+def test_workers_stay_with_the_sections_they_hold() -> None:
+    stages = [Range(0, 1), Range(1, 2)]
+    holding = {"w0": Range(1, 2), "w1": Range(0, 1), "w3": Range(0, 1)}
+    placed = place(slots(4), stages, holding, [1, 1])
+    assert all(
+        stages[rank % 2] == holding.get(slot.worker, stages[rank % 2]) for rank, slot in enumerate(placed)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"num_sections": 5}, "num_sections"),
+        ({"num_micro_batches": 0}, "num_micro_batches"),
+        ({"pipeline_parallel_degree": 0}, "pipeline_parallel_degree"),
+        ({"workers": slots(1) * 2}, "workers"),
+        ({"workers": [Slot("w", "vm", 1, slowdown=0.0)]}, "workers"),
+    ],
+)
+def test_a_request_that_cannot_be_names_the_field(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        request(uniform(4), **({"workers": slots(1)} | change))

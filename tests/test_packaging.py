@@ -1,0 +1,173 @@
+"""What is installed, what it imports, and which room may import from which."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOT_INSTALLED = {"tests", "benchmarks", "docs", "build", "dist"}
+
+# The house, floor by floor: a room imports only from the floors below its own.
+FLOORS = (("pipeline",), ("simulator", "checkpoint"), ("morphing", "worker"), ("manager",))
+BESIDE = ("deploy",)  # stands beside the house and holds no logic
+# The one door on a floor: members of a forming generation compute for themselves, with morphing's pure
+# functions, who sends which section to whom.
+DOORS = {("worker", "morphing.reconcile")}
+WITHOUT_TORCH = ("pipeline", "simulator", "morphing", "manager", "deploy")
+
+
+@pytest.fixture(scope="module")
+def setuptools() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+
+
+def sources(*rooms: str) -> Iterator[Path]:
+    for room in rooms:
+        yield from sorted((ROOT / room).rglob("*.py"))
+
+
+def folder_of(package: str) -> Path:
+    return ROOT.joinpath(*package.split(".")[1:])
+
+
+# ---- what is installed -------------------------------------------------------------------------------------
+
+
+def test_every_folder_with_code_is_a_package_that_is_installed(setuptools: dict[str, Any]) -> None:
+    tops = [path for path in ROOT.iterdir() if path.is_dir() and path.name not in NOT_INSTALLED]
+    visible = [path.name for path in tops if not path.name.startswith(".") and not path.match("*.egg-info")]
+    folders = {path.parent for path in sources(*visible)}
+    assert len(folders) >= 10
+    assert set(setuptools["packages"]) == {
+        ".".join(("makara", *folder.relative_to(ROOT).parts)) for folder in folders
+    }
+    assert setuptools["package-dir"] == {"makara": "."}
+
+
+def test_every_package_says_what_it_is_for(setuptools: dict[str, Any]) -> None:
+    for package in setuptools["packages"]:
+        assert ast.get_docstring(ast.parse((folder_of(package) / "__init__.py").read_text())), package
+
+
+def test_files_that_are_no_code_are_installed_with_it(setuptools: dict[str, Any]) -> None:
+    data: dict[str, list[str]] = setuptools["package-data"]
+    found = 0
+    for package in setuptools["packages"]:
+        patterns = data.get(package, []) + data.get("*", [])
+        folder = folder_of(package)
+        for path in folder.rglob("*"):
+            inner = any((parent / "__init__.py").exists() for parent in _between(path, folder))
+            if not path.is_file() or path.suffix in (".py", ".pyc") or inner:
+                continue
+            found += 1
+            name = path.relative_to(folder).as_posix()
+            assert any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns), f"{package}: {name}"
+    assert found > 5
+
+
+def _between(path: Path, folder: Path) -> list[Path]:
+    """The folders on the way from `folder` (without it) to `path`."""
+    return [parent for parent in path.parents if parent != folder and folder in parent.parents]
+
+
+def declared() -> dict[str, list[str]]:
+    """Names of distributions: `core`, and each extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = {"core": project["dependencies"], **project["optional-dependencies"]}
+    return {group: [re.split(r"[^\w-]", line)[0] for line in lines] for group, lines in groups.items()}
+
+
+def test_every_library_is_declared_and_has_its_reason() -> None:
+    text = (ROOT / "docs" / "dependencies.md").read_text()
+    reasons = {
+        name.strip() for row in re.findall(r"^\|(.+)\|.+\|$", text, re.M) for name in re.split(r"[|,]", row)
+    }
+    for name in (name for names in declared().values() for name in names):
+        assert name in reasons, name
+    owners = packages_distributions()
+    rooms = [room for floor in FLOORS for room in floor]
+    imported = {module.partition(".")[0] for path in sources(*rooms) for _, module in imports(path)}
+    for module in imported - set(sys.stdlib_module_names) - set(rooms):
+        assert set(map(str.lower, owners.get(module, []))) & set(declared()["core"]), module
+
+
+# ---- what is imported --------------------------------------------------------------------------------------
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of each import; ours as `room.module`, relative ones resolved."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if not node.level:
+                yield node.lineno, node.module or ""
+                continue
+            base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
+            full = ".".join(part for part in base if part)
+            yield from ((node.lineno, full or alias.name) for alias in node.names)
+
+
+def test_a_room_imports_only_from_the_floors_below() -> None:
+    seen: set[tuple[str, str]] = set()
+    for number, floor in enumerate(FLOORS):
+        below = {room for rooms in FLOORS[:number] for room in rooms}
+        for room in floor:
+            for path in sources(room):
+                for line, module in imports(path):
+                    other = module.partition(".")[0]
+                    if other not in {name for rooms in FLOORS for name in rooms} - {room}:
+                        continue
+                    seen.add((room, other))
+                    assert other in below or (room, module) in DOORS, f"{path}:{line} imports {module}"
+    assert {("manager", "worker"), ("worker", "pipeline"), ("morphing", "simulator")} <= seen
+
+
+def test_rooms_find_each_other_by_relative_imports() -> None:
+    """Which resolve by the files alone, in a checkout and in an installation."""
+    for path in sources(*(room for floor in FLOORS for room in floor), *BESIDE):
+        for line, module in imports(path):
+            assert module.partition(".")[0] != "makara", f"{path}:{line} imports {module}"
+
+
+def test_rooms_without_torch_do_not_name_it() -> None:
+    for path in sources(*WITHOUT_TORCH):
+        assert "torch" not in {module.partition(".")[0] for _, module in imports(path)}, path
+
+
+def test_what_runs_without_torch_does_not_load_it() -> None:
+    modules = [
+        "makara.pipeline",
+        "makara.simulator",
+        "makara.morphing",
+        "makara.checkpoint",
+        "makara.worker",
+        "makara.worker.messages",
+        "makara.worker.agent",
+        "makara.manager.cli",
+        "makara.manager.demo",
+        "makara.manager.server",
+    ]
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    if 'torch' in sys.modules:\n"
+        "        sys.exit(f'{name} loads torch')\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program, *modules], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr

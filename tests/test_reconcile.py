@@ -1,0 +1,154 @@
+"""Survivors of any mix of standings come to one state, and the sections find their way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from makara.morphing import Application, NoHolder, Record, Standing, agree, transfers
+from makara.pipeline import Range
+
+K = 4
+COMMIT = Record(step=7, attempt=0, voters=3, generation=2)
+VOTERS = {1: 2, 2: 3}
+
+
+def standing(
+    applied: int | None, sections: str, record: Record | None = None, reduced: int | None = None
+) -> Standing:
+    return Standing(applied, record, reduced, frozenset(map(int, sections)))
+
+
+def test_who_saw_no_commit_applies_with_the_record_of_who_did() -> None:
+    found = agree(
+        [standing(6, "01", None, 7), standing(6, "23", COMMIT, 7), standing(7, "23", COMMIT)],
+        VOTERS,
+        num_sections=K,
+    )
+    assert (found.rung, found.step, found.record) == ("peers", 7, COMMIT)
+    assert found.apply == (Application(0, 1), Application(1, 1))
+    assert (found.keep, found.drop) == ((0, 1, 2), ())
+    assert found.holders == {0: (0,), 1: (0,), 2: (1, 2), 3: (1, 2)}
+
+
+def test_a_step_that_nobody_saw_committed_is_discarded_by_all() -> None:
+    found = agree([standing(6, "01", None, 7), standing(6, "23", None, 7)], VOTERS, num_sections=K)
+    assert (found.step, found.apply, found.keep) == (6, (), (0, 1))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [replace(COMMIT, voters=2), replace(COMMIT, step=9), replace(COMMIT, generation=5)],
+    ids=["voters", "step", "generation"],
+)
+def test_a_record_that_cannot_be_is_none(record: Record) -> None:
+    found = agree([standing(6, "0123", record, 7), standing(6, "0123", None, 7)], VOTERS, num_sections=K)
+    assert (found.step, found.apply) == (6, ())
+
+
+def test_gradients_of_another_attempt_are_not_applied() -> None:
+    stale = replace(standing(6, "0123", None, 7), reduced_by=(2, 1))
+    found = agree([stale, standing(7, "0123", COMMIT)], VOTERS, num_sections=K)
+    assert (found.keep, found.drop) == ((1,), (0,))
+
+
+def test_of_rival_commits_the_newer_generation_counts() -> None:
+    rival = Record(step=7, attempt=0, voters=2, generation=1)
+    found = agree([standing(7, "0123", rival), standing(7, "0123", COMMIT)], VOTERS, num_sections=K)
+    assert (found.record, found.keep, found.drop) == (COMMIT, (1,), (0,))
+
+
+def test_without_a_holder_for_each_section_the_store_is_next() -> None:
+    found = agree([standing(7, "01", COMMIT), standing(None, "")], VOTERS, num_sections=K)
+    assert (found.rung, found.step, found.keep, found.drop) == ("store", None, (), (0,))
+    assert agree([standing(None, ""), standing(None, "")], num_sections=K).rung == "store"
+
+
+def test_an_older_step_that_is_covered_comes_before_the_store() -> None:
+    found = agree([standing(7, "01"), standing(6, "0123")], num_sections=K)
+    assert (found.rung, found.step, found.keep, found.drop) == ("peers", 6, (1,), (0,))
+
+
+sections = st.frozensets(st.integers(0, K - 1))
+
+
+@st.composite
+def survivors(draw: st.DrawFn) -> list[Standing]:
+    """Members of one generation at the commit of step 7, members left behind, and newcomers."""
+    result: list[Standing] = []
+    for _ in range(draw(st.integers(1, 6))):
+        kind = draw(st.sampled_from(["applied", "saw", "reduced", "before", "behind", "new"]))
+        held = draw(sections)
+        result.append(
+            {
+                "applied": Standing(7, COMMIT, None, held),
+                "saw": Standing(6, COMMIT, 7, held),
+                "reduced": Standing(6, None, 7, held),
+                "before": Standing(6, None, None, held),
+                "behind": Standing(draw(st.integers(0, 5)), None, None, held),
+                "new": Standing(None, None, None, frozenset()),
+            }[kind]
+        )
+    return result
+
+
+@given(survivors())
+def test_every_survivor_ends_at_one_state_or_drops_its_own(standings: list[Standing]) -> None:
+    found = agree(standings, VOTERS, num_sections=K)
+    with_state = {m for m, one in enumerate(standings) if one.applied_step is not None}
+    assert set(found.keep) | set(found.drop) == with_state
+    assert not set(found.keep) & set(found.drop)
+    applying = {application.member for application in found.apply}
+    for member in found.keep:
+        assert standings[member].applied_step == (found.step or 0) - (member in applying)
+    for application in found.apply:
+        assert standings[application.member].reduced_step == found.step
+        assert standings[application.witness].record == found.record
+    if found.rung == "peers":
+        assert set(found.holders) == set(range(K))
+    for section, holders in found.holders.items():
+        assert all(section in standings[member].sections and member in found.keep for member in holders)
+
+
+@given(survivors())
+def test_a_step_that_some_member_applied_is_not_lost_while_it_is_covered(standings: list[Standing]) -> None:
+    committed = any(one.record == COMMIT for one in standings)
+    there = [one for one in standings if one.applied_step == 7 or (committed and one.reduced_step == 7)]
+    covered = frozenset().union(*(one.sections for one in there)) == frozenset(range(K))
+    found = agree(standings, VOTERS, num_sections=K)
+    assert (found.step == 7) == (committed and covered)
+
+
+wanted_ranges = st.lists(
+    st.none() | st.sampled_from([Range(0, 2), Range(2, 4), Range(0, 4)]), min_size=1, max_size=6
+)
+
+
+@given(st.dictionaries(st.integers(0, K - 1), st.sets(st.integers(0, 5), min_size=1)), wanted_ranges)
+def test_transfers_bring_each_member_what_it_lacks(
+    held: dict[int, set[int]], wanted: list[Range | None]
+) -> None:
+    holders = {section: tuple(sorted(held.get(section, {0}))) for section in range(K)}
+    sent = transfers(holders, wanted)
+    assert list(sent) == sorted(sent, key=lambda one: (one.section, one.destination))
+    assert all(one.source in holders[one.section] for one in sent)
+    lacking = {
+        (section, member)
+        for member, span in enumerate(wanted)
+        if span is not None
+        for section in span.sections
+        if member not in holders[section]
+    }
+    assert sorted((one.section, one.destination) for one in sent) == sorted(lacking)
+
+
+def test_sources_share_the_load() -> None:
+    sent = transfers({section: (0, 1) for section in range(K)}, [None, None, Range(0, 4)])
+    assert sorted(one.source for one in sent) == [0, 0, 1, 1]
+
+
+def test_a_section_that_nobody_holds_is_named() -> None:
+    with pytest.raises(NoHolder, match="section 1: member 0"):
+        transfers({0: (0,)}, [Range(0, 2)])

@@ -1,0 +1,104 @@
+"""The sums of a step: each begins when this worker's share is complete, all in one order, on the courier."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from makara.pipeline import Kind, Operation, Plan, Range, grid, orders
+from makara.worker.buckets import Bucket
+from makara.worker.interrupt import Courier, Interrupt
+from makara.worker.reduction import Reduction
+from makara.worker.sections import Piece, RangeOutput
+
+SECTIONS = 3
+
+
+class Peers:
+    """A group of two in which the other adds what this one brings; it notes what was summed."""
+
+    def __init__(self, seen: list[str], name: str) -> None:
+        self.seen, self.name = seen, name
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        self.seen.append(self.name)
+        tensor.mul_(2)
+
+    def max(self, tensor: torch.Tensor) -> None:
+        raise AssertionError("`fast` has no maxima")
+
+
+def reduction(plan: Plan, seen: list[str]) -> tuple[Reduction, Courier]:
+    """Rank 0 of two replicas that host all sections; `wK` belongs to section K, `tied` to 0 and 2."""
+    courier = Courier("test", Interrupt())
+    names = {(2,): "w2", (1,): "w1", (0, 2): "tied", (0,): "w0"}
+    buckets = [Bucket(used, (name,), (0, 1)) for used, name in names.items()]
+    session: Any = SimpleNamespace(
+        plan=plan,
+        rank=0,
+        courier=courier,
+        everyone=Peers(seen, "tally"),
+        hosts=lambda bucket: Peers(seen, bucket.names[0]),
+    )
+    shapes = {name: torch.zeros(2) for name in names.values()}
+    chain: Any = SimpleNamespace(traced=SimpleNamespace(tensors=shapes), shared={"tied": (0, 2)})
+    return Reduction(session, chain, buckets, orders(plan)[0], "fast", torch.device("cpu")), courier
+
+
+def run(sums: Reduction, task: Operation) -> None:
+    if task.kind is Kind.FORWARD:
+        sums.forwarded(task.micro_batch, RangeOutput({}, Piece(1.0 + task.micro_batch, 1.0), {}))
+        return
+    for section in reversed(range(SECTIONS)):
+        names = [f"w{section}", *(["tied"] if section != 1 else [])]
+        for name in names:
+            sums.gradient(section, name, torch.ones(2))
+        sums.section_done(section)
+
+
+def flush(courier: Courier) -> None:
+    courier.call(lambda: None)
+
+
+def test_a_sum_begins_with_the_last_backward_of_its_sections_after_the_tally() -> None:
+    plan = grid([Range(0, SECTIONS)], 2, 4)
+    seen: list[str] = []
+    sums, courier = reduction(plan, seen)
+    for _ in range(2):
+        seen.clear()
+        sums.begin({})
+        order = orders(plan)[0]
+        forwards_left = sum(task.kind is Kind.FORWARD for task in order)
+        for task in order[:-1]:
+            forwards_left -= task.kind is Kind.FORWARD
+            run(sums, task)
+            flush(courier)
+            assert seen == (["tally"] if not forwards_left else [])
+        began = {2: ["tally", "w2"], 1: ["tally", "w2", "w1"], 0: ["tally", "w2", "w1", "tied", "w0"]}
+        for section in (2, 1, 0):  # the last backward
+            assert seen == began.get(section + 1, ["tally"])
+            sums.gradient(section, f"w{section}", torch.ones(2))
+            if section != 1:
+                sums.gradient(section, "tied", torch.ones(2))
+            sums.section_done(section)
+            flush(courier)
+        assert seen == began[0]
+        pieces = sums.finish(lambda call: None)
+        # Two of the four micro-batches are this worker's; the group doubles what it brings.
+        assert sorted(pieces) == [(0.0, 0.0), (0.0, 0.0), (2.0, 2.0), (6.0, 2.0)]
+        totals = {part.bucket.names[0]: part.gradients.finalise(1.0) for part in sums.parts}
+        assert {name: total[name].tolist() for name, total in totals.items()} == {
+            "tied": [8.0, 8.0],
+            "w2": [4.0, 4.0],
+            "w1": [4.0, 4.0],
+            "w0": [4.0, 4.0],
+        }
+
+
+def test_sums_cannot_be_finished_while_operations_are_left() -> None:
+    sums, _ = reduction(grid([Range(0, SECTIONS)], 2, 2), [])
+    sums.begin({})
+    with pytest.raises(AssertionError, match="operations are left"):
+        sums.finish(lambda call: None)

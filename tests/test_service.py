@@ -1,0 +1,108 @@
+"""The manager at work, with real VMs of scripted agents: what it was told once it never forgets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from makara.manager.journal import SqliteJournal
+from managers import Manager, release_all
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    running = Manager(tmp_path / "home").start()
+    yield running
+    running.stop()
+    release_all(running.home)
+
+
+def live(view: dict) -> list[str]:
+    return [vm["vm"] for vm in view["vms"] if vm["status"] == "joined"]
+
+
+def test_a_job_trains_exports_and_leaves_no_vm(manager: Manager, tmp_path: Path) -> None:
+    job = manager.submit(tmp_path / "store").json()["job"]
+    view = manager.wait(job, lambda v: v["status"] == "finished")
+    assert view["step"] == 20
+    assert Path(view["export_uri"].removeprefix("file://")).is_file()
+    assert all(vm["status"] == "ended" for vm in view["vms"])
+    losses = manager.client.get(f"/jobs/{job}/metrics")["metrics"]
+    assert losses[-1]["step"] == 20
+    assert losses[-1]["grad_norm"] is None  # what is no number is null in JSON
+    journal_facts = manager.client.get(f"/jobs/{job}/events")["events"]
+    assert [entry["sequence"] for entry in journal_facts] == list(range(1, len(journal_facts) + 1))
+    assert any(entry["fact"]["fact"] == "job_ended" for entry in journal_facts)
+
+
+def test_a_manager_killed_mid_run_goes_on_where_it_stood(manager: Manager, tmp_path: Path) -> None:
+    job = manager.submit(tmp_path / "store", training={"steps": 60}).json()["job"]
+    before = manager.wait(job, lambda v: v["step"] > 3 and len(live(v)) == 2)
+    url = manager.url
+    manager.kill()
+    leaders = [json.loads(path.read_text())["pid"] for path in manager.home.glob("vms/*/vm.json")]
+    assert all(psutil.pid_exists(pid) for pid in leaders)  # training goes on
+    manager.start()
+    assert manager.url == url  # agents find their way back
+    after = manager.wait(job, lambda v: v["step"] > before["step"])
+    assert set(live(before)) <= {vm["vm"] for vm in after["vms"]}
+    assert len(after["morphs"]) >= len(before["morphs"])
+    done = manager.wait(job, lambda v: v["status"] == "finished")
+    assert len(done["vms"]) == 2  # the same VMs to the end: the restart cost none
+
+
+def test_a_vm_that_dies_while_the_manager_is_away_is_replaced(manager: Manager, tmp_path: Path) -> None:
+    job = manager.submit(tmp_path / "store", training={"steps": 100000}).json()["job"]
+    view = manager.wait(job, lambda v: v["status"] == "running" and len(live(v)) == 2)
+    manager.kill()
+    victim = live(view)[0]
+    psutil.Process(json.loads((manager.home / "vms" / victim / "vm.json").read_text())["pid"]).kill()
+    manager.start()
+    view = manager.wait(job, lambda v: len(v["vms"]) == 3 and v["status"] == "running")
+    assert next(vm for vm in view["vms"] if vm["vm"] == victim)["reason"] == "preempted"
+
+
+def test_a_killed_vm_is_noticed_and_the_job_stops_in_order(manager: Manager, tmp_path: Path) -> None:
+    job = manager.submit(tmp_path / "store", training={"steps": 100000}).json()["job"]
+    view = manager.wait(job, lambda v: v["status"] == "running")
+    victim = live(view)[0]
+    manager.client.post(f"/vms/{victim}/fault", json={"kind": "kill"})
+    manager.wait(job, lambda v: len(v["vms"]) == 3 and v["status"] == "running")
+    manager.client.post(f"/jobs/{job}/stop")
+    view = manager.wait(job, lambda v: v["status"] == "stopped")
+    assert view["checkpoints"]
+    assert view["reason"]
+
+
+def test_without_capacity_a_vm_is_waited_for(manager: Manager, tmp_path: Path) -> None:
+    manager.client.post("/providers/local/capacity", json={"vms": 1})
+    job = manager.submit(tmp_path / "store", training={"steps": 100000}).json()["job"]
+    view = manager.wait(job, lambda v: v["status"] == "running")
+    assert len(live(view)) == 1
+    assert "no local VM" in view["trouble"][0]
+    manager.client.post("/providers/local/capacity", json={"vms": 2})
+    manager.wait(job, lambda v: len(live(v)) == 2)
+
+
+def test_commands_are_done_once_the_job_is(manager: Manager, tmp_path: Path) -> None:
+    job = manager.submit(tmp_path / "store").json()["job"]
+    manager.wait(job, lambda v: v["status"] == "finished")
+    manager.stop()
+    manager.start()
+    manager.stop()
+    journal = SqliteJournal(manager.home / "journal.sqlite3")
+    assert journal.pending_commands() == []
+    journal.close()
+
+
+def test_two_managers_cannot_share_a_home(manager: Manager) -> None:
+    other = Manager(manager.home)
+    with pytest.raises(AssertionError, match="another manager"):
+        other.start()
+    assert other.process is not None
+    other.process.wait()
+    assert other.process.stdout is not None
+    other.process.stdout.close()

@@ -1,0 +1,191 @@
+"""The simulator: steps against sums made by hand, determinism, memory, strict reading of its inputs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from calibrations import uniform
+from hypothesis import given, settings
+from makara.pipeline import Kind, Plan, Range, grid, orders
+from makara.simulator import (
+    Calibration,
+    Change,
+    Engine,
+    InvalidCalibration,
+    InvalidTrace,
+    Link,
+    TraceEvent,
+    read_trace,
+    simulate,
+)
+from plans import crossing_plans, grids, stages
+
+JITTERY = Link(latency_s=0.1, bytes_per_s=100.0, jitter_s=0.5)
+
+
+def test_events_of_one_instant_run_by_priority_then_in_order() -> None:
+    engine = Engine[str]()
+    for time_ns, event, priority in [(5, "late", 0), (2, "last", 1), (2, "first", 0), (2, "second", 0)]:
+        engine.at(time_ns, event, priority=priority)
+    seen: list[tuple[int, str]] = []
+    engine.run(lambda event: seen.append((engine.now_ns, event)))
+    assert seen == [(2, "first"), (2, "second"), (2, "last"), (5, "late")]
+    with pytest.raises(ValueError, match="time_ns"):
+        engine.at(4, "past")
+
+
+@given(crossing_plans() | grids())
+def test_every_plan_is_played_to_its_end(plan: Plan) -> None:
+    step = simulate(plan, uniform(plan.num_sections, inter_vm=JITTERY), seed=3)
+    assert sorted(span.operation for span in step.timeline) == sorted(
+        t for order in orders(plan) for t in order
+    )
+    for busy, idle in zip(step.busy_s, step.idle_s, strict=True):
+        assert busy + idle == pytest.approx(step.time_s)
+        assert idle >= 0
+
+
+@given(grids(max_micro_batches=9))
+@settings(max_examples=30)
+def test_replicas_played_once_are_what_they_would_be_played_each(plan: Plan) -> None:
+    link = Link(latency_s=0.1, bytes_per_s=100.0)
+    together = simulate(plan, uniform(plan.num_sections, inter_vm=link))
+    # Slowdowns a billionth apart change nothing but that no two replicas are alike any more.
+    apart = simulate(
+        plan,
+        uniform(plan.num_sections, inter_vm=link),
+        slowdown=[1 + 1e-11 * worker for worker in range(plan.num_workers)],
+    )
+    assert together.timeline == apart.timeline
+    assert together.peak_bytes == apart.peak_bytes
+
+
+def test_jitter_is_drawn_from_the_seed() -> None:
+    plan, calibration = grid(stages(3), 2, 8), uniform(3, inter_vm=JITTERY)
+    assert simulate(plan, calibration, seed=1) == simulate(plan, calibration, seed=1)
+    assert simulate(plan, calibration, seed=1).time_s != simulate(plan, calibration, seed=2).time_s
+
+
+def test_a_message_takes_its_size_over_the_bandwidth_and_the_latency() -> None:
+    calibration = uniform(2, inter_vm=Link(latency_s=0.25, bytes_per_s=8.0))
+    step = simulate(grid(stages(2), 1, 1), calibration)
+    # F, 4 bytes, F, B, 3 bytes, B
+    assert step.pipeline_s == pytest.approx(1 + (0.5 + 0.25) + 1 + 2 + (0.375 + 0.25) + 2)
+    same_vm = simulate(grid(stages(2), 1, 1), calibration, vm_of=["a", "a"])
+    assert same_vm.pipeline_s == pytest.approx(6)
+
+
+def test_allreduce_commit_and_optimizer_end_the_step() -> None:
+    calibration = uniform(1, inter_vm=Link(latency_s=0.0, bytes_per_s=10.0))
+    step = simulate(grid(stages(1), 2, 2), calibration)
+    # The ring moves 2(D-1)/D of the tally's 32 bytes when both forwards are done, then of the 50 gradient
+    # bytes, then of the commit's 64; the optimizer takes 0.5 s.
+    assert step.pipeline_s == pytest.approx(3)
+    assert step.time_s == pytest.approx(1 + 3.2 + 5 + 6.4 + 0.5)
+
+
+def test_a_section_is_summed_while_the_backwards_of_others_run() -> None:
+    calibration = uniform(2, inter_vm=Link(latency_s=0.5, bytes_per_s=1e9))
+    step = simulate(grid([Range(0, 2)], 2, 2), calibration)
+    # F is 2 s, B 4 s. Each sum takes 2 latencies: the tally ends at 3 s, section 1 at 5 s, section 0 at 7 s.
+    assert step.pipeline_s == pytest.approx(6)
+    assert step.time_s == pytest.approx(7 + 1 + 1)
+    slow = uniform(2, inter_vm=Link(latency_s=1.5, bytes_per_s=1e9))
+    # Section 1's last backward is over at 4 s, but the tally at 5 s; then both sums follow each other.
+    assert simulate(grid([Range(0, 2)], 2, 2), slow).time_s == pytest.approx(2 + 3 + 3 + 3 + 3 + 1)
+
+
+def test_a_slow_worker_slows_its_own_operations() -> None:
+    step = simulate(grid(stages(2), 1, 1), uniform(2), slowdown=[1.0, 2.0])
+    assert step.pipeline_s == pytest.approx(1 + 2 + 4 + 2)
+
+
+def test_memory_is_state_and_what_is_in_flight() -> None:
+    # Without recompute the first stage keeps both micro-batches' activations, and a gradient of 3 bytes.
+    kept = simulate(grid(stages(2), 1, 2), uniform(2)).peak_bytes
+    assert kept[0] == 100 + 2 * 10 + 3
+    # With recompute it keeps no more than one micro-batch's (stage 0 has no inputs to keep).
+    assert simulate(grid(stages(2), 1, 2, recompute=True), uniform(2)).peak_bytes[0] == 100 + 10 + 3
+
+
+def test_optimizer_state_on_the_host_takes_no_memory_of_the_device() -> None:
+    plan, calibration = grid(stages(2), 1, 2), uniform(2, optimizer_bytes=(60, 40))
+    here = simulate(plan, calibration).peak_bytes
+    there = simulate(plan, calibration.with_optimizer_on_host()).peak_bytes
+    assert [a - b for a, b in zip(here, there, strict=True)] == [60, 40]
+
+
+def test_recomputation_costs_a_forward() -> None:
+    plan = grid([Range(0, 2), Range(2, 3)], 1, 1, recompute=True)
+    step = simulate(plan, uniform(3))
+    spent = {span.operation.kind: span.stop_s - span.start_s for span in step.timeline if span.worker == 0}
+    assert spent == {
+        Kind.FORWARD: pytest.approx(2),
+        Kind.RECOMPUTE: pytest.approx(2),
+        Kind.BACKWARD: pytest.approx(4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"vm_of": ["a"]}, "vm_of"), ({"slowdown": [1.0]}, "slowdown"), ({"slowdown": [1.0, 0.0]}, "slowdown")],
+)
+def test_arguments_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        simulate(grid(stages(2), 1, 1), uniform(2), **change)
+    with pytest.raises(ValueError, match="3 sections"):
+        simulate(grid(stages(2), 1, 1), uniform(3))
+
+
+def test_a_calibration_survives_json() -> None:
+    calibration = uniform(3, inter_vm=JITTERY)
+    assert Calibration.from_json(json.dumps(calibration.to_json())) == calibration
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"forward_s": [1.0, -1.0]}, r"forward_s\[1\]"),
+        ({"backward_s": [1.0]}, "backward_s: expected 2"),
+        ({"cut_bytes": [1, 2]}, "cut_bytes: expected 1"),
+        ({"state_bytes": [1.5, 2]}, r"state_bytes\[0\]"),
+        ({"optimizer_s": ["a", 1]}, r"optimizer_s\[0\]"),
+        ({"forward_s": 3}, "forward_s: expected a list"),
+        ({"optimizer_bytes": [101, 0]}, "optimizer_bytes: they are part of state_bytes"),
+        ({"colour": "red"}, "unknown field 'colour'"),
+        ({"microbatch_size": 0}, "microbatch_size"),
+        ({"inter_vm": {"latency_s": 1, "bytes_per_s": 0}}, r"inter_vm\.bytes_per_s"),
+        ({"inter_vm": {"latency_s": 1}}, "'bytes_per_s' is missing"),
+        ({"versions": {"torch": 2}}, r"versions\.torch"),
+        ({"format": 9}, "format: 9"),
+    ],
+)
+def test_a_bad_calibration_names_the_field(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidCalibration, match=message):
+        Calibration.from_json(uniform(2).to_json() | change)
+
+
+def test_a_trace_is_read_in_order() -> None:
+    assert read_trace("0,add,a\n\n5,remove,a\n") == (
+        TraceEvent(0, Change.ADD, "a"),
+        TraceEvent(5, Change.REMOVE, "a"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0,add\n", "line 1: expected 3 columns"),
+        ("0,add,a\nx,add,b\n", "line 2: 'x'"),
+        ("0,join,a\n", "line 1: 'join'"),
+        ("0,add,\n", "line 1: the node has no name"),
+        ("4,add,a\n2,add,b\n", "line 2: 2 ms comes after 4 ms"),
+        ("0,add,a\n1,add,a\n", "line 2: add a: the node is already live"),
+        ("0,remove,a\n", "line 1: remove a: the node is not live"),
+    ],
+)
+def test_a_bad_trace_names_the_line(text: str, message: str) -> None:
+    with pytest.raises(InvalidTrace, match=message):
+        read_trace(text)

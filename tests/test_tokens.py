@@ -1,0 +1,119 @@
+"""Tokens: shown once, stored as hashes, good for one thing."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from makara.manager.tokens import Scope, TokenRefused, TokenStore, csrf_token
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[TokenStore]:
+    tokens = TokenStore(tmp_path / "tokens.sqlite3", clock)
+    yield tokens
+    tokens.close()
+
+
+def test_a_token_is_good_for_its_scope_only(store: TokenStore) -> None:
+    token = store.issue(Scope.USER, name="ada")
+    assert store.check(token, Scope.USER, Scope.ADMIN).name == "ada"
+    with pytest.raises(TokenRefused, match="not good for this"):
+        store.check(token, Scope.ADMIN)
+
+
+@pytest.mark.parametrize("shown", ["", ".", "x", "x.y", "ü.ü"])
+def test_what_is_no_token_is_refused(store: TokenStore, shown: str) -> None:
+    with pytest.raises(TokenRefused, match="unknown"):
+        store.check(shown, *Scope)
+
+
+def test_a_right_id_with_another_secret_is_refused(store: TokenStore) -> None:
+    token = store.issue(Scope.USER)
+    other = store.issue(Scope.USER)
+    with pytest.raises(TokenRefused, match="unknown"):
+        store.check(f"{token.split('.')[0]}.{other.split('.')[1]}", Scope.USER)
+
+
+def test_a_join_token_works_once_and_for_its_vm(store: TokenStore) -> None:
+    token = store.issue(Scope.JOIN, job="j", vm="v", ttl_s=60)
+    with pytest.raises(TokenRefused, match="not good for this"):
+        store.check(token, Scope.USER)  # a wrong use does not use it up
+    grant = store.check(token, Scope.JOIN)
+    assert (grant.job, grant.vm) == ("j", "v")
+    with pytest.raises(TokenRefused, match="unknown"):
+        store.check(token, Scope.JOIN)
+
+
+def test_tokens_expire_and_are_swept(store: TokenStore, clock: Clock) -> None:
+    token = store.issue(Scope.WORKER, job="j", vm="v", ttl_s=60)
+    clock.now += 59
+    store.check(token, Scope.WORKER)
+    clock.now += 1
+    with pytest.raises(TokenRefused, match="expired"):
+        store.check(token, Scope.WORKER)
+    store.sweep()
+    with pytest.raises(TokenRefused, match="unknown"):
+        store.check(token, Scope.WORKER)
+
+
+def test_tokens_of_vms_are_bound_and_short_lived(store: TokenStore) -> None:
+    with pytest.raises(AssertionError, match="short-lived"):
+        store.issue(Scope.WORKER, job="j", vm="v")
+
+
+def test_revoked_tokens_are_refused(store: TokenStore) -> None:
+    user = store.issue(Scope.USER)
+    worker = store.issue(Scope.WORKER, job="j", vm="v", ttl_s=60)
+    assert store.revoke(user.split(".")[0])
+    assert not store.revoke("nobody")
+    store.revoke_vm("j", "v")
+    for token in (user, worker):
+        with pytest.raises(TokenRefused):
+            store.check(token, *Scope)
+
+
+def test_only_hashes_are_stored_and_the_files_are_private(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.sqlite3"
+    tokens = TokenStore(path)
+    admin = tokens.ensure_admin(tmp_path / "admin.token")
+    user = tokens.issue(Scope.USER)
+    tokens.close()
+    stored = b"".join(file.read_bytes() for file in tmp_path.glob("tokens.sqlite3*"))
+    for token in (admin, user):
+        assert token.split(".")[1].encode() not in stored
+    for file in (path, tmp_path / "admin.token"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_tokens_survive_a_restart_and_the_admin_token_is_kept(tmp_path: Path) -> None:
+    path, admin_file = tmp_path / "tokens.sqlite3", tmp_path / "admin.token"
+    first = TokenStore(path)
+    admin, worker = first.ensure_admin(admin_file), first.issue(Scope.WORKER, job="j", vm="v", ttl_s=60)
+    first.close()
+    second = TokenStore(path)
+    assert second.ensure_admin(admin_file) == admin
+    assert second.check(worker, Scope.WORKER).vm == "v"
+    admin_file.unlink()
+    assert second.ensure_admin(admin_file) != admin
+    with pytest.raises(TokenRefused):
+        second.check(admin, Scope.ADMIN)
+    second.close()
+
+
+def test_csrf_tokens_belong_to_one_session() -> None:
+    assert csrf_token("a") == csrf_token("a") != csrf_token("b")

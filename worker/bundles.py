@@ -1,0 +1,90 @@
+"""A job's code on a VM: fetched from the manager, checked, unpacked once, and set up once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+
+from .messages import BootConfig, JobSettings
+
+_SETUP_DONE = ".makara-setup-done"
+
+
+class BundleError(Exception):
+    """The bundle that arrived is not the one that the job names."""
+
+
+class SetupFailed(Exception):
+    """The job's `setup` command failed; `output` is the end of what it printed."""
+
+    def __init__(self, command: str, status: int | None, output: str) -> None:
+        super().__init__(f"setup: the command {command!r} ended with status {status}")
+        self.output = output
+
+
+async def prepare_bundle(
+    boot: BootConfig, token: str, job: JobSettings, environment: Mapping[str, str]
+) -> Path:
+    """The folder with the job's code, ready to import from.
+
+    Raises `BundleError` (checksum), `SetupFailed`, `httpx.HTTPError` (manager unreachable, refused).
+    """
+    folder = Path(boot.directory) / "bundles" / job.bundle_sha256
+    if not folder.exists():
+        data = await _download(boot, token, f"jobs/{job.job}/bundle")
+        if hashlib.sha256(data).hexdigest() != job.bundle_sha256:
+            raise BundleError(f"bundle of job {job.job}: checksum differs from {job.bundle_sha256}")
+        await asyncio.to_thread(_unpack, data, folder)
+    if job.setup is not None and not (folder / _SETUP_DONE).exists():
+        await _set_up(job.setup, folder, environment)
+    return folder
+
+
+async def fetch_secrets(boot: BootConfig, token: str) -> dict[str, str]:
+    """The values of the job's `secrets`, kept in memory only."""
+    response = await _get(boot, token, f"jobs/{boot.job}/secrets")
+    return {str(name): str(value) for name, value in response.json().items()}
+
+
+async def _download(boot: BootConfig, token: str, path: str) -> bytes:
+    return (await _get(boot, token, path)).content
+
+
+async def _get(boot: BootConfig, token: str, path: str) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
+        response = await client.get(
+            f"{boot.manager_url}/api/v1/{path}", headers={"Authorization": f"Bearer {token}"}
+        )
+        return response.raise_for_status()
+
+
+def _unpack(data: bytes, folder: Path) -> None:
+    temporary = folder.with_name(f"{folder.name}.{os.getpid()}.new")
+    shutil.rmtree(temporary, ignore_errors=True)  # what an attempt before left
+    temporary.mkdir(parents=True)
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        archive.extractall(temporary, filter="data")
+    temporary.rename(folder)
+
+
+async def _set_up(command: str, folder: Path, environment: Mapping[str, str]) -> None:
+    process = await asyncio.create_subprocess_shell(
+        command,
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    if process.returncode != 0:
+        raise SetupFailed(command, process.returncode, output[-4000:].decode(errors="replace"))
+    (folder / _SETUP_DONE).touch()

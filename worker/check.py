@@ -1,0 +1,185 @@
+"""A look at a user's code before it is submitted: traced, cut, and run for one step in pieces and as it is.
+
+`python -m makara.worker.check FOLDER ENTRYPOINT SETTINGS` prints one line of JSON and exits with 0: either
+`{"ok": true, "model": {...}}` or `{"ok": false, "error": ..., "traceback": ..., "model": {...} or null}`. It
+runs in a process of its own on the user's machine, so that whatever the code does happens there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from .data import Batches
+from .dry_run.comparison import NUM_MICRO_BATCHES, Report, compare, watch_for
+from .dry_run.findings import TOLERANCE, Finding
+from .dry_run.limits import needs
+from .dry_run.optimizers import check_optimizer
+from .dry_run.watching import Watch
+from .errors import UntraceableModel, UserCodeError
+from .partition import Sections, choose_cuts, split
+from .precision import Precision
+from .sections import RangeRuntime
+from .tracing import trace
+from .training import Loss, Training, call_user_code, load_entrypoint
+
+
+class CheckSettings(BaseModel):
+    """What of the job's specification the check depends on."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    global_batch_size: int = 1
+    seed: int = 0
+    microbatch_size: int | None = None
+    num_sections: int | None = None
+    precision: Precision = "fp32"
+    max_seconds: float | None = None
+    """Leave the comparison with the eager module out when it would take longer; None: take the time."""
+
+
+def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str, Any]:
+    """What the model is, and what the dry run found (`findings`; none when all is well).
+
+    The step is compared in fp32 whatever the job's precision: what is looked for is no matter of rounding.
+    `folder`: of the user's files. Raises `UserCodeError`, `UntraceableModel` naming the call.
+    """
+    began = time.perf_counter()
+    m = settings.microbatch_size or 1
+    chain = _cut(training, m, settings, settings.precision)
+    watch, report = watch_for(training, folder), Report()
+    report.findings += check_optimizer(training, chain, watch)
+    _run_last_section(chain, training, settings, m)
+    dataset = call_user_code("Training.dataset", training.dataset)
+    left_out = _keep_apart(watch, report) or needs(chain.traced).refusal(settings.max_seconds)
+    if left_out is None:
+        plain = chain if settings.precision == "fp32" else _cut(training, m, settings, "fp32")
+        batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
+        compare(training, plain, batches, settings.seed, watch, report)
+    return {
+        **_describe(chain),
+        "num_samples": len(dataset),
+        "findings": [asdict(finding) | {"text": str(finding)} for finding in report.findings],
+        "notes": report.notes,
+        "largest_differences": report.largest,
+        "tolerance": TOLERANCE,
+        "random_operations": report.random_operations,
+        "not_compared": left_out,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _cut(training: Training, m: int, settings: CheckSettings, precision: Precision) -> Sections:
+    traced = trace(training, m, settings.seed, precision)
+    try:
+        return split(traced, choose_cuts(traced, settings.num_sections, marks=training.cuts))
+    except ValueError as error:
+        raise UserCodeError(f"parallelism.{error}") from error
+
+
+def _keep_apart(watch: Watch, report: Report) -> str | None:
+    """Why a run of the model is out of the question after its trace, or None."""
+    leaked = watch.leaked()
+    if not leaked:
+        return None
+    finding = Finding(
+        "the model's forward",
+        f"it stores a tensor in {', '.join(leaked)}: what reads it, in the next call or elsewhere, would be "
+        "in another process, or at another micro-batch",
+        "Pass the value on as an argument or a result; make state that training must keep a buffer",
+    )
+    report.findings.append(finding)
+    return "the model's forward leaves tensors behind"
+
+
+def _describe(chain: Sections) -> dict[str, Any]:
+    traced, m = chain.traced, chain.traced.microbatch_size
+    num_elements = {name: traced.tensors[name].numel() for name in traced.parameter_names}
+    types = sorted({str(traced.tensors[n].dtype).removeprefix("torch.") for n in traced.parameter_names})
+    cuts = [sum(value.size_bytes for value in values) // m for values in chain.crossing]
+    return {
+        "num_parameters": sum(num_elements.values()),
+        "microbatch_size": m,
+        "parameter_types": types,
+        "num_sections": chain.num_sections,
+        "sections": [
+            {
+                "label": section.label,
+                "num_parameters": sum(num_elements[name] for name in section.parameters),
+                "cut_bytes_per_sample": cuts[section.index] if section.index < len(cuts) else None,
+            }
+            for section in chain.sections
+        ],
+        "shared_parameters": {name: list(sections) for name, sections in sorted(chain.shared.items())},
+        "tied_parameters": dict(traced.aliases),
+        "unused_parameters": [
+            name
+            for name in traced.parameter_names
+            if traced.tensors[name].requires_grad and name not in traced.trainable
+        ],
+        "buffers": {name: _combined(traced.tensors[name]) for name in sorted(chain.updated_buffers)},
+        "cut_bytes_per_sample": cuts,
+    }
+
+
+def _combined(buffer: torch.Tensor) -> str:
+    return "mean over micro-batches" if buffer.is_floating_point() else "advances once a step"
+
+
+def _run_last_section(chain: Sections, training: Training, settings: CheckSettings, m: int) -> None:
+    """What tracing does not touch runs once here: the loss, its gradient, and the optimizer's update."""
+    dataset = call_user_code("Training.dataset", training.dataset)
+    batch = Batches(dataset, settings.seed, m, m).micro_batch(0, 0)
+    last = chain.num_sections - 1
+    runtime = RangeRuntime(chain, replace(training, loss=partial(_loss, training)), settings.seed)
+    section = runtime.host(last)
+    values = {
+        value.name: torch.zeros(value.shape, dtype=value.torch_dtype) for value in chain.inputs_of(last)
+    }
+    gradients = {name: torch.zeros_like(parameter) for name, parameter in section.trainable.items()}
+
+    def keep(_section: int, name: str, gradient: torch.Tensor) -> None:
+        gradients[name] = gradient
+
+    runtime.forward(0, 0, last, last + 1, values, batch, keep=True)
+    runtime.backward(0, last, {}, keep)
+    section.apply(0, gradients)
+
+
+def _loss(training: Training, output: Any, batch: dict[str, torch.Tensor]) -> Loss:
+    """The user's loss, which must lead back to the model: otherwise the job would run and train nothing."""
+    loss: Any = training.loss(output, batch)
+    total = loss[0] if isinstance(loss, tuple) else loss
+    if isinstance(total, torch.Tensor) and not total.requires_grad:
+        raise ValueError(
+            "no gradient flows from it into the model; expected a differentiable function of the model's "
+            "output, without detach(), no_grad() or a new tensor"
+        )
+    return loss
+
+
+def main() -> None:
+    folder, entrypoint, settings = sys.argv[1:]
+    answer: dict[str, Any]
+    with contextlib.redirect_stdout(sys.stderr):  # the user's code may print; the answer stands alone
+        try:
+            training = load_entrypoint(Path(folder), entrypoint)
+            model = check(training, CheckSettings.model_validate_json(settings), Path(folder).resolve())
+            found = "\n".join(finding["text"] for finding in model["findings"])
+            answer = {"ok": not found, "model": model, "error": found or None, "traceback": None}
+        except (UserCodeError, UntraceableModel) as error:
+            answer = {"ok": False, "model": None, "error": str(error), "traceback": error.traceback}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

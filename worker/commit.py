@@ -1,0 +1,131 @@
+"""The commit: the small all-reduce that ends a step, and the record of it that survivors compare.
+
+Each rank contributes a vector of float64; the sum over ranks is the record. A rank contributes only after
+it holds its reduced gradients of the step, so whoever holds a record knows that every rank can apply it.
+All pieces are either owned by one rank (the others add zero) or small integers, so the sum is exact in any
+order.
+
+Layout, for G ranks and Q parameters of the model: `[voters] + G x [step, attempt, prepared, flags] + Q x
+[norm]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+
+ANY_GENERATION = 1 << 52  # the vote of one who has no part in what comes next; exact as a float64
+_SLOTS = 4
+
+
+class Flag(IntFlag):
+    """What one rank asks of all; the record holds the union."""
+
+    OVERFLOW = 1  # its gradients overflowed the fixed point: redo the step as the next attempt
+    SAVE = 2  # a checkpoint is due after this step
+    HOLD = 4  # publish a checkpoint after this step and stop
+
+
+class InvalidCommit(RuntimeError):
+    """Ranks voted on different steps or attempts: the generation's state is not one state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What one rank brings to the commit of a step."""
+
+    rank: int
+    step: int
+    attempt: int
+    prepared: int
+    flags: Flag
+    norms: Mapping[
+        int, float
+    ]  # by the parameter's index in the model, of the parameters this rank speaks for
+
+    def vector(self, num_ranks: int, num_parameters: int) -> list[float]:
+        values = [0.0] * (1 + _SLOTS * num_ranks + num_parameters)
+        values[0] = 1.0
+        at = 1 + _SLOTS * self.rank
+        values[at : at + _SLOTS] = [
+            float(self.step),
+            float(self.attempt),
+            float(self.prepared),
+            float(self.flags),
+        ]
+        for index, norm in self.norms.items():
+            values[1 + _SLOTS * num_ranks + index] = norm
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """The outcome of one commit, the same on every rank that holds it. `step` counts from 0."""
+
+    generation: int
+    step: int
+    attempt: int
+    voters: int
+    prepared: int  # the least generation that every rank is prepared for
+    flags: Flag
+    norms: tuple[float, ...]  # one per parameter of the model, in its order
+
+    @classmethod
+    def from_vector(cls, generation: int, num_ranks: int, vector: Sequence[float]) -> CommitRecord:
+        """Read the summed vector. Raises `InvalidCommit` when a vote is missing or the ranks disagree."""
+        slots = [vector[1 + _SLOTS * rank : 1 + _SLOTS * (rank + 1)] for rank in range(num_ranks)]
+        steps = {(int(slot[0]), int(slot[1])) for slot in slots}
+        if int(vector[0]) != num_ranks or len(steps) != 1:
+            raise InvalidCommit(
+                f"generation {generation}: {vector[0]:.0f} of {num_ranks} votes, on {sorted(steps)}"
+            )
+        step, attempt = steps.pop()
+        flags = Flag(0)
+        for slot in slots:
+            flags |= Flag(int(slot[3]))
+        return cls(
+            generation=generation,
+            step=step,
+            attempt=attempt,
+            voters=num_ranks,
+            prepared=min(int(slot[2]) for slot in slots),
+            flags=flags,
+            norms=tuple(vector[1 + _SLOTS * num_ranks :]),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "generation": self.generation,
+            "step": self.step,
+            "attempt": self.attempt,
+            "voters": self.voters,
+            "prepared": self.prepared,
+            "flags": int(self.flags),
+            "norms": [norm.hex() for norm in self.norms],  # exact, also for infinities
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object]) -> CommitRecord:
+        """What `to_json` wrote. Raises `InvalidCommit` naming what is malformed."""
+        try:
+            norms = value["norms"]
+            assert isinstance(norms, list)
+            return cls(
+                generation=_integer(value, "generation"),
+                step=_integer(value, "step"),
+                attempt=_integer(value, "attempt"),
+                voters=_integer(value, "voters"),
+                prepared=_integer(value, "prepared"),
+                flags=Flag(_integer(value, "flags")),
+                norms=tuple(float.fromhex(str(norm)) for norm in norms),  # pyright: ignore[reportUnknownArgumentType]
+            )
+        except (KeyError, ValueError, AssertionError) as error:
+            raise InvalidCommit(f"malformed commit record: {error!r}") from error
+
+
+def _integer(value: Mapping[str, object], key: str) -> int:
+    number = value[key]
+    if not isinstance(number, int):
+        raise ValueError(f"{key}: {number!r} is not an integer")
+    return number

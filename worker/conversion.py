@@ -1,0 +1,66 @@
+"""`model.to(...)`, `.half()`, `.cuda()` while a model is built with fake tensors.
+
+Types are converted, and the conversion is recorded like any operation. Devices are left out: where a section
+lies is Makara's decision. torch itself cannot swap fake parameters (checked with torch 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .guards import replaced
+
+_parse_to: Any = torch._C._nn._parse_to  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
+@contextmanager
+def converting() -> Generator[None]:
+    """Gives modules built inside conversions that work on fake parameters; shared ones stay shared."""
+    made: dict[tuple[int, int], tuple[Any, ...]] = {}
+    original_to: Callable[..., nn.Module] = nn.Module.to
+
+    def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        for child in self.children() if recurse else ():
+            child._apply(fn)  # pyright: ignore[reportPrivateUsage]
+        parameters, buffers = _held(self)
+        for name, parameter in parameters.items():
+            if parameter is None:
+                continue
+            key = (id(parameter), id(fn))
+            if key not in made:
+                with torch.no_grad():
+                    applied = fn(parameter)
+                new = parameter if applied is parameter else nn.Parameter(applied, parameter.requires_grad)
+                made[key] = (new, parameter, fn)  # what an id names must stay alive
+            parameters[name] = made[key][0]
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                buffers[name] = fn(buffer)
+        return self
+
+    def to(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        _, dtype, _, memory_format = _parse_to(*args, **kwargs)
+        wanted = {"dtype": dtype, "memory_format": memory_format}
+        wanted = {name: value for name, value in wanted.items() if value is not None}
+        return original_to(self, **wanted) if wanted else self
+
+    def stay(self: nn.Module, device: object = None) -> nn.Module:
+        return self
+
+    with (
+        replaced(nn.Module, "_apply", apply),
+        replaced(nn.Module, "to", to),
+        replaced(nn.Module, "cuda", stay),
+        replaced(nn.Module, "cpu", stay),
+    ):
+        yield
+
+
+def _held(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A module's own parameters and buffers, to be set without its checks."""
+    return vars(module)["_parameters"], vars(module)["_buffers"]

@@ -1,0 +1,151 @@
+"""Which samples a micro-batch holds: one endless stream, a pure function of (seed, position)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import cast, overload
+
+import torch
+from torch import Tensor
+
+from .errors import UserCodeError
+from .seeds import preserved_randomness, seed64, seed_everything
+from .training import Dataset, call_user_code
+
+Sample = dict[str, Tensor]
+_ROUNDS = (
+    6  # Luby and Rackoff need four for a strong permutation; two more, as halves are small for short data
+)
+_MASK = (1 << 64) - 1
+
+
+@lru_cache(maxsize=8)  # every micro-batch asks for that of its epoch
+def order(seed: int, epoch: int, length: int) -> Order:
+    """The order of the samples 0..length-1 in an epoch: `order(...)[position]` is a sample's index.
+
+    Memory is O(1), whatever the data's length. Raises `ValueError` when `length` is not positive.
+    """
+    return Order(seed, epoch, length)
+
+
+class Order(Sequence[int]):
+    """A keyed permutation of 0..length-1: a Feistel network on the next even power of two, with cycle
+    walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002, method 2)."""
+
+    def __init__(self, seed: int, epoch: int, length: int) -> None:
+        if length < 1:
+            raise ValueError(f"length: {length} is not a positive number of samples")
+        self._length = length
+        self._half_bits = max(1, ((length - 1).bit_length() + 1) // 2)
+        self._half_mask = (1 << self._half_bits) - 1
+        self._keys = [seed64("order", seed, epoch, number) for number in range(_ROUNDS)]
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(self._length))]
+        if not 0 <= index < self._length:
+            raise IndexError(f"position {index} is not in 0..{self._length - 1}")
+        value = self._encrypt(index)
+        while value >= self._length:
+            value = self._encrypt(value)
+        return value
+
+    def _encrypt(self, value: int) -> int:
+        left, right = value >> self._half_bits, value & self._half_mask
+        for key in self._keys:
+            left, right = right, left ^ (_mix(right ^ key) & self._half_mask)
+        return left << self._half_bits | right
+
+
+def sample_indices(seed: int, position: int, count: int, length: int) -> list[tuple[int, int]]:
+    """(epoch, index) of the samples position..position+count-1 of the endless stream; may straddle
+    epochs."""
+    places = [divmod(place, length) for place in range(position, position + count)]
+    return [(epoch, order(seed, epoch, length)[offset]) for epoch, offset in places]
+
+
+class Batches:
+    """The micro-batches of a job. Micro-batch i of step s is the same samples for ever, on every worker."""
+
+    def __init__(self, dataset: Dataset, seed: int, global_batch_size: int, m: int) -> None:
+        """Raises `ValueError` when m does not divide the global batch, `UserCodeError` for unfit data."""
+        if m < 1 or global_batch_size < 1 or global_batch_size % m:
+            raise ValueError(f"microbatch_size: {m} does not divide global_batch_size {global_batch_size}")
+        self._dataset = dataset
+        self._seed = seed
+        self._global_batch_size = global_batch_size
+        self._m = m
+        self._length = call_user_code("dataset: len()", len, dataset)
+        if self._length < 1:
+            raise UserCodeError("dataset: len() is 0; expected at least one sample")
+        with preserved_randomness():
+            self._template = self._load(0, 0)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """N, the number of micro-batches in a step."""
+        return self._global_batch_size // self._m
+
+    def position(self, step: int) -> int:
+        """Samples used before `step`: the data position that a checkpoint after that many steps records."""
+        return step * self._global_batch_size
+
+    def micro_batch(self, step: int, i: int) -> Sample:
+        """The collated samples of micro-batch i of `step`: dict of tensors (m, ...).
+
+        Raises `UserCodeError` naming the sample's index when the dataset raises or a sample has another
+        form than sample 0. Leaves all global random generators as they were.
+        """
+        if not 0 <= i < self.num_micro_batches:
+            raise ValueError(f"micro-batch {i} is not in 0..{self.num_micro_batches - 1}")
+        start = self.position(step) + i * self._m
+        with preserved_randomness():
+            samples = [self._load(*at) for at in sample_indices(self._seed, start, self._m, self._length)]
+        return {name: torch.stack([sample[name] for sample in samples]) for name in self._template}
+
+    def _load(self, epoch: int, index: int) -> Sample:
+        seed_everything(seed64("sample", self._seed, epoch, index))
+        sample = _as_tensors(index, call_user_code(f"dataset[{index}]", self._dataset.__getitem__, index))
+        template: Sample = getattr(self, "_template", sample)
+        if list(sample) != list(template):
+            raise UserCodeError(
+                f"dataset[{index}]: entries {list(sample)} differ from sample 0's {list(template)}"
+            )
+        for name, value in sample.items():
+            expected = template[name]
+            if value.shape != expected.shape or value.dtype != expected.dtype:
+                raise UserCodeError(
+                    f"dataset[{index}][{name!r}]: {_form(value)} differs from sample 0's {_form(expected)};"
+                    " all samples must have one shape (pad or crop them)"
+                )
+        return sample
+
+
+def _as_tensors(index: int, sample: object) -> Sample:
+    if not isinstance(sample, Mapping) or not sample:
+        raise UserCodeError(f"dataset[{index}]: expected a dict of tensors, got {type(sample).__name__}")
+    entries = cast(Mapping[str, object], sample)
+    return {
+        name: call_user_code(f"dataset[{index}][{name!r}]", torch.as_tensor, entries[name])
+        for name in sorted(entries)
+    }
+
+
+def _form(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+def _mix(value: int) -> int:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK
+    return value ^ value >> 31

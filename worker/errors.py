@@ -1,0 +1,40 @@
+"""What can go wrong on the trainer's side.
+
+WorkerError
+├── UserCodeError          the job's own code or data raised; carries its traceback
+│   └── NonFiniteGradient  a gradient is infinite or not a number
+├── UntraceableModel       the model cannot be written as one static graph; names the call and the way out
+└── RecipeMismatch         this process cannot meet what the job fixed at its first plan
+"""
+
+from __future__ import annotations
+
+
+class WorkerError(Exception):
+    """The root of the worker's errors."""
+
+
+class UserCodeError(WorkerError):
+    """The job's own code or data raised. `traceback` is the user's, ready to print."""
+
+    def __init__(self, message: str, traceback: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.traceback = traceback
+
+
+class NonFiniteGradient(UserCodeError):
+    """A gradient is infinite or not a number; doing the step again would give the same."""
+
+
+class UntraceableModel(WorkerError):
+    """The model cannot be written as one static graph. `call` is the user's source line, if known."""
+
+    def __init__(self, message: str, call: str | None = None, traceback: str | None = None) -> None:
+        super().__init__(message if call is None else f"{message}\n  at {call}")
+        self.call = call
+        self.traceback = traceback
+
+
+class RecipeMismatch(WorkerError):
+    """This process cannot meet the job's recipe; the message names the field and both values."""

@@ -1,0 +1,150 @@
+"""Process groups of one generation over gloo, bound to the job's private address.
+
+The groups are built directly, not by `init_process_group`: a process forms many generations in its life,
+and an abandoned one may still hold blocked threads, so nothing global may be involved. `ProcessGroupGloo`,
+its `_Options` and `create_device` are not documented API; they are used here only, checked with torch 2.8
+to 2.13. CUDA tensors are staged through host memory by the callers.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+log = logging.getLogger("makara.gloo")
+
+Store = dist.Store  # pyright: ignore[reportPrivateImportUsage]
+_TCPStore = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+_PrefixStore = dist.PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+
+_CLOSING_TAG = (1 << 31) - 1  # of a message that nobody sends
+_CHECK_S = 5.0
+
+# Long: waits are ended by the interrupt, never by gloo's timeout, which would close all pairs of a group.
+_FOREVER = timedelta(hours=24)
+
+
+class Listener:
+    """Rank 0's rendezvous socket, bound and listening before anyone is told of it.
+
+    TCPStore would listen on all interfaces; a bound socket handed over by descriptor keeps it on one
+    address.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.create_server((address, 0), backlog=1024)
+        self.endpoint = f"{address}:{self._socket.getsockname()[1]}"
+
+    def serve(self) -> _TCPStore:
+        """Start the store on the socket; the store owns the descriptor from then on."""
+        host, port = split_endpoint(self.endpoint)
+        return _TCPStore(
+            host,
+            port,
+            None,
+            is_master=True,
+            timeout=_FOREVER,
+            wait_for_workers=False,
+            master_listen_fd=self._socket.detach(),
+            use_libuv=True,
+        )
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def connect(endpoint: str, timeout_s: float = 60.0) -> _TCPStore:
+    """A client of the rendezvous store at `endpoint` (host:port). Raises RuntimeError when it cannot be
+    reached."""
+    host, port = split_endpoint(endpoint)
+    timeout = timedelta(seconds=timeout_s)
+    store = _TCPStore(host, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
+    store.set_timeout(_FOREVER)
+    return store
+
+
+def fetch(store: Store, key: str, unwanted: Callable[[], bool]) -> bytes:
+    """The value of `key` once it is there. Raises RuntimeError when the store is lost, or when `unwanted`."""
+    while True:
+        try:
+            store.wait([key], timedelta(seconds=_CHECK_S))
+            return store.get(key)
+        except dist.DistStoreError:  # not there yet
+            if unwanted():
+                raise
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.rpartition(":")
+    return host, int(port)
+
+
+class Group:
+    """A process group over `ranks` of the generation; peers are named by their generation rank."""
+
+    def __init__(self, store: Store, name: str, rank: int, ranks: Sequence[int], address: str) -> None:
+        self.ranks = tuple(ranks)
+        self._rank = rank
+        self._index = {member: index for index, member in enumerate(self.ranks)}
+        self._group: Any = None
+        if len(self.ranks) == 1:
+            return  # alone: every sum and maximum is one's own
+        options = dist.ProcessGroupGloo._Options()  # pyright: ignore
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # pyright: ignore
+        options._timeout = _FOREVER  # pyright: ignore
+        prefix = _PrefixStore(name, store)
+        self._group = dist.ProcessGroupGloo(prefix, self._index[rank], len(self.ranks), options)
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """All-reduce `tensor` in place by addition (64-bit integers wrap, as two's complement does)."""
+        self._all_reduce(tensor, dist.ReduceOp.SUM)
+
+    def max(self, tensor: torch.Tensor) -> None:
+        """All-reduce `tensor` in place by the element-wise maximum."""
+        self._all_reduce(tensor, dist.ReduceOp.MAX)
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
+        """Send a contiguous host tensor; returns when the peer has taken it."""
+        self.start_send(tensor, peer, tag).wait()
+
+    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
+        """Fill a contiguous host tensor with what `peer` sends under `tag`."""
+        self.start_receive(tensor, peer, tag).wait()
+
+    def start_send(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
+        """As `send`, but returns at once; keep the tensor as it is until the work has been waited for."""
+        return self._group.send([tensor], self._index[peer], tag)
+
+    def start_receive(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
+        """As `receive`, but returns at once; the tensor is filled when the work has been waited for."""
+        return self._group.recv([tensor], self._index[peer], tag)
+
+    def close(self) -> None:
+        """Cut the connections: whoever is blocked in this group, here or at a peer, gets a RuntimeError.
+
+        Without it threads that wait for a living peer, who waits in the same way, would keep the group's
+        sockets for ever. A wait that times out closes all pairs of its group; gloo has no other way. One
+        for a peer that is lost already fails before it waits, and closes nothing: each is tried.
+        """
+        if self._group is None:
+            return
+        for peer in self._index.values():
+            if peer == self._index[self._rank]:
+                continue
+            try:
+                self._group.recv([torch.empty(1)], peer, _CLOSING_TAG).wait(timedelta(milliseconds=1))
+            except RuntimeError as error:
+                log.debug("a group of ranks %s is closed: %s", self.ranks, error)
+
+    def _all_reduce(self, tensor: torch.Tensor, operation: Any) -> None:
+        if self._group is None:
+            return
+        options = dist.AllreduceOptions()
+        options.reduceOp = operation
+        self._group.allreduce([tensor], options).wait()

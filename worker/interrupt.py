@@ -1,0 +1,145 @@
+"""How a compute thread that waits for its peers is woken.
+
+Nothing wakes a thread inside a gloo call (see docs/transport.md), so the compute thread never makes one:
+helper threads do, and the compute thread waits for them on the condition of its generation's `Interrupt`.
+An order from the manager or a lost peer trips the interrupt; helpers that are still blocked then are
+abandoned together with their groups, and end with the process.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """The generation is over for this worker."""
+
+
+class Abandoned(Interrupted):
+    """The manager closed the generation."""
+
+
+class PeersLost(Interrupted):
+    """Peers could not be reached; `ranks` names those that are known to be the ones (it may be empty)."""
+
+    def __init__(self, ranks: Sequence[int], cause: BaseException | str) -> None:
+        super().__init__(f"lost ranks {list(ranks)}: {cause}")
+        self.ranks = tuple(ranks)
+
+
+class Interrupt:
+    """One generation's wake-up call. The first cause wins; every later wait raises it at once."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self._cause: Exception | None = None
+
+    def trip(self, cause: Exception) -> None:
+        """Wake the compute thread with `cause`: an `Interrupted`, or what went wrong in a helper thread."""
+        with self.condition:
+            if self._cause is None:
+                self._cause = cause
+            self.condition.notify_all()
+
+    @property
+    def tripped(self) -> bool:
+        return self._cause is not None
+
+    def check(self) -> None:
+        if self._cause is not None:
+            raise self._cause
+
+    def wait_for(self, predicate: Callable[[], bool]) -> None:
+        """Block until `predicate()`; it is evaluated under the condition. Raises the cause if tripped
+        first."""
+        with self.condition:
+            self.condition.wait_for(lambda: self._cause is not None or predicate())
+            self.check()
+
+
+class Call(Generic[T]):
+    """A call given to a courier; `done` once it has returned or failed."""
+
+    def __init__(self, function: Callable[[], T], ranks: tuple[int, ...]) -> None:
+        self.done = False
+        self._function = function
+        self._ranks = ranks
+        self._error: Exception | None = None
+        self._result: T | None = None
+
+    def run(self) -> None:
+        try:
+            self._result = self._function()
+        except RuntimeError as error:  # gloo and the rendezvous store raise nothing else when a peer is gone
+            self._error = PeersLost(self._ranks, error)
+        except Exception as error:
+            self._error = error
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+
+    @property
+    def error(self) -> Exception | None:
+        return self._error
+
+    def result(self) -> T:
+        assert self.done
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._result)
+
+
+class Courier:
+    """One daemon thread that makes blocking calls in the order given, so that its owner stays wakeable."""
+
+    def __init__(self, name: str, interrupt: Interrupt) -> None:
+        self._interrupt = interrupt
+        self._calls: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._loop, name=name, daemon=True).start()
+
+    def call(self, function: Callable[[], T], ranks: Sequence[int] = ()) -> T:
+        """Run `function` on the courier's thread and wait for it.
+
+        Raises the interrupt's cause if it trips first. A `RuntimeError` inside trips it with
+        `PeersLost(ranks)`; any other error is raised here and harms nobody.
+        """
+        return self.result(self.start(function, ranks))
+
+    def start(self, function: Callable[[], T], ranks: Sequence[int] = ()) -> Call[T]:
+        """As `call`, without waiting. A failure is told to whoever asks for the `result`, and not before: a
+        lane may know better which peer is lost."""
+        self._interrupt.check()
+        call = Call(function, tuple(ranks))
+        self._calls.put(call)
+        return call
+
+    def result(self, call: Call[T]) -> T:
+        """Wait for a call that was started; see `call`."""
+        self._interrupt.wait_for(lambda: call.done)
+        if isinstance(call.error, PeersLost):
+            self._interrupt.trip(call.error)
+            self._interrupt.check()
+        return call.result()
+
+    def close(self) -> None:
+        """Let the thread end once it has made the calls already given."""
+        self._calls.put(None)
+
+    def _loop(self) -> None:
+        lost: PeersLost | None = None
+        while (call := self._calls.get()) is not None:
+            if self._interrupt.tripped:
+                continue
+            if lost is None:
+                call.run()
+                lost = call.error if isinstance(call.error, PeersLost) else None
+            else:
+                call.fail(lost)  # the peers give up as well: it might wait for ever
+            with self._interrupt.condition:
+                call.done = True
+                self._interrupt.condition.notify_all()

@@ -1,0 +1,264 @@
+"""The wire between a manager and an agent, and between an agent and its trainers.
+
+Both directions are *level-triggered*: an `Orders` message is all that a VM should now be doing, and a
+`Report` is all that it now is. Either may be lost, repeated or sent again after a reconnection without
+harm; only the newest counts. Everything is JSON; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+
+class Message(BaseModel):
+    """Strict and immutable: an unknown key or a wrong type is an error, never ignored."""
+
+    # A loss may be no number; as JSON it must come back as what it was.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class CheckpointRef(Message):
+    """A published checkpoint: the state after commit `step`, written by `generation`."""
+
+    step: int = Field(ge=0)
+    generation: int = Field(ge=0)
+
+
+class StoreConfig(Message):
+    """Where a job's checkpoints live. Credentials come from the environment (AWS_ACCESS_KEY_ID, ...)."""
+
+    uri: str  # file:///abs/path or s3://bucket/prefix
+    endpoint: str | None = None  # S3-compatible endpoint URL; None is AWS
+    region: str | None = None
+
+
+class Recipe(Message):
+    """What is fixed at a job's first plan and never changes; a trainer that cannot meet it does not
+    join."""
+
+    microbatch_size: int = Field(ge=1)
+    num_micro_batches: int = Field(ge=1)
+    cuts: list[int]  # graph positions before which sections 1..K-1 begin
+    graph_hash: str
+    threads: int = Field(ge=1)
+    device_kind: Literal["cpu", "cuda"]
+    torch_version: str
+    bundle_sha256: str
+
+    @property
+    def num_sections(self) -> int:
+        return len(self.cuts) + 1
+
+
+class JobSettings(Message):
+    """The part of a job's specification that a trainer needs."""
+
+    job: str
+    entrypoint: str  # module:function, resolved in the unpacked bundle
+    seed: int
+    steps: int = Field(ge=1)
+    global_batch_size: int = Field(ge=1)
+    microbatch_size: int | None = None  # None: chosen by calibration
+    num_sections: int | None = None  # K; None: chosen from the graph
+    numerics: Literal["exact", "fast"]
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    threads: int = Field(default=1, ge=1)
+    store: StoreConfig
+    checkpoint_interval_steps: int | None = None
+    checkpoint_interval_s: float | None = None
+    bundle_sha256: str
+    setup: str | None = None  # a shell command run once on each VM before its trainers start
+    envs: dict[str, str] = Field(default_factory=dict)
+
+
+class Member(Message):
+    """A worker that takes part in forming a generation; ranks follow the order of the list.
+
+    The first `plan.num_workers` members are the plan's workers; the rest are donors, which hand over the
+    sections they hold and leave.
+    """
+
+    worker: str
+    address: str  # the private address its process groups bind to
+
+
+class GenerationOrder(Message):
+    """Generation `number`: get ready for it (`prepare`), then switch to it (`go`)."""
+
+    number: int = Field(ge=1)
+    phase: Literal["prepare", "go"]
+    plan: dict[str, Any]  # makara.pipeline.Plan.to_json()
+    members: list[Member]
+    checkpoints: list[CheckpointRef] = Field(default_factory=list)  # published, newest first; the base first
+    endpoint: str | None = None  # host:port of the rendezvous on rank 0; present with `go`
+
+
+class Orders(Message):
+    """Everything that the manager wants of one VM now."""
+
+    type: Literal["orders"] = "orders"
+    version: int  # grows with each change; an agent ignores an older one
+    action: Literal["idle", "profile", "train", "shutdown"]
+    job: JobSettings | None = None
+    recipe: Recipe | None = None
+    generation: GenerationOrder | None = None
+    # Generations up to this one are closed: leave them at once, mid-step. A planned generation that is
+    # given up while an older one still steps is not abandoned: its order is just replaced by the next.
+    abandoned: int = 0
+    hold: bool = False  # finish the step, publish a checkpoint, take no further step
+    profile_worker: str | None = None  # which worker of the VM traces and calibrates, with action `profile`
+    lease_s: float = 10.0  # a trainer silent for this long is killed and replaced
+    orphan_timeout_s: float = 600.0  # without a manager for this long: save, then end the VM
+
+
+class Phase(StrEnum):
+    """Where a trainer stands."""
+
+    STARTING = "starting"  # importing, unpacking, tracing
+    IDLE = "idle"  # ready for a generation (or for profiling)
+    PROFILING = "profiling"
+    FORMING = "forming"  # groups, exchange of records, loading
+    RUNNING = "running"
+    BROKEN = "broken"  # its generation lost a peer; state kept, waiting for the next generation
+    HELD = "held"  # stopped after a checkpoint, as ordered
+    LEFT = "left"  # handed over; no part of the current generation
+    FINISHED = "finished"  # the last step is published
+    EXITED = "exited"  # the process is gone; the agent starts the next incarnation
+
+
+class Failure(Message):
+    """Why a trainer stopped. `kind` user: the job's own code or data raised; retrying cannot help by
+    itself."""
+
+    kind: Literal["user", "recipe", "internal", "killed", "lease"]
+    message: str
+    traceback: str | None = None
+    exit_code: int | None = None
+
+
+class Formed(Message):
+    """How a generation came to be on one worker: the rung it took and where the time went."""
+
+    generation: int
+    step: int  # the committed step that the generation starts from
+    rung: Literal["start", "peers", "store"]
+    phases_s: dict[str, float]  # groups, exchange, load, ... in seconds
+
+
+class StepMetrics(Message):
+    """One committed step, reported by the first and the last rank."""
+
+    step: int
+    generation: int
+    loss: float
+    grad_norm: float
+    seconds: float
+    samples: int
+    loss_scale: float | None = None  # fp16: what the step's loss was multiplied by
+    skipped: bool = False  # fp16: its gradient overflowed and nothing was updated
+
+
+class WorkerReport(Message):
+    """Where one worker (a trainer process on one device) stands."""
+
+    worker: str
+    incarnation: int = 0
+    phase: Phase
+    generation: int = 0  # the generation that `phase` speaks of
+    prepared: int = 0  # the highest generation it is prepared for
+    endpoint: str | None = None  # rendezvous it listens on, if it is rank 0 of `prepared`
+    graph_hash: str | None = None  # of the model as traced under the orders' recipe; None: not traced yet
+    step: int = 0  # steps committed and applied
+    formed: Formed | None = None
+    lost: list[str] = Field(default_factory=list)  # workers of `generation` it could not reach
+    published: CheckpointRef | None = None  # newest checkpoint this trainer published
+    forward_s: float | None = None  # mean compute time of a micro-batch per section (fail-stutter detection)
+    backward_s: float | None = None
+    failure: Failure | None = None
+    profile: Profile | None = None  # repeated until the recipe is in the orders
+
+
+class Profile(Message):
+    """What the profiling worker found: the recipe's model part, and the calibration of this hardware."""
+
+    recipe: Recipe
+    calibration: dict[str, Any]  # makara.simulator.Calibration.to_json()
+
+
+class DeviceInfo(Message):
+    kind: Literal["cpu", "cuda"]
+    name: str
+    memory_bytes: int
+
+
+class Report(Message):
+    """Everything that one VM is now, with the metrics since the last acknowledged report."""
+
+    vm: str
+    sequence: int  # grows with each report of this agent process
+    orders_version: int  # the newest orders it has seen
+    address: str
+    devices: list[DeviceInfo]
+    workers: list[WorkerReport]
+    metrics: list[StepMetrics] = Field(default_factory=list)
+    notice_deadline_s: float | None = None  # seconds until the cloud takes the VM, if it said so
+    leaving: str | None = None  # the VM ends itself, and why
+
+
+class ReportAck(Message):
+    """The manager has stored what this report carried up to `sequence`."""
+
+    type: Literal["ack"] = "ack"
+    sequence: int
+
+
+class Welcome(Message):
+    """First message of the manager on an agent's connection."""
+
+    type: Literal["welcome"] = "welcome"
+    heartbeat_s: float
+    server_time: float  # Unix seconds, for logs only
+
+
+class Credential(Message):
+    """The token that this VM shows from now on (reconnections, bundle, secrets); it replaces the join
+    token.
+
+    Sent right after `Welcome`, and again on a long connection well before the old one ends.
+    """
+
+    type: Literal["token"] = "token"
+    token: str
+    valid_for_s: float
+
+
+# Frames from the manager to an agent, on the WebSocket `/api/v1/agents/{vm}`; the other way go `Report`s.
+ToAgent = Annotated[Welcome | Orders | ReportAck | Credential, Field(discriminator="type")]
+TO_AGENT: TypeAdapter[Welcome | Orders | ReportAck | Credential] = TypeAdapter(ToAgent)
+
+
+class BootConfig(Message):
+    """What a VM is born with: read by `python -m makara.worker.agent <file>` from a file of mode 0600."""
+
+    vm: str
+    job: str
+    manager_url: str  # http(s)://host:port
+    join_token: str  # good for one connection; then `Credential` replaces it
+    directory: str  # the VM's own folder: unpacked code, logs, state; `notice.json` here is a notice of death
+    address: str = "127.0.0.1"  # the job's private address, to which everything that listens is bound
+    num_devices: int = Field(default=1, ge=1)
+    device_kind: Literal["auto", "cpu", "cuda"] = "auto"
+    device_memory_bytes: int | None = None  # a cap on what one worker may use; None is all that there is
+
+
+class NoticeFile(Message):
+    """`notice.json` in a local VM's folder: the stand-in for a cloud's notice of preemption."""
+
+    deadline_s: float  # seconds from `written_at` until the VM is killed
+    written_at: float  # Unix seconds
+
+
+WorkerReport.model_rebuild()

@@ -1,0 +1,64 @@
+"""A job's model on a trainer: traced, checked against the recipe, cut into sections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .data import Batches
+from .errors import RecipeMismatch
+from .messages import JobSettings, Recipe
+from .partition import Sections, split
+from .sections import RangeRuntime, configure_torch
+from .state import ModelState
+from .tracing import trace
+from .training import Training, call_user_code
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a trainer needs of the user's code once the recipe is known."""
+
+    training: Training
+    chain: Sections
+    batches: Batches
+    state: ModelState
+    device: torch.device
+
+
+def build_model(training: Training, job: JobSettings, recipe: Recipe) -> Model:
+    """Trace the model and check that this process can meet the recipe.
+
+    Raises `RecipeMismatch` naming the field that differs, `UntraceableModel`, `UserCodeError`.
+    """
+    _check_versions(job, recipe)
+    configure_torch(recipe.threads, job.numerics)
+    traced = trace(training, recipe.microbatch_size, job.seed, job.precision)
+    if traced.graph_hash != recipe.graph_hash:
+        raise RecipeMismatch(
+            f"graph_hash: this VM traced {traced.graph_hash}, the recipe says {recipe.graph_hash}; "
+            "its libraries or its copy of the code differ"
+        )
+    chain = split(traced, recipe.cuts)
+    device = pick_device(recipe.device_kind)
+    dataset = call_user_code("Training.dataset", training.dataset)
+    batches = Batches(dataset, job.seed, job.global_batch_size, recipe.microbatch_size)
+    state = ModelState(RangeRuntime(chain, training, job.seed, device), training.clip_grad_norm)
+    return Model(training, chain, batches, state, device)
+
+
+def pick_device(kind: str) -> torch.device:
+    """The device of this kind. Raises `RecipeMismatch` when there is none."""
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise RecipeMismatch("device_kind: the recipe says cuda, and torch finds no CUDA device here")
+    return torch.device(kind)
+
+
+def _check_versions(job: JobSettings, recipe: Recipe) -> None:
+    if torch.__version__ != recipe.torch_version:
+        raise RecipeMismatch(
+            f"torch_version: {torch.__version__} here, the recipe says {recipe.torch_version}"
+        )
+    if job.bundle_sha256 != recipe.bundle_sha256:
+        raise RecipeMismatch("bundle_sha256: the job's code is not the one that the recipe was made from")

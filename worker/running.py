@@ -1,0 +1,90 @@
+"""Running statistics: buffers whose new value every micro-batch computes from the step's initial one.
+
+After a step such a buffer is the mean of its new values, in the order of the micro-batches, with both
+numerics; a counter advances once. Nothing changes before the commit, and a step that is skipped leaves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+
+class RunningSum:
+    """The new values of a bucket's buffers in one attempt, brought together by all-reducing `tensors`.
+
+    One worker brings each micro-batch's values and the others add zeros, so the sum is exact. It takes 8
+    bytes for each element and micro-batch: for a batch norm of C channels 16·C·N.
+    """
+
+    def __init__(
+        self, buffers: Mapping[str, Tensor], num_micro_batches: int, device: torch.device | str = "cpu"
+    ) -> None:
+        """`buffers`: of the shapes and types of those that the bucket updates; fake ones will do."""
+        self.names = tuple(buffers)
+        self._forms = {name: (tuple(value.shape), value.dtype) for name, value in buffers.items()}
+        sizes = {name: value.numel() for name, value in buffers.items()}
+        means = [name for name, value in buffers.items() if value.is_floating_point()]
+        counters = [name for name in buffers if name not in means]
+        self._means = torch.zeros(
+            num_micro_batches, sum(sizes[name] for name in means), dtype=torch.float64, device=device
+        )
+        self._counters = torch.zeros(sum(sizes[name] for name in counters), dtype=torch.int64, device=device)
+        self._spans = {**_spans(means, sizes), **_spans(counters, sizes)}
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What to all-reduce with SUM over the bucket's hosts."""
+        return [tensor for tensor in (self._means, self._counters) if tensor.numel()]
+
+    def reset(self) -> None:
+        """Begins an attempt."""
+        self._means.zero_()
+        self._counters.zero_()
+
+    def add(self, micro_batch: int, updates: Mapping[str, Tensor]) -> None:
+        """Takes one micro-batch's new values; buffers of other buckets among them are left alone."""
+        for name, value in updates.items():
+            if name not in self._forms:
+                continue
+            if value.is_floating_point():
+                self._means[micro_batch, self._spans[name]] = value.reshape(-1).double()
+            elif micro_batch == 0:
+                self._counters[self._spans[name]] = value.reshape(-1).long()
+
+    def finalise(self) -> dict[str, Tensor]:
+        """After the all-reduce: each buffer's value after the step."""
+        result: dict[str, Tensor] = {}
+        for name, (shape, dtype) in self._forms.items():
+            if dtype.is_floating_point:
+                flat = combine(list(self._means[:, self._spans[name]]))
+            else:
+                flat = self._counters[self._spans[name]]
+            result[name] = flat.view(shape).to(dtype, copy=True)
+        return result
+
+
+def combine(values: Sequence[Tensor]) -> Tensor:
+    """A buffer after the step, from each micro-batch's new value in the order of the micro-batches.
+
+    Floating point: the mean, summed in float64 from +0 and rounded once, so that the sign of a zero cannot
+    show. Anything else is a counter, which advances once a step: the value of micro-batch 0.
+    """
+    first = values[0]
+    if not first.is_floating_point():
+        return first.clone()
+    total = torch.zeros(first.shape, dtype=torch.float64, device=first.device)
+    for value in values:
+        total += value
+    return (total / len(values)).to(first.dtype)
+
+
+def _spans(names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, slice]:
+    spans: dict[str, slice] = {}
+    start = 0
+    for name in names:
+        spans[name] = slice(start, start + sizes[name])
+        start += sizes[name]
+    return spans

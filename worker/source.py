@@ -1,0 +1,67 @@
+"""Where in the user's code something happened: for messages that name a line to change."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+from torch import fx
+
+_PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parent)
+
+
+def stack_line(node: fx.Node) -> str | None:
+    """The user's source line that made `node`: the last frame of its recorded stack outside torch."""
+    text: str = node.meta.get("stack_trace") or ""
+    places = [match for match in _PLACE.finditer(text) if "/torch/" not in match["file"]]
+    return line_of(places[-1]["file"], int(places[-1]["line"])) if places else None
+
+
+def user_call(error: BaseException) -> str | None:
+    """The user's line that `error` was raised under."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
+    return location(frames[-1]) if frames else None
+
+
+def calling_line() -> str | None:
+    """The user's line that is running now."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    return line_of(frame.f_code.co_filename, frame.f_lineno)
+
+
+def called_by_user() -> bool:
+    """Whether the function that calls this one was itself called by code outside torch and Makara."""
+    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame is not None and not is_library(frame.f_code.co_filename)
+
+
+def defined_at(function: object) -> str | None:
+    """Where a function was written."""
+    code: object = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    return line_of(code.co_filename, code.co_firstlineno) if isinstance(code, CodeType) else None
+
+
+def line_of(filename: str, number: int) -> str:
+    return f"{filename}:{number}: {linecache.getline(filename, number).strip()}"
+
+
+def location(frame: traceback.FrameSummary) -> str:
+    return f"{frame.filename}:{frame.lineno}: {frame.line}"
+
+
+def is_library(filename: str) -> bool:
+    return filename.startswith((_TORCH, _OURS, "<"))

@@ -1,0 +1,77 @@
+"""Between the device and the host memory that gloo sends from and receives into.
+
+On the CPU both are one and nothing is copied. On CUDA each thread copies on a stream of its own through
+pinned memory, so that transfers overlap the compute stream; events say when a tensor is complete. (One path
+serves both, but the CUDA half has not been run: no test here has a GPU.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A tensor that a stream may still be writing; `ready` is None when it is complete."""
+
+    tensor: Tensor
+    ready: Any
+
+
+class Stager:
+    """One helper thread's copies. `mark` and `take` belong to the compute thread, the rest to the helper."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cuda = device.type == "cuda"
+        self._stream: Any = torch.cuda.Stream(device) if self._cuda else None
+
+    def mark(self, tensor: Tensor) -> Staged:
+        """`tensor` as the operations issued so far leave it."""
+        return Staged(tensor, torch.cuda.current_stream(self._device).record_event() if self._cuda else None)
+
+    def take(self, staged: Staged) -> Tensor:
+        """The tensor for operations issued from now on."""
+        if staged.ready is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(staged.ready)
+            staged.tensor.record_stream(stream)
+        return staged.tensor
+
+    def to_host(self, staged: Staged) -> Tensor:
+        """A contiguous host tensor that is complete; the tensor itself where it is one already."""
+        if not self._cuda:
+            return staged.tensor.contiguous()
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(staged.ready)
+            host = self.empty(staged.tensor.shape, staged.tensor.dtype)
+            host.copy_(staged.tensor, non_blocking=True)
+            staged.tensor.record_stream(self._stream)
+        self._stream.synchronize()
+        return host
+
+    def to_device(self, host: Tensor, into: Tensor | None = None) -> Staged:
+        """`host` on the device, in new memory or in `into`."""
+        if not self._cuda:
+            if into is not None and into is not host:
+                into.copy_(host)
+            return Staged(host if into is None else into, None)
+        with torch.cuda.stream(self._stream):
+            target = torch.empty_like(host, device=self._device) if into is None else into
+            target.copy_(host, non_blocking=True)
+            return Staged(target, self._stream.record_event())
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory to receive into; not zeroed."""
+        return torch.empty(shape, dtype=dtype, pin_memory=self._cuda)
+
+    def reduce(self, staged: Staged, collective: Callable[[Tensor], None]) -> Staged:
+        """Run an in-place collective on the tensor, through host memory where it must."""
+        host = self.to_host(staged)
+        collective(host)
+        return self.to_device(host, staged.tensor)

@@ -1,0 +1,249 @@
+"""The trainer: the process that holds a worker's part of the model and trains it, generation after
+generation.
+
+The main thread computes. It looks at the newest orders, makes what they ask for true, and waits for the
+next; only the control thread (see `control`) and named helpers run beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from ..checkpoint import CheckpointError
+from .commit import ANY_GENERATION
+from .control import Control
+from .errors import RecipeMismatch, UntraceableModel, UserCodeError, WorkerError
+from .generation import Outcome, run_generation
+from .gloo import Listener
+from .interrupt import Abandoned, Interrupted, PeersLost
+from .messages import Failure, GenerationOrder, Orders, Phase, WorkerReport
+from .model import Model, build_model
+from .profiling import profile
+from .session import Session
+from .tracing import load_exporter
+from .training import Training, load_entrypoint
+
+log = logging.getLogger("makara.trainer")
+
+FAILED = 1  # exit status after a failure that was reported
+
+
+class Trainer:
+    """One process's life. `serve` never returns; the agent ends the process."""
+
+    def __init__(self, connection: socket.socket, worker: str, incarnation: int, bundle: Path, address: str):
+        self.worker = worker
+        self._bundle = bundle
+        self._address = address
+        report = WorkerReport(worker=worker, incarnation=incarnation, phase=Phase.STARTING)
+        self.control = Control(connection, report, self._on_orders)
+        self._training: Training | None = None
+        self._model: Model | None = None
+        self._profiled = False
+        self._lock = threading.Lock()  # guards what the control thread touches: the three below
+        self._session: Session | None = None
+        self._listener: Listener | None = None
+        self._prepared = 0
+        self._entered = 0  # the newest generation that this trainer went into
+        self._left: Session | None = None  # an interrupted one, whose threads may still be blocked
+
+    def serve(self) -> None:
+        self.control.start()
+        while True:
+            orders = self.control.wait_for(self._has_work)
+            self._work(orders)
+
+    # ---- the main thread -------------------------------------------------------------------------------
+
+    def _has_work(self, orders: Orders) -> bool:
+        return (
+            (orders.job is not None and self._training is None)
+            or self._must_profile(orders)
+            or (orders.recipe is not None and self._model is None)
+            or self._next_generation(orders) is not None
+        )
+
+    def _work(self, orders: Orders) -> None:
+        assert orders.job is not None, "a trainer is started for a job"
+        if self._training is None:
+            self._training = load_entrypoint(self._bundle, orders.job.entrypoint)
+            load_exporter()
+            self.control.report(phase=Phase.IDLE)
+        elif self._must_profile(orders):
+            self.control.report(phase=Phase.PROFILING)
+            found = profile(self._training, orders.job)
+            self._profiled = True
+            self.control.report(phase=Phase.IDLE, profile=found)
+        elif orders.recipe is not None and self._model is None:
+            self.control.report(phase=Phase.STARTING, profile=None)
+            self._model = build_model(self._training, orders.job, orders.recipe)
+            self.control.report(phase=Phase.IDLE, graph_hash=orders.recipe.graph_hash)
+            self._prepare(self.control.orders or orders)
+        else:
+            self._train(orders)
+
+    def _must_profile(self, orders: Orders) -> bool:
+        wanted = orders.action == "profile" and orders.profile_worker == self.worker
+        return wanted and orders.recipe is None and not self._profiled and self._training is not None
+
+    def _next_generation(self, orders: Orders) -> GenerationOrder | None:
+        """The generation that this trainer should switch to now, if there is one.
+
+        It must have got ready for just this one. A trainer that replaces a dead one finds the orders of its
+        predecessor: taking part in its name, it would contradict what members have read already.
+        """
+        order = orders.generation
+        if order is None or order.phase != "go" or self._model is None or not self._names_me(order):
+            return None
+        fresh = order.number > max(self._entered, orders.abandoned)
+        return order if fresh and order.number == self._prepared else None
+
+    def _train(self, orders: Orders) -> None:
+        model = self._model
+        with self._lock:  # a newer generation may have been prepared since the orders came
+            order = self._next_generation(orders)
+            if order is None or model is None or orders.job is None or orders.recipe is None:
+                return  # `_has_work` looks again
+            listener, self._listener = self._listener, None
+            session = Session(order, self.worker, listener)
+            self._session, self._entered = session, order.number
+        newest = self.control.orders
+        if newest is not None and newest.abandoned >= order.number:
+            session.interrupt.trip(Abandoned())
+        self.control.report(phase=Phase.FORMING, generation=order.number, formed=None, lost=[])
+        if self._left is not None:
+            self._left.close()  # not before: peers would take it for a death of this worker
+            self._left = None
+        try:
+            outcome = run_generation(
+                session, model, orders.job, orders.recipe, self.control, self._may_switch
+            )
+        except Interrupted as cause:
+            self._left = session
+            self._tell_interrupted(session, cause)
+            cause.__traceback__ = None  # its frames would keep the generation's groups
+        else:
+            session.close()
+            self._settle(outcome)
+        finally:
+            with self._lock:
+                self._session = None
+
+    def _tell_interrupted(self, session: Session, cause: Interrupted) -> None:
+        match cause:
+            case Abandoned():
+                self.control.report(phase=Phase.IDLE)
+            case PeersLost():
+                log.warning("generation %d: %s", session.number, cause)
+                names = [session.members[rank] for rank in cause.ranks]
+                self.control.report(phase=Phase.BROKEN, lost=names)
+            case _:
+                raise AssertionError(f"an interruption of no known kind: {cause!r}")
+
+    def _settle(self, outcome: Outcome) -> None:
+        phases = {Outcome.HELD: Phase.HELD, Outcome.FINISHED: Phase.FINISHED, Outcome.LEFT: Phase.LEFT}
+        if outcome in phases:
+            self.control.report(phase=phases[outcome])
+        elif self.control.orders is None or self._next_generation(self.control.orders) is None:
+            self.control.report(phase=Phase.IDLE)  # the others went on without it
+
+    def _may_switch(self) -> int:
+        """The newest generation that this trainer is prepared for and was told to switch to; asked by each
+        vote."""
+        orders = self.control.orders
+        if orders is None:
+            return self._entered
+        order = self._next_generation(orders)
+        if order is not None:
+            return order.number
+        # Its orders name no generation any more: a newer one was opened that does without this worker.
+        return self._entered if orders.generation is not None else ANY_GENERATION
+
+    # ---- the control thread ----------------------------------------------------------------------------
+
+    def _on_orders(self, orders: Orders) -> None:
+        self._prepare(orders)
+        with self._lock:
+            session = self._session
+        if session is not None and orders.abandoned >= session.number:
+            session.interrupt.trip(Abandoned())
+
+    def _prepare(self, orders: Orders) -> None:
+        """Get ready for a planned generation: traced already, and on rank 0 listening."""
+        order = orders.generation
+        with self._lock:
+            if (
+                order is None
+                or order.phase != "prepare"
+                or self._model is None
+                or order.number <= max(self._prepared, orders.abandoned)
+                or not self._names_me(order)
+            ):
+                return
+            if self._listener is not None:
+                self._listener.close()
+                self._listener = None
+            endpoint = None
+            if order.members[0].worker == self.worker:
+                self._listener = Listener(self._address)
+                endpoint = self._listener.endpoint
+            self._prepared = order.number
+        self.control.report(prepared=order.number, endpoint=endpoint)
+
+    def _names_me(self, order: GenerationOrder) -> bool:
+        return any(member.worker == self.worker for member in order.members)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """How a trainer's end is told: whose fault it is, and the traceback to show."""
+    text = "".join(traceback.format_exception(error))
+    match error:
+        case UserCodeError():
+            return Failure(kind="user", message=str(error), traceback=error.traceback or text)
+        case UntraceableModel():
+            return Failure(kind="user", message=str(error), traceback=error.traceback or text)
+        case RecipeMismatch():
+            return Failure(kind="recipe", message=str(error))
+        case WorkerError() | CheckpointError():
+            return Failure(kind="internal", message=str(error), traceback=text)
+        case _:
+            return Failure(kind="internal", message=f"{type(error).__name__}: {error}", traceback=text)
+
+
+def main() -> None:
+    """`python -m makara.worker.trainer`, started by the agent with one end of a socket pair."""
+    parser = argparse.ArgumentParser(prog="makara.worker.trainer")
+    parser.add_argument("--worker", required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--address", required=True)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    run(socket.socket(fileno=args.fd), args.worker, args.incarnation, args.bundle, args.address)
+
+
+def run(connection: socket.socket, worker: str, incarnation: int, bundle: Path, address: str) -> NoReturn:
+    """Be a trainer until the process ends."""
+    trainer = Trainer(connection, worker, incarnation, bundle, address)
+    try:
+        trainer.serve()
+    except Exception as error:
+        log.exception("the trainer ends")
+        trainer.control.report(phase=Phase.EXITED, failure=failure_of(error))
+    # Threads of abandoned generations may be blocked for ever: no orderly exit would come to an end.
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os._exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The agent's trainers: one process per device, watched by its beats, replaced when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .messages import Failure, Orders, Phase, StepMetrics, WorkerReport
+
+_FIRST_DELAY_S = 0.5
+_LONGEST_DELAY_S = 30.0
+_START_S = 120.0  # until the first beat: on a cold disk the imports alone outlast a lease
+# glibc would raise the size from which memory goes straight back to the system to that of the largest tensor
+# freed. What is freed then stays, in pieces, and a worker needs up to twice what its tensors do. With the size
+# at which it begins, 128 KiB, small tensors cost page faults: the example's step took 1.7 times as long.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+_LAST_WORDS_S = 1.0  # to read what a dead trainer wrote
+
+
+class TrainerProcess:
+    """One worker slot of the VM: the current trainer process, its report, and its incarnation number.
+
+    `changed` is called whenever the report changes; `metrics` with each committed step that the trainer
+    reports. Runs on the agent's event loop only.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        directory: Path,
+        address: str,
+        changed: Callable[[], None],
+        metrics: Callable[[StepMetrics], None],
+    ) -> None:
+        self.worker = worker
+        self.report = WorkerReport(worker=worker, phase=Phase.STARTING)
+        self._log = directory / f"{worker}.log"
+        self._address = address
+        self._changed = changed
+        self._metrics = metrics
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._orders: Orders | None = None
+        self._last_beat = 0.0
+        self._beats = False  # it has begun to
+        self._killed_for: str | None = None
+
+    async def run(self, bundle: Path, environment: Mapping[str, str]) -> None:
+        """Keep a trainer running until cancelled; each death ends an incarnation and starts the next."""
+        delay_s = _FIRST_DELAY_S
+        try:
+            while True:
+                await self._one_life(bundle, environment)
+                violent = self.report.failure is not None and self.report.failure.kind in ("killed", "lease")
+                delay_s = _FIRST_DELAY_S if violent else min(2 * delay_s, _LONGEST_DELAY_S)
+                await asyncio.sleep(delay_s)
+        finally:
+            self.kill()
+            if self._process is not None:
+                await asyncio.wait([asyncio.create_task(self._process.wait())], timeout=_LAST_WORDS_S)
+
+    def give(self, orders: Orders) -> None:
+        """Hand the newest orders to the trainer."""
+        self._orders = orders
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(orders.model_dump_json().encode() + b"\n")
+
+    def check_lease(self, lease_s: float) -> None:
+        """Kill the trainer if its beats stopped for `lease_s`; its peers wake from the closed sockets."""
+        bound_s = lease_s if self._beats else max(lease_s, _START_S)
+        if self._process is not None and time.monotonic() - self._last_beat > bound_s:
+            self._killed_for = f"no beat for {bound_s:g} s"
+            self.kill()
+
+    def renew_lease(self) -> None:
+        """Begin the lease anew: the agent itself stood still, and has not read the beats of that time."""
+        self._last_beat = time.monotonic()
+
+    @property
+    def running(self) -> bool:
+        return self.report.phase is Phase.RUNNING
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGKILL)
+
+    async def _one_life(self, bundle: Path, environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        incarnation = self.report.incarnation + 1
+        self._killed_for = None
+        with self._log.open("ab") as log, theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "makara.worker.trainer"),
+                *("--worker", self.worker, "--incarnation", str(incarnation)),
+                *("--fd", str(theirs.fileno()), "--bundle", str(bundle), "--address", self._address),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                env={**ALLOCATOR, **os.environ, **environment},
+                cwd=bundle,
+            )
+        self.report = WorkerReport(worker=self.worker, incarnation=incarnation, phase=Phase.STARTING)
+        self._changed()
+        self._last_beat, self._beats = time.monotonic(), False
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 26)
+        if self._orders is not None:
+            self.give(self._orders)
+        reading = asyncio.create_task(self._read(reader))
+        try:
+            # The process decides, not the socket: a child of the user's code may hold that open for ever.
+            status = await self._process.wait()
+            await asyncio.wait([reading], timeout=_LAST_WORDS_S)
+            if reading.done():
+                reading.result()
+        finally:
+            reading.cancel()
+            self._writer.close()
+        self._bury(status)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                self._take(json.loads(line))
+        except ConnectionResetError:
+            return  # the same as the end of the stream
+
+    def _take(self, value: dict[str, Any]) -> None:
+        self._last_beat, self._beats = time.monotonic(), True
+        if "report" in value:
+            self.report = WorkerReport.model_validate(value["report"])
+            self._changed()
+        elif "metrics" in value:
+            self._metrics(StepMetrics.model_validate(value["metrics"]))
+
+    def _bury(self, status: int) -> None:
+        self._process = None
+        failure = self.report.failure
+        if self._killed_for is not None:
+            failure = Failure(kind="lease", message=self._killed_for, exit_code=status)
+        elif failure is None and status < 0:
+            failure = Failure(
+                kind="killed", message=f"ended by {signal.Signals(-status).name}", exit_code=status
+            )
+        elif failure is None:
+            failure = Failure(kind="internal", message=self._last_words(status), exit_code=status)
+        self.report = self.report.model_copy(update={"phase": Phase.EXITED, "failure": failure})
+        self._changed()
+
+    def _last_words(self, status: int) -> str:
+        log = self._log.read_bytes()[-2000:].decode(errors="replace")
+        return f"exit status {status}; the end of its log:\n{log}"

@@ -1,0 +1,136 @@
+"""What a user hands over: ordinary PyTorch objects, written as for one GPU."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .errors import UserCodeError
+
+Loss = Tensor | tuple[Tensor, Tensor]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Dataset(Protocol):
+    """Samples by index: `len()` and `[i]` -> dict of tensors (numbers and arrays are converted)."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """A training run in five functions. Raises `TypeError` naming the field when one is not as
+    described."""
+
+    model: Callable[[], nn.Module]
+    """Builds the model; runs without memory for its weights, which are then made section by section."""
+    loss: Callable[[Any, dict[str, Tensor]], Loss]
+    """`loss(output, batch)`: a mean, or `(sum, weight)` for masked and unequal micro-batches."""
+    optimizer: Callable[[Sequence[tuple[str, nn.Parameter]]], Optimizer]
+    """Called once per section with its (name, parameter) pairs, as `torch.optim` accepts them."""
+    dataset: Callable[[], Dataset]
+    """Opens the data: `len()` and `[i]` -> dict of tensors, all samples of one shape."""
+    schedule: Callable[[int], float | Sequence[float]] | None = None
+    """Factor on the initial learning rates at a step, for all parameter groups or a list with one for each
+    group, in their order; a pure function of the step."""
+    clip_grad_norm: float | None = None
+    """Largest 2-norm of the whole gradient, as `torch.nn.utils.clip_grad_norm_`; None: no clipping."""
+    forward_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Constants for every call of the model's forward, besides the entries of a sample (no tensors)."""
+    average_buffers: Sequence[str] = ()
+    """Names of buffers that forward changes (patterns as in `fnmatch`), of which the mean of the new values
+    over a step's micro-batches is wanted. Batch norm's statistics need no declaration."""
+    cuts: Sequence[str] | None = None
+    """Names of modules, as in `named_modules()`, before whose first operation a section begins; None: the
+    cuts are found."""
+
+    def __post_init__(self) -> None:
+        for name in ("model", "loss", "optimizer", "dataset"):
+            if not callable(getattr(self, name)):
+                raise TypeError(f"Training.{name}: expected a function, got {_kind(getattr(self, name))}")
+        if self.schedule is not None and not callable(self.schedule):
+            raise TypeError(
+                f"Training.schedule: expected a function of the step or None, got {_kind(self.schedule)}"
+            )
+        _check_mapping("forward_kwargs", self.forward_kwargs)
+        _check_names("average_buffers", self.average_buffers)
+        if self.cuts is not None:
+            _check_names("cuts", self.cuts)
+        clip = cast(object, self.clip_grad_norm)
+        if clip is None:
+            return
+        if isinstance(clip, bool) or not isinstance(clip, int | float):
+            raise TypeError(f"Training.clip_grad_norm: expected a number or None, got {_kind(clip)}")
+        if not clip > 0:
+            raise TypeError(f"Training.clip_grad_norm: expected a positive number, got {clip}")
+
+
+def load_entrypoint(folder: Path | str, entrypoint: str) -> Training:
+    """The `Training` that `module:function` returns, with `folder` first on the import path.
+
+    Raises `UserCodeError` when the form is wrong, the module or function is missing, the user's code
+    raises, or what it returns is no `Training`.
+    """
+    module_name, colon, function_name = entrypoint.partition(":")
+    if not colon or not module_name or not function_name:
+        raise UserCodeError(f"entrypoint {entrypoint!r}: expected module:function, for example train:build")
+    path = str(Path(folder).resolve())
+    if path not in sys.path:
+        sys.path.insert(0, path)
+        importlib.invalidate_caches()
+    module = call_user_code(
+        f"entrypoint {entrypoint!r}: importing {module_name!r}", importlib.import_module, module_name
+    )
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise UserCodeError(f"entrypoint {entrypoint!r}: {module_name!r} has no function {function_name!r}")
+    training = call_user_code(f"entrypoint {entrypoint!r}", function)
+    if not isinstance(training, Training):
+        raise UserCodeError(
+            f"entrypoint {entrypoint!r}: expected a makara.worker.Training, got {_kind(training)}"
+        )
+    return training
+
+
+def call_user_code(what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """`function(*args, **kwargs)`; what it raises becomes a `UserCodeError` that begins with `what`."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        raise UserCodeError(f"{what}: {type(error).__name__}: {error}", text) from error
+
+
+def _check_mapping(name: str, value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"Training.{name}: expected a dict of arguments, got {_kind(value)}")
+    for key, argument in cast(Mapping[object, object], value).items():
+        if not isinstance(key, str):
+            raise TypeError(f"Training.{name}: expected names of arguments, got {key!r}")
+        if isinstance(argument, Tensor):
+            raise TypeError(
+                f"Training.{name}: {key!r} is a tensor; "
+                "make it a buffer of the model or an entry of the samples"
+            )
+
+
+def _check_names(name: str, value: object) -> None:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"Training.{name}: expected a list of names, got {_kind(value)}")
+    for item in cast(Sequence[object], value):
+        if not isinstance(item, str):
+            raise TypeError(f"Training.{name}: expected names, got {_kind(item)}")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
