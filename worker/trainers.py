@@ -18,9 +18,9 @@ from .messages import Failure, Orders, Phase, StepMetrics, WorkerReport
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
 _START_S = 120.0  # until the first beat: on a cold disk the imports alone outlast a lease
-# glibc would raise the size from which memory goes straight back to the system to that of the largest tensor
-# freed. What is freed then stays, in pieces, and a worker needs up to twice what its tensors do. With the size
-# at which it begins, 128 KiB, small tensors cost page faults: the example's step took 1.7 times as long.
+# glibc raises the size from which memory goes straight back to the system to that of the largest tensor
+# freed. What is freed then stays, in pieces, and a worker needs up to twice what its tensors do. With the
+# size at which it begins, 128 KiB, small tensors cost page faults: the example's step took 1.7 times as long.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 _LAST_WORDS_S = 1.0  # to read what a dead trainer wrote
 
