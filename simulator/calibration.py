@@ -23,6 +23,7 @@ _OPTIONAL_SIZES = (
     "optimizer_bytes",
 )
 _CUTS = ("cut_bytes", "grad_cut_bytes")
+_EXECUTOR = ("operation_s", "message_s", "collective_s", "step_s")
 
 
 class InvalidCalibration(ValueError):
@@ -102,6 +103,15 @@ class Calibration:
     """A checkpoint's copy of the section, shared by its hosts."""
     optimizer_bytes: tuple[int, ...] = ()
     """What of `state_bytes` is the optimizer's: it can lie in host memory instead."""
+    # What the worker's own code adds, whatever the section; 0.0 counts none of it.
+    operation_s: float = 0.0
+    """To each operation: choosing it, handing over what it gives, taking what the next one needs."""
+    message_s: float = 0.0
+    """To the way of each message beyond its link: threads at both ends, and waking the receiver."""
+    collective_s: float = 0.0
+    """To each sum over two workers or more, beyond its link, and to the commit."""
+    step_s: float = 0.0
+    """To each step, outside its operations, sums and updates of weights."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     labels: tuple[str, ...] = ()
     """For people: what each section is made of, "transformer.h.3 (model.py:88)"; empty if not known."""
@@ -123,6 +133,9 @@ class Calibration:
                 if not _is_finite(value) or value < 0 or (name not in _TIMES and not isinstance(value, int)):
                     kind = "seconds" if name in _TIMES else "whole bytes"
                     raise InvalidCalibration(f"{name}[{index}]: {value!r} is not a number of {kind} >= 0")
+        for name in _EXECUTOR:
+            if not _is_finite(value := getattr(self, name)) or value < 0:
+                raise InvalidCalibration(f"{name}: {value!r} is not a number of seconds >= 0")
         if any(own > whole for own, whole in zip(self.optimizer_bytes, self.state_bytes, strict=False)):
             raise InvalidCalibration("optimizer_bytes: they are part of state_bytes and cannot be more")
         if self.labels and len(self.labels) != num_sections:
@@ -154,6 +167,7 @@ class Calibration:
         value: dict[str, Any] = {"format": FORMAT}
         for name in (*_TIMES, *_SIZES, *_CUTS, *_OPTIONAL_SIZES):
             value[name] = list(getattr(self, name))
+        value |= {name: getattr(self, name) for name in _EXECUTOR}
         for name in ("inter_vm", "intra_vm"):
             link: Link = getattr(self, name)
             value[name] = {f.name: getattr(link, f.name) for f in fields(Link)}
@@ -174,7 +188,7 @@ class Calibration:
             value,
             "calibration",
             {"format", *(f.name for f in fields(cls))},
-            optional={"labels", *_OPTIONAL_SIZES},
+            optional={"labels", *_OPTIONAL_SIZES, *_EXECUTOR},
         )
         if checked["format"] != FORMAT:
             raise InvalidCalibration(
@@ -184,6 +198,7 @@ class Calibration:
             **{name: _numbers(checked, name, whole=False) for name in _TIMES},
             **{name: _numbers(checked, name, whole=True) for name in (*_SIZES, *_CUTS)},
             **{name: _numbers(checked, name, whole=True) for name in _OPTIONAL_SIZES if name in checked},
+            **{name: checked[name] for name in _EXECUTOR if name in checked},
             inter_vm=_link(checked, "inter_vm"),
             intra_vm=_link(checked, "intra_vm"),
             device_kind=_text(checked["device_kind"], "device_kind"),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..pipeline import Component, Kind, Operation, Plan, Range, components, orders
 from .calibration import Calibration
-from .engine import NS_PER_S
+from .engine import NS_PER_S, to_ns
 from .play import Cluster, Played, Timed, play
 
 TALLY_BYTES = 16  # for each micro-batch: the sum of its loss and its weight
@@ -138,7 +138,7 @@ def _finish(plan: Plan, cluster: Cluster, parts: Sequence[Played]) -> MiniBatch:
     everyone = range(plan.num_workers)
     committed_ns = max(ready_ns) + cluster.allreduce_ns(COMMIT_BYTES, everyone)
     apply_ns = [cluster.apply_ns(worker, plan.ranges[worker]) for worker in everyone]
-    end_ns = committed_ns + max(apply_ns)
+    end_ns = committed_ns + max(apply_ns) + to_ns(cluster.calibration.step_s)
     activations: dict[int, int] = {}
     for part in parts:
         activations |= part.peak_bytes

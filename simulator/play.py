@@ -38,7 +38,8 @@ class Cluster:
 
     def compute_ns(self, kind: Kind, hop: Hop) -> int:
         name = "backward_s" if kind is Kind.BACKWARD else "forward_s"
-        return to_ns(self._total(name, hop.range) * self.slowdown[hop.worker])
+        own_s = self.calibration.operation_s
+        return to_ns(self._total(name, hop.range) * self.slowdown[hop.worker] + own_s)
 
     def apply_ns(self, worker: int, span: Range) -> int:
         return to_ns(self._total("optimizer_s", span) * self.slowdown[worker])
@@ -53,8 +54,11 @@ class Cluster:
 
     def allreduce_ns(self, size_bytes: int, workers: Iterable[int]) -> int:
         members = list(workers)
+        if len(members) < 2:
+            return 0
         same_vm = len({self.vm_of[worker] for worker in members}) == 1
-        return to_ns(self.calibration.link(same_vm).allreduce_s(size_bytes, len(members)))
+        ring_s = self.calibration.link(same_vm).allreduce_s(size_bytes, len(members))
+        return to_ns(ring_s + self.calibration.collective_s)
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -166,7 +170,7 @@ class _Play:
         self.wire_free[wire] = sent
         jitter_s = self.draw.expovariate(1 / link.jitter_s) if link.jitter_s else 0.0
         channel = (worker, peer, fed.kind)
-        arrival = sent + to_ns(link.latency_s + jitter_s)
+        arrival = sent + to_ns(link.latency_s + jitter_s + self.cluster.calibration.message_s)
         arrival = max(arrival, self.last_arrival.get(channel, 0))  # a connection keeps its order
         self.last_arrival[channel] = arrival
         self.engine.at(arrival, _Arrived(peer, fed))

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def calibrate(
     link = measure_loopback() if inter_vm is None or intra_vm is None else None
     forwards, backwards = _cut_bytes(chain)
     times = {name: tuple(row.times[name] for row in measured) for name in measured[0].times}
-    sizes = {name: tuple(row.sizes[name] for row in measured) for name in measured[0].sizes}
+    sizes: dict[str, Any] = {name: tuple(row.sizes[name] for row in measured) for name in measured[0].sizes}
     return Calibration(
         forward_s=times["forward_s"],
         backward_s=times["backward_s"],
