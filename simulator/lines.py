@@ -1,0 +1,146 @@
+"""Where in a file a fault is, so that whoever refuses the file can name the line: YAML, and JSON as well."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+_INDEX = re.compile(r"\.?(?:\[(\d+)\]|(\d+)(?=[.\[]|$))")
+
+
+class FileFault(ValueError):
+    """A file that is refused. `message` begins with the field, where one is at fault, and a colon; `line`
+    counts from 1 and is None where no one line is at fault."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        self.message = message
+        self.line = line
+        super().__init__(message if line is None else f"line {line}: {message}")
+
+    def in_file(self, path: Path | str) -> str:
+        """As editors and compilers write it: "costs.json:3: boot_s: ..."."""
+        return f"{path}: {self.message}" if self.line is None else f"{path}:{self.line}: {self.message}"
+
+    def located(self, text: str) -> Self:
+        """The same fault with the line that its field has in `text` (JSON or YAML)."""
+        if self.line is not None:
+            return self
+        return type(self)(self.message, Lines(text).of(self.message.partition(": ")[0]))
+
+
+def decode(data: bytes, invalid: type[FileFault]) -> str:
+    """The text of a file, without a byte order mark. Raises `invalid` where it is not UTF-8."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise invalid(f"not UTF-8: byte 0x{data[error.start]:02x}", line) from error
+
+
+def parse_json(text: str, invalid: type[FileFault]) -> Any:
+    """The value of a JSON text. Raises `invalid` where it is none, or an object has a key twice."""
+    try:
+        return json.loads(text, object_pairs_hook=_without_repetition)
+    except json.JSONDecodeError as error:
+        raise invalid(f"not JSON: {error.msg} (column {error.colno})", error.lineno) from error
+    except RecursionError as error:
+        raise invalid("not JSON: nested too deeply") from error
+    except _Repeated as error:
+        field, line, first = next(Lines(text).repeated(), (str(error), None, None))
+        raise invalid(f"{field}: given twice" + (f", first in line {first}" if first else ""), line) from None
+
+
+class Lines:
+    """The lines of a text's fields. A text that is no YAML has none: its reader says what is wrong."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def of(self, field: str) -> int | None:
+        """The line of a field, written as errors write it: "training.steps", "links[2].latency_s".
+
+        That of the nearest field around it where the text has not got it; None for an empty text.
+        """
+        node = self._root
+        if node is None:
+            return None
+        line, rest = node.start_mark.line, field
+        while (found := _inside(node, rest)) is not None:
+            line, node, rest = found
+        return line + 1
+
+    def repeated(self) -> Iterator[tuple[str, int, int]]:
+        """(field, line, the line where it was first) of every key that a mapping has more than once."""
+        if self._root is not None:
+            yield from _repeated(self._root, "", set())
+
+    @cached_property
+    def _root(self) -> yaml.Node | None:
+        try:
+            # Tabs may stand between the tokens of JSON, not of YAML; raw ones in strings of neither.
+            return yaml.compose(self._text.replace("\t", " "), Loader=yaml.SafeLoader)
+        except (yaml.YAMLError, RecursionError):
+            return None
+
+
+def _inside(node: yaml.Node, field: str) -> tuple[int, yaml.Node, str] | None:
+    """(line, node, what is left of the path) one step down the path `field`; None where it ends."""
+    if isinstance(node, yaml.SequenceNode):
+        step = _INDEX.match(field)
+        index = int(step[1] or step[2]) if step else len(node.value)
+        if step is None or index >= len(node.value):
+            return None
+        return node.value[index].start_mark.line, node.value[index], field[step.end() :]
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    field = field.removeprefix(".")
+    fitting = [(key, value) for key, value in node.value if _begins(field, key)]
+    if not fitting:
+        return None
+    # A key may hold dots. Of equal ones the last is the one that counts.
+    key, value = max(reversed(fitting), key=lambda pair: len(pair[0].value))
+    return key.start_mark.line, value, field[len(key.value) :]
+
+
+def _begins(field: str, key: yaml.Node) -> bool:
+    if not isinstance(key, yaml.ScalarNode) or not key.value:
+        return False
+    return field.startswith(key.value) and field[len(key.value) : len(key.value) + 1] in ("", ".", "[")
+
+
+class _Repeated(ValueError):
+    """A JSON object has this key twice."""
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for key, item in pairs:
+        if key in value:
+            raise _Repeated(key)
+        value[key] = item
+    return value
+
+
+def _repeated(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, int, int]]:
+    if id(node) in seen:  # an alias
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _repeated(item, f"{path}[{index}]", seen)
+    if isinstance(node, yaml.MappingNode):
+        first: dict[tuple[str, str], int] = {}
+        for key, value in node.value:
+            name = f"{path}.{key.value}" if path else str(key.value)
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if (key.tag, key.value) in first:
+                    yield name, line, first[key.tag, key.value]
+                first.setdefault((key.tag, key.value), line)
+            yield from _repeated(value, name, seen)
