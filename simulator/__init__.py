@@ -9,7 +9,7 @@ output. Which operation a worker runs next is asked of `makara.pipeline`, as the
 from .calibration import Calibration, InvalidCalibration, Link
 from .costs import InvalidCosts, MorphCosts
 from .engine import Engine, to_ns
-from .minibatch import COMMIT_BYTES, MiniBatch, Span, simulate
+from .minibatch import COMMIT_BYTES, Closing, ClosingKind, MiniBatch, Span, simulate
 from .sizes import sizes_of
 from .trace import Change, InvalidTrace, TraceEvent, read_availability, read_counts, read_trace
 
@@ -17,6 +17,8 @@ __all__ = [
     "COMMIT_BYTES",
     "Calibration",
     "Change",
+    "Closing",
+    "ClosingKind",
     "Engine",
     "InvalidCalibration",
     "InvalidCosts",

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from ..pipeline import Component, Kind, Operation, Plan, Range, components, orders
@@ -26,6 +27,27 @@ class Span(NamedTuple):
     stop_s: float
 
 
+class ClosingKind(StrEnum):
+    TALLY = "tally"
+    """Summing losses and weights over all workers."""
+    SUM = "sum"
+    """Summing a section's gradients over its hosts."""
+    COMMIT = "commit"
+    UPDATE = "update"
+    """The optimizer, over the worker's whole range."""
+
+
+class Closing(NamedTuple):
+    """What closes a step on a worker, from `start_s` to `stop_s`: sums run beside operations, the rest after
+    them. `section` is that of a sum of gradients."""
+
+    worker: int
+    kind: ClosingKind
+    section: int | None
+    start_s: float
+    stop_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
     """What a step takes. Tuples are by worker in rank order; seconds and bytes."""
@@ -39,6 +61,8 @@ class MiniBatch:
     peak_bytes: tuple[int, ...]
     """With a checkpoint of the step before on its way to the store."""
     timeline: tuple[Span, ...]
+    closings: tuple[Closing, ...]
+    """In the order in which each worker comes to them; what takes no time is left out."""
 
 
 def simulate(
@@ -134,10 +158,14 @@ def _finish(plan: Plan, cluster: Cluster, parts: Sequence[Played]) -> MiniBatch:
         ready_ns[worker] = max(ready_ns[worker], stop)
         busy_ns[worker] += stop - start
     pipeline_ns = max(ready_ns)
-    ready_ns = list(map(max, ready_ns, _summed_ns(plan, cluster, spans)))
+    closings: list[_Closed] = []
+    ready_ns = list(map(max, ready_ns, _summed_ns(plan, cluster, spans, closings)))
     everyone = range(plan.num_workers)
     committed_ns = max(ready_ns) + cluster.allreduce_ns(COMMIT_BYTES, everyone)
     apply_ns = [cluster.apply_ns(worker, plan.ranges[worker]) for worker in everyone]
+    for worker in everyone:
+        closings.append((worker, ClosingKind.COMMIT, None, max(ready_ns), committed_ns))
+        closings.append((worker, ClosingKind.UPDATE, None, committed_ns, committed_ns + apply_ns[worker]))
     end_ns = committed_ns + max(apply_ns) + to_ns(cluster.calibration.step_s)
     activations: dict[int, int] = {}
     for part in parts:
@@ -153,6 +181,13 @@ def _finish(plan: Plan, cluster: Cluster, parts: Sequence[Played]) -> MiniBatch:
         timeline=tuple(
             Span(worker, task, start / NS_PER_S, stop / NS_PER_S) for worker, task, start, stop in spans
         ),
+        closings=tuple(
+            Closing(worker, kind, section, start / NS_PER_S, stop / NS_PER_S)
+            for worker, kind, section, start, stop in sorted(
+                closings, key=lambda one: (one[3], one[4], one[0])
+            )
+            if stop > start
+        ),
     )
 
 
@@ -163,8 +198,12 @@ def _peak_bytes(plan: Plan, cluster: Cluster, worker: int, pipeline_bytes: int) 
     return sizes.state(span) + sizes.snapshot(hosts) + max(pipeline_bytes, sizes.update(span))
 
 
-def _summed_ns(plan: Plan, cluster: Cluster, spans: Sequence[Timed]) -> list[int]:
+_Closed = tuple[int, ClosingKind, int | None, int, int]  # a `Closing`, in nanoseconds
+
+
+def _summed_ns(plan: Plan, cluster: Cluster, spans: Sequence[Timed], closings: list[_Closed]) -> list[int]:
     """When each worker has the last of its sums: of the losses, then of the gradients, sections descending.
+    The sums go to `closings`.
 
     Each worker does them one after the other beside its operations. A sum begins when all hosts have come to
     it and have done their last backward of its section; the losses when all forwards at ends of paths are
@@ -173,6 +212,7 @@ def _summed_ns(plan: Plan, cluster: Cluster, spans: Sequence[Timed]) -> list[int
     losses_ns = max(stop for _, task, _, stop in spans if _is_last_forward(plan, task))
     everyone = range(plan.num_workers)
     tallied_ns = losses_ns + cluster.allreduce_ns(TALLY_BYTES * plan.num_micro_batches, everyone)
+    closings += [(worker, ClosingKind.TALLY, None, losses_ns, tallied_ns) for worker in everyone]
     free_ns = [tallied_ns] * plan.num_workers
     ended_ns = _section_ends_ns(plan, cluster, spans)
     for section in reversed(range(plan.num_sections)):
@@ -181,8 +221,10 @@ def _summed_ns(plan: Plan, cluster: Cluster, spans: Sequence[Timed]) -> list[int
             continue
         begin_ns = max(max(free_ns[host], ended_ns.get((host, section), 0)) for host in hosts)
         size_bytes = cluster.calibration.gradient_bytes[section]
+        summed_ns = begin_ns + cluster.allreduce_ns(size_bytes, hosts)
         for host in hosts:
-            free_ns[host] = begin_ns + cluster.allreduce_ns(size_bytes, hosts)
+            free_ns[host] = summed_ns
+            closings.append((host, ClosingKind.SUM, section, begin_ns, summed_ns))
     return free_ns
 
 

@@ -12,6 +12,8 @@ from makara.pipeline import Kind, Plan, Range, grid, orders
 from makara.simulator import (
     Calibration,
     Change,
+    Closing,
+    ClosingKind,
     Engine,
     InvalidCalibration,
     InvalidTrace,
@@ -92,6 +94,13 @@ def test_a_section_is_summed_while_the_backwards_of_others_run() -> None:
     # F is 2 s, B 4 s. Each sum takes 2 latencies: the tally ends at 3 s, section 1 at 5 s, section 0 at 7 s.
     assert step.pipeline_s == pytest.approx(6)
     assert step.time_s == pytest.approx(7 + 1 + 1)
+    assert [one for one in step.closings if one.worker == 1] == [
+        Closing(1, ClosingKind.TALLY, None, 2, pytest.approx(3)),
+        Closing(1, ClosingKind.SUM, 1, 4, pytest.approx(5)),
+        Closing(1, ClosingKind.SUM, 0, 6, pytest.approx(7)),
+        Closing(1, ClosingKind.COMMIT, None, pytest.approx(7), pytest.approx(8)),
+        Closing(1, ClosingKind.UPDATE, None, pytest.approx(8), pytest.approx(9)),
+    ]
     slow = uniform(2, inter_vm=Link(latency_s=1.5, bytes_per_s=1e9))
     # Section 1's last backward is over at 4 s, but the tally at 5 s; then both sums follow each other.
     assert simulate(grid([Range(0, 2)], 2, 2), slow).time_s == pytest.approx(2 + 3 + 3 + 3 + 3 + 1)
