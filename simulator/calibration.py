@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
+
+from .reading import InvalidCalibration, a_text, an_object, is_finite, known, numbers, read_text, texts
 
 FORMAT = 1
 
@@ -26,10 +26,6 @@ _CUTS = ("cut_bytes", "grad_cut_bytes")
 _EXECUTOR = ("operation_s", "message_s", "collective_s", "step_s")
 
 
-class InvalidCalibration(ValueError):
-    """A calibration that cannot be used; the message names the field and what would be accepted."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """One directed wire between two workers: a message holds it for size / bandwidth, then is under way for
@@ -42,9 +38,9 @@ class Link:
 
     def __post_init__(self) -> None:
         for name in ("latency_s", "jitter_s"):
-            if not _is_finite(value := getattr(self, name)) or value < 0:
+            if not is_finite(value := getattr(self, name)) or value < 0:
                 raise InvalidCalibration(f"{name}: {value!r} is not a time in seconds >= 0")
-        if not _is_finite(self.bytes_per_s) or self.bytes_per_s <= 0:
+        if not is_finite(self.bytes_per_s) or self.bytes_per_s <= 0:
             raise InvalidCalibration(f"bytes_per_s: {self.bytes_per_s!r} is not a bandwidth > 0")
 
     def occupied_s(self, size_bytes: int) -> float:
@@ -130,11 +126,11 @@ class Calibration:
                     f"{name}: expected {expected} entries for K={num_sections}, got {len(values)}"
                 )
             for index, value in enumerate(values):
-                if not _is_finite(value) or value < 0 or (name not in _TIMES and not isinstance(value, int)):
+                if not is_finite(value) or value < 0 or (name not in _TIMES and not isinstance(value, int)):
                     kind = "seconds" if name in _TIMES else "whole bytes"
                     raise InvalidCalibration(f"{name}[{index}]: {value!r} is not a number of {kind} >= 0")
         for name in _EXECUTOR:
-            if not _is_finite(value := getattr(self, name)) or value < 0:
+            if not is_finite(value := getattr(self, name)) or value < 0:
                 raise InvalidCalibration(f"{name}: {value!r} is not a number of seconds >= 0")
         if any(own > whole for own, whole in zip(self.optimizer_bytes, self.state_bytes, strict=False)):
             raise InvalidCalibration("optimizer_bytes: they are part of state_bytes and cannot be more")
@@ -178,85 +174,37 @@ class Calibration:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str) -> Calibration:
-        """Reads the object (or its text); an unknown, missing or mistyped field is an error naming it."""
+        """Reads the object (or its text); an unknown, missing or mistyped field is an error naming it (and,
+        in a text, its line)."""
         if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except json.JSONDecodeError as error:
-                raise InvalidCalibration(f"calibration: not JSON: {error}") from error
-        checked = _known(
-            value,
-            "calibration",
-            {"format", *(f.name for f in fields(cls))},
-            optional={"labels", *_OPTIONAL_SIZES, *_EXECUTOR},
-        )
+            return read_text(value, cls.from_json)
+        optional = {"labels", *_OPTIONAL_SIZES, *_EXECUTOR}
+        checked = known(value, "", {"format", *(f.name for f in fields(cls))}, optional)
         if checked["format"] != FORMAT:
             raise InvalidCalibration(
                 f"format: {checked['format']!r} is not {FORMAT}, the one this version reads"
             )
         return cls(
-            **{name: _numbers(checked, name, whole=False) for name in _TIMES},
-            **{name: _numbers(checked, name, whole=True) for name in (*_SIZES, *_CUTS)},
-            **{name: _numbers(checked, name, whole=True) for name in _OPTIONAL_SIZES if name in checked},
+            **{name: numbers(checked[name], name, whole=False) for name in _TIMES},
+            **{name: numbers(checked[name], name, whole=True) for name in (*_SIZES, *_CUTS)},
+            **{name: numbers(checked[name], name, whole=True) for name in _OPTIONAL_SIZES if name in checked},
             **{name: checked[name] for name in _EXECUTOR if name in checked},
             inter_vm=_link(checked, "inter_vm"),
             intra_vm=_link(checked, "intra_vm"),
-            device_kind=_text(checked["device_kind"], "device_kind"),
+            device_kind=a_text(checked["device_kind"], "device_kind"),
             microbatch_size=checked["microbatch_size"],
             versions={
-                name: _text(text, f"versions.{name}")
-                for name, text in _object(checked["versions"], "versions").items()
+                name: a_text(text, f"versions.{name}")
+                for name, text in an_object(checked["versions"], "versions").items()
             },
-            labels=_texts(checked.get("labels", []), "labels"),
+            labels=texts(checked.get("labels", []), "labels"),
         )
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _object(value: object, name: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidCalibration(f"{name}: expected an object, got {type(value).__name__}")
-    return value  # pyright: ignore[reportUnknownVariableType]
-
-
-def _known(value: object, name: str, keys: set[str], optional: set[str]) -> Mapping[str, Any]:
-    checked = _object(value, name)
-    if unknown := sorted(set(checked) - keys):
-        raise InvalidCalibration(f"{name}: unknown field {unknown[0]!r}; known are {', '.join(sorted(keys))}")
-    if missing := sorted(keys - optional - set(checked)):
-        raise InvalidCalibration(f"{name}: the field {missing[0]!r} is missing")
-    return checked
-
-
-def _numbers(value: Mapping[str, Any], name: str, *, whole: bool) -> tuple[Any, ...]:
-    if not isinstance(value[name], list | tuple):
-        raise InvalidCalibration(f"{name}: expected a list of numbers, got {type(value[name]).__name__}")
-    for index, number in enumerate(value[name]):
-        if not _is_finite(number) or (whole and not isinstance(number, int)):
-            raise InvalidCalibration(
-                f"{name}[{index}]: {number!r} is not a {'whole ' if whole else ''}number"
-            )
-    return tuple(value[name]) if whole else tuple(float(number) for number in value[name])
-
-
 def _link(value: Mapping[str, Any], name: str) -> Link:
-    checked = _known(value[name], name, {f.name for f in fields(Link)}, optional={"jitter_s"})
+    optional = {f.name for f in fields(Link)} - {"latency_s", "bytes_per_s"}
+    checked = known(value[name], name, {f.name for f in fields(Link)}, optional)
     try:
         return Link(**checked)
     except InvalidCalibration as error:
-        raise InvalidCalibration(f"{name}.{error}") from error
-
-
-def _texts(value: object, name: str) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
-        raise InvalidCalibration(f"{name}: expected a list of texts, got {type(value).__name__}")
-    items: Sequence[object] = value  # pyright: ignore[reportUnknownVariableType]
-    return tuple(_text(item, f"{name}[{index}]") for index, item in enumerate(items))
-
-
-def _text(value: object, name: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidCalibration(f"{name}: expected text, got {type(value).__name__}")
-    return value
+        raise error.inside(name) from error

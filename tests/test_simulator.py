@@ -187,7 +187,7 @@ def test_a_calibration_survives_json() -> None:
         ({"optimizer_bytes": [101, 0]}, "optimizer_bytes: they are part of state_bytes"),
         ({"operation_s": -1.0}, "operation_s: -1.0 is not a number of seconds"),
         ({"step_s": "1"}, "step_s: '1' is not a number of seconds"),
-        ({"colour": "red"}, "unknown field 'colour'"),
+        ({"colour": "red"}, "colour: unknown field"),
         ({"microbatch_size": 0}, "microbatch_size"),
         ({"inter_vm": {"latency_s": 1, "bytes_per_s": 0}}, r"inter_vm\.bytes_per_s"),
         ({"inter_vm": {"latency_s": 1}}, "'bytes_per_s' is missing"),
