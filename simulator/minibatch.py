@@ -60,9 +60,12 @@ class MiniBatch:
     idle_s: tuple[float, ...]
     peak_bytes: tuple[int, ...]
     """With a checkpoint of the step before on its way to the store."""
+    # Empty unless the timeline is asked for:
     timeline: tuple[Span, ...]
     closings: tuple[Closing, ...]
     """In the order in which each worker comes to them; what takes no time is left out."""
+    memory: tuple[tuple[tuple[float, int], ...], ...]
+    """For each worker (time_s, resident bytes from then on), from the start of the step to its end."""
 
 
 def simulate(
@@ -72,11 +75,13 @@ def simulate(
     vm_of: Sequence[str] | None = None,
     slowdown: Sequence[float] | None = None,
     seed: int = 0,
+    timeline: bool = True,
 ) -> MiniBatch:
     """Plays one step of `plan` (Varuna §4.4). The same arguments always give the same answer.
 
     `vm_of` names each worker's VM (left out: each its own), which chooses the link; `slowdown` multiplies
-    each worker's compute times; `seed` draws the links' jitter. Pipelines that are alike are played once.
+    each worker's compute times; `seed` draws the links' jitter. Without `timeline` nothing is kept of single
+    operations. Pipelines that are alike are played once.
     Raises `ValueError` naming the argument whose length does not fit the plan.
     """
     cluster = _cluster(plan, calibration, vm_of, slowdown)
@@ -93,7 +98,7 @@ def simulate(
         parts.append(result)
         if key is not None:
             played[key] = (part, result)
-    return _finish(plan, cluster, parts)
+    return _finish(plan, cluster, parts, timeline)
 
 
 def _cluster(
@@ -145,10 +150,11 @@ def _transferred(done: Component, played: Played, part: Component) -> Played:
             for worker, task, start, stop in played.spans
         ],
         peak_bytes={worker_of[worker]: peak for worker, peak in played.peak_bytes.items()},
+        memory={worker_of[worker]: steps for worker, steps in played.memory.items()},
     )
 
 
-def _finish(plan: Plan, cluster: Cluster, parts: Sequence[Played]) -> MiniBatch:
+def _finish(plan: Plan, cluster: Cluster, parts: Sequence[Played], timeline: bool) -> MiniBatch:
     spans = sorted(
         (span for part in parts for span in part.spans), key=lambda span: (span[2], span[0], span[1])
     )
@@ -179,23 +185,45 @@ def _finish(plan: Plan, cluster: Cluster, parts: Sequence[Played]) -> MiniBatch:
             _peak_bytes(plan, cluster, worker, activations.get(worker, 0)) for worker in everyone
         ),
         timeline=tuple(
-            Span(worker, task, start / NS_PER_S, stop / NS_PER_S) for worker, task, start, stop in spans
+            Span(worker, task, start / NS_PER_S, stop / NS_PER_S)
+            for worker, task, start, stop in spans
+            if timeline
         ),
         closings=tuple(
             Closing(worker, kind, section, start / NS_PER_S, stop / NS_PER_S)
             for worker, kind, section, start, stop in sorted(
                 closings, key=lambda one: (one[3], one[4], one[0])
             )
-            if stop > start
+            if timeline and stop > start
         ),
+        memory=_memory(plan, cluster, parts, committed_ns, end_ns) if timeline else (),
     )
+
+
+def _memory(
+    plan: Plan, cluster: Cluster, parts: Sequence[Played], committed_ns: int, end_ns: int
+) -> tuple[tuple[tuple[float, int], ...], ...]:
+    """What each worker holds over time: state and snapshot, the pipeline's, then that of the update."""
+    held = {worker: steps for part in parts for worker, steps in part.memory.items()}
+    result: list[tuple[tuple[float, int], ...]] = []
+    for worker, span in enumerate(plan.ranges):
+        lasting = _lasting_bytes(plan, cluster, worker)
+        steps = {0: 0} | dict(held.get(worker, ()))  # of an instant, what it ends with
+        steps |= {committed_ns: cluster.sizes.update(span), end_ns: 0}
+        result.append(tuple((at_ns / NS_PER_S, lasting + size_bytes) for at_ns, size_bytes in steps.items()))
+    return tuple(result)
 
 
 def _peak_bytes(plan: Plan, cluster: Cluster, worker: int, pipeline_bytes: int) -> int:
     """State and snapshot, and the larger of what the pipeline and what the update needs."""
+    lasting = _lasting_bytes(plan, cluster, worker)
+    return lasting + max(pipeline_bytes, cluster.sizes.update(plan.ranges[worker]))
+
+
+def _lasting_bytes(plan: Plan, cluster: Cluster, worker: int) -> int:
     sizes, span = cluster.sizes, plan.ranges[worker]
     hosts = [(section, len(plan.hosts(section))) for section in span.sections]
-    return sizes.state(span) + sizes.snapshot(hosts) + max(pipeline_bytes, sizes.update(span))
+    return sizes.state(span) + sizes.snapshot(hosts)
 
 
 _Closed = tuple[int, ClosingKind, int | None, int, int]  # a `Closing`, in nanoseconds

@@ -75,10 +75,12 @@ Timed = tuple[int, Operation, int, int]
 
 @dataclass(slots=True)
 class Played:
-    """The operations in the order of stopping, and each worker's peak beyond its state."""
+    """The operations in the order of stopping; each worker's peak beyond its state, and (ns, bytes) whenever
+    that changes."""
 
     spans: list[Timed] = field(default_factory=list[Timed])
     peak_bytes: dict[int, int] = field(default_factory=dict[int, int])
+    memory: dict[int, list[tuple[int, int]]] = field(default_factory=dict[int, list[tuple[int, int]]])
 
 
 def play(plan: Plan, part: Component, orders: Orders, cluster: Cluster, draw: random.Random) -> Played:
@@ -120,7 +122,9 @@ class _Play:
         self.dispatchers = {worker: Dispatcher(plan, worker, orders[worker]) for worker in part.workers}
         self.busy: set[int] = set()
         self.resident = dict.fromkeys(part.workers, 0)
-        self.played = Played(peak_bytes=dict.fromkeys(part.workers, 0))
+        self.played = Played(
+            peak_bytes=dict.fromkeys(part.workers, 0), memory={worker: [] for worker in part.workers}
+        )
         self.wire_free: dict[tuple[int, int], int] = {}
         self.last_arrival: dict[tuple[int, int, Kind], int] = {}
 
@@ -178,6 +182,7 @@ class _Play:
     def hold(self, worker: int, size_bytes: int) -> None:
         self.resident[worker] += size_bytes
         self.played.peak_bytes[worker] = max(self.played.peak_bytes[worker], self.resident[worker])
+        self.played.memory[worker].append((self.engine.now_ns, self.resident[worker]))
 
     def recomputed(self, worker: int, task: Operation) -> bool:
         return self.dispatchers[worker].recomputes(task.micro_batch, task.stage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,6 +134,25 @@ def test_memory_is_state_and_what_is_in_flight() -> None:
     assert kept[0] == 100 + 2 * 10 + 3
     # With recompute it keeps no more than one micro-batch's (stage 0 has no inputs to keep).
     assert simulate(grid(stages(2), 1, 2, recompute=True), uniform(2)).peak_bytes[0] == 100 + 10 + 3
+
+
+@given(crossing_plans() | grids())
+def test_memory_over_time_ends_as_it_began_and_never_passes_the_peak(plan: Plan) -> None:
+    step = simulate(plan, uniform(plan.num_sections, reduced_bytes=(7,) * plan.num_sections))
+    for steps, peak in zip(step.memory, step.peak_bytes, strict=True):
+        times = [time_s for time_s, _ in steps]
+        assert times == sorted(set(times))
+        assert (times[0], times[-1]) == (0, step.time_s)
+        assert steps[0][1] >= steps[-1][1] > 0
+        assert max(size_bytes for _, size_bytes in steps) <= peak
+
+
+def test_without_a_timeline_the_figures_are_the_same() -> None:
+    plan, calibration = grid(stages(3), 2, 8, recompute=True), uniform(3, inter_vm=JITTERY)
+    bare = simulate(plan, calibration, timeline=False)
+    assert (bare.timeline, bare.closings, bare.memory) == ((), (), ())
+    whole = simulate(plan, calibration)
+    assert replace(whole, timeline=(), closings=(), memory=()) == bare
 
 
 def test_optimizer_state_on_the_host_takes_no_memory_of_the_device() -> None:
