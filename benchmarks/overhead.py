@@ -6,7 +6,7 @@ import statistics
 import time
 
 from makara.worker.data import Batches
-from makara.worker.sections import RangeRuntime
+from makara.worker.sections.ranges import RangeRuntime
 
 from .ranks import measure
 from .report import Row

@@ -11,7 +11,7 @@ from makara.morphing import Request, Slot, choose
 from makara.pipeline.plan import Range, Schedule, grid
 from makara.pipeline.schedules import orders
 from makara.simulator import Calibration, Link, simulate
-from makara.worker.sums import ExactSum, FastSum
+from makara.worker.sections.sums import ExactSum, FastSum
 
 TITLE = "planning and gradient sums, medians"
 PARAMETERS = {"w": (1 << 20,)}

@@ -14,18 +14,18 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from makara.pipeline.plan import Plan, Range, Schedule, grid
-from makara.worker.buckets import buckets
-from makara.worker.commit import Flag
+from makara.worker.cutting.partition import Sections, split
+from makara.worker.cutting.work import compute_nodes
 from makara.worker.data import Batches
-from makara.worker.gloo import Listener
+from makara.worker.execution.buckets import buckets
+from makara.worker.execution.commit import Flag
+from makara.worker.execution.gloo import Listener
+from makara.worker.execution.session import Session
+from makara.worker.execution.state import ModelState
+from makara.worker.execution.stepper import Stepper
 from makara.worker.messages import GenerationOrder, Member
-from makara.worker.partition import Sections, split
-from makara.worker.sections import RangeRuntime
-from makara.worker.session import Session
-from makara.worker.state import ModelState
-from makara.worker.stepper import Stepper
-from makara.worker.tracing import trace
-from makara.worker.work import compute_nodes
+from makara.worker.sections.ranges import RangeRuntime
+from makara.worker.tracing.trace import trace
 from torch import fx, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils.checkpoint import checkpoint

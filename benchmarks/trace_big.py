@@ -16,8 +16,8 @@ from itertools import pairwise
 
 import torch
 from makara.worker import Training
-from makara.worker.partition import Sections, choose_cuts, split
-from makara.worker.tracing import trace
+from makara.worker.cutting.partition import Sections, choose_cuts, split
+from makara.worker.tracing.trace import trace
 from torch import Tensor
 
 from .report import Row

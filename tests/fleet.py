@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from makara.pipeline.plan import Plan
-from makara.worker.commit import Flag
+from makara.worker.execution.commit import Flag
 from makara.worker.messages import (
     CheckpointRef,
     GenerationOrder,
@@ -237,7 +237,7 @@ def _trainer(connection: socket.socket, worker: str, log: str, fault: str | None
 
 
 def _lose_commit(step: int, marker: Path) -> None:
-    from makara.worker.stepper import Stepper
+    from makara.worker.execution.stepper import Stepper
 
     original = Stepper._commit
     lost = False

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from makara.worker.cutting.partition import Sections
 from makara.worker.data import Batches
-from makara.worker.partition import Sections
 from makara.worker.reference import run_reference
-from makara.worker.running import RunningSum
-from makara.worker.sections import RangeRuntime
-from makara.worker.sums import clip_coefficient, mean_loss, new_sum, norms_of
+from makara.worker.sections.ranges import RangeRuntime
+from makara.worker.sections.running import RunningSum
+from makara.worker.sections.sums import clip_coefficient, mean_loss, new_sum, norms_of
+from makara.worker.sections.verdict import is_usable, total_norm
 from makara.worker.training import Training
-from makara.worker.verdict import is_usable, total_norm
 from torch import Tensor
 
 Ranges = Sequence[tuple[int, int]]

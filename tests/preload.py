@@ -2,7 +2,7 @@
 
 import makara.worker.trainer  # noqa: F401
 import torch
-from makara.worker.tracing import trace
+from makara.worker.tracing.trace import trace
 from models import untied_mlp
 
 torch.set_num_threads(1)

@@ -17,11 +17,11 @@ from typing import NoReturn
 
 import torch
 from makara.pipeline.plan import Plan, Range, grid
-from makara.worker.gloo import Listener
+from makara.worker.cutting.partition import Sections, choose_cuts, split
+from makara.worker.execution.gloo import Listener
 from makara.worker.messages import GenerationOrder, Member
-from makara.worker.partition import Sections, choose_cuts, split
-from makara.worker.sections import configure_torch
-from makara.worker.tracing import trace
+from makara.worker.sections.ranges import configure_torch
+from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from shape_ranks import run_eager, run_rank, run_reference_process
 from shapes import EAGER, REFERENCE, Question, Shape

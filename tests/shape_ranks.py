@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 from makara.checkpoint import open_store
 from makara.checkpoint.tensors import pack
-from makara.worker.buckets import buckets
-from makara.worker.commit import Flag
+from makara.worker.cutting.partition import Sections
 from makara.worker.data import Batches
+from makara.worker.execution.buckets import buckets
+from makara.worker.execution.commit import Flag
+from makara.worker.execution.gloo import Listener
+from makara.worker.execution.session import Session
+from makara.worker.execution.state import ModelState
+from makara.worker.execution.stepper import Stepper
 from makara.worker.forming import Source, form
-from makara.worker.gloo import Listener
 from makara.worker.messages import GenerationOrder
-from makara.worker.partition import Sections
 from makara.worker.reference import run_reference
-from makara.worker.sections import RangeRuntime
-from makara.worker.session import Session
-from makara.worker.state import ModelState
-from makara.worker.stepper import Stepper
+from makara.worker.sections.ranges import RangeRuntime
 from makara.worker.training import Training
 from shapes import Question
 from torch import Tensor, nn

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from makara.worker.cutting.partition import split
 from makara.worker.data import Batches
-from makara.worker.eager import EagerModel
+from makara.worker.dry_run.eager import EagerModel
 from makara.worker.errors import UserCodeError
-from makara.worker.partition import split
-from makara.worker.sections import RangeRuntime
-from makara.worker.tracing import trace
+from makara.worker.sections.ranges import RangeRuntime
+from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from torch import Tensor, nn
 

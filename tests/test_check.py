@@ -18,11 +18,11 @@ from hidden import Net, sound
 from makara.manager import cli
 from makara.worker import Training
 from makara.worker.check import CheckSettings, check
+from makara.worker.cutting.partition import Sections, choose_cuts, split
 from makara.worker.dry_run.comparison import watch_for
 from makara.worker.dry_run.optimizers import check_optimizer
 from makara.worker.errors import UntraceableModel
-from makara.worker.partition import Sections, choose_cuts, split
-from makara.worker.tracing import trace
+from makara.worker.tracing.trace import trace
 from torch import nn
 
 FOLDER = Path(__file__).parent

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from makara.worker.commit import CommitRecord, Flag, InvalidCommit, Vote
+from makara.worker.execution.commit import CommitRecord, Flag, InvalidCommit, Vote
 
 NONE = Flag(0)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import zoo
-from makara.worker.partition import Sections, choose_cuts, split
-from makara.worker.tracing import trace
+from makara.worker.cutting.partition import Sections, choose_cuts, split
+from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 
 M = 2

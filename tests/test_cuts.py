@@ -8,13 +8,13 @@ from itertools import combinations, pairwise
 
 import pytest
 import torch
-from makara.worker.balanced import best_cuts
-from makara.worker.cuts import MAX_SMALL_SECTIONS
+from makara.worker.cutting.balanced import best_cuts
+from makara.worker.cutting.cuts import MAX_SMALL_SECTIONS
+from makara.worker.cutting.partition import Sections, choose_cuts, split
+from makara.worker.cutting.work import compute_nodes
 from makara.worker.errors import UserCodeError
-from makara.worker.partition import Sections, choose_cuts, split
-from makara.worker.tracing import trace
+from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
-from makara.worker.work import compute_nodes
 from models import Tokens, tied_gpt
 from torch import Tensor, nn
 

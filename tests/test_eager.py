@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 import torch
+from makara.worker.cutting.partition import choose_cuts, split
 from makara.worker.data import Batches
-from makara.worker.eager import EagerModel, eager_step, run_eager
+from makara.worker.dry_run.eager import EagerModel, eager_step, run_eager
 from makara.worker.errors import UserCodeError
-from makara.worker.partition import choose_cuts, split
 from makara.worker.reference import run_reference
-from makara.worker.sections import RangeRuntime
-from makara.worker.sums import mean_loss
-from makara.worker.tracing import trace
+from makara.worker.sections.ranges import RangeRuntime
+from makara.worker.sections.sums import mean_loss
+from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from models import masked_loss, skip_model, tied_gpt, untied_mlp
 from torch import Tensor, nn

@@ -16,9 +16,9 @@ import torch
 from fleet import BUNDLE, settings
 from makara.checkpoint import CheckpointId, open_store, read_head, read_sections
 from makara.checkpoint.tensors import tensors_sha256, unpack
-from makara.worker.partition import choose_cuts
+from makara.worker.cutting.partition import choose_cuts
 from makara.worker.reference import run_reference
-from makara.worker.tracing import trace
+from makara.worker.tracing.trace import trace
 from makara.worker.training import load_entrypoint
 from s3_server import S3Server
 from service_process import ServiceProcess, wait_for

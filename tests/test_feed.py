@@ -9,7 +9,7 @@ import pytest
 import torch
 from makara.worker.data import Batches
 from makara.worker.errors import UserCodeError
-from makara.worker.feed import Feed
+from makara.worker.execution.feed import Feed
 
 
 class Noisy:

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 import torch
-from makara.worker import section_runtime
+from makara.worker.cutting.folding import KEPT_BYTES
+from makara.worker.cutting.partition import split
 from makara.worker.data import Batches
-from makara.worker.folding import KEPT_BYTES
-from makara.worker.partition import split
-from makara.worker.section_runtime import SectionRuntime
-from makara.worker.tracing import trace
+from makara.worker.sections import runtime
+from makara.worker.sections.runtime import SectionRuntime
+from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from models import CONTEXT, VOCABULARY, skip_model
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ def test_no_bit_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     training = training_of()
     batch = Batches(training.dataset(), 0, 2, 2).micro_batch(0, 0)
     with_folding = gradients(training, batch)
-    monkeypatch.setattr(section_runtime, "fold", lambda module, *_: (module, []))
+    monkeypatch.setattr(runtime, "fold", lambda module, *_: (module, []))
     for name, gradient in gradients(training, batch).items():
         assert torch.equal(gradient, with_folding[name])
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from fleet import BUNDLE
 from makara.pipeline.plan import Range, grid
+from makara.worker.cutting.partition import choose_cuts, split
+from makara.worker.execution.interrupt import Abandoned
+from makara.worker.execution.state import ModelState
 from makara.worker.forming import Source, form
-from makara.worker.interrupt import Abandoned
-from makara.worker.partition import choose_cuts, split
-from makara.worker.sections import RangeRuntime
-from makara.worker.state import ModelState
-from makara.worker.tracing import trace
+from makara.worker.sections.ranges import RangeRuntime
+from makara.worker.tracing.trace import trace
 from makara.worker.training import load_entrypoint
 
 

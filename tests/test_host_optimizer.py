@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from in_process import same_bits
+from makara.worker.cutting.partition import Sections, choose_cuts, split
 from makara.worker.data import Batches
-from makara.worker.partition import Sections, choose_cuts, split
-from makara.worker.sections import RangeRuntime
-from makara.worker.tracing import trace
+from makara.worker.sections.ranges import RangeRuntime
+from makara.worker.tracing.trace import trace
 from models import Tokens, tied_gpt
 from torch import Tensor
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from makara.worker.errors import UntraceableModel
-from makara.worker.initialise import Recording, record
+from makara.worker.tracing.initialise import Recording, record
 from torch import Tensor, nn
 
 

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from makara.worker.interrupt import Abandoned, Courier, Interrupt, PeersLost
+from makara.worker.execution.interrupt import Abandoned, Courier, Interrupt, PeersLost
 
 
 def test_courier_returns_the_result_of_the_call() -> None:

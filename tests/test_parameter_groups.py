@@ -12,10 +12,10 @@ import pytest
 import torch
 from in_process import same_bits
 from makara.checkpoint.tensors import pack, unpack
+from makara.worker.cutting.partition import Sections, choose_cuts, split
 from makara.worker.errors import UserCodeError
-from makara.worker.partition import Sections, choose_cuts, split
-from makara.worker.sections import RangeRuntime
-from makara.worker.tracing import trace
+from makara.worker.sections.ranges import RangeRuntime
+from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from models import tied_gpt
 from optimizers import OPTIMIZERS

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from makara.worker.partition import Sections, choose_cuts, split
-from makara.worker.tracing import TracedModel, trace
+from makara.worker.cutting.partition import Sections, choose_cuts, split
+from makara.worker.cutting.work import compute_nodes, work_per_node
+from makara.worker.tracing.trace import TracedModel, trace
 from makara.worker.training import Training
-from makara.worker.work import compute_nodes, work_per_node
 from models import skip_model, tied_gpt, untied_mlp
 
 

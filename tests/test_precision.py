@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 from in_process import SEED, M, N, Workers, reference_of, same_bits
+from makara.worker.cutting.partition import Sections, choose_cuts, split
 from makara.worker.data import Batches
-from makara.worker.eager import run_eager
+from makara.worker.dry_run.eager import run_eager
 from makara.worker.errors import NonFiniteGradient, RecipeMismatch
-from makara.worker.loss_scale import GROWTH_INTERVAL, LossScale
-from makara.worker.partition import Sections, choose_cuts, split
 from makara.worker.precision import Precision
-from makara.worker.section_runtime import SectionRuntime
-from makara.worker.tracing import trace
+from makara.worker.sections.loss_scale import GROWTH_INTERVAL, LossScale
+from makara.worker.sections.runtime import SectionRuntime
+from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from models import VOCABULARY, next_token_loss, skip_model, tied_gpt, untied_mlp
 from shapes import REFERENCE, Forge, Question, Shape, differing

@@ -7,11 +7,11 @@ import itertools
 
 import pytest
 import torch
-from makara.worker import prices
-from makara.worker.cuts import choose_cuts
-from makara.worker.prices import measured_prices
-from makara.worker.tracing import trace
-from makara.worker.work import compute_nodes, signature, work_per_node
+from makara.worker.cutting import prices
+from makara.worker.cutting.cuts import choose_cuts
+from makara.worker.cutting.prices import measured_prices
+from makara.worker.cutting.work import compute_nodes, signature, work_per_node
+from makara.worker.tracing.trace import trace
 from models import VOCABULARY, masked_loss, skip_model, tied_gpt
 from torch import Tensor, fx, nn
 

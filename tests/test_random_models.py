@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makara.worker.cuts import crossing_bytes
+from makara.worker.cutting.cuts import crossing_bytes
+from makara.worker.cutting.derived import find_derived
+from makara.worker.cutting.partition import Sections, split
+from makara.worker.cutting.work import compute_nodes
 from makara.worker.data import Batches
-from makara.worker.derived import find_derived
-from makara.worker.partition import Sections, split
-from makara.worker.sections import RangeRuntime
-from makara.worker.tracing import TracedModel, trace
-from makara.worker.work import compute_nodes
+from makara.worker.sections.ranges import RangeRuntime
+from makara.worker.tracing.trace import TracedModel, trace
 from models import CONTEXT, VOCABULARY, skip_model
 from torch import Tensor, nn
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from makara.pipeline import Kind, Operation, Plan, Range, grid, orders
-from makara.worker.buckets import Bucket
-from makara.worker.interrupt import Courier, Interrupt
-from makara.worker.reduction import Reduction
-from makara.worker.sections import Piece, RangeOutput
+from makara.worker.execution.buckets import Bucket
+from makara.worker.execution.interrupt import Courier, Interrupt
+from makara.worker.execution.reduction import Reduction
+from makara.worker.sections.ranges import Piece, RangeOutput
 
 SECTIONS = 3
 

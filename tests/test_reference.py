@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 import torch
 from in_process import SEED, M, N, Workers, reference_of, same_bits
+from makara.worker.cutting.partition import Sections, choose_cuts, split
 from makara.worker.data import Batches
 from makara.worker.errors import NonFiniteGradient, RecipeMismatch
-from makara.worker.partition import Sections, choose_cuts, split
-from makara.worker.tracing import trace
+from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from models import skip_model, tied_gpt, untied_mlp
 from torch import Tensor, nn

@@ -12,7 +12,7 @@ import pytest
 import torch
 from agreement import WIDTH, agree, training_of
 from makara.worker.errors import UntraceableModel
-from makara.worker.tracing import trace
+from makara.worker.tracing.trace import trace
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

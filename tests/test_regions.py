@@ -8,12 +8,12 @@ import pytest
 import torch
 from agreement import agree
 from in_process import same_bits
-from makara.worker.partition import choose_cuts, split
-from makara.worker.regions import set_device
-from makara.worker.sections import RangeRuntime
-from makara.worker.tracing import TracedModel, trace
+from makara.worker.cutting.partition import choose_cuts, split
+from makara.worker.cutting.work import compute_nodes
+from makara.worker.sections.ranges import RangeRuntime
+from makara.worker.tracing.regions import set_device
+from makara.worker.tracing.trace import TracedModel, trace
 from makara.worker.training import Training
-from makara.worker.work import compute_nodes
 from torch import Tensor, fx, nn
 
 WIDTH = 8

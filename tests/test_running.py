@@ -12,15 +12,15 @@ import pytest
 import torch
 from in_process import SEED, M, N, Workers, reference_of, same_bits
 from makara.pipeline.plan import Range, grid
-from makara.worker.buckets import buckets
+from makara.worker.cutting.partition import Sections, choose_cuts, split
 from makara.worker.data import Batches
-from makara.worker.eager import run_eager
+from makara.worker.dry_run.eager import run_eager
 from makara.worker.errors import RecipeMismatch
-from makara.worker.partition import Sections, choose_cuts, split
+from makara.worker.execution.buckets import buckets
 from makara.worker.precision import Precision
-from makara.worker.running import RunningSum, combine
-from makara.worker.section_runtime import SectionRuntime
-from makara.worker.tracing import trace
+from makara.worker.sections.running import RunningSum, combine
+from makara.worker.sections.runtime import SectionRuntime
+from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from models import normed_mlp
 from torch import Tensor

@@ -10,11 +10,11 @@ import torch
 from in_process import same_bits
 from makara.simulator.calibration import Calibration
 from makara.worker.calibrate import calibrate, choose_microbatch_size
+from makara.worker.cutting.partition import Sections, choose_cuts, split
 from makara.worker.data import Batches
 from makara.worker.errors import RecipeMismatch, UserCodeError
-from makara.worker.partition import Sections, choose_cuts, split
-from makara.worker.sections import RangeRuntime, SectionRuntime
-from makara.worker.tracing import trace
+from makara.worker.sections.ranges import RangeRuntime, SectionRuntime
+from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from models import Tokens, skip_model, tied_gpt, untied_mlp
 from torch import Tensor, nn

@@ -8,8 +8,8 @@ import random
 import pytest
 import torch
 from makara.worker.errors import NonFiniteGradient, UserCodeError
-from makara.worker.loss_scale import LossScale
-from makara.worker.sums import (
+from makara.worker.sections.loss_scale import LossScale
+from makara.worker.sections.sums import (
     HEADROOM_BITS,
     ExactSum,
     FastSum,
@@ -19,7 +19,7 @@ from makara.worker.sums import (
     norms_of,
     parameter_norm,
 )
-from makara.worker.verdict import is_usable
+from makara.worker.sections.verdict import is_usable
 from torch import Tensor, nn
 
 SHAPES = {"a": (70, 1000), "b": (3,), "c": ()}  # a is longer than one chunk

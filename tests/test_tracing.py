@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from makara.worker.cutting.partition import choose_cuts, split
 from makara.worker.data import Batches
 from makara.worker.errors import UntraceableModel, UserCodeError
-from makara.worker.partition import choose_cuts, split
 from makara.worker.reference import run_reference
-from makara.worker.section_runtime import SectionRuntime
-from makara.worker.tracing import trace
+from makara.worker.sections.runtime import SectionRuntime
+from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from models import Tokens, masked_loss, skip_model, tied_gpt, untied_mlp
 from torch import Tensor, nn
@@ -184,7 +184,7 @@ def test_the_hash_is_the_same_in_another_process(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from models import tied_gpt\n"
-        "from makara.worker.tracing import trace\n"
+        "from makara.worker.tracing.trace import trace\n"
         "print(trace(tied_gpt(), 2, 5).graph_hash)\n"
     )
     found = subprocess.run(

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from in_process import same_bits
+from makara.worker.cutting.partition import Sections, choose_cuts, split
 from makara.worker.errors import UntraceableModel
-from makara.worker.partition import Sections, choose_cuts, split
-from makara.worker.sections import RangeOutput, RangeRuntime
-from makara.worker.tracing import trace
+from makara.worker.sections.ranges import RangeOutput, RangeRuntime
+from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from torch import Tensor, nn
 

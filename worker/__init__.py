@@ -2,7 +2,8 @@
 
 In: orders from the manager, the user's `Training`, plans, and sections of checkpoints or of peers.
 Out: reports, metrics, committed steps, and sections written to the store. A model goes through `tracing` (one
-graph), `cuts` and `partition` (sections), `section_runtime` (tensors), `executor` and `stepper` (steps).
+graph), `cutting` (a chain of sections), `sections` (tensors), `execution` (steps); `trainer` and `generation`
+lead it from plan to plan, `dry_run` compares it with the user's own module, `calibrate` measures it.
 The agent and the messages start without torch; everything that touches tensors is loaded on first use.
 """
 

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from ..simulator.calibration import Calibration, Link
+from .cutting.partition import Sections, Value, choose_cuts, split
 from .data import Batches
 from .footprint import Footprint, Footprints
-from .partition import Sections, Value, choose_cuts, split
 from .precision import Precision
-from .section_runtime import Saved, SectionOutput, SectionRuntime
-from .sums import GradientSum, new_sum
-from .tracing import TracedModel, trace
+from .sections.runtime import Saved, SectionOutput, SectionRuntime
+from .sections.sums import GradientSum, new_sum
+from .tracing.trace import TracedModel, trace
 from .training import Training, call_user_code
 
 REPEATS = 3

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from .cutting.partition import Sections, choose_cuts, split
 from .data import Batches
 from .dry_run.comparison import NUM_MICRO_BATCHES, Report, compare, watch_for
 from .dry_run.findings import TOLERANCE, Finding
@@ -26,10 +27,9 @@ from .dry_run.limits import needs
 from .dry_run.optimizers import check_optimizer
 from .dry_run.watching import Watch
 from .errors import UntraceableModel, UserCodeError
-from .partition import Sections, choose_cuts, split
 from .precision import Precision
-from .sections import RangeRuntime
-from .tracing import trace
+from .sections.ranges import RangeRuntime
+from .tracing.trace import trace
 from .training import Loss, Training, call_user_code, load_entrypoint
 
 

@@ -24,15 +24,15 @@ from ..checkpoint import (
 )
 from ..checkpoint.tensors import unpack
 from ..morphing.reconcile import Agreement, Record, Standing, Transfer, agree, transfers
-from .buckets import Bucket
-from .commit import CommitRecord
+from .cutting.partition import Section
 from .errors import WorkerError
-from .gloo import Group
+from .execution.buckets import Bucket
+from .execution.commit import CommitRecord
+from .execution.gloo import Group
+from .execution.session import Session
+from .execution.state import ModelState
 from .messages import CheckpointRef, Formed
-from .partition import Section
-from .section_state import entry_owner, group_owner
-from .session import Session
-from .state import ModelState
+from .sections.state import entry_owner, group_owner
 
 V = TypeVar("V")
 Rung = Literal["start", "peers", "store"]

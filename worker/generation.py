@@ -8,18 +8,18 @@ from enum import Enum
 from typing import Any
 
 from ..checkpoint import CheckpointId, open_store
-from .buckets import buckets
-from .commit import Flag
 from .control import Control
+from .execution.buckets import buckets
+from .execution.commit import Flag
+from .execution.interrupt import PeersLost
+from .execution.session import Session
+from .execution.state import Settled
+from .execution.stepper import Stepper, StepResult, mean_seconds
 from .forming import Source, form
-from .interrupt import PeersLost
 from .messages import CheckpointRef, JobSettings, Phase, Recipe, StepMetrics
 from .model import Model
 from .saver import Place, Saver
-from .session import Session
 from .snapshots import take_snapshot
-from .state import Settled
-from .stepper import Stepper, StepResult, mean_seconds
 
 
 class Outcome(Enum):

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from .cutting.partition import Sections, split
 from .data import Batches
 from .errors import RecipeMismatch
+from .execution.state import ModelState
 from .messages import JobSettings, Recipe
-from .partition import Sections, split
-from .sections import RangeRuntime, configure_torch
-from .state import ModelState
-from .tracing import trace
+from .sections.ranges import RangeRuntime, configure_torch
+from .tracing.trace import trace
 from .training import Training, call_user_code
 
 

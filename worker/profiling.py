@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from .calibrate import calibrate, choose_microbatch_size
+from .cutting.partition import choose_cuts, split
+from .cutting.prices import measured_prices
+from .cutting.work import compute_nodes
 from .errors import UserCodeError
 from .messages import JobSettings, Profile, Recipe
 from .model import pick_device
-from .partition import choose_cuts, split
-from .prices import measured_prices
-from .sections import configure_torch
-from .tracing import TracedModel, trace
+from .sections.ranges import configure_torch
+from .tracing.trace import TracedModel, trace
 from .training import Training
-from .work import compute_nodes
 
 
 def profile(training: Training, job: JobSettings) -> Profile:

@@ -12,16 +12,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .cutting.partition import split
 from .data import Batches
 from .errors import RecipeMismatch
-from .partition import split
 from .precision import Precision
-from .running import RunningSum
-from .sections import RangeRuntime, configure_torch
-from .sums import GradientSum, clip_coefficient, mean_loss, new_sum, norms_of
-from .tracing import trace
+from .sections.ranges import RangeRuntime, configure_torch
+from .sections.running import RunningSum
+from .sections.sums import GradientSum, clip_coefficient, mean_loss, new_sum, norms_of
+from .sections.verdict import is_usable, total_norm
+from .tracing.trace import trace
 from .training import Training
-from .verdict import is_usable, total_norm
 
 OnStep = Callable[[int, float], None]
 

@@ -32,7 +32,7 @@ from ..checkpoint import (
     Store as CheckpointStore,
 )
 from ..checkpoint.tensors import pack
-from .gloo import Store
+from .execution.gloo import Store
 
 log = logging.getLogger("makara.saver")
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 
+from .cutting.partition import Sections
+from .execution.session import Session
 from .model import Model
-from .partition import Sections
 from .saver import PartSnapshot, Snapshot, share
-from .section_state import entry_owner
-from .session import Session
+from .sections.state import entry_owner
 
 
 def take_snapshot(session: Session, model: Model, step: int) -> Snapshot:

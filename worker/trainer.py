@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..checkpoint import CheckpointError
-from .commit import ANY_GENERATION
 from .control import Control
 from .errors import RecipeMismatch, UntraceableModel, UserCodeError, WorkerError
+from .execution.commit import ANY_GENERATION
+from .execution.gloo import Listener
+from .execution.interrupt import Abandoned, Interrupted, PeersLost
+from .execution.session import Session
 from .generation import Outcome, run_generation
-from .gloo import Listener
-from .interrupt import Abandoned, Interrupted, PeersLost
 from .messages import Failure, GenerationOrder, Orders, Phase, WorkerReport
 from .model import Model, build_model
 from .profiling import profile
-from .session import Session
-from .tracing import load_exporter
+from .tracing.trace import load_exporter
 from .training import Training, load_entrypoint
 
 log = logging.getLogger("makara.trainer")

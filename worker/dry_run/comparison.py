@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cutting.partition import Sections
 from ..data import Batches
-from ..eager import EagerModel, EagerResult
-from ..partition import Sections
 from ..training import Training
+from .eager import EagerModel, EagerResult
 from .findings import NOISE, TOLERANCE, Finding, difference, differing, largest_magnitude, some
 from .listening import LossListener
 from .locating import backward_hooks, first_difference

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ..tracing import TracedModel
-from ..work import compute_nodes, work_per_node
+from ..cutting.work import compute_nodes, work_per_node
+from ..tracing.trace import TracedModel
 
 _COPIES = 8  # of the parameters: weights, gradients and two optimizer states, on both sides
 _ACTIVATIONS = 4  # micro-batches' worth: one on each side, and two for the loss of both together

@@ -12,8 +12,8 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from ..data import Sample
-from ..eager import EagerModel
-from ..tracing import TracedModel
+from ..tracing.trace import TracedModel
+from .eager import EagerModel
 from .findings import difference
 from .random_numbers import FixedNumbers
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..eager import EagerModel
 from ..errors import UserCodeError
 from ..training import Training
+from .eager import EagerModel
 from .findings import Finding
 from .listening import LossListener
 from .together import Point, by_outputs, by_parameters

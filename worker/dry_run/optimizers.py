@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..partition import Sections
+from ..cutting.partition import Sections
 from ..seeds import seed64
 from ..training import Training
 from .calls import Calls

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..cutting.partition import Sections
 from ..data import Batches, Sample
-from ..partition import Sections
-from ..running import combine
-from ..sections import RangeRuntime
-from ..sums import clip_coefficient, mean_loss, new_sum, parameter_norm
+from ..sections.ranges import RangeRuntime
+from ..sections.running import combine
+from ..sections.sums import clip_coefficient, mean_loss, new_sum, parameter_norm
+from ..sections.verdict import is_usable, total_norm
 from ..training import Training
-from ..verdict import is_usable, total_norm
 
 
 class Loaded(Batches):

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..optimizers import OwnSettings, make_optimizer
+from ..sections.optimizers import OwnSettings, make_optimizer
 from ..seeds import seed64
 from ..training import Training, call_user_code
 from .random_numbers import FixedNumbers

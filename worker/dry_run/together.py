@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..data import Sample
-from ..eager import EagerModel
 from ..training import Training, call_user_code
+from .eager import EagerModel
 from .random_numbers import FixedNumbers
 
 _SAMPLED = 1 << 21  # elements of a gradient that are looked at: logits may have hundreds of millions

@@ -1,0 +1,101 @@
+"""What sections are: the values that cross cuts, what each section takes and gives, the whole chain."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..tracing.trace import TracedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor that crosses a cut."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # "float32"
+    needs_grad: bool
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * self.torch_dtype.itemsize
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What section `index` takes and gives; all names in a fixed order."""
+
+    index: int
+    parameters: tuple[str, ...]  # canonical names, in the model's order
+    trainable: tuple[str, ...]  # those of them that the optimizer updates
+    buffers: tuple[str, ...]  # persistent and not
+    constants: tuple[str, ...]
+    batch: tuple[
+        str, ...
+    ]  # entries of the batch that the graph takes; the last section's loss takes all of them
+    inputs: tuple[str, ...]  # values from earlier sections that it uses
+    outputs: tuple[str, ...]  # values that it makes and later sections use
+    updates: tuple[str, ...] = ()  # buffers whose new values it returns, after its outputs
+    label: str = ""  # for people: the modules that it spans and the line where it begins
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The whole chain. `crossing[k]`: the values that cross from section k to k+1, relayed ones
+    included."""
+
+    sections: tuple[Section, ...]
+    crossing: tuple[tuple[Value, ...], ...]
+    shared: dict[str, tuple[int, ...]]  # parameter used in several sections -> those sections, ascending
+    parameter_names: tuple[str, ...]  # in the model's order: the order of the gradient norm
+    trainable_names: tuple[str, ...]  # likewise, without frozen and unused ones
+    persistent_buffers: frozenset[str]
+    aliases: dict[str, str]  # further name of a tied tensor -> its canonical name
+    cuts: tuple[int, ...]
+    modules: tuple[fx.GraphModule, ...]
+    traced: TracedModel
+
+    @property
+    def num_sections(self) -> int:
+        return len(self.sections)
+
+    def inputs_of(self, start: int) -> tuple[Value, ...]:
+        """The values that a range beginning at section `start` receives."""
+        return self.crossing[start - 1] if start > 0 else ()
+
+    def outputs_of(self, stop: int) -> tuple[Value, ...]:
+        """The values that a range ending before section `stop` sends on."""
+        return self.crossing[stop - 1] if stop < self.num_sections else ()
+
+    @property
+    def updated_buffers(self) -> tuple[str, ...]:
+        """Buffers that training changes (running statistics, counters), in the model's order."""
+        found = {name for section in self.sections for name in section.updates}
+        return tuple(name for name in self.traced.tensors if name in found)
+
+    def owner(self, parameter: str) -> int:
+        """The lowest section that holds `parameter`: the one that counts it in the norm and the
+        checkpoint."""
+        return next(section.index for section in self.sections if parameter in section.parameters)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a process without torch needs to know."""
+        return {
+            "sections": [asdict(section) for section in self.sections],
+            "crossing": [[asdict(value) for value in values] for values in self.crossing],
+            "shared": {name: list(used) for name, used in self.shared.items()},
+            "parameter_names": list(self.parameter_names),
+            "trainable_names": list(self.trainable_names),
+            "persistent_buffers": sorted(self.persistent_buffers),
+            "aliases": dict(self.aliases),
+            "cuts": list(self.cuts),
+        }

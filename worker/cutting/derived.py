@@ -1,0 +1,156 @@
+"""What is recomputed in each section that needs it, rather than sent over the cuts (Varuna §5.1).
+
+Masks, positions and rotary tables are functions of the batch's entries; T5's position bias is one of a small
+parameter, joined with a mask. Such a value is made again wherever it is used, so that usually one tensor
+crosses a cut: the hidden state. A parameter that is used so counts as shared.
+
+Never recomputed: anything random, anything that writes, and anything that is a function of a hidden state. A
+hidden state begins where entries of the batch meet a parameter in more than element by element: an embedding,
+a linear layer, a convolution.
+
+The answer depends on the graph alone (counted work, never measured), so every worker finds the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+from ..tracing.functional import written, written_spans
+from ..tracing.trace import TracedModel
+from .work import compute_nodes, work_per_node
+
+# An accelerator of 10 TFlop/s behind 10 Gbit/s does 8,000 operations in the time of one byte, a core behind
+# 1 Gbit/s 400.
+_WORK_PER_SENT_BYTE = 1000.0
+_MESSAGE_BYTES = 1 << 16  # what a message costs beyond its size, at some 50 µs of latency
+_LARGEST_SHARE = 1 / 16  # of the whole model's work: a section is seldom less
+# Sharing a parameter adds its gradient to a sum once a step; a value is sent for every micro-batch, of which
+# a step has at least about this many.
+_HELD_PER_SENT_BYTE = 16
+
+_aten = torch.ops.aten
+# Element by element, though torch 2.13 does not tag them so.
+_POINTWISE = {
+    _aten.where.ScalarOther,
+    _aten.where.ScalarSelf,
+    _aten.where.Scalar,
+    _aten.__and__.Tensor,
+    _aten.__or__.Tensor,
+    _aten.__xor__.Tensor,
+    _aten.contiguous.default,
+    _aten.to.dtype,
+    _aten.to.device,
+    _aten.to.dtype_layout,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What a value is made from."""
+
+    nodes: frozenset[fx.Node] = frozenset()  # the operations that make it, itself included
+    held: frozenset[str] = frozenset()  # parameters, buffers and constants
+    batch: bool = False
+    parameters: bool = False
+
+    @property
+    def mixed(self) -> bool:
+        return self.batch and self.parameters
+
+
+def find_derived(traced: TracedModel) -> frozenset[fx.Node]:
+    """The nodes of `traced.graph` that every section computes for itself as it needs them.
+
+    With a node all that it is computed from is among them.
+    """
+    nodes = compute_nodes(traced.graph)
+    work = dict(zip(nodes, work_per_node(nodes, traced.precision), strict=True))
+    limit = _LARGEST_SHARE * sum(work.values())
+    barred = {update.node for update in traced.updates.values()}
+    barred |= {node for first, last in written_spans(nodes) for node in nodes[first : last + 1]}
+    origins = _sources(traced)
+    for node in nodes:
+        if node.op == "get_attr":
+            origins[node] = _Origin()
+            continue
+        if any(used not in origins for used in node.all_input_nodes):
+            continue
+        if node in barred or not is_pure(node):
+            continue
+        origin = _join([origins[used] for used in node.all_input_nodes], node)
+        if not _keeps_apart(node, origin, [origins[used] for used in node.all_input_nodes]):
+            continue
+        if _is_cheap(node, origin, work, limit, traced.tensors):
+            origins[node] = origin
+    return frozenset(node for node in nodes if node in origins)
+
+
+def _sources(traced: TracedModel) -> dict[fx.Node, _Origin]:
+    lifted = {**traced.buffers, **traced.constants}
+    found: dict[fx.Node, _Origin] = {}
+    for place in traced.graph.find_nodes(op="placeholder"):
+        if place.name in traced.inputs:
+            found[place] = _Origin(batch=True)
+        elif place.name in traced.parameters:
+            name = traced.parameters[place.name]
+            found[place] = _Origin(held=frozenset({name}), parameters=True)
+        elif place.name in lifted and lifted[place.name] not in traced.updates:
+            found[place] = _Origin(held=frozenset({lifted[place.name]}))
+    return found
+
+
+def _join(used: Sequence[_Origin], node: fx.Node) -> _Origin:
+    return _Origin(
+        nodes=frozenset[fx.Node]().union({node}, *(origin.nodes for origin in used)),
+        held=frozenset[str]().union(*(origin.held for origin in used)),
+        batch=any(origin.batch for origin in used),
+        parameters=any(origin.parameters for origin in used),
+    )
+
+
+def is_pure(node: fx.Node) -> bool:
+    """Whether `node` always gives the same for the same arguments and changes nothing."""
+    if not isinstance(node.target, OpOverload):
+        return node.target is operator.getitem
+    random = torch.Tag.nondeterministic_seeded in node.target.tags
+    return node.target.namespace in ("aten", "prims") and not random and not written(node)
+
+
+def _keeps_apart(node: fx.Node, origin: _Origin, used: Sequence[_Origin]) -> bool:
+    """Whether `node` makes no hidden state: batch and parameters meet element by element only."""
+    if not origin.mixed:
+        return True
+    if not isinstance(node.target, OpOverload):
+        return node.target is operator.getitem
+    if len(used) == 1 and node.target.is_view:
+        return True
+    return torch.Tag.pointwise in node.target.tags or node.target in _POINTWISE
+
+
+def _is_cheap(
+    node: fx.Node,
+    origin: _Origin,
+    work: Mapping[fx.Node, float],
+    limit: float,
+    tensors: Mapping[str, Tensor],
+) -> bool:
+    """Whether making the value again costs less than sending it, and little of the model's work."""
+    values = [leaf for leaf in tree_leaves(_value(node)) if isinstance(leaf, Tensor)]
+    sent = sum(value.numel() * value.element_size() for value in values)
+    held = sum(tensors[name].numel() * tensors[name].element_size() for name in origin.held)
+    if held > _HELD_PER_SENT_BYTE * (sent if origin.parameters else max(sent, _MESSAGE_BYTES)):
+        return False
+    made = sum(work[used] for used in origin.nodes)
+    return made <= limit and made <= _WORK_PER_SENT_BYTE * (sent + _MESSAGE_BYTES)
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("val")

@@ -1,0 +1,114 @@
+"""How much work each operation of a graph is, from shapes alone: arithmetic plus memory traffic.
+
+Uses torch.utils.flop_counter on the graph's fake values: checked with torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..precision import Precision
+from ..tracing.regions import autocast_of
+
+FLOPS_PER_BYTE = 5.0  # a core does about this many operations in the time it takes to move one byte
+
+
+def compute_nodes(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that compute, in order; a cut position is an index into this list."""
+    return [node for node in graph.nodes if node.op in ("call_function", "get_attr")]
+
+
+def work_per_node(nodes: Sequence[fx.Node], precision: Precision = "fp32") -> list[float]:
+    """Forward work of each node in floating-point operations (memory traffic converted).
+
+    `precision`: that of the trace, which decides the types that operations meet. Equal operations on equal
+    shapes are counted once: models are made of the same block many times over.
+    """
+    known: dict[tuple[Any, ...], float] = {}
+    return [_work(node, precision, known) for node in nodes]
+
+
+def signature(node: fx.Node) -> tuple[Any, ...]:
+    """Equal for operations that do the same work: the target, and shapes, types and plain arguments."""
+    described = fx.map_arg((node.args, node.kwargs), _form)
+    return (str(node.target), str(described), str(node.meta.get("autocast")))
+
+
+def body_of(node: fx.Node) -> fx.Graph | None:
+    """The graph that a higher-order operation runs (the first of several); None of an ordinary one."""
+    for used in node.all_input_nodes:
+        if used.op == "get_attr":
+            owner: Any = used.graph.owning_module
+            body = cast(nn.Module, owner).get_submodule(str(used.target))
+            return body.graph if isinstance(body, fx.GraphModule) else None
+    return None
+
+
+def _work(node: fx.Node, precision: Precision, known: dict[tuple[Any, ...], float]) -> float:
+    body = body_of(node)
+    if body is not None:
+        return sum(_work(inner, precision, known) for inner in compute_nodes(body))
+    if not isinstance(node.target, OpOverload):
+        return 0.0  # access to one of several results
+    key = signature(node)
+    if key not in known:
+        known[key] = _flops(node, precision) + FLOPS_PER_BYTE * _traffic_bytes(node)
+    return known[key]
+
+
+def _flops(node: fx.Node, precision: Precision) -> float:
+    leaves = tree_leaves(fx.map_arg((node.args, node.kwargs), _value))
+    fake_mode = next((mode for mode in map(_mode, [*leaves, _value(node)]) if mode is not None), None)
+    if fake_mode is None or not any(isinstance(leaf, Tensor) for leaf in leaves):
+        return 0.0  # makes a tensor from nothing, or checks something
+    target: Any = node.target
+    with fake_mode, torch.no_grad(), FlopCounterMode(display=False) as counter:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), _like)
+        with autocast_of(node, precision):
+            target(*args, **kwargs)
+    return float(counter.get_total_flops())
+
+
+def _traffic_bytes(node: fx.Node) -> int:
+    if not isinstance(node.target, OpOverload) or node.target.is_view:
+        return 0
+    return sum(map(_size, _tensors(node.all_input_nodes))) + sum(map(_size, _tensors([node])))
+
+
+def _tensors(nodes: Iterable[fx.Node]) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves([_value(node) for node in nodes]) if isinstance(leaf, Tensor)]
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("val")
+
+
+def _like(node: fx.Node) -> Any:
+    """A new fake tensor of the same form: the operation may write it."""
+    return tree_map(_empty_like, _value(node))
+
+
+def _empty_like(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _mode(value: Any) -> Any:
+    return getattr(value, "fake_mode", None)
+
+
+def _form(node: fx.Node) -> Any:
+    values = tree_leaves(_value(node))
+    return str([(str(v.dtype), tuple(v.shape), v.stride()) for v in values if isinstance(v, Tensor)])

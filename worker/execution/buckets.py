@@ -1,0 +1,52 @@
+"""Which gradients are summed together, and over whom.
+
+A bucket is the trainable parameters that the same sections use, and the buffers of just these sections that
+training changes. Its hosts are the workers that host any of those sections; buckets with the same hosts share
+a process group. All workers walk the buckets in one order, so that collectives of different groups cannot
+wait for each other in a ring: the lowest section of each descending, which is the order in which backwards
+complete them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...pipeline.plan import Plan
+from ..cutting.partition import Sections
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """`names`: trainable parameters, canonical, in the model's order, used by exactly `sections`; `buffers`:
+    those of them that training changes."""
+
+    sections: tuple[int, ...]
+    names: tuple[str, ...]
+    hosts: tuple[int, ...]
+    buffers: tuple[str, ...] = ()
+
+    @property
+    def speaker(self) -> int:
+        """The host that brings these parameters' norms to the commit."""
+        return self.hosts[0]
+
+
+def buckets(sections: Sections, plan: Plan) -> list[Bucket]:
+    """All buckets of the model under `plan`, in the order in which their collectives are issued."""
+    names: dict[tuple[int, ...], list[str]] = {}
+    for name in sections.trainable_names:
+        used = tuple(section.index for section in sections.sections if name in section.parameters)
+        names.setdefault(used, []).append(name)
+    buffers: dict[tuple[int, ...], list[str]] = {}
+    for name in sections.updated_buffers:
+        used = tuple(section.index for section in sections.sections if name in section.buffers)
+        buffers.setdefault(used, []).append(name)
+    return [
+        Bucket(used, tuple(names.get(used, ())), _hosts(plan, used), tuple(buffers.get(used, ())))
+        for used in sorted({*names, *buffers}, key=lambda used: (used[0], used), reverse=True)
+    ]
+
+
+def _hosts(plan: Plan, sections: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted({worker for section in sections for worker in plan.hosts(section)}))

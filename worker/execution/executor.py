@@ -1,0 +1,146 @@
+"""One worker's part of a step: operations in the order that the dispatcher gives, tensors to and from its
+peers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from ...pipeline.operations import Kind, Operation
+from ...pipeline.plan import Plan
+from ...pipeline.policy import Dispatcher
+from ...pipeline.traffic import output_of
+from ..data import Sample
+from ..sections.ranges import RangeOutput, RangeRuntime
+from .feed import Feed
+from .lanes import Lanes, Tensors
+
+
+class Sink(Protocol):
+    """Takes what operations give beside the tensors that go on to other operations."""
+
+    def forwarded(self, micro_batch: int, output: RangeOutput) -> None:
+        """After each forward."""
+        ...
+
+    def gradient(self, section: int, name: str, gradient: Tensor) -> None:
+        """One micro-batch's gradient of a parameter."""
+        ...
+
+    def section_done(self, section: int) -> None:
+        """After the gradients of each section in each backward."""
+        ...
+
+
+@dataclass
+class Work:
+    """The time that a step's operations took."""
+
+    seconds: dict[Kind, float] = field(default_factory=lambda: dict.fromkeys(Kind, 0.0))
+    counts: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
+
+    def mean_s(self, kind: Kind) -> float | None:
+        return self.seconds[kind] / self.counts[kind] if self.counts[kind] else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is known of an operation before any step. `consumer` needs its output, here or at a peer."""
+
+    start: int
+    stop: int
+    keeps: bool
+    needs_batch: bool
+    consumer: Operation | None
+    is_local: bool
+
+
+class Executor:
+    """Runs the operations of one rank of a plan, step after step; `feed` has the samples of `batches_of`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        order: Sequence[Operation],
+        runtime: RangeRuntime,
+        lanes: Lanes,
+        feed: Feed,
+    ) -> None:
+        self._runtime = runtime
+        self._lanes = lanes
+        self._feed = feed
+        self._dispatcher = Dispatcher(plan, rank, order)
+        self._tasks = {operation: self._task(plan, rank, operation) for operation in order}
+        self._inputs: dict[Operation, Tensors] = {}
+
+    def run(self, step: int, sink: Sink) -> Work:
+        """Run all operations of `step`. Raises what the lanes' interrupt was tripped with, and the user's
+        errors."""
+        dispatcher, lanes, inputs, work = self._dispatcher, self._lanes, self._inputs, Work()
+        dispatcher.reset()
+        inputs.clear()
+        self._feed.begin(step)
+        lanes.begin_step()
+        while dispatcher.remaining:
+            for operation, tensors in lanes.collect():
+                inputs[operation] = tensors
+                dispatcher.arrived(operation)
+            operation = dispatcher.next()
+            if operation is None:
+                if not self._feed.load_ahead():
+                    lanes.wait()
+                continue
+            task, kind = self._tasks[operation], operation.kind
+            began = time.perf_counter()
+            produced = self._perform(step, operation, task, sink)
+            work.seconds[kind] += time.perf_counter() - began
+            work.counts[kind] += 1
+            if task.consumer is None:
+                continue
+            if task.is_local:
+                inputs[task.consumer] = produced
+                dispatcher.arrived(task.consumer)
+            else:
+                lanes.send(task.consumer, produced)
+        return work
+
+    def _perform(self, step: int, operation: Operation, task: _Task, sink: Sink) -> Tensors:
+        micro_batch, runtime = operation.micro_batch, self._runtime
+        if operation.kind is Kind.RECOMPUTE:
+            runtime.recompute(micro_batch, task.start)
+            return {}
+        tensors = self._inputs.pop(operation, {})
+        if operation.kind is Kind.BACKWARD:
+            return runtime.backward(micro_batch, task.start, tensors, sink.gradient, sink.section_done)
+        batch: Sample = self._feed.take(micro_batch) if task.needs_batch else {}
+        output = runtime.forward(step, micro_batch, task.start, task.stop, tensors, batch, task.keeps)
+        sink.forwarded(micro_batch, output)
+        return output.values
+
+    def _task(self, plan: Plan, rank: int, operation: Operation) -> _Task:
+        span = plan.path_of(operation.micro_batch).hops[operation.stage].range
+        target = output_of(plan, operation)
+        return _Task(
+            start=span.start,
+            stop=span.stop,
+            keeps=not self._dispatcher.recomputes(operation.micro_batch, operation.stage),
+            needs_batch=self._runtime.needs_batch(span.start, span.stop),
+            consumer=None if target is None else target[1],
+            is_local=target is not None and target[0] == rank,
+        )
+
+
+def batches_of(plan: Plan, order: Sequence[Operation], runtime: RangeRuntime) -> list[int]:
+    """The micro-batches whose samples a worker takes, in the order of its forwards."""
+    forwards = [task for task in order if task.kind is Kind.FORWARD]
+    spans = [plan.path_of(task.micro_batch).hops[task.stage].range for task in forwards]
+    return [
+        task.micro_batch
+        for task, span in zip(forwards, spans, strict=True)
+        if runtime.needs_batch(span.start, span.stop)
+    ]

@@ -1,0 +1,160 @@
+"""The sums of a step over workers, each begun as soon as this worker's share of it is complete.
+
+They run on the generation's courier while the compute thread goes on with other backwards. All workers issue
+them in one global order: the tally of losses, then the buckets, sections descending. So the first sum of that
+order that is not over is issued by all its hosts sooner or later, since no operation waits for a sum. Nothing
+that they change is read before `finish`, nor is anything changed that outlives the attempt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...pipeline.operations import Kind, Operation
+from ...pipeline.plan import Plan
+from ..cutting.partition import Sections
+from ..sections.ranges import RangeOutput
+from ..sections.running import RunningSum
+from ..sections.sums import GradientSum, new_sum
+from .buckets import Bucket
+from .gloo import Group
+from .interrupt import Call
+from .session import Session
+from .staging import Staged, Stager
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSum:
+    """A bucket with what is summed for it."""
+
+    bucket: Bucket
+    gradients: GradientSum
+    running: RunningSum
+
+
+class Reduction:
+    """One worker's sums, step after step. `begin` an attempt, hand in what operations give, `finish`."""
+
+    def __init__(
+        self,
+        session: Session,
+        chain: Sections,
+        buckets: Sequence[Bucket],
+        order: Sequence[Operation],
+        numerics: Literal["exact", "fast"],
+        device: torch.device,
+    ) -> None:
+        assert session.everyone is not None, "sums need the generation's groups"
+        num = session.plan.num_micro_batches
+        self._session = session
+        self._everyone: Group = session.everyone
+        self._compute, self._courier = Stager(device), Stager(device)
+        self.parts = [
+            BucketSum(
+                bucket,
+                new_sum(chain, bucket.names, num, numerics, device),
+                RunningSum({name: chain.traced.tensors[name] for name in bucket.buffers}, num, device),
+            )
+            for bucket in buckets
+            if session.rank in bucket.hosts
+        ]
+        self._sum_of = {name: part.gradients for part in self.parts for name in part.gradients.names}
+        self._running = [part.running for part in self.parts if part.bucket.buffers]
+        self._num_forwards = sum(task.kind is Kind.FORWARD for task in order)
+        self._num_backwards = _backwards_of_sections(session.plan, order)
+        self._table = torch.zeros(num, 2, dtype=torch.float64)
+        self._started: list[Call[list[Staged]]] = []
+
+    def begin(self, scales: Mapping[str, float]) -> None:
+        """An attempt at a step with these scales (see `GradientSum.reset`)."""
+        for part in self.parts:
+            part.gradients.reset(scales)
+            part.running.reset()
+        self._table.zero_()
+        self._started.clear()
+        self._forwards_left = self._num_forwards
+        self._backwards_left = Counter(self._num_backwards)
+        self._next = 0  # of the sums in their global order: 0 is the tally, then the buckets
+        self._advance()
+
+    def forwarded(self, micro_batch: int, output: RangeOutput) -> None:
+        """A forward has given its part of the loss, if it is the last of its path, and updates of buffers."""
+        if output.updates:
+            for running in self._running:
+                running.add(micro_batch, output.updates)
+        if output.piece is not None:
+            self._table[micro_batch, 0] = output.piece.loss_sum
+            self._table[micro_batch, 1] = output.piece.weight
+        self._forwards_left -= 1
+        if not self._forwards_left:
+            self._advance()
+
+    def gradient(self, section: int, name: str, gradient: Tensor) -> None:
+        """A backward has given one micro-batch's gradient of a parameter."""
+        self._sum_of[name].add(name, gradient)
+
+    def section_done(self, section: int) -> None:
+        """A backward of `section` has handed in all its gradients."""
+        self._backwards_left[section] -= 1
+        if not self._backwards_left[section]:
+            self._advance()
+
+    def finish(self, idle: Callable[[Call[Any]], None]) -> list[tuple[float, float]]:
+        """Wait for all sums; every micro-batch's (loss sum, weight), in order.
+
+        `idle` is called while a sum is not over. Raises what tripped the interrupt.
+        """
+        assert self._next == len(self.parts) + 1, "operations are left"
+        for call in self._started:
+            idle(call)
+            for staged in self._session.courier.result(call):
+                self._compute.take(staged)
+        return [(float(total), float(weight)) for total, weight in self._table.tolist()]
+
+    def _advance(self) -> None:
+        """Begin the sums whose turn it is, as far as this worker has brought its share."""
+        while self._next <= len(self.parts) and self._is_complete(self._next):
+            if self._next == 0:
+                # One worker brings each micro-batch's row and the others zeros, so the sum is exact.
+                self._start([(self._table, self._everyone.sum)])
+            else:
+                self._start(self._collectives(self.parts[self._next - 1]))
+            self._next += 1
+
+    def _is_complete(self, number: int) -> bool:
+        if number == 0:
+            return not self._forwards_left
+        return not any(self._backwards_left[section] for section in self.parts[number - 1].bucket.sections)
+
+    def _collectives(self, part: BucketSum) -> list[tuple[Tensor, Callable[[Tensor], None]]]:
+        if len(part.bucket.hosts) == 1:
+            return []
+        group = self._session.hosts(part.bucket)
+        summed = [(part.gradients.buffer, group.sum), (part.gradients.maxima, group.max)]
+        summed += [(table, group.sum) for table in part.running.tensors]
+        return [(tensor, collective) for tensor, collective in summed if tensor.numel()]
+
+    def _start(self, collectives: Sequence[tuple[Tensor, Callable[[Tensor], None]]]) -> None:
+        if not collectives:
+            return
+        marked = [(self._compute.mark(tensor), collective) for tensor, collective in collectives]
+
+        def run() -> list[Staged]:
+            return [self._courier.reduce(staged, collective) for staged, collective in marked]
+
+        self._started.append(self._session.courier.start(run))
+
+
+def _backwards_of_sections(plan: Plan, order: Sequence[Operation]) -> Counter[int]:
+    """How many backwards of each section the worker does in a step."""
+    count: Counter[int] = Counter()
+    for task in order:
+        if task.kind is Kind.BACKWARD:
+            count.update(plan.path_of(task.micro_batch).hops[task.stage].range.sections)
+    return count

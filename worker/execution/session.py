@@ -1,0 +1,114 @@
+"""One generation as one of its members lives it: the rendezvous, the process groups, and the way out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from ...pipeline.operations import Kind
+from ...pipeline.plan import Plan
+from ..messages import GenerationOrder
+from .buckets import Bucket
+from .gloo import Group, Listener, Store, connect, fetch
+from .interrupt import Courier, Interrupt
+
+
+class Session:
+    """Made from a `go` order. Nothing blocks before `rendezvous`; everything that may block can be
+    interrupted.
+
+    Ranks below `plan.num_workers` train; the others are donors, which hand over what they hold and leave.
+    """
+
+    def __init__(self, order: GenerationOrder, worker: str, listener: Listener | None) -> None:
+        self.number = order.number
+        self.plan = Plan.from_json(order.plan)
+        self.members = [member.worker for member in order.members]
+        self.rank = self.members.index(worker)
+        self.checkpoints = order.checkpoints
+        self.interrupt = Interrupt()
+        self.courier = Courier(f"collectives-g{order.number}", self.interrupt)
+        self._address = order.members[self.rank].address
+        self._endpoint = order.endpoint
+        self._listener = listener
+        self._store: Store | None = None
+        self.channels: dict[Kind, Group] = {}
+        self.everyone: Group | None = None
+        self._hosts: dict[tuple[int, ...], Group] = {}
+        self._groups: list[Group] = []
+
+    @property
+    def trains(self) -> bool:
+        return self.rank < self.plan.num_workers
+
+    @property
+    def wanted(self) -> range:
+        """The sections that this member must hold when the generation has formed; a donor needs none."""
+        return self.plan.ranges[self.rank].sections if self.trains else range(0)
+
+    def rendezvous(self) -> None:
+        """Reach the generation's store: serve it on rank 0, connect to it elsewhere."""
+        listener, endpoint = self._listener, self._endpoint
+        assert endpoint is not None, "a go order carries the rendezvous"
+        if self.rank == 0:
+            assert listener is not None, "rank 0 listens before it says that it is prepared"
+            self._store = self.courier.call(listener.serve, [0])
+        else:
+            self._store = self.courier.call(lambda: connect(endpoint), [0])
+
+    def board(self) -> Store:
+        """A connection of one's own to the rendezvous store, for another thread. Raises RuntimeError."""
+        assert self._endpoint is not None
+        return connect(self._endpoint)
+
+    def gather(self, name: str, value: Any) -> list[Any]:
+        """Every member's JSON value, in rank order; a barrier."""
+        store = self._store
+        assert store is not None
+        mine = json.dumps(value)
+
+        def value_of(rank: int) -> bytes:
+            return fetch(store, f"{name}/{rank}", lambda: self.interrupt.tripped)
+
+        self.courier.call(lambda: store.set(f"{name}/{self.rank}", mine), [0])
+        # What fails here is the store on rank 0; one who is late or gone makes the others wait.
+        return [
+            json.loads(self.courier.call(partial(value_of, rank), [0])) for rank in range(len(self.members))
+        ]
+
+    def group(self, name: str, ranks: Sequence[int]) -> Group:
+        """A process group over `ranks`, of which this member is one; all of them must call."""
+        store = self._store
+        assert store is not None
+        group = self.courier.call(
+            lambda: Group(store, f"groups/{name}", self.rank, ranks, self._address),
+            [rank for rank in ranks if rank != self.rank],
+        )
+        self._groups.append(group)
+        return group
+
+    def open_groups(self, buckets: Sequence[Bucket]) -> None:
+        """The plan's groups, in one order on every worker."""
+        if not self.trains:
+            return
+        workers = range(self.plan.num_workers)
+        self.everyone = self.group("everyone", workers)
+        self.channels = {
+            Kind.FORWARD: self.group("activations", workers),
+            Kind.BACKWARD: self.group("gradients", workers),
+        }
+        for hosts in dict.fromkeys(bucket.hosts for bucket in buckets):
+            if self.rank in hosts:
+                self._hosts[hosts] = self.group("hosts/" + "-".join(map(str, hosts)), hosts)
+
+    def hosts(self, bucket: Bucket) -> Group:
+        return self._hosts[bucket.hosts]
+
+    def close(self) -> None:
+        """Let the helper threads end; those still blocked in a group are woken, here and at the peers."""
+        self.courier.close()
+        if self.interrupt.tripped:
+            for group in self._groups:
+                group.close()

@@ -1,0 +1,141 @@
+"""What a trainer holds between generations: sections, the step they are at, and what an unsettled commit
+needs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ...checkpoint.tensors import pack, unpack
+from ...morphing.reconcile import Record, Standing
+from ..sections.ranges import RangeRuntime
+from ..sections.state import Scalar
+from ..sections.sums import clip_coefficient
+from ..sections.verdict import total_norm
+from .commit import CommitRecord
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A step's gradients as every host of their sections holds them: summed, divided, not yet applied."""
+
+    step: int
+    generation: int
+    attempt: int
+    gradients: Mapping[str, torch.Tensor]  # none if they overflowed: such a step is done again or skipped
+    statistics: Mapping[str, torch.Tensor]  # the buffers that the step changes, as they will be after it
+    scales: Mapping[str, float]  # of the next step, for `numerics: exact`
+    loss: float
+    began: float  # by `time.monotonic`
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What is told of a step once it is applied."""
+
+    step: int  # steps committed, this one included
+    generation: int
+    loss: float
+    grad_norm: float
+    loss_scale: float | None  # that the step was computed with; None: without one
+    skipped: bool  # the gradient overflowed: nothing was updated
+    seconds: float  # from its beginning to its application, whatever came between
+
+
+class ModelState:
+    """The sections that this trainer holds, all after the same number of committed steps.
+
+    A commit's record is kept until the next one and reduced gradients until they are applied, because
+    survivors of a failure may disagree on whether the last commit happened.
+    """
+
+    def __init__(self, runtime: RangeRuntime, clip_grad_norm: float | None) -> None:
+        self.runtime = runtime
+        self.applied: int | None = None  # steps; None: holds nothing
+        self.branch = 0  # the generation of the newest commit that went into the state
+        self.record: CommitRecord | None = None
+        self.settled: Settled | None = None  # the last step that this process applied
+        self.reduced: Reduced | None = None
+        self.saved_at: float | None = None  # monotonic time of the newest checkpoint that it took part in
+        self._clip_grad_norm = clip_grad_norm
+
+    def standing(self) -> Standing:
+        """What the others must know of this member when a generation forms."""
+        record, reduced = self.record, self.reduced
+        return Standing(
+            applied_step=self.applied,
+            record=None if record is None else as_fact(record),
+            reduced_step=None if reduced is None else reduced.step + 1,
+            sections=frozenset(self.runtime.sections) if self.applied is not None else frozenset(),
+            reduced_by=None if reduced is None else (reduced.generation, reduced.attempt),
+        )
+
+    def apply(self, record: CommitRecord) -> Settled:
+        """Take the step that `record` commits, from the reduced gradients.
+
+        Once begun it runs to its end: there is no point in it where another thread can interrupt.
+        """
+        reduced = self.reduced
+        assert reduced is not None, "whoever holds a record holds the reduced gradients"
+        assert (reduced.step, reduced.attempt) == (record.step, record.attempt), "of the same attempt"
+        total = total_norm(record.norms)
+        skipped = not bool(torch.isfinite(total))
+        coefficient = None if self._clip_grad_norm is None else clip_coefficient(total, self._clip_grad_norm)
+        before = self.runtime.loss_scale
+        assert before is not None or not skipped, "only fp16 skips a step"
+        for section in self.runtime.sections.values():
+            if not skipped:
+                section.apply(record.step, reduced.gradients, coefficient, reduced.statistics)
+            section.scales = {name: reduced.scales.get(name, 0.0) for name in section.info.trainable}
+            section.loss_scale = None if before is None else before.after(skipped)
+        self.applied = record.step + 1
+        self.branch = record.generation
+        self.record = record
+        self.reduced = None
+        self.settled = Settled(
+            step=self.applied,
+            generation=record.generation,
+            loss=reduced.loss,
+            grad_norm=float(total),
+            loss_scale=None if before is None else before.scale,
+            skipped=skipped,
+            seconds=time.monotonic() - reduced.began,
+        )
+        return self.settled
+
+    def forget(self) -> None:
+        """Drop everything: it is older than what the others agreed on, or belongs to another history."""
+        for index in list(self.runtime.sections):
+            self.runtime.drop(index)
+        self.applied = self.record = self.reduced = self.settled = None
+        self.branch = 0
+
+    def keep_only(self, wanted: range) -> None:
+        for index in set(self.runtime.sections) - set(wanted):
+            self.runtime.drop(index)
+
+    def pack_section(self, index: int) -> bytes:
+        """A section's whole state as one safetensors file, for a peer."""
+        tensors, scalars = self.runtime.sections[index].state()
+        return pack(tensors, {"scalars": json.dumps(scalars)})
+
+    def unpack_section(self, index: int, payload: bytes) -> None:
+        """Hold section `index` in the state that a peer packed. Raises `Corrupt`, `RecipeMismatch`."""
+        tensors, metadata = unpack(payload)
+        self.load_section(index, tensors, json.loads(metadata["scalars"]))
+
+    def load_section(
+        self, index: int, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Scalar]
+    ) -> None:
+        if index in self.runtime.sections:
+            self.runtime.drop(index)
+        self.runtime.host(index, initialise=False).load_state(tensors, scalars)
+
+
+def as_fact(record: CommitRecord) -> Record:
+    """The record as `reconcile` compares it: by the number of steps committed."""
+    return Record(record.step + 1, record.attempt, record.voters, record.generation)

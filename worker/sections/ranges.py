@@ -1,0 +1,193 @@
+"""The sections that one worker hosts, and the forward and backward of its share of a micro-batch's path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..cutting.partition import Sections, Value
+from ..training import Training
+from .loss_scale import LossScale
+from .runtime import Piece, Saved, SectionRuntime
+
+__all__ = [
+    "Accumulate",
+    "Collect",
+    "Piece",
+    "RangeOutput",
+    "RangeRuntime",
+    "SectionRuntime",
+    "configure_torch",
+]
+
+Accumulate = Callable[[int, str, Tensor], None]
+"""Takes (section, parameter name, one micro-batch's gradient)."""
+Collect = Callable[[int, Mapping[str, Tensor]], None]
+"""Takes (micro-batch, the new values that it gives to buffers, by name)."""
+
+
+def configure_torch(threads: int, numerics: Literal["exact", "fast"]) -> None:
+    """Sets what every trainer of a job must have alike. With `exact`, an operation that has no
+    deterministic algorithm raises and is named by torch."""
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(numerics == "exact")
+    deterministic: Any = torch.utils.deterministic  # a module that holds a property
+    deterministic.fill_uninitialized_memory = False  # costs time; nothing reads unfilled memory
+    torch.backends.cudnn.benchmark = False
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A micro-batch between its forward and its backward on this worker."""
+
+    step: int
+    span: tuple[int, int]
+    inputs: dict[str, Tensor]
+    batch: Mapping[str, Tensor]
+    saved: dict[int, Saved] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeOutput:
+    """`values`: what crosses after the range, in the order of `Sections.outputs_of`; empty at the end."""
+
+    values: dict[str, Tensor]
+    piece: Piece | None
+    updates: dict[str, Tensor]  # new values of these sections' buffers, as this micro-batch makes them
+
+
+class RangeRuntime:
+    """The sections that one worker hosts. They are independent objects in `sections`: morphs add and drop
+    them."""
+
+    def __init__(
+        self, chain: Sections, training: Training, seed: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.chain = chain
+        self.sections: dict[int, SectionRuntime] = {}
+        self._training = training
+        self._seed = seed
+        self._device = device
+        self._optimizer_on_host = False
+        self._kept: dict[tuple[int, int], _Kept] = {}
+
+    def host(self, index: int, *, initialise: bool = True) -> SectionRuntime:
+        """Adds section `index`, with initial weights or (False) zeros to load into; a hosted one stays."""
+        if index not in self.sections:
+            self.sections[index] = self._make(index, initialise)
+        return self.sections[index]
+
+    def place_optimizers(self, *, on_host: bool) -> None:
+        """Keep optimizers and their state in host memory, or on the device, now and for sections to come."""
+        self._optimizer_on_host = on_host
+        for index, section in self.sections.items():
+            if section.optimizer_on_host != on_host:
+                moved = self._make(index, initialise=False)
+                moved.load_state(*section.state())
+                self.sections[index] = moved
+
+    def _make(self, index: int, initialise: bool) -> SectionRuntime:
+        return SectionRuntime(
+            self.chain,
+            index,
+            self._training,
+            self._seed,
+            self._device,
+            initialise=initialise,
+            optimizer_on_host=self._optimizer_on_host,
+        )
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """What the next step's loss is multiplied by, the same in all sections; None without fp16."""
+        return next((section.loss_scale for section in self.sections.values()), None)
+
+    def drop(self, index: int) -> None:
+        del self.sections[index]
+
+    def needs_batch(self, start: int, stop: int) -> bool:
+        """Whether running these sections takes entries of the batch."""
+        chain = self.chain
+        return stop == chain.num_sections or any(chain.sections[index].batch for index in range(start, stop))
+
+    def forward(
+        self,
+        step: int,
+        micro_batch: int,
+        start: int,
+        stop: int,
+        inputs: Mapping[str, Tensor],
+        batch: Mapping[str, Tensor],
+        keep: bool,
+    ) -> RangeOutput:
+        """Runs sections start..stop-1 on `inputs` (the values of `chain.inputs_of(start)`).
+
+        `keep` False keeps only the inputs: `recompute` must come before `backward`.
+        """
+        kept = _Kept(step, (start, stop), dict(inputs), batch)
+        self._kept[micro_batch, start] = kept
+        return self._run(micro_batch, kept, keep)
+
+    def recompute(self, micro_batch: int, start: int) -> None:
+        """Runs the forward again from the kept inputs, with the same random numbers, and keeps its
+        graphs. It gives the same updates of buffers again: they count once, as the forward gave them."""
+        self._run(micro_batch, self._kept[micro_batch, start], True)
+
+    def backward(
+        self,
+        micro_batch: int,
+        start: int,
+        gradients: Mapping[str, Tensor],
+        accumulate: Accumulate,
+        section_done: Callable[[int], None] | None = None,
+    ) -> dict[str, Tensor]:
+        """Gradients of `inputs_of(start)` that need one. `gradients`: those of `outputs_of(stop)` that need
+        one.
+
+        Gives each parameter's gradient to `accumulate` as soon as its section is done, then calls
+        `section_done`, and forgets the micro-batch. Gradients of a value that several sections use are added
+        in descending section order.
+        """
+        kept = self._kept.pop((micro_batch, start))
+        flowing = dict(gradients)
+        for index in reversed(range(*kept.span)):
+            section = self.sections[index]
+            assert index in kept.saved, f"micro-batch {micro_batch}: recompute comes before backward"
+            own = {name: flowing.pop(name) for name in section.info.outputs if name in flowing}
+            inputs, parameters = section.backward(kept.saved.pop(index), own)
+            for name, gradient in parameters.items():
+                accumulate(index, name, gradient)
+            parameters.clear()  # before the next section makes its own
+            if section_done is not None:
+                section_done(index)
+            for name, gradient in inputs.items():
+                flowing[name] = flowing[name] + gradient if name in flowing else gradient
+        return {value.name: flowing[value.name] for value in self.gradients_of(start)}
+
+    def gradients_of(self, cut_section: int) -> tuple[Value, ...]:
+        """The values whose gradients flow back over the cut before section `cut_section`."""
+        return tuple(value for value in self.chain.inputs_of(cut_section) if value.needs_grad)
+
+    def discard(self) -> None:
+        """Forgets all micro-batches in flight (an abandoned attempt)."""
+        self._kept.clear()
+
+    def _run(self, micro_batch: int, kept: _Kept, keep: bool) -> RangeOutput:
+        start, stop = kept.span
+        values = dict(kept.inputs)
+        updates: dict[str, Tensor] = {}
+        piece: Piece | None = None
+        for index in range(start, stop):
+            output = self.sections[index].forward(kept.step, micro_batch, values, kept.batch)
+            known = values | output.values
+            values = {value.name: known[value.name] for value in self.chain.outputs_of(index + 1)}
+            updates |= output.updates
+            piece = output.piece
+            if keep:
+                kept.saved[index] = output.saved
+            del output, known  # what is not kept is gone before the next section runs
+        return RangeOutput(values, piece, updates)

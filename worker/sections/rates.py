@@ -1,0 +1,58 @@
+"""Learning rates by the step: each parameter group's initial one times the schedule's factor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..errors import UserCodeError
+from ..training import call_user_code
+
+Schedule = Callable[[int], float | Sequence[float]]
+
+
+class LearningRates:
+    """Sets an optimizer's learning rates. `schedule`: a factor for all groups, or one for each of them."""
+
+    def __init__(self, optimizer: Optimizer, schedule: Schedule | None) -> None:
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._initial = [_number(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        if schedule is not None and len(self._initial) != len(optimizer.param_groups):
+            raise UserCodeError(
+                "Training.schedule: the optimizer's parameter groups have no 'lr' that a schedule could "
+                "set; leave the schedule out"
+            )
+
+    def set(self, step: int) -> None:
+        """Raises `UserCodeError` when the schedule raises, or gives no factor for each group."""
+        if self._schedule is None:
+            return
+        groups = self._optimizer.param_groups
+        for group, initial, factor in zip(groups, self._initial, self._factors(step), strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(initial * factor)
+            else:
+                group["lr"] = initial * factor
+
+    def _factors(self, step: int) -> list[float]:
+        assert self._schedule is not None
+        what = f"Training.schedule({step})"
+        value: Any = call_user_code(what, self._schedule, step)
+        count = len(self._initial)
+        if isinstance(value, list | tuple):
+            factors = cast(Sequence[Any], value)
+            if len(factors) != count:
+                raise UserCodeError(
+                    f"{what}: {len(factors)} factors for {count} parameter groups; give one for each group, "
+                    "in their order, and make the same groups in every section (a group may be empty)"
+                )
+            return call_user_code(what, lambda: [float(factor) for factor in factors])
+        return [call_user_code(what, lambda: float(value))] * count
+
+
+def _number(rate: float | Tensor) -> float:
+    return float(rate)

@@ -1,0 +1,283 @@
+"""Sections on a device: each its own autograd graph, so that a gradient has the same bits on any partition.
+
+A section's inputs are detached leaves, also inside a worker's range and when one worker hosts everything.
+Values and gradients that cross a section are made contiguous and aligned, so that kernels see the same
+memory form whether a tensor was made here or received. Forward always records autograd, also when it will
+be recomputed: otherwise other kernels might be chosen the second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_unflatten
+
+from ..cutting.folding import fold
+from ..cutting.partition import Section, Sections
+from ..errors import UserCodeError
+from ..precision import Precision, autocast
+from ..seeds import seed64
+from ..training import Training, call_user_code
+from .loss_scale import LossScale
+from .optimizers import OwnSettings, make_optimizer
+from .placing import aligned, canonical, on_device, seed_device
+from .rates import LearningRates
+from .state import Scalar, load_section_state, section_state
+
+
+@dataclass(slots=True)
+class Saved:
+    """What a section's backward needs from its forward."""
+
+    leaves: dict[str, Tensor]
+    results: dict[str, Tensor]
+    loss: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One micro-batch's part of the loss: added up in the order of the micro-batches, divided by the
+    weights."""
+
+    loss_sum: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class SectionOutput:
+    values: dict[str, Tensor]
+    piece: Piece | None  # of the last section only
+    saved: Saved
+    updates: dict[str, Tensor]  # new values of `info.updates`, from the buffers' values of this step
+
+
+class SectionRuntime:
+    """One section on one device: parameters, buffers, optimizer, forward and backward."""
+
+    def __init__(
+        self,
+        sections: Sections,
+        index: int,
+        training: Training,
+        seed: int,
+        device: torch.device | str = "cpu",
+        *,
+        initialise: bool = True,
+        optimizer_on_host: bool = False,
+    ) -> None:
+        """`initialise` False leaves parameters and persistent buffers as zeros, to be filled by
+        `load_state`. `optimizer_on_host`: the optimizer updates copies of the weights in host memory, where
+        its state then is, and the device gets the result."""
+        self.info: Section = sections.sections[index]
+        self.scales: dict[str, float] = {}
+        """`numerics: exact`: the scale of each trainable parameter for the next step; 0 or absent: not
+        known."""
+        self.loss_scale = LossScale() if sections.traced.precision == "fp16" else None
+        """With fp16: what the next step's loss is multiplied by; the same in all sections."""
+        self._training = training
+        self._seed = seed
+        self._device = torch.device(device)
+        self._sections = sections
+        self._precision: Precision = sections.traced.precision
+        self._last = index == sections.num_sections - 1
+        self._module = on_device(sections.modules[index], self._device)
+        self._crossing = {value.name: value for values in sections.crossing for value in values}
+        self.parameters: dict[str, nn.Parameter] = {
+            name: nn.Parameter(self._make(name, initialise), requires_grad=name in self.info.trainable)
+            for name in self.info.parameters
+        }
+        persistent = sections.persistent_buffers
+        self.buffers: dict[str, Tensor] = {
+            name: self._make(name, initialise or name not in persistent) for name in self.info.buffers
+        }
+        self._constants = [self._make(name, True) for name in self.info.constants]
+        self._module, self.folded = fold(self._module, self._unchanging(), self._device, self._precision)
+        self.optimizer_on_host = optimizer_on_host
+        self._owned = self._copied_to_host() if optimizer_on_host else self.trainable
+        """What the optimizer updates: the parameters, or their copies."""
+        self.optimizer = make_optimizer(training, list(self._owned.items()))
+        self._settings = OwnSettings(self.optimizer, index, scheduled=training.schedule is not None)
+        self._rates = LearningRates(self.optimizer, training.schedule) if self.optimizer else None
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        return {name: self.parameters[name] for name in self.info.trainable}
+
+    @property
+    def operations(self) -> list[str]:
+        """What runs for every micro-batch, in order."""
+        return [str(node.target) for node in self._module.graph.nodes if node.op == "call_function"]
+
+    def forward(
+        self, step: int, micro_batch: int, values: Mapping[str, Tensor], batch: Mapping[str, Tensor]
+    ) -> SectionOutput:
+        """Runs the section on detached `values` (those of `info.inputs`); its random numbers come from
+        (seed, step, micro-batch, section). `batch` is needed where `info.batch` names entries, and by the
+        loss."""
+        leaves = {name: self._leaf(name, values[name]) for name in self.info.inputs}
+        seed_device(self._device, seed64("section", self._seed, step, micro_batch, self.info.index))
+        entries = [aligned(batch[name].to(self._device)) for name in self.info.batch]
+        arguments = [*self.parameters.values(), *self.buffers.values(), *self._constants, *entries]
+        with torch.enable_grad(), autocast(self._device.type, self._precision):
+            returned: list[Any] = list(self._module(*arguments, *leaves.values(), *self.folded))
+            own = len(returned) - len(self.info.updates)
+            new = zip(self.info.updates, returned[own:], strict=True)
+            updates: dict[str, Tensor] = {name: value.detach() for name, value in new}
+            if self._last:
+                return self._finish(returned[:own], batch, leaves, updates)
+            named = {
+                name: result.to(self._crossing[name].torch_dtype)  # as it was traced, on any device
+                for name, result in zip(self.info.outputs, returned[:own], strict=True)
+            }
+        outputs = {name: canonical(result.detach()) for name, result in named.items()}
+        return SectionOutput(outputs, None, Saved(leaves, named, None), updates)
+
+    def backward(
+        self, saved: Saved, gradients: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(gradients of `info.inputs` that need one, gradients of parameters), by name. `gradients`: those
+        of `info.outputs`; with fp16 all of them are of the loss times `loss_scale`. An input that nothing
+        flows to gets zeros; such a parameter is left out."""
+        if saved.loss is not None:
+            scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
+            roots, seeds = [saved.loss], [torch.full_like(saved.loss, scale)]
+        else:
+            names = [name for name, result in saved.results.items() if result.requires_grad]
+            roots = [saved.results[name] for name in names]
+            seeds = [aligned(gradients[name]) for name in names]
+        leaves = {name: leaf for name, leaf in saved.leaves.items() if leaf.requires_grad}
+        parameters = self.trainable
+        found: list[Tensor | None] = [None] * (len(leaves) + len(parameters))
+        if roots and found:
+            wanted = [*leaves.values(), *parameters.values()]
+            found = list(torch.autograd.grad(roots, wanted, seeds, allow_unused=True))
+        inputs = {
+            name: torch.zeros_like(leaf) if gradient is None else canonical(gradient)
+            for (name, leaf), gradient in zip(leaves.items(), found, strict=False)
+        }
+        own = zip(parameters, found[len(leaves) :], strict=True)
+        return inputs, {name: gradient for name, gradient in own if gradient is not None}
+
+    def set_lr(self, step: int) -> None:
+        """Sets each group's learning rate for `step`: its initial one times the schedule's factor."""
+        if self._rates is not None:
+            self._rates.set(step)
+
+    def apply(
+        self,
+        step: int,
+        gradients: Mapping[str, Tensor],
+        coefficient: Tensor | None = None,
+        statistics: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Updates the weights with finalised gradients (times the clip coefficient), and the buffers with
+        `statistics`; keeps no gradient."""
+        for name, value in (statistics or {}).items():
+            if name in self.buffers:
+                self.buffers[name].copy_(value)
+        if self.optimizer is None:
+            return
+        self.set_lr(step)
+        for name, owned in self._owned.items():
+            gradient = gradients[name].to(owned.device, owned.dtype)
+            owned.grad = gradient if coefficient is None else gradient * coefficient.to(owned.device)
+        call_user_code("optimizer.step()", self.optimizer.step)
+        for owned in self._owned.values():
+            owned.grad = None
+        self._to_device()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
+        """Everything that a later run needs of this section: (tensors, scalars), by name; see
+        `section_state`."""
+        tensors, scalars = section_state(
+            self.parameters | self._owned, self._kept_buffers(), self.optimizer, self.scales, self.loss_scale
+        )
+        group_tensors, group_scalars = self._settings.state()
+        return tensors | group_tensors, scalars | group_scalars
+
+    def load_state(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Scalar]) -> None:
+        """Takes over what `state` gave, here or elsewhere. Raises `RecipeMismatch` naming what does not
+        fit."""
+        ours = self._settings.load(tensors, scalars)
+        self.scales, self.loss_scale = load_section_state(
+            self.parameters | self._owned,
+            self._kept_buffers(),
+            self.optimizer,
+            self.loss_scale,
+            {name: tensor for name, tensor in tensors.items() if name not in ours},
+            {name: value for name, value in scalars.items() if name not in ours},
+        )
+        self._to_device()
+
+    def _copied_to_host(self) -> dict[str, nn.Parameter]:
+        return {
+            name: nn.Parameter(parameter.detach().to("cpu", copy=True))
+            for name, parameter in self.trainable.items()
+        }
+
+    def _to_device(self) -> None:
+        """The weights that the optimizer has updated, where the passes use them."""
+        if self.optimizer_on_host:
+            with torch.no_grad():
+                for name, owned in self._owned.items():
+                    self.parameters[name].copy_(owned)
+
+    def fixed_bytes(self) -> int:
+        """Of buffers and constants on the device that are not part of the state."""
+        kept = self._kept_buffers().values()
+        rest = [buffer for buffer in self.buffers.values() if all(buffer is not other for other in kept)]
+        return sum(
+            tensor.numel() * tensor.element_size() for tensor in [*rest, *self._constants, *self.folded]
+        )
+
+    def _kept_buffers(self) -> dict[str, Tensor]:
+        """The buffers that belong to the state, under its names: persistent ones, and those that change."""
+        kept: dict[str, Tensor] = {}
+        for name, buffer in self.buffers.items():
+            if name in self._sections.persistent_buffers:
+                kept[f"buffers/{name}"] = buffer
+            elif name in self._sections.updated_buffers:
+                kept[f"statistics/{name}"] = buffer
+        return kept
+
+    def _unchanging(self) -> dict[int, Tensor]:
+        """Position among the section's arguments -> buffer or constant that nothing ever changes."""
+        state = self._sections.persistent_buffers | set(self._sections.traced.updates)
+        arguments = [*self.parameters, *self.buffers, *self.info.constants]
+        values = [None] * len(self.parameters) + [*self.buffers.values(), *self._constants]
+        return {
+            position: value
+            for position, (name, value) in enumerate(zip(arguments, values, strict=True))
+            if value is not None and name not in state
+        }
+
+    def _make(self, name: str, initialise: bool) -> Tensor:
+        traced = self._sections.traced
+        if initialise:
+            return traced.initial(name).to(self._device)
+        fake = traced.tensors[name]
+        return torch.zeros(fake.shape, dtype=fake.dtype, device=self._device)
+
+    def _leaf(self, name: str, value: Tensor) -> Tensor:
+        leaf = canonical(value.detach().to(self._device))
+        return leaf.detach().requires_grad_(self._crossing[name].needs_grad)
+
+    def _finish(
+        self,
+        results: list[Any],
+        batch: Mapping[str, Tensor],
+        leaves: dict[str, Tensor],
+        updates: dict[str, Tensor],
+    ) -> SectionOutput:
+        output = tree_unflatten(results, self._sections.traced.out_spec)
+        moved = {name: entry.to(self._device) for name, entry in batch.items()}
+        loss: Any = call_user_code("Training.loss", self._training.loss, output, moved)
+        total, weight = cast(tuple[Any, Any], loss) if isinstance(loss, tuple) else (loss, 1.0)
+        if not isinstance(total, Tensor) or total.numel() != 1:
+            raise UserCodeError("Training.loss: expected a scalar tensor (a mean) or (sum, weight)")
+        piece = Piece(float(total.detach()), float(weight))
+        return SectionOutput({}, piece, Saved(leaves, {}, total if total.requires_grad else None), updates)

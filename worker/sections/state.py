@@ -1,0 +1,148 @@
+"""A section's state as named tensors and scalars, for checkpoints and for peers.
+
+weights/<name>              each parameter
+buffers/<name>              each persistent buffer
+statistics/<name>           each other buffer that changes in training
+optimizer/<name>/<key>      the optimizer's state of a parameter: a tensor, or else a scalar
+groups/<section>/<n>/<key>  what the optimizer changed in its nth parameter group (self: in itself)
+scales/<name>               `numerics: exact`: float64, the scale of the next step
+job/loss_scale              fp16: the loss scale of the next step, the same in every section
+job/good_steps              fp16: how many steps in a row went well with it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import RecipeMismatch, UserCodeError
+from .loss_scale import LossScale
+
+Scalar = int | float | bool | str | None
+
+_LOSS_SCALE = "job/loss_scale"
+_GOOD_STEPS = "job/good_steps"
+
+
+def section_state(
+    parameters: Mapping[str, nn.Parameter],
+    buffers: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer | None,
+    scales: Mapping[str, float],
+    loss_scale: LossScale | None,
+) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
+    """(tensors, scalars). The tensors are the live ones: copy them before the next step changes them.
+
+    `buffers` come under the names that they have in the state. Raises `UserCodeError` when the optimizer
+    keeps state that is neither tensor nor scalar.
+    """
+    tensors: dict[str, Tensor] = {f"weights/{name}": value.detach() for name, value in parameters.items()}
+    tensors |= buffers
+    scalars: dict[str, Scalar] = {}
+    for name, parameter in parameters.items():
+        state: dict[str, Any] = dict(optimizer.state.get(parameter, {})) if optimizer is not None else {}
+        for key, value in state.items():
+            full = f"optimizer/{name}/{key}"
+            if isinstance(value, Tensor):
+                tensors[full] = value.detach()
+            elif value is None or isinstance(value, int | float | bool | str):
+                scalars[full] = value
+            else:
+                raise UserCodeError(
+                    f"Training.optimizer: its state {key!r} of {name!r} is a {type(value).__name__}; "
+                    "only tensors and numbers can be saved"
+                )
+    tensors |= {f"scales/{name}": torch.tensor(scale, dtype=torch.float64) for name, scale in scales.items()}
+    if loss_scale is not None:
+        scalars |= {_LOSS_SCALE: loss_scale.scale, _GOOD_STEPS: loss_scale.good_steps}
+    return tensors, scalars
+
+
+def entry_owner(entry: str) -> str:
+    """`optimizer/block.0.weight/exp_avg` -> `block.0.weight`: the parameter or buffer of a state's entry;
+    empty for what belongs to the job as a whole, `group_owner` of a section for its optimizer's groups."""
+    kind, _, rest = entry.partition("/")
+    if kind == "job":
+        return ""
+    if kind == "groups":
+        return group_owner(int(rest.partition("/")[0]))
+    return rest.rpartition("/")[0] if kind == "optimizer" else rest
+
+
+def group_owner(section: int) -> str:
+    """What `entry_owner` says of the settings of a section's parameter groups."""
+    return f"groups/{section}"
+
+
+def load_section_state(
+    parameters: Mapping[str, nn.Parameter],
+    buffers: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer | None,
+    loss_scale: LossScale | None,
+    tensors: Mapping[str, Tensor],
+    scalars: Mapping[str, Scalar],
+) -> tuple[dict[str, float], LossScale | None]:
+    """Fills parameters, buffers and optimizer with a state; returns the scales and the loss scale.
+
+    `loss_scale` None: there must be none.
+    Raises `RecipeMismatch` when a tensor is missing, of another shape or type, or belongs to nothing here.
+    """
+    targets: dict[str, Tensor] = {f"weights/{name}": value for name, value in parameters.items()}
+    targets |= buffers
+    known = (*(f"optimizer/{name}/" for name in parameters), *(f"scales/{name}" for name in parameters))
+    job = () if loss_scale is None else (_LOSS_SCALE, _GOOD_STEPS)
+    for name in [*tensors, *scalars]:
+        if name not in targets and name not in job and not name.startswith(known):
+            raise RecipeMismatch(f"state {name!r}: this section has no such tensor")
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(_fitting(name, target, tensors))
+    for name, parameter in parameters.items():
+        prefix = f"optimizer/{name}/"
+        saved: dict[str, Any] = {
+            key.removeprefix(prefix): _placed(optimizer, parameter, key.removeprefix(prefix), value)
+            for key, value in {**tensors, **scalars}.items()
+            if key.startswith(prefix)
+        }
+        if optimizer is not None:
+            optimizer.state.pop(parameter, None)
+            if saved:
+                optimizer.state[parameter] = saved
+    scales = {
+        n.removeprefix("scales/"): float(value) for n, value in tensors.items() if n.startswith("scales/")
+    }
+    return scales, None if loss_scale is None else _loss_scale(scalars)
+
+
+def _loss_scale(scalars: Mapping[str, Scalar]) -> LossScale:
+    scale, good_steps = scalars.get(_LOSS_SCALE), scalars.get(_GOOD_STEPS)
+    if not isinstance(scale, int | float) or not isinstance(good_steps, int):
+        raise RecipeMismatch(f"state {_LOSS_SCALE!r}: {scale!r} and {good_steps!r}; fp16 needs both numbers")
+    return LossScale(float(scale), good_steps)
+
+
+def _fitting(name: str, target: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    if name not in tensors:
+        raise RecipeMismatch(f"state {name!r}: missing")
+    value = tensors[name]
+    if value.shape != target.shape or value.dtype != target.dtype:
+        raise RecipeMismatch(
+            f"state {name!r}: {value.dtype}{list(value.shape)} does not fit "
+            f"{target.dtype}{list(target.shape)}"
+        )
+    return value
+
+
+def _placed(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter, key: str, value: Any) -> Any:
+    """A private copy on the device where `Optimizer.load_state_dict` would put it: step counters stay on
+    the CPU."""
+    if not isinstance(value, Tensor):
+        return value
+    groups = optimizer.param_groups if optimizer is not None else []
+    on_device = any(group.get("capturable") or group.get("fused") for group in groups)
+    if key == "step" and not on_device:
+        return value.detach().cpu().clone()
+    return value.detach().to(parameter.device, copy=True)

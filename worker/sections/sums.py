@@ -1,0 +1,239 @@
+"""Sums of micro-batch gradients: `exact` in 64-bit fixed point, `fast` in floating point.
+
+Exact. Each micro-batch's gradient g of a tensor becomes the integers round(g·S), S a power of two; the
+integers are summed here and all-reduced. Integer addition is associative, so no order, grouping or routing
+changes a bit. With n contributions in all, S is such that a contribution 2^HEADROOM_BITS times as large as
+the largest of the last step still keeps |g|·S <= 2^62/n, so that the sum stays below 2^62.
+Error bound: S > 2^62 / (n · 2^(HEADROOM_BITS+2) · max|g|). Rounding moves each contribution by 1/(2S) at
+most, so the sum by at most n/(2S) < n^2 · 2^(HEADROOM_BITS-61) · max|g|: for n = 64, 2^-39 of the largest
+|g|. The sum is then converted once to float64 (relative error 2^-53), divided, and rounded once to float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from ..cutting.partition import Sections
+from ..errors import UserCodeError
+
+HEADROOM_BITS = 10  # a gradient may grow 1024-fold from one step to the next before a step has to be redone
+_CHUNK = 1 << 16  # elements converted at a time: the three temporaries stay in the second-level cache
+
+
+class GradientSum(Protocol):
+    """The sum of one bucket's gradients over micro-batches, and over workers by all-reducing its
+    tensors."""
+
+    names: tuple[str, ...]
+    buffer: Tensor
+    """Flat; all-reduce with SUM over the bucket's hosts."""
+    maxima: Tensor
+    """float64[len(names)], largest |g| of a single contribution (infinite if one is not finite); all-reduce
+    with MAX. Empty with `fast`."""
+
+    def reset(self, scales: Mapping[str, float]) -> None:
+        """Begins an attempt with these scales (`scales/<name>`; absent or 0: not known yet)."""
+        ...
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        """Adds one micro-batch's gradient."""
+        ...
+
+    def overflow(self) -> bool:
+        """After the all-reduce: the sum cannot be used; redo the step with `next_scales()`."""
+        ...
+
+    def non_finite(self) -> set[str]:
+        """After the all-reduce: names that got an infinite contribution, or one that is no number, as far
+        as the sum itself does not show it."""
+        ...
+
+    def next_scales(self) -> dict[str, float]:
+        """After the all-reduce: the scales of the next attempt or step; that of a gradient which is not
+        finite stays."""
+        ...
+
+    def finalise(self, total_weight: float) -> dict[str, Tensor]:
+        """After the all-reduce: sum / total_weight as float32, by name, in the shape of the parameter."""
+        ...
+
+
+def new_sum(
+    chain: Sections,
+    names: Sequence[str],
+    num_micro_batches: int,
+    numerics: Literal["exact", "fast"],
+    device: torch.device | str = "cpu",
+) -> GradientSum:
+    """An empty sum for the parameters `names` of a model.
+
+    How the model's parameters are grouped into sums, and over how many workers, changes no bit.
+    """
+    shapes = {name: tuple(chain.traced.tensors[name].shape) for name in names}
+    if numerics == "fast":
+        return FastSum(shapes, device)
+    contributions = {name: num_micro_batches * len(chain.shared.get(name, (0,))) for name in names}
+    return ExactSum(shapes, contributions, device)
+
+
+class ExactSum:
+    """`numerics: exact`; see the module's docstring."""
+
+    def __init__(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        contributions: Mapping[str, int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`contributions`: how many gradients each parameter gets in a step, over all workers and
+        sections."""
+        self.names = tuple(shapes)
+        self._limits = [2.0**62 / contributions[name] for name in shapes]
+        self.buffer = torch.zeros(_size(shapes), dtype=torch.int64, device=device)
+        self.maxima = torch.zeros(len(shapes), dtype=torch.float64, device=device)
+        self.scales = dict.fromkeys(shapes, 0.0)
+        self._views = _split(self.buffer, shapes)
+        self._rows = {name: row for row, name in enumerate(shapes)}
+
+    def reset(self, scales: Mapping[str, float]) -> None:
+        self.buffer.zero_()
+        self.maxima.zero_()
+        self.scales = {name: scales.get(name, 0.0) for name in self.names}
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        row = self._rows[name]
+        low, high = torch.aminmax(gradient)
+        largest = torch.maximum(-low, high).double().nan_to_num_(nan=math.inf, posinf=math.inf)
+        self.maxima[row] = torch.maximum(self.maxima[row], largest)
+        scale = self.scales[name]
+        if scale == 0.0:
+            return  # this attempt only measures
+        flat, total = gradient.reshape(-1), self._views[name].view(-1)
+        for start in range(0, flat.numel(), _CHUNK):
+            chunk = flat[start : start + _CHUNK].double().mul_(scale).round_()
+            # Beyond the limit the conversion may give any integer: the sum is then not used.
+            total[start : start + _CHUNK].add_(chunk.to(torch.int64))
+
+    def overflow(self) -> bool:
+        return any(
+            not math.isfinite(largest) or largest * scale > limit or (scale == 0.0 and largest > 0.0)
+            for largest, scale, limit in zip(
+                self.maxima.tolist(), self.scales.values(), self._limits, strict=True
+            )
+        )
+
+    def non_finite(self) -> set[str]:
+        maxima = zip(self.names, self.maxima.tolist(), strict=True)
+        return {name for name, largest in maxima if not math.isfinite(largest)}
+
+    def next_scales(self) -> dict[str, float]:
+        return {
+            name: _scale(largest, limit) if math.isfinite(largest) else self.scales[name]
+            for name, largest, limit in zip(self.names, self.maxima.tolist(), self._limits, strict=True)
+        }
+
+    def finalise(self, total_weight: float) -> dict[str, Tensor]:
+        result: dict[str, Tensor] = {}
+        for name, total in self._views.items():
+            scale = self.scales[name] or 1.0  # unknown scale and no overflow: every contribution was zero
+            result[name] = (total.double() / scale / total_weight).float()
+        return result
+
+
+class FastSum:
+    """`numerics: fast`: float32, in the order of arrival."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]], device: torch.device | str = "cpu") -> None:
+        self.names = tuple(shapes)
+        self.buffer = torch.zeros(_size(shapes), dtype=torch.float32, device=device)
+        self.maxima = torch.zeros(0, dtype=torch.float64, device=device)
+        self._views = _split(self.buffer, shapes)
+
+    def reset(self, scales: Mapping[str, float]) -> None:
+        self.buffer.zero_()
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        self._views[name].add_(gradient)
+
+    def overflow(self) -> bool:
+        return False
+
+    def non_finite(self) -> set[str]:
+        return set()  # floating point keeps it in the sum
+
+    def next_scales(self) -> dict[str, float]:
+        return {}
+
+    def finalise(self, total_weight: float) -> dict[str, Tensor]:
+        return {name: total / total_weight for name, total in self._views.items()}
+
+
+def mean_loss(pieces: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(loss, total weight) from each micro-batch's (sum, weight), given in the order of the
+    micro-batches."""
+    total = weight = 0.0
+    for piece_sum, piece_weight in pieces:
+        total += piece_sum
+        weight += piece_weight
+    if weight <= 0.0:
+        raise UserCodeError(
+            f"loss: the weights of the step's micro-batches add up to {weight}; expected more than 0"
+        )
+    return total / weight, weight
+
+
+def parameter_norm(gradient: Tensor) -> Tensor:
+    """The 2-norm of one parameter's gradient, float32 scalar."""
+    return torch.linalg.vector_norm(gradient, 2.0)
+
+
+def global_norm(norms: Sequence[Tensor]) -> Tensor:
+    """The 2-norm of the whole gradient from the parameters' norms, given in the model's order.
+
+    Equals what `torch.nn.utils.clip_grad_norm_` returns, bit for bit.
+    """
+    if not norms:
+        return torch.tensor(0.0)
+    return torch.linalg.vector_norm(torch.stack([norm.to(torch.float32) for norm in norms]), 2.0)
+
+
+def norms_of(total: GradientSum, gradients: Mapping[str, Tensor]) -> dict[str, float]:
+    """Each parameter's norm, by name; infinite where a micro-batch's gradient was not finite.
+
+    `gradients`: what `total` was finalised to, or nothing if it overflowed.
+    """
+    norms = {name: float(parameter_norm(gradients[name])) for name in total.names if name in gradients}
+    return norms | dict.fromkeys(total.non_finite(), math.inf)
+
+
+def clip_coefficient(total: Tensor, max_norm: float) -> Tensor:
+    """The factor that `torch.nn.utils.clip_grad_norm_` multiplies gradients by (1 when within)."""
+    return torch.clamp(max_norm / (total + 1e-6), max=1.0)
+
+
+def _scale(largest: float, limit: float) -> float:
+    if largest == 0.0:
+        return 0.0
+    # frexp: largest < 2^exponent, so largest · 2^(bits - exponent) < 2^bits.
+    _, exponent = math.frexp(largest)
+    bits = math.frexp(limit)[1] - 1 - HEADROOM_BITS
+    return math.ldexp(1.0, max(-1000, min(1000, bits - exponent)))
+
+
+def _size(shapes: Mapping[str, Sequence[int]]) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def _split(flat: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    views: dict[str, Tensor] = {}
+    start = 0
+    for name, shape in shapes.items():
+        stop = start + math.prod(shape)
+        views[name] = flat[start:stop].view(tuple(shape))
+        start = stop
+    return views

@@ -1,0 +1,73 @@
+"""How the user's model is called: entries of a collated sample go to the arguments of the same names,
+together with `Training.forward_kwargs`.
+
+Training wants no caches of keys and values (transformers): `use_cache=False` is passed where forward takes it
+and nobody else gives it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import UserCodeError
+
+_ARGUMENT_LISTS = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardCall:
+    """The arguments of a model's forward, all by name."""
+
+    inputs: tuple[str, ...]
+    """Entries of the batch that forward takes, in the order of its arguments."""
+    constants: Mapping[str, Any]
+
+    def arguments(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+        return {**{name: batch[name] for name in self.inputs}, **self.constants}
+
+
+def forward_call(model: nn.Module, batch: Mapping[str, Tensor], constants: Mapping[str, Any]) -> ForwardCall:
+    """How `model` is called with `batch` and `constants` (`Training.forward_kwargs`).
+
+    Raises `UserCodeError` when an argument without a default is given by neither or by both, no entry fits at
+    all, or forward does not take a constant.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    _check_constants(parameters, batch, constants)
+    names = tuple(name for name in parameters if name in batch)
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if name not in batch
+        and name not in constants
+        and parameter.default is inspect.Parameter.empty
+        and parameter.kind not in _ARGUMENT_LISTS
+    ]
+    if missing or not names:
+        raise UserCodeError(
+            f"Training.dataset: samples have the entries {sorted(batch)}, but the model's forward needs "
+            f"{missing or list(parameters)}; an entry goes to the argument of the same name"
+        )
+    without_cache = {"use_cache": False} if "use_cache" in parameters and "use_cache" not in batch else {}
+    return ForwardCall(names, {**without_cache, **constants})
+
+
+def _check_constants(
+    parameters: Mapping[str, inspect.Parameter], batch: Mapping[str, Tensor], constants: Mapping[str, Any]
+) -> None:
+    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name in constants:
+        if name in batch and name in parameters:
+            raise UserCodeError(
+                f"Training.forward_kwargs: {name!r} is an entry of the samples as well; leave out one of them"
+            )
+        if name not in parameters and not open_ended:
+            raise UserCodeError(
+                f"Training.forward_kwargs: the model's forward has no argument {name!r}; it takes "
+                f"{list(parameters)}"
+            )

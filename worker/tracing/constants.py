@@ -1,0 +1,107 @@
+"""Tensors that forward uses and that are neither parameter, buffer nor entry of the batch.
+
+Those made while the model was built (a plain attribute) and real ones (a module's global) stay constants.
+`parameter.data` arrives as one, too: it is made a detached parameter again. Others are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from ..errors import UntraceableModel
+from .functional import storage_of
+from .source import stack_line
+
+_aten = torch.ops.aten
+
+
+def settle_constants(
+    program: torch.export.ExportedProgram,
+    model: nn.Module,
+    fake_mode: FakeTensorMode,
+    constants: Mapping[str, str],
+    lifted: Mapping[str, str],
+) -> dict[str, str]:
+    """The constants that stay, placeholder -> name. Rewrites the graph for those that are `.data` of
+    parameters or buffers (`lifted`: placeholder -> name). `fake_mode`: in which the model was built.
+
+    Raises `UntraceableModel` with the user's line for a parameter of a module that is not registered, and a
+    tensor whose values nobody knows.
+    """
+    graph = program.graph
+    places = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    owners = {storage_of(node): node for name, node in places.items() if name in lifted}
+    hidden = {_storage(parameter): name for name, parameter in _unregistered(model)}
+    kept: dict[str, str] = {}
+    for place, name in constants.items():
+        node, value = places[place], program.constants[name]
+        if not node.users:
+            continue
+        line = next(filter(None, map(stack_line, node.users)), None)
+        if not isinstance(value, FakeTensor):
+            kept[place] = name
+        elif _storage(value) in hidden:
+            raise UntraceableModel(
+                f"forward uses the parameter {hidden[_storage(value)]}, which is not registered in the model "
+                "and would not be trained. Keep modules in nn.ModuleList or nn.ModuleDict, parameters in "
+                "nn.ParameterList",
+                line,
+            )
+        elif value.fake_mode is fake_mode:
+            kept[place] = name
+        else:
+            _detach(graph, node, value, owners.get(_storage(value)), line)
+    return kept
+
+
+def _detach(graph: fx.Graph, node: fx.Node, value: Tensor, owner: fx.Node | None, line: str | None) -> None:
+    form = (value.shape, value.stride(), value.storage_offset())
+    whole: Any = owner.meta["val"] if owner is not None else None
+    if owner is None or form != (whole.shape, whole.stride(), whole.storage_offset()):
+        raise UntraceableModel(
+            "forward uses a tensor that was not made while the model was built; its values are unknown. Make "
+            "it a buffer (register_buffer), and write x.detach() for x.data",
+            line,
+        )
+    with graph.inserting_before(min(node.users)):
+        detached = graph.call_function(_aten.detach.default, (owner,))
+    with whole.fake_mode, torch.no_grad():
+        detached.meta["val"] = whole.detach()
+    detached.meta["stack_trace"] = min(node.users).meta.get("stack_trace")
+    detached.meta["nn_module_stack"] = min(node.users).meta.get("nn_module_stack")
+    node.replace_all_uses_with(detached)
+    graph.erase_node(node)
+
+
+def _unregistered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters of modules that lie in plain lists and dicts."""
+    registered = {id(module) for module in model.modules()}
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute.startswith("_") and attribute in vars(nn.Module()):
+                continue
+            path = f"{name}.{attribute}" if name else attribute
+            for key, item in _items(value):
+                if isinstance(item, nn.Module) and id(item) not in registered:
+                    yield from ((f"{path}[{key!r}].{inner}", p) for inner, p in item.named_parameters())
+                elif isinstance(item, nn.Parameter) and not _is_held(model, item):
+                    yield f"{path}[{key!r}]", item
+
+
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    if type(value) in (list, tuple):
+        return list(enumerate(cast(list[Any], value)))
+    return list(cast(dict[Any, Any], value).items()) if type(value) is dict else []
+
+
+def _is_held(model: nn.Module, parameter: nn.Parameter) -> bool:
+    return any(parameter is held for held in model.parameters())
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,218 @@
+"""torch.export, made to tell the truth about a training forward.
+
+Left alone it drops the backward of custom functions and hooks without a word, loses `no_grad` inside
+`autocast`, turns off an autocast for a device that is not here, and bakes in random numbers of Python and
+state that is kept from call to call. What it cannot hold is refused, with the user's line.
+
+Uses private torch API (export passes, autocast's fields): checked with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import traceback
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import _trace  # pyright: ignore[reportPrivateUsage]
+from torch.fx.proxy import TracerBase
+
+from ..errors import UntraceableModel
+from .attributes import Attributes, watched
+from .graph_text import graph_lines
+from .guards import guards, python_randomness, replaced
+from .outputs import checked_outputs
+from .source import is_library, user_call
+
+Program = torch.export.ExportedProgram
+
+_HINTS = (
+    (
+        ("data-dependent", "DataDependent"),
+        "control flow on a tensor's values has no single graph: use torch.where or a mask",
+    ),
+    (("functorch", "BatchedTensor"), "transforms of torch.func are not traced: write their result out"),
+    (
+        ("Device Propagation", "compiled with CUDA"),
+        "forward names a device: take that of an input (x.device), as sections run where Makara puts them",
+    ),
+    ((".numpy()",), "NumPy sees no values while the model is traced: use tensor operations"),
+)
+
+
+def export(model: nn.Module, arguments: Mapping[str, Any], fake_mode: FakeTensorMode) -> Program:
+    """`model`'s forward as a program; `no_grad` and `autocast` regions are marks in its graph.
+
+    `fake_mode`: of the model's fake tensors. Raises `UntraceableModel` naming the operation, the user's line
+    and what to change.
+    """
+    generators = _python_generators()
+    with watched(model) as attributes:
+        try:
+            program = _export(model, arguments)
+        except UntraceableModel as error:
+            _refuse_written(attributes, error)
+            raise
+    if _python_generators() != generators:
+        _refuse_python_randomness(model, arguments)
+    if attributes.changed:
+        _refuse_state(model, arguments, fake_mode, program, attributes)
+    return program
+
+
+def _export(model: nn.Module, arguments: Mapping[str, Any]) -> Program:
+    try:
+        with ExitStack() as stack:
+            for patch in (_regions_as_marks, _autocast_of_any_device, _lines_of_helpers, _quiet, guards):
+                stack.enter_context(patch())
+            stack.enter_context(checked_outputs(model))
+            return torch.export.export(model, (), dict(arguments), strict=False)
+    except UntraceableModel:
+        raise
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        raise UntraceableModel(_explain(error), user_call(error), text) from error
+
+
+def _explain(error: Exception) -> str:
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    said = f"{type(error).__name__}: {first}"
+    for words, hint in _HINTS:
+        if any(word in f"{type(error).__name__} {error}" for word in words):
+            return f"the model cannot be traced: {hint} ({said})"
+    return f"the model cannot be traced: {said}"
+
+
+def _python_generators() -> str:
+    return repr((random.getstate(), np.random.get_state()))
+
+
+def _refuse_python_randomness(model: nn.Module, arguments: Mapping[str, Any]) -> None:
+    with watched(model), python_randomness() as drawn:
+        _export(model, arguments)
+    raise UntraceableModel(
+        "forward draws a random number from Python or NumPy, which would be the same in every step. "
+        "Draw it with torch, as a tensor (torch.rand(()))",
+        next(iter(drawn), None),
+    )
+
+
+def _refuse_written(attributes: Attributes, error: UntraceableModel) -> None:
+    if names := attributes.written():
+        raise UntraceableModel(
+            f"forward changes {_listed(names)} in place, a tensor that is neither parameter nor buffer. "
+            "Register it as a buffer (register_buffer)",
+            attributes.line() or error.call,
+        ) from error
+
+
+def _refuse_state(
+    model: nn.Module,
+    arguments: Mapping[str, Any],
+    fake_mode: FakeTensorMode,
+    first: Program,
+    attributes: Attributes,
+) -> None:
+    """Traces the second call, which begins with the attributes that the first one left."""
+    problem = UntraceableModel(
+        f"forward keeps state from call to call in {_listed(attributes.names())}, so a micro-batch would "
+        "depend on the ones before. Compute from arguments alone, or make it a buffer (register_buffer) and "
+        "declare how its changes combine (Training.average_buffers)",
+        attributes.line(),
+    )
+    kept = attributes.keep(model, fake_mode)
+    try:
+        with watched(model):
+            second = _export(model, arguments)
+    except UntraceableModel as error:
+        raise problem from error
+    finally:
+        attributes.restore(model)
+    if _text(first) != _text(second) or _reads(second, kept):
+        raise problem
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _text(program: Program) -> list[str]:
+    known = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs}
+    return [str(program.call_spec.out_spec), *graph_lines(program.graph, program.graph_module, known)]
+
+
+def _reads(program: Program, tensors: list[torch.Tensor]) -> bool:
+    """Whether the graph uses one of `tensors`, which it can only know as constants."""
+    kept = {tensor.untyped_storage()._cdata for tensor in tensors}  # pyright: ignore[reportPrivateUsage]
+    used = {node.name for node in program.graph.find_nodes(op="placeholder") if node.users}
+    return any(
+        isinstance(value := program.constants.get(spec.target or ""), torch.Tensor)
+        and value.untyped_storage()._cdata in kept  # pyright: ignore[reportPrivateUsage]
+        for spec in program.graph_signature.input_specs
+        if spec.arg.name in used
+    )
+
+
+@contextmanager
+def _regions_as_marks() -> Generator[None]:
+    """Leaves out the passes that make higher-order operations of regions: they lose some (see `regions`)."""
+
+    def leave(program: fx.GraphModule, signature: Any) -> tuple[fx.GraphModule, Any]:
+        return program, signature
+
+    grad, cast = replace_set_grad_with_hop_pass, replace_autocast_with_hop_pass
+    with (
+        replaced(grad, "replace_set_grad_with_hop_pass", leave),
+        replaced(cast, "replace_autocast_with_hop_pass", leave),
+    ):
+        yield
+
+
+@contextmanager
+def _autocast_of_any_device() -> Generator[None]:
+    """An autocast region for whatever device is one for the device that runs; it is traced on the CPU."""
+    original: Callable[..., None] = torch.autocast.__init__
+
+    def init(self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, **rest: Any) -> None:
+        original(self, "cpu", torch.get_autocast_dtype(device_type) if dtype is None else dtype, **rest)
+
+    with replaced(torch.autocast, "__init__", init):
+        yield
+
+
+@contextmanager
+def _lines_of_helpers() -> Generator[None]:
+    """torch notes the lines of functions named `forward` only; the functions that they call count as well."""
+
+    def keep(_: fx.Tracer, frames: traceback.StackSummary) -> traceback.StackSummary:
+        first = next((n for n, frame in enumerate(frames) if frame.name == "forward"), len(frames))
+        return traceback.StackSummary.from_list(
+            [frame for frame in frames[first:] if frame.name == "forward" or not is_library(frame.filename)]
+        )
+
+    with replaced(TracerBase, "_filter_traceback_frames", keep):
+        yield
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """torch prints the graph so far when it fails, which helps nobody whose model it is."""
+
+    def say_nothing(*_: object, **__: object) -> None: ...
+
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    setattr(_trace, "print", say_nothing)  # noqa: B010
+    try:
+        yield
+    finally:
+        delattr(_trace, "print")
+        log.setLevel(level)

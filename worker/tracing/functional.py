@@ -1,0 +1,171 @@
+"""In-place operations of a traced graph made functional, so that a value never changes after it was made.
+
+A value that crosses a cut is a detached leaf on the far side, which must not be written. Where other views
+of the same memory are read afterwards the in-place operation stays, and the partition makes no cut inside
+its span (`written_spans`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..errors import UntraceableModel
+from .source import stack_line
+
+_aten = torch.ops.aten
+# Operations that write running statistics without saying so in their schema: position of (mean, variance,
+# training).
+_SILENT_WRITERS = {_aten.batch_norm.default: (3, 4, 5), _aten.instance_norm.default: (3, 4, 5)}
+STATISTICS = frozenset(
+    [*_SILENT_WRITERS, _aten.native_batch_norm.default, _aten._native_batch_norm_legit.default]
+)
+"""Operations whose only writes are running statistics: means over samples, of which a mean can be taken."""
+
+
+def functionalise(
+    graph: fx.Graph, lifted: Mapping[str, str], inputs: Mapping[str, str]
+) -> dict[fx.Node, fx.Node]:
+    """Rewrites `graph` in place. Placeholder -> name: `lifted` for parameters, buffers, constants; `inputs`
+    for entries of the batch. Returns, for each value that was written, the node that now gives it.
+
+    Raises `UntraceableModel` naming the parameter, constant or entry that the forward pass would change.
+    """
+    owners = _owners(graph, {**lifted, **inputs})
+    successors: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        for target in written(node):
+            name = owners.get(storage_of(target))
+            if name is not None:
+                _refuse_write(node, name, name in inputs.values())
+        replaced = _make_functional(graph, node)
+        if replaced is not None:
+            successors[replaced] = node
+    graph.lint()
+    return successors
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """The arguments that `node` writes in place."""
+    silent = _SILENT_WRITERS.get(node.target)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    if silent is not None:
+        mean, variance, training = (node.args[place] for place in silent)
+        return [value for value in (mean, variance) if training is True and isinstance(value, fx.Node)]
+    schema: Any = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    found: list[fx.Node] = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value: Any = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        found += [value] if isinstance(value, fx.Node) else []
+    return found
+
+
+def written_spans(nodes: list[fx.Node]) -> list[tuple[int, int]]:
+    """(first, last) positions in `nodes` between which a value is made and last written: no cut inside."""
+    first: dict[int, int] = {}
+    spans: dict[int, tuple[int, int]] = {}
+    for position, node in enumerate(nodes):
+        storage = storage_of(node)
+        if storage is not None:
+            first.setdefault(storage, position)
+        for target in written(node):
+            key = storage_of(target)
+            if key is not None and key in first:
+                spans[key] = (first[key], position)
+    return [*spans.values(), *_update_spans(nodes)]
+
+
+def _update_spans(nodes: list[fx.Node]) -> list[tuple[int, int]]:
+    """From a changing buffer's first use to its new value, so that one section holds it and updates it."""
+    number = {node: position for position, node in enumerate(nodes)}
+    spans: list[tuple[int, int]] = []
+    for position, node in enumerate(nodes):
+        place: fx.Node | None = node.meta.get("new_value_of")
+        if place is not None:
+            uses = [number[user] for user in place.users if user in number]
+            spans.append((min([position, *uses]), max([position, *uses])))
+    return spans
+
+
+def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """Makes `node` functional if it can be; returns the node whose later uses now read `node` instead."""
+    name: str = getattr(getattr(node.target, "_schema", None), "name", "")
+    targets = written(node)
+    if len(targets) != 1 or not name.startswith("aten::") or not name.endswith("_") or name.endswith("__"):
+        return None
+    target = targets[0]
+    packet: Any = getattr(_aten, name.removeprefix("aten::").removesuffix("_"), None)
+    overload = getattr(packet, getattr(node.target, "_overloadname", ""), None)
+    if overload is None or target is not node.args[0] or _seen_elsewhere(graph, node, target):
+        return None
+    if not _same_form(overload, node):
+        return None
+    node.target = overload
+    for user in [user for user in target.users if user is not node and _after(user, node)]:
+        user.replace_input_with(target, node)
+    return target
+
+
+def _seen_elsewhere(graph: fx.Graph, node: fx.Node, target: fx.Node) -> bool:
+    """Whether a view made before `node`, of the memory that it writes, is read after it."""
+    storage = storage_of(target)
+    return any(
+        other is not target
+        and _after(node, other)
+        and storage_of(other) == storage
+        and any(_after(user, node) for user in other.users)
+        for other in graph.nodes
+    )
+
+
+def _same_form(overload: Any, node: fx.Node) -> bool:
+    """Whether the functional operation gives the type and shape that the in-place one keeps."""
+    expected = node.meta.get("val")
+    if not isinstance(expected, Tensor):
+        return False
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda used: used.meta["val"])
+    fake_mode: Any = getattr(expected, "fake_mode", None)
+    if fake_mode is None:
+        return False
+    with fake_mode:
+        result = overload(*args, **kwargs)
+    return isinstance(result, Tensor) and result.dtype == expected.dtype and result.shape == expected.shape
+
+
+def _refuse_write(node: fx.Node, name: str, is_input: bool) -> None:
+    if is_input:
+        message = f"the forward pass changes its input {name!r} in place ({node.target}); change a copy"
+    else:
+        message = (
+            f"the forward pass changes {name!r} in place ({node.target}); forward may not write parameters "
+            "or constants. Compute a new value, or change it in the optimizer"
+        )
+    raise UntraceableModel(message, stack_line(node))
+
+
+def _owners(graph: fx.Graph, lifted: Mapping[str, str]) -> dict[int | None, str]:
+    places = graph.find_nodes(op="placeholder")
+    return {
+        storage_of(node): lifted[node.name]
+        for node in places
+        if node.name in lifted and storage_of(node) is not None
+    }
+
+
+def storage_of(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return None
+    return value.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+def _after(node: fx.Node, other: fx.Node) -> bool:
+    return other < node

@@ -1,0 +1,209 @@
+"""Calls within a model's forward that a trace would drop or bake in, refused while the forward runs.
+
+Only calls from code outside torch count: torch's own modules know what they do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointFunction
+
+from ..errors import UntraceableModel
+from .source import called_by_user, calling_line, is_library, line_of
+
+_GRADIENT_HOOK = (
+    "a hook on a gradient is not part of the graph and would be lost. Scale or clip in the forward pass "
+    "(x * s + (x * (1 - s)).detach() scales the gradient of x by s), or in the optimizer"
+)
+_GRADIENT_INSIDE = (
+    "a gradient that is taken inside forward is not part of the graph. Write its formula with operations on "
+    "tensors"
+)
+_GENERATOR = (
+    "a generator that is seeded or restored inside forward would be ignored: Makara seeds the global one for "
+    "each micro-batch and section. Draw from it as it is, or make the numbers a buffer or an entry of the "
+    "samples"
+)
+_REFUSED: tuple[tuple[Any, str, str], ...] = (
+    (Tensor, "register_hook", _GRADIENT_HOOK),
+    (Tensor, "register_post_accumulate_grad_hook", _GRADIENT_HOOK),
+    (nn.Module, "register_full_backward_hook", _GRADIENT_HOOK),
+    (nn.Module, "register_full_backward_pre_hook", _GRADIENT_HOOK),
+    (Tensor, "backward", _GRADIENT_INSIDE),
+    (torch.autograd, "backward", _GRADIENT_INSIDE),
+    (torch.autograd, "grad", _GRADIENT_INSIDE),
+    (torch, "manual_seed", _GENERATOR),
+    (torch, "seed", _GENERATOR),
+    (torch, "set_rng_state", _GENERATOR),
+    (torch.random, "fork_rng", _GENERATOR),
+    (torch.cuda, "manual_seed", _GENERATOR),
+    (
+        torch.inference_mode,
+        "__enter__",
+        "torch.inference_mode inside a model that trains would be lost. Use torch.no_grad",
+    ),
+)
+# Functions of torch whose forward is all there is to them, or whose backward the graph keeps.
+_OPERATORS = ("torch._library.autograd", "torch._higher_order_ops")
+
+
+@contextmanager
+def guards() -> Generator[None]:
+    """While a forward is traced: refuses what the graph would not hold, naming the call and its line."""
+    with ExitStack() as stack:
+        for owner, name, message in _REFUSED:
+            stack.enter_context(replaced(owner, name, _refusing(getattr(owner, name), name, message)))
+        for patch in (_no_custom_backward, _no_switched_gradients, _no_saved_hooks, _no_new_parameters):
+            stack.enter_context(patch())
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: object) -> Generator[None]:
+    """`owner.name` is `value` for a while; it may be inherited."""
+    own = name in vars(owner)
+    original = inspect.getattr_static(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+
+def _refusing(original: Callable[..., Any], name: str, message: str) -> Callable[..., Any]:
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if called_by_user():
+            shown = name if not name.startswith("_") else "torch.inference_mode()"
+            raise UntraceableModel(f"{shown}: {message}", calling_line())
+        return original(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _no_custom_backward() -> Generator[None]:
+    """torch.export drops the backward of a custom autograd.Function without a word."""
+    original = inspect.getattr_static(Function, "apply")
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction:  # reentrant checkpointing: when to recompute is Makara's decision
+            function, _, *rest = args
+            return function(*rest)
+        if cls.__module__.startswith(_OPERATORS):
+            return original.__func__(cls, *args, **kwargs)
+        raise UntraceableModel(
+            f"{cls.__module__}.{cls.__qualname__} is a torch.autograd.Function; its backward would be lost. "
+            "Write it with differentiable operations, or as an operator (torch.library.custom_op with "
+            "register_autograd)",
+            calling_line(),
+        )
+
+    with replaced(Function, "apply", classmethod(refuse)):
+        yield
+
+
+@contextmanager
+def _no_switched_gradients() -> Generator[None]:
+    original = Tensor.requires_grad_
+
+    def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
+        if self.requires_grad != requires_grad and called_by_user():
+            raise UntraceableModel(
+                f"requires_grad_({requires_grad}) inside forward is not part of the graph. Freeze parameters "
+                "when the model is built; use detach() or no_grad for values",
+                calling_line(),
+            )
+        return original(self, requires_grad)
+
+    with replaced(Tensor, "requires_grad_", requires_grad_):
+        yield
+
+
+@contextmanager
+def _no_saved_hooks() -> Generator[None]:
+    """Hooks on what autograd keeps may change it. torch's own ones (checkpoint, save_on_cpu) do not."""
+    original = saved_tensors_hooks.__enter__
+
+    def enter(self: saved_tensors_hooks) -> None:
+        if not type(self).__module__.startswith("torch.") or type(self) is saved_tensors_hooks:
+            raise UntraceableModel(
+                "saved_tensors_hooks inside forward would be lost. Leave them out: where activations are "
+                "kept or recomputed is Makara's decision",
+                calling_line(),
+            )
+        original(self)
+
+    with replaced(saved_tensors_hooks, "__enter__", enter):
+        yield
+
+
+@contextmanager
+def _no_new_parameters() -> Generator[None]:
+    original = nn.Module.__setattr__
+
+    def assign(self: nn.Module, name: str, value: Any) -> None:
+        if isinstance(value, nn.Parameter) and called_by_user():
+            raise UntraceableModel(
+                f"forward assigns a Parameter to {name!r} of a {type(self).__name__}, which no optimizer "
+                "would know. Make and tie parameters in the constructor",
+                calling_line(),
+            )
+        original(self, name, value)
+
+    with replaced(nn.Module, "__setattr__", assign):
+        yield
+
+
+@contextmanager
+def python_randomness() -> Generator[list[str | None]]:
+    """Gives a list that at the end names the user's lines that drew from Python's or NumPy's generator.
+
+    A trace bakes such numbers in: every step would use the same.
+    """
+    found: list[str | None] = []
+    python: object = random.random.__self__  # pyright: ignore
+
+    def watch(frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_call" and getattr(function, "__self__", None) is python:
+            caller: FrameType | None = frame
+            while caller is not None and _is_quiet(caller.f_code.co_filename):
+                caller = caller.f_back
+            found.append(None if caller is None else line_of(caller.f_code.co_filename, caller.f_lineno))
+
+    def noting(draw: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found.append(calling_line())
+            return draw(*args, **kwargs)
+
+        return call
+
+    numpy: object = np.random.random.__self__  # pyright: ignore
+    earlier = sys.getprofile()
+    with ExitStack() as stack:
+        for name, draw in list(vars(np.random).items()):
+            if getattr(draw, "__self__", None) is numpy:
+                stack.enter_context(replaced(np.random, name, noting(draw)))
+        stack.callback(sys.setprofile, earlier)
+        sys.setprofile(watch)
+        yield found
+
+
+def _is_quiet(filename: str) -> bool:
+    return is_library(filename) or filename == random.__file__

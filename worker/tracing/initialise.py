@@ -1,0 +1,243 @@
+"""Initial weights as a pure function of (seed, tensor), with the distribution that the user's own code
+gives.
+
+The user's model is built with fake tensors, which have shapes but no memory, while every operation on them
+is recorded. A parameter, buffer or constant is then made by replaying, on real memory, only the operations
+that touch its storage or what flows into it, each random one under a seed of its own. So a tensor comes out
+the same whichever worker makes it, and no worker ever holds more than its range.
+
+Uses private torch API (FakeTensorMode, _disable_current_modes, storage identity): checked with torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
+)
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..errors import UntraceableModel
+from ..seeds import preserved_randomness, seed64, seed_everything
+from .conversion import converting
+
+T = TypeVar("T")
+_aten = torch.ops.aten
+_UNINITIALISED = {
+    _aten.empty,
+    _aten.empty_like,
+    _aten.empty_permuted,
+    _aten.empty_strided,
+    _aten.new_empty,
+    _aten.new_empty_strided,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A fake tensor, as a view of the storage with this key."""
+
+    storage: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """Real data that the user's code brought in (lists, NumPy arrays, loaded weights)."""
+
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    function: Any  # torch._ops.OpOverload
+    args: Any
+    kwargs: dict[str, Any]
+    outputs: tuple[_View | None, ...]
+    storages: frozenset[int]  # read or written
+    random: bool
+
+
+@dataclass
+class Recording:
+    """What the model's construction did, ready to be replayed one tensor at a time."""
+
+    seed: int
+    fake_mode: FakeTensorMode
+    _calls: list[_Call] = field(default_factory=list)
+    _calls_by_storage: dict[int, list[int]] = field(default_factory=dict)
+    _alive: list[Tensor] = field(default_factory=list)  # a storage's key stays unique while it lives
+
+    def tensor(self, fake: Tensor, name: str) -> Tensor:
+        """A new contiguous CPU tensor with what `fake` would hold; its random numbers come from (seed,
+        name).
+
+        Raises `UntraceableModel` when `fake` was not made while the model was built.
+        """
+        if not isinstance(fake, FakeTensor):
+            return fake.detach().clone(memory_format=torch.contiguous_format)
+        view = _view(fake)
+        if view.storage not in self._calls_by_storage:
+            raise UntraceableModel(
+                f"{name!r} was not made by the function Training.model; its values are unknown"
+            )
+        with _disable_current_modes(), preserved_randomness(), torch.no_grad():
+            return _place(self._replay(view.storage, name), view).clone(memory_format=torch.contiguous_format)
+
+    def _replay(self, storage: int, name: str) -> dict[int, torch.UntypedStorage]:
+        real: dict[int, torch.UntypedStorage] = {}
+        ordinal = 0
+        for number in self._slice(storage):
+            call = self._calls[number]
+            args, kwargs = tree_map(partial(_real, real=real), (call.args, call.kwargs))
+            if call.random:
+                seed = seed64("initialise", self.seed, name, ordinal)
+                ordinal += 1
+                seed_everything(seed)
+                if "generator" in kwargs:  # the user's own generator is replaced by one of this tensor
+                    kwargs["generator"] = torch.Generator().manual_seed(seed)
+            results = [
+                leaf for leaf in tree_leaves(call.function(*args, **kwargs)) if isinstance(leaf, Tensor)
+            ]
+            if call.function.overloadpacket in _UNINITIALISED:
+                results[0].zero_()  # what the user never fills would differ between machines
+            _store(real, call.outputs, results)
+        return real
+
+    def _slice(self, storage: int) -> list[int]:
+        """The calls that touch `storage` or a storage that flows into it, in the order of their
+        recording."""
+        found: set[int] = set()
+        seen, waiting = {storage}, [storage]
+        while waiting:
+            for number in self._calls_by_storage.get(waiting.pop(), ()):
+                found.add(number)
+                fresh = self._calls[number].storages - seen
+                seen |= fresh
+                waiting.extend(fresh)
+        return sorted(found)
+
+    def add(self, function: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        """Records one call; a pure view or a metadata query leaves no trace."""
+        outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, FakeTensor)]
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        made = {_key(leaf) for leaf in outputs} - {
+            _key(leaf) for leaf in inputs if isinstance(leaf, FakeTensor)
+        }
+        if not made and not function._schema.is_mutable:
+            return
+        saved_args, saved_kwargs = tree_map(_saved, (args, kwargs))
+        views = tuple(_view(leaf) for leaf in outputs)
+        storages = {view.storage for view in views}
+        storages |= {
+            leaf.storage for leaf in tree_leaves((saved_args, saved_kwargs)) if isinstance(leaf, _View)
+        }
+        call = _Call(
+            function,
+            saved_args,
+            saved_kwargs,
+            views,
+            frozenset(storages),
+            torch.Tag.nondeterministic_seeded in function.tags,
+        )
+        for storage in storages:
+            self._calls_by_storage.setdefault(storage, []).append(len(self._calls))
+        self._calls.append(call)
+        self._alive.extend(outputs)
+
+
+def record(build: Callable[[], T], seed: int) -> tuple[T, Recording]:
+    """`build()` under fake tensors, with a recording of all that it did. What `build` raises passes
+    through.
+
+    Python's and NumPy's generators are seeded too, so that a structure drawn from them is the same
+    everywhere.
+    """
+    recording = Recording(seed, FakeTensorMode(allow_non_fake_inputs=True))
+    with preserved_randomness():
+        seed_everything(seed64("construct", seed))
+        with converting(), recording.fake_mode, _Recorder(recording):
+            built = build()
+    return built, recording
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Every parameter and buffer name -> the first name of the same tensor, in the model's order."""
+    first: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for name, tensor in [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]:
+        names[name] = first.setdefault(id(tensor), name)
+    return names
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            value = self._recording.tensor(args[0], "item")  # `.item()` while building: replay what it is
+            with _disable_current_modes():
+                return value.item()
+        output = func(*args, **kwargs)
+        self._recording.add(func, args, kwargs, output)
+        return output
+
+
+def _key(fake: Tensor) -> int:
+    return fake.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+def _view(fake: Tensor) -> _View:
+    return _View(_key(fake), tuple(fake.shape), fake.stride(), int(fake.storage_offset()), fake.dtype)
+
+
+def _saved(leaf: Any) -> Any:
+    if isinstance(leaf, FakeTensor):
+        return _view(leaf)
+    if isinstance(leaf, Tensor):
+        with _disable_current_modes():
+            return _Constant(leaf.detach().clone())
+    return leaf
+
+
+def _real(leaf: Any, real: dict[int, torch.UntypedStorage]) -> Any:
+    if isinstance(leaf, _View):
+        return _place(real, leaf)
+    return leaf.value.clone() if isinstance(leaf, _Constant) else leaf
+
+
+def _place(real: dict[int, torch.UntypedStorage], view: _View) -> Tensor:
+    empty = torch.empty(0, dtype=view.dtype)
+    return empty.set_(real[view.storage], view.offset, view.size, view.stride)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def _store(
+    real: dict[int, torch.UntypedStorage], views: tuple[_View | None, ...], results: list[Tensor]
+) -> None:
+    for view, result in zip(views, results, strict=True):
+        if view is None or view.storage in real:
+            continue
+        if result.stride() != view.stride or result.storage_offset() != view.offset:
+            needed = torch.empty_strided(view.size, view.stride, dtype=view.dtype)
+            assert view.offset == 0, "a new storage begins with its tensor"
+            result = needed.copy_(result)
+        real[view.storage] = result.untyped_storage()

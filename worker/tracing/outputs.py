@@ -1,0 +1,59 @@
+"""What a model's forward returns: tensors and plain values, in containers that torch can take apart."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import KeyPath, keystr, tree_flatten_with_path
+
+from ..errors import UntraceableModel
+from .source import line_of
+
+_PLAIN = (Tensor, int, float, complex, bool, str, type(None))
+
+
+@contextmanager
+def checked_outputs(model: nn.Module) -> Generator[None]:
+    """While `model` runs: refuses what it returns if a part of it is neither tensor nor plain value."""
+
+    def check(_module: nn.Module, _arguments: Any, output: Any) -> None:
+        leaves: list[tuple[KeyPath, Any]] = tree_flatten_with_path(output)[0]
+        for path, leaf in leaves:
+            if not isinstance(leaf, _PLAIN):
+                raise UntraceableModel(_message(f"output{keystr(path)}", type(leaf)), _return_line(model))
+
+    handle = model.register_forward_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _message(place: str, kind: type) -> str:
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name.startswith("transformers.") and "Cache" in kind.__name__:
+        way_out = "Training wants no cache: leave use_cache out of the samples and of Training.forward_kwargs"
+    elif hasattr(kind, "__dataclass_fields__"):
+        way_out = f"Return a dict instead, or make it known: torch.export.register_dataclass({kind.__name__})"
+    else:
+        way_out = "Return tensors, or tuples, lists and dicts of them"
+    return f"forward returns a {name} ({place}), which is no tensor and cannot be taken apart. {way_out}"
+
+
+def _return_line(model: nn.Module) -> str | None:
+    """Of the model's forward: the line of its last `return`, or of its beginning."""
+    forward = inspect.unwrap(type(model).forward)
+    filename = inspect.getsourcefile(forward)
+    try:
+        lines, first = inspect.getsourcelines(forward)
+    except (OSError, TypeError):  # made without a source file
+        return None
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    places = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    return line_of(filename, first + max(places, default=1) - 1) if filename is not None else None

@@ -1,0 +1,161 @@
+"""The user's own `no_grad` and `autocast` regions, so that cuts may go through them.
+
+While tracing, a region is a pair of marks in the graph. `flatten` takes the marks out: inside `no_grad` every
+operation reads detached values, and an operation inside `autocast` remembers its region's setting
+(`meta["autocast"]`). `enter_regions` puts an autocast around the operations of a section that want one.
+
+A region within a region is as in eager: the innermost setting holds, also against the job's own precision.
+Uses torch.amp.autocast_mode._enter_autocast: checked with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.amp import autocast_mode
+from torch.fx.node import map_aggregate
+
+from ..precision import Precision, autocast
+from .flow import GradientFlow
+from .functional import written
+
+_aten = torch.ops.aten
+_ENTER: Any = autocast_mode._enter_autocast  # pyright: ignore[reportPrivateUsage]
+_EXIT: Any = autocast_mode._exit_autocast  # pyright: ignore[reportPrivateUsage]
+_SET_GRAD: Any = torch._C._set_grad_enabled  # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass(frozen=True, slots=True)
+class Autocast:
+    """The setting of an autocast region, on whatever device runs it."""
+
+    dtype: torch.dtype
+    enabled: bool
+
+
+def flatten(graph: fx.Graph, trainable: Iterable[str]) -> None:
+    """Takes the marks of regions out of `graph`. `trainable`: placeholders that gradients flow to."""
+    _Flattening(graph, set(trainable)).run()
+    graph.lint()
+
+
+def enter_regions(graph: fx.Graph) -> None:
+    """Puts the operations of a section's `graph` that remember an autocast inside one."""
+    current: Autocast | None = None
+    entered: fx.Node | None = None
+    for node in list(graph.nodes):
+        if node.op not in ("call_function", "output"):
+            continue
+        wanted: Autocast | None = node.meta.get("autocast")
+        if wanted == current:
+            continue
+        with graph.inserting_before(node):
+            if entered is not None:
+                graph.call_function(_EXIT, (entered,))
+            entered = None
+            if wanted is not None:
+                entered = graph.call_function(_ENTER, ("cpu", wanted.dtype, wanted.enabled, True))
+        current = wanted
+
+
+def autocast_of(
+    node: fx.Node, precision: Precision, device_type: str = "cpu"
+) -> AbstractContextManager[object]:
+    """The context that `node` runs in: its own region's, or else the job's precision."""
+    region: Autocast | None = node.meta.get("autocast")
+    if region is None:
+        return autocast(device_type, precision)
+    return torch.autocast(device_type, region.dtype, enabled=region.enabled)
+
+
+def set_device(node: fx.Node, device: torch.device) -> None:
+    """Rewrites `node`, traced for the CPU, for `device`: devices among its arguments, autocast regions."""
+
+    def moved(leaf: Any) -> Any:
+        return device if isinstance(leaf, torch.device) else leaf
+
+    node.args, node.kwargs = map_aggregate(node.args, moved), map_aggregate(node.kwargs, moved)
+    if node.target is _ENTER:
+        node.args = (device.type, *node.args[1:])
+
+
+class _Flattening:
+    """One pass over a graph in its order."""
+
+    def __init__(self, graph: fx.Graph, trainable: set[str]) -> None:
+        self._graph = graph
+        self._flow = GradientFlow(trainable)
+        self._detached: dict[fx.Node, fx.Node] = {}
+        self._records = True
+        self._autocasts: list[tuple[fx.Node, Autocast]] = []
+
+    def run(self) -> None:
+        for node in list(self._graph.nodes):
+            if node.op == "call_function":
+                self._visit(node)
+            else:
+                self._flow.visit(node)
+
+    def _visit(self, node: fx.Node) -> None:
+        if node.target is _SET_GRAD:
+            self._records = bool(node.args[0])
+            self._graph.erase_node(node)
+        elif node.target is _ENTER:
+            _, dtype, enabled, *_ = node.args
+            assert isinstance(dtype, torch.dtype)
+            self._autocasts.append((node, Autocast(dtype, bool(enabled))))
+        elif node.target is _EXIT:
+            opened = self._autocasts.pop()[0]
+            assert node.args[0] is opened, "regions nest"
+            self._graph.erase_node(node)
+            self._graph.erase_node(opened)
+        elif node.target is _aten._assert_tensor_metadata.default:
+            self._graph.erase_node(node)  # says the types and the device of the trace, which may be others
+        else:
+            if node.target is _aten.detach_.default:
+                self._make_detach(node)
+            if self._autocasts:
+                node.meta["autocast"] = self._autocasts[-1][1]
+            if not self._records and self._flow.reads(node):
+                self._silence(node)
+            self._flow.visit(node, records=self._records)
+
+    def _make_detach(self, node: fx.Node) -> None:
+        """`x.detach_()` writes no value: from here on x is what `x.detach()` gives."""
+        target = node.args[0]
+        assert isinstance(target, fx.Node)
+        node.target = _aten.detach.default
+        for user in [user for user in target.users if user is not node and node < user]:
+            user.replace_input_with(target, node)
+
+    def _silence(self, node: fx.Node) -> None:
+        """Makes `node`, inside `no_grad`, read values through which no gradient flows."""
+        targets = [target for target in written(node) if target in self._flow.nodes]
+        if node.target is operator.getitem:  # of several results, which cannot be detached together
+            silent = self._detach(node, node.next)
+            node.replace_all_uses_with(silent, delete_user_cb=lambda user: user is not silent)
+            return
+        for used in node.all_input_nodes:
+            if used in self._flow.nodes and isinstance(used.meta.get("val"), Tensor):
+                if used not in self._detached:
+                    self._detached[used] = self._detach(used, node)
+                node.replace_input_with(used, self._detached[used])
+        if len(targets) == 1 and isinstance(node.meta.get("val"), Tensor):
+            # As in eager, what was written inside the region stays what it was for autograd.
+            node.replace_all_uses_with(targets[0])
+
+    def _detach(self, node: fx.Node, before: fx.Node) -> fx.Node:
+        with self._graph.inserting_before(before):
+            detached = self._graph.call_function(_aten.detach.default, (node,))
+        value: Any = node.meta["val"]
+        with value.fake_mode, torch.no_grad():
+            detached.meta["val"] = value.detach()
+        for key in ("stack_trace", "nn_module_stack"):
+            detached.meta[key] = node.meta.get(key)
+        return detached

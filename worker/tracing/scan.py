@@ -1,0 +1,84 @@
+"""What of a built model a trace would drop or cannot hold, found before its forward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as module_state
+from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
+
+from ..errors import UntraceableModel
+from .source import defined_at
+
+_LOST = (
+    "it works on gradients, which are not part of the graph, and would be lost. Do the same in the forward "
+    "pass or in the optimizer"
+)
+
+
+def refuse_unheld(model: nn.Module) -> None:
+    """Raises `UntraceableModel` naming the module, the parameter or the hook, and what to change.
+
+    Backward hooks of modules and parameters (checked with torch 2.13, whose private fields hold them),
+    wrappers that replicate, cumulative averages, sparse gradients, and tensors that share memory.
+    """
+    for name, module in model.named_modules():
+        _check_module(f"{name!r} ({type(module).__name__})" if name else type(module).__name__, module)
+    for field in ("_global_backward_hooks", "_global_backward_pre_hooks"):
+        _check_hooks("all modules", "a backward hook", getattr(module_state, field))
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        _check_hooks(repr(name), "a hook on its gradient", getattr(tensor, "_backward_hooks", None))
+        _check_hooks(
+            repr(name), "a hook on its gradient", getattr(tensor, "_post_accumulate_grad_hooks", None)
+        )
+    _check_memory(model)
+
+
+def _check_module(name: str, module: nn.Module) -> None:
+    for field in ("_backward_hooks", "_backward_pre_hooks"):
+        _check_hooks(f"module {name}", "a backward hook", getattr(module, field))
+    if any(_replicates(base) for base in type(module).__mro__):
+        raise UntraceableModel(
+            f"module {name} replicates a model. Give the model itself: Makara replicates it over workers"
+        )
+    if isinstance(module, _NormBase) and module.momentum is None and module.track_running_stats:
+        raise UntraceableModel(
+            f"module {name}: momentum=None averages over all calls so far, which depends on the values of a "
+            "counter. Give a momentum (0.1 is usual)"
+        )
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+        raise UntraceableModel(
+            f"module {name}: sparse=True gives sparse gradients, which cannot be summed over workers. "
+            "Use sparse=False"
+        )
+
+
+def _replicates(base: type) -> bool:
+    return base.__module__.startswith(("torch.nn.parallel", "torch.distributed"))
+
+
+def _check_hooks(whose: str, kind: str, hooks: Mapping[Any, Any] | None) -> None:
+    for hook in (hooks or {}).values():
+        name = getattr(hook, "__qualname__", type(hook).__name__)
+        raise UntraceableModel(f"{whose} has {kind}, {name}: {_LOST}", defined_at(hook))
+
+
+def _check_memory(model: nn.Module) -> None:
+    """Two tensors on one memory would become two; one tensor with two names stays one."""
+    parameters = dict(model.named_parameters())
+    owners: dict[int, str] = {}
+    for name, tensor in _all(model):
+        key = tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+        other = owners.setdefault(key, name)
+        if other != name and (name in parameters or other in parameters):
+            raise UntraceableModel(
+                f"{other!r} and {name!r} are two tensors on one memory; they would be trained "
+                "apart. To share, assign the same Parameter to both"
+            )
+
+
+def _all(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()

@@ -1,0 +1,254 @@
+"""The user's model as one static graph of ATen operations, with parameters and buffers as inputs.
+
+The model is built with fake tensors (no memory, see `initialise`) and exported in training mode for
+micro-batches of m samples. Regions are taken apart, in-place operations are rewritten as functional ones
+where nothing else sees the change, and new values of buffers are returned. What a graph cannot hold
+truthfully is refused by name: control flow on values, custom backward passes, state from call to call (see
+docs/tracing.md).
+
+Uses torch.export in non-strict mode and the storage identity of its fake values: checked with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.utils._pytree import TreeSpec
+
+from ..data import Batches
+from ..errors import UntraceableModel, UserCodeError
+from ..precision import Precision, autocast
+from ..training import Training, call_user_code
+from .calling import forward_call
+from .constants import settle_constants
+from .exporting import export
+from .flow import reached_parameters
+from .functional import functionalise
+from .graph_text import digest, form, graph_lines
+from .initialise import Recording, record, tied_names
+from .regions import flatten
+from .scan import refuse_unheld
+from .source import stack_line
+from .updates import Update, isolate, settle
+
+_TRANSFORMS = "torch._functorch.predispatch"
+
+
+@dataclass(frozen=True)
+class TracedModel:
+    """One micro-batch's forward pass as a graph, and what its inputs are."""
+
+    graph: fx.Graph
+    owner: nn.Module
+    """Holds the submodules that `get_attr` nodes name (bodies of no_grad regions)."""
+    parameters: Mapping[str, str]
+    """Placeholder -> the parameter's canonical name (the first of its names in the model's order)."""
+    buffers: Mapping[str, str]
+    constants: Mapping[str, str]
+    inputs: Mapping[str, str]
+    """Placeholder -> entry of the batch."""
+    tensors: Mapping[str, Tensor]
+    """Canonical name -> (fake) parameter, buffer or constant, parameters first, in the model's order."""
+    parameter_names: tuple[str, ...]
+    trainable: frozenset[str]
+    persistent_buffers: frozenset[str]
+    aliases: Mapping[str, str]
+    """Every further name of a tied parameter or buffer -> its canonical name."""
+    out_spec: TreeSpec
+    microbatch_size: int
+    updates: Mapping[str, Update]
+    """Canonical name of a buffer that forward changes -> the node that gives its new value, and how the new
+    values of a step's micro-batches combine."""
+    recording: Recording = field(repr=False)
+    precision: Precision = "fp32"
+    """Values have the types that autocast gives them; sections run under it, too."""
+    graph_hash: str = ""
+    """SHA-256 over operations, arguments, shapes, types and names; equal in every process of one torch
+    version."""
+
+    def initial(self, name: str) -> Tensor:
+        """The initial value of a parameter, buffer or constant: a pure function of (seed, name). New CPU
+        tensor."""
+        return self.recording.tensor(self.tensors[name], name)
+
+
+def load_exporter() -> None:
+    """Import what torch.export needs, which it does at its first use: a second, and 100 MB."""
+    torch.export.export(nn.Identity(), (torch.zeros(1),), strict=False)
+
+
+def trace(training: Training, m: int, seed: int = 0, precision: Precision = "fp32") -> TracedModel:
+    """Traces `training.model` for micro-batches of `m` samples, computed in `precision`.
+
+    Raises `UserCodeError` when the model or data raises or does not fit together, `UntraceableModel` naming
+    the call when the model cannot be written as one graph.
+    """
+    dataset = call_user_code("Training.dataset", training.dataset)
+    batch = Batches(dataset, seed, m, m).micro_batch(0, 0)
+    try:
+        built, recording = call_user_code("Training.model", record, training.model, seed)
+    except UserCodeError as error:
+        if "UninitializedParameter" not in error.message:
+            raise
+        raise UserCodeError(
+            "Training.model: a lazy module has no shapes before its first call; give the sizes",
+            error.traceback,
+        ) from error
+    model = cast(object, built)
+    if not isinstance(model, nn.Module):
+        raise UserCodeError(f"Training.model: expected a torch.nn.Module, got {type(model).__name__}")
+    model.train()
+    refuse_unheld(model)
+    call = forward_call(model, batch, training.forward_kwargs)
+    with recording.fake_mode:
+        fakes = {name: torch.empty(batch[name].shape, dtype=batch[name].dtype) for name in call.inputs}
+    with autocast("cpu", precision):  # of the fake tensors: every operation's result has its type
+        program = export(model, call.arguments(fakes), recording.fake_mode)
+        return _describe(program, model, recording, m, training.average_buffers, precision)
+
+
+def _describe(
+    program: torch.export.ExportedProgram,
+    model: nn.Module,
+    recording: Recording,
+    m: int,
+    average_buffers: Sequence[str],
+    precision: Precision,
+) -> TracedModel:
+    names = tied_names(model)
+    groups = _placeholders(program, names)
+    parameters, buffers = groups[InputKind.PARAMETER], groups[InputKind.BUFFER]
+    inputs = groups[InputKind.USER_INPUT]
+    out_spec = program.call_spec.out_spec
+    assert out_spec is not None, "an exported program says how its outputs nest"
+    _refuse_values_in_python(program.graph)
+    constants = settle_constants(
+        program, model, recording.fake_mode, groups[InputKind.CONSTANT_TENSOR], {**parameters, **buffers}
+    )
+    wanted = {place for place, name in parameters.items() if model.get_parameter(name).requires_grad}
+    flatten(program.graph, wanted)
+    changes = isolate(program.graph, buffers)
+    successors = functionalise(program.graph, {**parameters, **buffers, **constants}, inputs)
+    updates = settle(program.graph, changes, successors, average_buffers)
+    tensors: dict[str, Tensor] = dict(model.named_parameters())
+    tensors |= dict(model.named_buffers())
+    held = program.constants
+    tensors |= {name: value for name in constants.values() if isinstance(value := held[name], Tensor)}
+    reached = reached_parameters(program.graph, wanted)
+    traced = TracedModel(
+        graph=program.graph,
+        owner=program.graph_module,
+        parameters=parameters,
+        buffers=buffers,
+        constants=constants,
+        inputs=inputs,
+        tensors=tensors,
+        parameter_names=tuple(name for name, _ in model.named_parameters()),
+        trainable=frozenset(parameters[place] for place in reached),
+        persistent_buffers=frozenset(names[name] for name in model.state_dict() if name in names)
+        & frozenset(name for name, _ in model.named_buffers()),
+        aliases={name: first for name, first in names.items() if name != first},
+        out_spec=out_spec,
+        microbatch_size=m,
+        updates=updates,
+        recording=recording,
+        precision=precision,
+    )
+    object.__setattr__(traced, "graph_hash", hashlib.sha256(_canonical_text(traced).encode()).hexdigest())
+    return traced
+
+
+def _placeholders(
+    program: torch.export.ExportedProgram, names: Mapping[str, str]
+) -> dict[InputKind, dict[str, str]]:
+    """For each kind of input: placeholder -> canonical name."""
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    groups: dict[InputKind, dict[str, str]] = {kind: {} for kind in InputKind}
+    for node in program.graph.find_nodes(op="placeholder"):
+        spec = specs[node.name]
+        if isinstance(spec.arg, ConstantArgument):  # of `Training.forward_kwargs`: already in the graph
+            continue
+        target = spec.target if spec.target is not None else node.name
+        groups[spec.kind][node.name] = names.get(target, target)
+    for kind in (InputKind.PARAMETER, InputKind.BUFFER):
+        _join_tied(program.graph, groups[kind])
+    for kind in (InputKind.CUSTOM_OBJ, InputKind.TOKEN):
+        for place in groups[kind]:
+            _refuse_object(program, place, groups[kind][place])
+    return groups
+
+
+def _join_tied(graph: fx.Graph, names: dict[str, str]) -> None:
+    """One placeholder for each tensor: torch.export gives a tied one several."""
+    first: dict[str, fx.Node] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        if node.name in names and first.setdefault(names[node.name], node) is not node:
+            node.replace_all_uses_with(first[names.pop(node.name)])
+            graph.erase_node(node)
+
+
+def _refuse_object(program: torch.export.ExportedProgram, place: str, name: str) -> None:
+    node = next(node for node in program.graph.find_nodes(op="placeholder") if node.name == place)
+    line = next((stack_line(user) for user in node.users), None)
+    kind = type(program.constants.get(name)).__name__
+    if "Generator" in kind or any("generator" in user.kwargs for user in node.users):
+        raise UntraceableModel(
+            "forward draws from a torch.Generator of its own, whose state would be lost. Draw from the "
+            "global one, which Makara seeds for each micro-batch and section",
+            line,
+        )
+    raise UntraceableModel(f"forward uses {name}, a {kind}, which is no tensor. Use tensors", line)
+
+
+def _refuse_values_in_python(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if getattr(node.target, "__module__", "") == _TRANSFORMS:
+            raise UntraceableModel(
+                "transforms of torch.func (vmap, grad, jvp) are not traced: write their result out",
+                stack_line(node),
+            )
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.item.default):
+        _refuse_symbol(node)
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            _refuse_symbol(node)
+        if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
+            _refuse_symbol(node)
+
+
+def _refuse_symbol(node: fx.Node) -> None:
+    raise UntraceableModel(
+        f"{node.target} makes a Python number or a shape from the values of a tensor; keep it a tensor "
+        "(torch.where, masks, multiplication)",
+        stack_line(node),
+    )
+
+
+def _canonical_text(traced: TracedModel) -> str:
+    lines = [
+        f"m {traced.microbatch_size}",
+        f"precision {traced.precision}",
+        f"outputs {traced.out_spec}",
+    ]
+    for name in traced.parameter_names:
+        tensor = traced.tensors[name]
+        lines.append(f"parameter {name} {form(tensor)} {name in traced.trainable}")
+    known = {**traced.parameters, **traced.buffers, **traced.constants, **traced.inputs}
+    lines += graph_lines(traced.graph, traced.owner, known)
+    numbers = {node: number for number, node in enumerate(traced.graph.nodes)}
+    lines += [
+        f"update {name} %{numbers[update.node]} {update.kind}" for name, update in traced.updates.items()
+    ]
+    for name in traced.constants.values():
+        value = traced.tensors[name]
+        if not isinstance(value, FakeTensor):
+            lines.append(f"constant {name} {digest(value)}")
+    return "\n".join(lines)

@@ -1,0 +1,188 @@
+"""Buffers that the forward pass changes (running statistics, counters), as values that it returns.
+
+Forward never writes state. Every write to a buffer is turned on a private copy, made before the first use;
+what the copy holds at the end is the buffer's **new value**, computed from the value at the step's start.
+The step combines the new values of its micro-batches: the mean, in the order of the micro-batches, of
+running statistics; a counter advances once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+from ..errors import UntraceableModel
+from .functional import STATISTICS, storage_of, written
+from .source import stack_line
+
+_aten = torch.ops.aten
+_ADVANCES = (_aten.add.Tensor, _aten.sub.Tensor, _aten.add_.Tensor, _aten.sub_.Tensor)
+
+Kind = Literal["mean", "counter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A buffer's new value after one micro-batch."""
+
+    node: fx.Node
+    kind: Kind
+    """mean: the step's new value is the mean over its micro-batches, in their order. counter: the new value
+    is the same after every micro-batch, and is the step's."""
+
+
+@dataclass(slots=True)
+class Change:
+    """A buffer that forward changes, on its way to an `Update`."""
+
+    place: fx.Node
+    latest: fx.Node  # what holds the new value
+    writers: list[fx.Node]
+    """The operations that change it, as the user wrote them."""
+    only_statistics: bool
+
+
+def isolate(graph: fx.Graph, buffers: Mapping[str, str]) -> dict[str, Change]:
+    """Turns the writes to `buffers` (placeholder -> canonical name) on private copies. Rewrites `graph`."""
+    places: dict[int | None, list[fx.Node]] = {}
+    for place in graph.find_nodes(op="placeholder"):
+        if place.name in buffers:
+            places.setdefault(storage_of(place), []).append(place)
+    writers: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        for target in written(node):
+            found = places.get(storage_of(target), [])
+            names = sorted({buffers[place.name] for place in found})
+            if len(names) > 1:
+                raise UntraceableModel(
+                    f"forward changes the buffers {names}, which are tensors on one memory: keep one of them",
+                    stack_line(node),
+                )
+            if found:
+                writers.setdefault(found[0], []).append(node)
+    return {buffers[place.name]: _isolate(graph, place, nodes) for place, nodes in writers.items()}
+
+
+def _isolate(graph: fx.Graph, place: fx.Node, writers: list[fx.Node]) -> Change:
+    only_statistics = all(node.target in STATISTICS for node in writers)
+    assigned = _assigned(place, writers[-1])
+    if assigned is not None:  # torch.export writes `self.buffer = value` as a last copy_
+        graph.erase_node(writers[-1])
+        if assigned.op == "placeholder":
+            assigned = _copy(graph, assigned, next(iter(graph.find_nodes(op="output"))))
+    if not place.users:
+        assert assigned is not None, "a buffer that is written has a writer"
+        return Change(place, assigned, [assigned], only_statistics)
+    copy = _copy(graph, place, min(place.users))
+    # Views of the buffer become views of the copy: it takes over the storage that they are known by.
+    copy.meta["val"], place.meta["val"] = place.meta["val"], copy.meta["val"]
+    place.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+    named = [assigned if node is writers[-1] and assigned is not None else node for node in writers]
+    return Change(place, assigned or copy, named, only_statistics)
+
+
+def _assigned(place: fx.Node, node: fx.Node) -> fx.Node | None:
+    """The value that `node` puts whole into the buffer as the last thing that happens to it."""
+    if node.target is not _aten.copy_.default or node.args[0] is not place or node.users:
+        return None
+    value = node.args[1]
+    if not isinstance(value, fx.Node) or any(node < user for user in place.users):
+        return None
+    old, new = place.meta["val"], value.meta["val"]
+    return value if old.shape == new.shape and old.dtype == new.dtype else None
+
+
+def _copy(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
+    with graph.inserting_before(before):
+        copy = graph.call_function(_aten.clone.default, (node,))
+    value: Tensor = node.meta["val"]
+    fake_mode: Any = value.fake_mode  # pyright: ignore[reportAttributeAccessIssue]
+    with fake_mode, torch.no_grad():
+        copy.meta["val"] = value.detach().clone()
+    copy.meta["stack_trace"] = before.meta.get("stack_trace")
+    copy.meta["nn_module_stack"] = before.meta.get("nn_module_stack")
+    return copy
+
+
+def settle(
+    graph: fx.Graph,
+    changes: Mapping[str, Change],
+    successors: Mapping[fx.Node, fx.Node],
+    average: Sequence[str],
+) -> dict[str, Update]:
+    """What kind of update each change is, once the graph is functional (`successors`: what `functionalise`
+    gave); `average`: patterns of names.
+
+    Marks the node of a new value (`meta["new_value_of"]`), so that no cut parts it from its buffer. Raises
+    `UntraceableModel` naming the buffer and the user's line.
+    """
+    updates: dict[str, Update] = {}
+    written_storages = {storage_of(target) for node in graph.nodes for target in written(node)}
+    for name, change in changes.items():
+        node = change.latest
+        while node in successors:
+            node = successors[node]
+        change.latest = node
+        updates[name] = Update(node, _kind(name, change, average))
+        node.meta["new_value_of"] = change.place
+        for copy in list(change.place.users):
+            unwritten = copy is not node and storage_of(copy) not in written_storages
+            if copy.target is _aten.clone.default and unwritten:
+                copy.replace_all_uses_with(change.place)
+                graph.erase_node(copy)
+    return updates
+
+
+def _kind(name: str, change: Change, average: Sequence[str]) -> Kind:
+    dtype: torch.dtype = change.place.meta["val"].dtype
+    if _is_counter(change):
+        return "counter"
+    declared = any(fnmatchcase(name, pattern) for pattern in average)
+    if dtype.is_floating_point and (change.only_statistics or declared):
+        return "mean"
+    line = next(filter(None, map(stack_line, reversed(change.writers))), None)
+    if declared:
+        raise UntraceableModel(
+            f"Training.average_buffers names {name!r}, but its type is {_short(dtype)}: only "
+            "a floating-point buffer has a mean over micro-batches. Keep it in float32, or out of the model",
+            line,
+        )
+    raise UntraceableModel(
+        f"the forward pass changes {name!r} in place, and how the changes of several micro-batches combine "
+        "is not known (running statistics of batch norm, and counters that advance by a constant, are). "
+        + (
+            f"If the mean of its new values is right, declare Training.average_buffers=[{name!r}]; otherwise "
+            if dtype.is_floating_point
+            else ""
+        )
+        + "compute it outside the model's forward",
+        line,
+    )
+
+
+def _is_counter(change: Change) -> bool:
+    """Whether the new value is the old one plus constants."""
+    node = change.latest
+    advanced = False
+    while node is not change.place:
+        if node.target in _ADVANCES and isinstance(node.args[0], fx.Node) and _is_number(node.args[1]):
+            advanced = True
+        elif node.target is not _aten.clone.default:
+            return False
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
+    return advanced
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
