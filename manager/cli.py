@@ -14,7 +14,9 @@ from . import cli_apply, cli_check, cli_show, cli_simulate
 from .bundle import BundleError
 from .client import Refused, Unreachable
 from .config import DEFAULT_PORT, ConfigError, ServerConfig, default_home
+from .job_file import placed, told
 from .journal import JournalError
+from .reading import BadFile
 from .replay import ReplayError
 from .spec import JobSpecError
 from .trial import UserCodeRefused
@@ -26,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; its exit status."""
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.run
+    file: Path | None = getattr(options, "file", None)
     try:
         return command(options)
     except KeyboardInterrupt:
@@ -33,16 +36,23 @@ def main(arguments: list[str] | None = None) -> int:
     except Unreachable as error:
         return _say(str(error), UNREACHABLE)
     except JobSpecError as error:
-        return _say("\n".join(f"{field}: {message}" for field, message in error.errors), MISTAKE)
+        return _say(told(error, file), MISTAKE, from_us=file is None)
     except Refused as error:
-        lines = [str(error), *(f"{field}: {message}" for field, message in error.errors)]
-        return _say("\n".join(lines), UNREACHABLE if error.status >= 500 else MISTAKE)
+        status = UNREACHABLE if error.status >= 500 else MISTAKE
+        if error.errors:
+            return _say(told(JobSpecError(error.errors), file), status, from_us=file is None)
+        return _say(str(error), status)
+    except BadFile as error:
+        return _say(str(error), MISTAKE, from_us=False)
     except (BundleError, ConfigError, JournalError, ReplayError, UserCodeRefused) as error:
-        return _say(str(error), MISTAKE)
+        text = placed(str(error), file)
+        return _say(text, MISTAKE, from_us=text == str(error))
 
 
-def _say(text: str, status: int) -> int:
-    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"makara: {text}")
+def _say(text: str, status: int, *, from_us: bool = True) -> int:
+    """`from_us`: the text does not begin with a file and a line, which editors and people look for."""
+    said = f"makara: {text}" if from_us else text
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(said)
     return status
 
 

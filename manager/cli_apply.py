@@ -19,9 +19,10 @@ from .bundle import pack
 from .cli_check import summary
 from .client import Client, Unreachable, connect
 from .config import ServerConfig
+from .job_file import read_job
 from .progress import ProgressDisplay
 from .spec import JobSpec, JobSpecError
-from .trial import UserCodeRefused, read_job, settings_of, try_out
+from .trial import UserCodeRefused, settings_of, try_out
 
 _ENDED = ("finished", "stopped", "failed")
 _RETRY_S = 1.0

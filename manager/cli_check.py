@@ -11,8 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
+from .job_file import read_job
 from .spec import JobSpecError
-from .trial import Trial, UserCodeRefused, read_job, settings_of, try_out
+from .trial import Trial, UserCodeRefused, settings_of, try_out
 
 _EQUAL, _DIFFERS = 0, 2
 _SHOWN = 4  # names in a list

@@ -6,22 +6,17 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from ..simulator import (
     Calibration,
-    InvalidCalibration,
-    InvalidCosts,
-    InvalidTrace,
     MorphCosts,
     read_availability,
 )
 from .client import Unreachable, connect
+from .job_file import read_spec
+from .reading import read_file
 from .replay import POLICIES, Outcome, Prices, ReplayError, Scenario, replay
 from .replay.picture import draw
-from .spec import JobSpecError, parse_yaml, resolve_uri
-
-T = TypeVar("T")
 
 _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("time", lambda o: f"{o.wall_s / 3600:.2f} h" + (", finished" if o.finished else "")),
@@ -71,17 +66,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def simulate(options: argparse.Namespace) -> int:
-    """Replay, print, draw. Raises `ReplayError` or `JobSpecError` for what the user can mend."""
-    spec = _read(options.file, "job file", parse_yaml, JobSpecError)
+    """Replay, print, draw. Raises `ReplayError`, `JobSpecError` or `BadFile` for what the user can mend."""
+    spec = read_spec(options.file)
     scenario = Scenario(
-        spec=resolve_uri(spec, options.file.resolve().parent),
+        spec=spec,
         calibration=_calibration(options, spec.name),
-        trace=_read(
-            options.trace, "trace", lambda text: read_availability(text, seed=options.seed), InvalidTrace
-        ),
-        costs=_read(options.costs, "costs", MorphCosts.from_json, InvalidCosts)
-        if options.costs
-        else MorphCosts(),
+        trace=read_file(options.trace, lambda text: read_availability(text, seed=options.seed)),
+        costs=read_file(options.costs, MorphCosts.from_json) if options.costs else MorphCosts(),
         hours=options.hours,
         notice_s=options.notice,
     )
@@ -112,7 +103,7 @@ def simulate(options: argparse.Namespace) -> int:
 def _calibration(options: argparse.Namespace, name: str) -> Calibration:
     """Of the file that was given, else of the newest job of this name that the manager has profiled."""
     if options.calibration is not None:
-        return _read(options.calibration, "calibration", Calibration.from_json, InvalidCalibration)
+        return read_file(options.calibration, Calibration.from_json)
     try:
         with connect(options.server, options.token, options.home) as client:
             jobs = [job["job"] for job in client.get("/jobs")["jobs"] if job["name"] == name]
@@ -125,19 +116,6 @@ def _calibration(options: argparse.Namespace, name: str) -> Calibration:
     if not fixed:
         raise ReplayError(f"calibration: the manager has profiled no job named {name!r}; give --calibration")
     return Calibration.from_json(max(fixed, key=lambda fact: fact["at"])["calibration"])
-
-
-def _read(path: Path, what: str, parse: Callable[[str], T], invalid: type[ValueError]) -> T:
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReplayError(f"{what}: cannot read {path}: {error}") from error
-    if invalid is JobSpecError:
-        return parse(text)  # says fields and lines by itself
-    try:
-        return parse(text)
-    except invalid as error:
-        raise ReplayError(f"{path}: {error}") from error
 
 
 # ---- what is printed ---------------------------------------------------------------------------------------

@@ -6,9 +6,8 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -19,9 +18,11 @@ from pydantic import (
     model_validator,
 )
 
+from ..simulator.lines import Lines
 from ..worker.messages import JobSettings, StoreConfig
-from .spec_errors import FieldFaults, JobSpecError, explain, shown, with_lines
+from .spec_errors import WHOLE, FieldFaults, JobSpecError, explain, shown
 from .store_uri import is_absolute, uri_faults
+from .yaml_text import read_yaml
 
 SUPPORTED_PROVIDERS = ("local",)
 PLANNED_PROVIDERS = ("aws", "azure", "manual")
@@ -31,24 +32,25 @@ _TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_yaml(text: str) -> JobSpec:
-    """The job that a YAML text describes. Raises `JobSpecError`, whose messages carry the line."""
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        value: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1})" if mark is not None else ""
-        raise JobSpecError([("job file", f"not YAML: {getattr(error, 'problem', error)}{where}")]) from error
+    """The job that a YAML text describes. Raises `JobSpecError` with the line of each fault."""
+    value = read_yaml(text)
+    twice = list(Lines(text).repeated())
+    if twice:
+        raise JobSpecError(
+            [(field, f"given twice, first in line {first}") for field, _, first in twice],
+            [line for _, line, _ in twice],
+        )
     try:
         return parse_spec(value)
     except JobSpecError as error:
-        raise with_lines(error, node) from None
+        raise error.located(text) from None
 
 
 def parse_spec(value: object) -> JobSpec:
     """The job that a mapping describes (the body of a submission). Raises `JobSpecError`."""
     if not isinstance(value, Mapping):
-        raise JobSpecError([("job file", f"expected a mapping of keys to values, got {shown(value)}")])
+        given = "nothing" if value is None else shown(value)
+        raise JobSpecError([(WHOLE, f"expected a mapping of keys to values, got {given}")])
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except (
@@ -56,7 +58,7 @@ def parse_spec(value: object) -> JobSpec:
         TypeError,
         RecursionError,
     ) as error:  # half a surrogate pair, a list that holds itself
-        raise JobSpecError([("job file", f"not what JSON can hold: {error}")]) from error
+        raise JobSpecError([(WHOLE, f"not what JSON can hold: {error}")]) from error
     try:
         return JobSpec.model_validate(value)
     except ValidationError as error:

@@ -1,14 +1,19 @@
-"""How a job file's faults are said: the field, what is wrong, what would be accepted, and the line."""
+"""How a job file's faults are said: the line, the field, what is wrong, and what would be accepted."""
 
 from __future__ import annotations
 
 import difflib
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
+
+from ..simulator.lines import Lines
+
+WHOLE = "job file"
+"""The field of a fault that no one key has."""
 
 _WORDED = {
     "entrypoint": "expected module:function, for example train:build",
@@ -17,11 +22,36 @@ _WORDED = {
 
 
 class JobSpecError(ValueError):
-    """A job file that cannot be accepted. `errors` holds one (field path, message) for each fault."""
+    """A job file that cannot be accepted. `errors` holds one (field path, message) for each fault, `lines`
+    the line of each; None where it is not known."""
 
-    def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, errors: Sequence[tuple[str, str]], lines: Sequence[int | None] = ()) -> None:
         self.errors = tuple(errors)
-        super().__init__("\n".join(f"{field}: {message}" for field, message in self.errors))
+        self.lines = tuple(lines) or (None,) * len(self.errors)
+        told = zip(self.errors, self.lines, strict=True)
+        super().__init__("\n".join(_told(field, message, line) for (field, message), line in told))
+
+    def located(self, text: str) -> JobSpecError:
+        """The same faults in the order of their lines in the job file's text."""
+        lines = Lines(text)
+        known = [
+            (line or (None if field == WHOLE else lines.of(field)), field, message)
+            for (field, message), line in zip(self.errors, self.lines, strict=True)
+        ]
+        known.sort(key=lambda fault: fault[0] or 0)
+        return JobSpecError([(field, text) for _, field, text in known], [line for line, _, _ in known])
+
+    def in_file(self, path: Path | str) -> str:
+        """As editors and compilers write it, one line each: "job.yaml:12: training.steps: ..."."""
+        return "\n".join(
+            (f"{path}:" if line is None else f"{path}:{line}:")
+            + (f" {message}" if field == WHOLE else f" {field}: {message}")
+            for (field, message), line in zip(self.errors, self.lines, strict=True)
+        )
+
+
+def _told(field: str, message: str, line: int | None) -> str:
+    return f"{field}: {message}" + ("" if line is None else f" (line {line})")
 
 
 class FieldFaults(ValueError):
@@ -35,11 +65,6 @@ class FieldFaults(ValueError):
 def explain(error: ValidationError, form: type[BaseModel]) -> JobSpecError:
     """Pydantic's findings about `form` in our words."""
     return JobSpecError([fault for details in error.errors() for fault in _explain(dict(details), form)])
-
-
-def with_lines(error: JobSpecError, node: yaml.Node | None) -> JobSpecError:
-    """The same faults, each with the line of the nearest key that the YAML text has."""
-    return JobSpecError([(field, _with_line(node, field, message)) for field, message in error.errors])
 
 
 def shown(value: object) -> str:
@@ -82,15 +107,3 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
     if get_origin(annotation) in (Annotated, Union, types.UnionType):
         return next((found for part in get_args(annotation) if (found := _model_of(part)) is not None), None)
     return None
-
-
-def _with_line(node: yaml.Node | None, field: str, message: str) -> str:
-    for part in field.split("."):
-        if not isinstance(node, yaml.MappingNode):
-            break
-        found = [(key, value) for key, value in node.value if key.value == part]
-        if not found:
-            break
-        key, value = found[0]
-        node = value if isinstance(value, yaml.MappingNode) else key
-    return message if node is None else f"{message} (line {node.start_mark.line + 1})"

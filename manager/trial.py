@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .spec import JobSpec, JobSpecError, parse_yaml, resolve_uri
+from .spec import JobSpec
 
 
 class UserCodeRefused(ValueError):
@@ -30,20 +30,6 @@ class Trial:
     @property
     def refusal(self) -> str | None:
         return self.error and self.error + (f"\n{self.traceback}" if self.traceback else "")
-
-
-def read_job(file: Path) -> tuple[JobSpec, Path]:
-    """(a job file's specification with absolute paths, the folder of its code). Raises `JobSpecError`."""
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobSpecError([("job file", f"cannot read {file}: {error}")]) from error
-    folder = file.resolve().parent
-    spec = resolve_uri(parse_yaml(text), folder)
-    workdir = (folder / spec.workdir).resolve()
-    if not workdir.is_dir():
-        raise JobSpecError([("workdir", f"{workdir} is no folder")])
-    return spec, workdir
 
 
 def settings_of(spec: JobSpec) -> dict[str, Any]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import difflib
 import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from .lines import FileFault, parse_json
 
-class InvalidCosts(ValueError):
-    """Costs that cannot be used; the message names the field and what would be accepted."""
+
+class InvalidCosts(FileFault):
+    """Costs that cannot be used; the message names the line, the field and what would be accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +69,25 @@ class MorphCosts:
         The object has fields of this class, or is what `makara status JOB --json` prints: then its morphs
         are measured.
         """
+        value = parse_json(text, InvalidCosts)
         try:
-            value: Any = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InvalidCosts(f"costs: not JSON: {error}") from error
+            return cls._of(value)
+        except InvalidCosts as error:
+            raise error.located(text) from error
+
+    @classmethod
+    def _of(cls, value: object) -> MorphCosts:
         if not isinstance(value, Mapping):
             raise InvalidCosts(f"costs: expected an object, got {type(value).__name__}")
-        if "morphs" in value:
-            return cls.of_job(value)
+        given: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        if "morphs" in given:
+            return cls.of_job(given)
         known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(value) - set(known)):
-            raise InvalidCosts(f"costs: unknown field {unknown[0]!r}; known are {', '.join(known)}")
-        return cls(**value)
+        if unknown := sorted(set(given) - set(known)):
+            close = difflib.get_close_matches(unknown[0], known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise InvalidCosts(f"{unknown[0]}: unknown field{hint} (known are {', '.join(known)})")
+        return cls(**given)
 
     @classmethod
     def of_job(cls, job: Mapping[str, Any]) -> MorphCosts:

@@ -7,15 +7,19 @@ rows `seconds,count`, which say how many nodes there are from then on.
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .lines import FileFault
 
-class InvalidTrace(ValueError):
-    """A trace that breaks the form or contradicts itself; the message names the line."""
+
+class InvalidTrace(FileFault):
+    """A trace that breaks the form or contradicts itself; the message names the line, what is there, and what
+    would be accepted."""
 
 
 class Change(StrEnum):
@@ -40,7 +44,7 @@ def read_availability(text: str, *, seed: int = 0) -> tuple[TraceEvent, ...]:
     first = next(_rows(text), None)
     events = read_counts(text, seed=seed) if first is not None and len(first[1]) == 2 else read_trace(text)
     if not events:
-        raise InvalidTrace("line 1: the trace is empty")
+        raise InvalidTrace(f"the trace is empty; expected rows {_EVENTS}, or {_COUNTS}", 1)
     return events
 
 
@@ -51,15 +55,19 @@ def read_trace(text: str) -> tuple[TraceEvent, ...]:
     absent one is removed.
     """
     events: list[TraceEvent] = []
-    live: set[str] = set()
+    since: dict[str, tuple[Change, int]] = {}  # what came last of a node, and in which line
+    before = 0
     for line, row in _rows(text):
         event = _event(row, line)
         if events and event.time_ms < events[-1].time_ms:
-            raise InvalidTrace(f"line {line}: {event.time_ms} ms comes after {events[-1].time_ms} ms")
-        if (event.node in live) == (event.change is Change.ADD):
-            state = "already live" if event.node in live else "not live"
-            raise InvalidTrace(f"line {line}: {event.change} {event.node}: the node is {state}")
-        live ^= {event.node}
+            raise InvalidTrace(
+                f"{event.time_ms} ms comes after {events[-1].time_ms} ms (line {before}); "
+                "rows must be in the order of their times",
+                line,
+            )
+        _check_turn(event, since.get(event.node), line)
+        since[event.node] = event.change, line
+        before = line
         events.append(event)
     return tuple(events)
 
@@ -78,7 +86,8 @@ def read_counts(text: str, *, seed: int = 0) -> tuple[TraceEvent, ...]:
             continue
         time_ms, count = _count(row, line)
         if time_ms <= before:
-            raise InvalidTrace(f"line {line}: {time_ms / 1000:g} s does not come after {before / 1000:g} s")
+            at, last = f"{time_ms / 1000:g} s", f"{before / 1000:g} s"
+            raise InvalidTrace(f"{at} does not come after {last}; expected one row for each time", line)
         before = time_ms
         while len(live) > count:
             gone = live.pop(draw.randrange(len(live)))
@@ -90,6 +99,11 @@ def read_counts(text: str, *, seed: int = 0) -> tuple[TraceEvent, ...]:
     return tuple(events)
 
 
+_EVENTS = "ms,add|remove,node"
+_COUNTS = "seconds,count"
+_MOST_NODES = 100_000  # more is a slip of the pen, and would be named one by one
+
+
 def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(io.StringIO(text))
     try:
@@ -97,35 +111,59 @@ def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
             if len(row) > 1 or any(cell.strip() for cell in row):
                 yield reader.line_num, row
     except csv.Error as error:
-        raise InvalidTrace(f"line {reader.line_num}: not CSV: {error}") from error
+        raise InvalidTrace(f"not CSV: {error}", reader.line_num) from error
 
 
 def _event(row: list[str], line: int) -> TraceEvent:
-    if len(row) != 3:
-        raise InvalidTrace(f"line {line}: expected 3 columns (ms, add|remove, node), got {len(row)}")
-    time, change, node = (cell.strip() for cell in row)
+    time, change, node = _cells(row, 3, _EVENTS, line)
     if not (time.isascii() and time.isdigit() and len(time) < 18):
-        raise InvalidTrace(f"line {line}: {time!r} is not a whole number of milliseconds >= 0")
-    if change not in ("add", "remove"):
-        raise InvalidTrace(f"line {line}: {change!r} is neither add nor remove")
+        raise InvalidTrace(f"{_shown(time)} is not a whole number of milliseconds >= 0", line)
+    if change not in list(Change):
+        close = difflib.get_close_matches(change.lower(), list(Change), 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise InvalidTrace(f"{_shown(change)} is neither add nor remove{hint}", line)
     if not node:
-        raise InvalidTrace(f"line {line}: the node has no name")
+        raise InvalidTrace("the node has no name; expected one in the third column", line)
     return TraceEvent(int(time), Change(change), node)
 
 
+def _check_turn(event: TraceEvent, last: tuple[Change, int] | None, line: int) -> None:
+    """A node comes, goes, comes again."""
+    node = _shown(event.node)
+    if event.change is Change.ADD and last is not None and last[0] is Change.ADD:
+        raise InvalidTrace(
+            f"{node} is added, but is there already, since line {last[1]}; expected its removal before", line
+        )
+    if event.change is Change.REMOVE and (last is None or last[0] is Change.REMOVE):
+        why = "was never added" if last is None else f"went in line {last[1]}"
+        raise InvalidTrace(f"{node} is removed, but {why}; expected a node that is there", line)
+
+
 def _count(row: list[str], line: int) -> tuple[int, int]:
-    if len(row) != 2:
-        raise InvalidTrace(f"line {line}: expected 2 columns (seconds, count), got {len(row)}")
-    time, count = (cell.strip() for cell in row)
+    time, count = _cells(row, 2, _COUNTS, line)
     try:
         seconds = float(time)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e12:
-        raise InvalidTrace(f"line {line}: {time!r} is not a number of seconds >= 0")
+        raise InvalidTrace(f"{_shown(time)} is not a number of seconds >= 0", line)
     if not (count.isascii() and count.isdigit() and len(count) < 18) or int(count) > _MOST_NODES:
-        raise InvalidTrace(f"line {line}: {count!r} is not a number of nodes from 0 to {_MOST_NODES}")
+        raise InvalidTrace(f"{_shown(count)} is not a number of nodes from 0 to {_MOST_NODES}", line)
     return round(seconds * 1000), int(count)
 
 
-_MOST_NODES = 100_000  # more is a slip of the pen, and would be named one by one
+def _cells(row: list[str], number: int, form: str, line: int) -> list[str]:
+    cells = [cell.strip() for cell in row]
+    text = ",".join(cells)
+    if line == 1 and not any(character.isdigit() for character in text):
+        header = f", or the header {_COUNTS}" if form == _COUNTS else ""
+        raise InvalidTrace(f"{_shown(text)}: expected rows {form}{header}", line)
+    if len(cells) != number:
+        raise InvalidTrace(f"{_shown(text)}: expected {number} columns ({form}), got {len(cells)}", line)
+    return cells
+
+
+def _shown(text: str) -> str:
+    """As an error shows it, cut to 60 characters."""
+    quoted = repr(text)
+    return quoted if len(quoted) <= 60 else f"{quoted[:57]}..."

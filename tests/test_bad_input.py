@@ -99,8 +99,8 @@ def test_apply_ends_with_status_2_and_stores_nothing(
         ('workdir: "a\\0b"', "workdir: "),
         ('checkpoint: {uri: "a\\0b"}', "checkpoint.uri: "),
         ("checkpoint: {uri: 's3://[b/p'}", "checkpoint.uri: "),
-        ("envs: &envs {A: *envs}", "job file: "),
-        ('envs: {A: "\\ud800"}', "job file: "),
+        ("envs: &envs {A: *envs}", "not YAML: *envs stands inside of what it stands for"),
+        ('envs: {A: "\\ud800"}', "not YAML: 'utf-8' codec can't encode character"),
     ],
 )
 def test_apply_refuses_a_faulty_file_before_any_code_runs(

@@ -115,15 +115,15 @@ def test_a_series_of_counts_becomes_comings_and_goings() -> None:
     [
         ("", "line 1: the trace is empty"),
         ("seconds,count\n", "line 1: the trace is empty"),
-        ("0,3\n5\n", r"line 2: expected 2 columns \(seconds, count\), got 1"),
+        ("0,3\n5\n", r"line 2: '5': expected 2 columns \(seconds,count\), got 1"),
         ("0,3\nx,4\n", "line 2: 'x' is not a number of seconds >= 0"),
         ("0,3\nnan,4\n", "line 2: 'nan' is not"),
         ("0,3\n9,-1\n", "line 2: '-1' is not a number of nodes from 0 to 100000"),
         ("0,3\n9,1e3\n", "line 2: '1e3' is not a number of nodes"),
         ("0,3\n9,999999999\n", "line 2: '999999999' is not a number of nodes"),
         ("9,3\n9,4\n", "line 2: 9 s does not come after 9 s"),
-        ("0,add,a\n5,6\n", "line 2: expected 3 columns"),
-        (",,\n", "line 1: '' is not a whole number"),
+        ("0,add,a\n5,6\n", "line 2: '5,6': expected 3 columns"),
+        (",,\n", r"line 1: ',,': expected rows ms,add\|remove,node"),
         ("9" * 5000 + ",add,a\n", "line 1: '999"),
     ],
 )
@@ -159,10 +159,10 @@ def test_costs_are_measured_on_a_job_that_ran() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "costs: not JSON"),
+        ("{", "line 1: not JSON"),
         ('{"morphs": [1]}', "morphs: not as `makara status --json` prints them"),
         ("[]", "costs: expected an object, got list"),
-        ('{"boot": 1}', "costs: unknown field 'boot'; known are boot_s"),
+        ('{"boot": 1}', r"boot: unknown field; did you mean boot_s\? \(known are boot_s"),
         ('{"boot_s": "1"}', "boot_s: '1' is not a number"),
         ('{"boot_s": -1}', "boot_s: -1 is not a time >= 0"),
         ('{"store_bytes_per_s": 0}', "store_bytes_per_s: 0 is not a rate > 0"),
@@ -278,9 +278,9 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("trace.csv", "0,add,a\n5,join,b\n", "trace.csv: line 2: 'join' is neither add nor remove"),
+        ("trace.csv", "0,add,a\n5,join,b\n", "trace.csv:2: 'join' is neither add nor remove"),
         ("trace.csv", "0,4\n", "trace: all its events are at its start"),
-        ("calibration.json", "{}", "calibration.json: calibration: the field"),
+        ("calibration.json", "{}", "calibration.json:1: calibration: the field"),
         ("job.yaml", "name: x\nsteps: 4\n", "steps"),
     ],
 )
@@ -301,7 +301,7 @@ def test_the_command_names_options_that_cannot_be(tmp_path: Path, capsys: pytest
         (["--hours", "-1"], "hours: -1 is not a number > 0"),
         (["--notice", "nan"], "notice: nan is not a number of seconds >= 0"),
         (["--spot-price", "inf"], "spot price: inf is not an amount"),
-        (["--costs", str(tmp_path / "none.json")], "costs: cannot read"),
+        (["--costs", str(tmp_path / "none.json")], "none.json: cannot read"),
         (["--output", str(tmp_path / "none" / "p.svg")], "output: cannot write"),
     ):
         assert main([*options, *extra]) == 2

@@ -230,13 +230,13 @@ def test_a_trace_is_read_in_order() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0,add\n", "line 1: expected 3 columns"),
+        ("0,add\n", "line 1: '0,add': expected 3 columns"),
         ("0,add,a\nx,add,b\n", "line 2: 'x'"),
         ("0,join,a\n", "line 1: 'join'"),
         ("0,add,\n", "line 1: the node has no name"),
         ("4,add,a\n2,add,b\n", "line 2: 2 ms comes after 4 ms"),
-        ("0,add,a\n1,add,a\n", "line 2: add a: the node is already live"),
-        ("0,remove,a\n", "line 1: remove a: the node is not live"),
+        ("0,add,a\n1,add,a\n", "line 2: 'a' is added, but is there already, since line 1"),
+        ("0,remove,a\n", "line 1: 'a' is removed, but was never added"),
     ],
 )
 def test_a_bad_trace_names_the_line(text: str, message: str) -> None:

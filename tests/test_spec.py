@@ -61,11 +61,11 @@ def test_an_interval_counts_steps_unless_it_has_a_unit(
             "max_nodes: 6",
             "max_nodes: '6'",
             "resources.max_nodes",
-            "expected a valid integer, got '6' (line 4)",
+            "expected a valid integer, got '6'",
         ),
         ("max_nodes: 6", "max_nodes: true", "resources.max_nodes", "integer"),
         ("seed: 7", "seed: 7.5", "training.seed", "integer"),
-        ("local", "gcp", "resources.provider", "unknown provider 'gcp'; expected local (line 4)"),
+        ("local", "gcp", "resources.provider", "unknown provider 'gcp'; expected local"),
         ("local", "aws", "resources.provider", "not supported yet; expected local"),
         ("max_nodes: 6", "max_nodes: 6, region: eu", "resources.region", "no meaning with provider local"),
         ("min_nodes: 1", "min_nodes: 7", "resources.min_nodes", "7 is more than resources.max_nodes (6)"),
@@ -163,7 +163,9 @@ def test_a_fault_deep_in_the_file_has_its_line() -> None:
     text = "name: gpt\nentrypoint: a:b\nresources:\n  provider: local\n  max_nodes: none\n"
     with pytest.raises(JobSpecError) as caught:
         parse_yaml(text)
-    assert "(line 5)" in dict(caught.value.errors)["resources.max_nodes"]
+    lines = dict(zip(dict(caught.value.errors), caught.value.lines, strict=True))
+    assert lines["resources.max_nodes"] == 5
+    assert "resources.max_nodes: expected a valid integer, got 'none' (line 5)" in str(caught.value)
 
 
 def test_settings_need_an_absolute_uri() -> None:

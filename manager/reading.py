@@ -1,0 +1,25 @@
+"""Files that a command is given: read whole, and refused with file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ..simulator.lines import FileFault, decode
+
+T = TypeVar("T")
+
+
+class BadFile(ValueError):
+    """A file that cannot be used. The message begins with the file, and the line if there is one."""
+
+
+def read_file(path: Path, parse: Callable[[str], T]) -> T:
+    """What `parse` makes of a file's text. Raises `BadFile`."""
+    try:
+        return parse(decode(path.read_bytes(), FileFault))
+    except OSError as error:
+        raise BadFile(f"{path}: cannot read it: {error.strerror}") from error
+    except FileFault as error:
+        raise BadFile(error.in_file(path)) from error
