@@ -9,6 +9,7 @@ Importing the package does not import torch: tensors are packed and unpacked by 
 which trainers import.
 """
 
+from .calibrations import load_calibration, save_calibration
 from .errors import (
     Cancelled,
     CheckpointError,
@@ -69,6 +70,7 @@ __all__ = [
     "check_writable",
     "delete_parts",
     "export",
+    "load_calibration",
     "load_manifest",
     "newest_readable",
     "open_generation",
@@ -80,6 +82,7 @@ __all__ = [
     "read_sections",
     "retire",
     "retrying",
+    "save_calibration",
     "sweep",
     "weights_sha256",
     "write_part",

@@ -5,6 +5,7 @@
 <job>/manifests/<step>-g<generation>.json
 <job>/head.json
 <job>/export/<step>/model.safetensors
+calibrations/<fingerprint>.json            shared by all jobs of the store
 ```
 """
 
@@ -83,3 +84,7 @@ def part_key(job: str, checkpoint: CheckpointId, section: int, part: int) -> str
 
 def export_prefix(job: str, step: int) -> str:
     return f"{job}/export/{step}/"
+
+
+def calibration_key(fingerprint: str) -> str:
+    return f"calibrations/{fingerprint}.json"

@@ -27,7 +27,9 @@ from ..checkpoint import (
     open_generation,
     open_store,
     retire,
+    save_calibration,
 )
+from ..simulator import Measurements
 from ..worker.messages import BootConfig, CheckpointRef
 from .events import (
     CheckpointDeleted,
@@ -41,6 +43,7 @@ from .events import (
     OpenHead,
     ReleaseVm,
     RequestVm,
+    StoreCalibration,
     VmRequestFailed,
     VmTerminated,
     WeightsExported,
@@ -160,6 +163,8 @@ class Effects:
                 return await self._delete(job, command)
             case ExportWeights():
                 return await self._export(job, command)
+            case StoreCalibration():
+                return await self._store_calibration(job, command)
 
     async def _request(self, job: str, command: RequestVm) -> Event | None:
         state = self._state_of(job)
@@ -234,6 +239,21 @@ class Effects:
             job, command, lambda: export(store, job, checkpoint, scratch=self._scratch), StoreUnavailable
         )
         return WeightsExported(now=self._clock(), uri=done.uri, sha256=done.sha256, step=done.step)
+
+    async def _store_calibration(self, job: str, command: StoreCalibration) -> None:
+        """A store that refuses it costs the next job a minute, and this one nothing."""
+        state = self._state_of(job)
+        assert state.measurements is not None, "it follows measurements"
+        measured, store = Measurements.from_json(state.measurements), self._store(job)
+        if measured.basis is None:
+            return
+        fingerprint, text = measured.basis.fingerprint, measured.to_text()
+        try:
+            await self._persist(
+                job, command, lambda: save_calibration(store, fingerprint, text), StoreUnavailable
+            )
+        except CheckpointError as error:
+            log.warning("job %s: its calibration is not stored: %s", job, error)
 
     def _store(self, job: str) -> Store:
         spec = self._state_of(job).spec

@@ -220,8 +220,15 @@ class ExportWeights(_Value):
     checkpoint: CheckpointRef
 
 
+class StoreCalibration(_Value):
+    """Leave the job's measurements in its store, under their fingerprint, for jobs to come."""
+
+    command: Literal["store_calibration"] = "store_calibration"
+    key: str
+
+
 Command = Annotated[
-    RequestVm | ReleaseVm | ComputePlan | OpenHead | DeleteCheckpoint | ExportWeights,
+    RequestVm | ReleaseVm | ComputePlan | OpenHead | DeleteCheckpoint | ExportWeights | StoreCalibration,
     Field(discriminator="command"),
 ]
 
@@ -291,6 +298,9 @@ class RecipeFixed(_Fact):
     fact: Literal["recipe_fixed"] = "recipe_fixed"
     recipe: Recipe
     calibration: dict[str, Any]
+    measurements: dict[str, Any] | None = None  # all that the calibration is of
+    stored: bool = False  # an earlier job had left them in the store
+    note: str = ""
 
 
 class GenerationPlanned(_Fact):

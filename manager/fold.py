@@ -109,7 +109,13 @@ def _profiler_chosen(state: JobState, fact: ProfilerChosen) -> JobState:
 
 def _recipe_fixed(state: JobState, fact: RecipeFixed) -> JobState:
     version = state.num_facts + 1
-    return replace(state, recipe=fact.recipe, calibration=fact.calibration, recipe_version=version)
+    return replace(
+        state,
+        recipe=fact.recipe,
+        calibration=fact.calibration,
+        measurements=fact.measurements,
+        recipe_version=version,
+    )
 
 
 def _planned(state: JobState, fact: GenerationPlanned) -> JobState:

@@ -126,7 +126,8 @@ class JobState:
     vms: Mapping[str, Vm] = field(default_factory=lambda: _EMPTY)
     profiler: Seat | None = None
     recipe: Recipe | None = None
-    calibration: Mapping[str, Any] | None = None
+    calibration: Mapping[str, Any] | None = None  # of the recipe's m: what plans are simulated with
+    measurements: Mapping[str, Any] | None = None  # all that it is of: simulator.Measurements.to_json()
     recipe_version: int = 0  # num_facts when the recipe was fixed
     planned: Generation | None = None  # decided, not opened
     current: Generation | None = None  # opened, not closed

@@ -9,11 +9,14 @@ output. Which operation a worker runs next is asked of `makara.pipeline`, as the
 from .calibration import Calibration, InvalidCalibration, Link
 from .costs import InvalidCosts, MorphCosts
 from .engine import Engine, to_ns
+from .links import AllReduce, Wire
+from .measurements import Measurements, load_measurements
 from .minibatch import COMMIT_BYTES, Closing, ClosingKind, MiniBatch, Span, simulate
 from .sizes import sizes_of
 from .trace import Change, InvalidTrace, TraceEvent, read_availability, read_counts, read_trace
 
 __all__ = [
+    "AllReduce",
     "COMMIT_BYTES",
     "Calibration",
     "Change",
@@ -24,10 +27,13 @@ __all__ = [
     "InvalidCosts",
     "InvalidTrace",
     "Link",
+    "Measurements",
     "MiniBatch",
     "MorphCosts",
     "Span",
     "TraceEvent",
+    "Wire",
+    "load_measurements",
     "read_availability",
     "read_counts",
     "read_trace",

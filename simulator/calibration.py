@@ -35,24 +35,31 @@ class Link:
     latency_s: float
     bytes_per_s: float
     jitter_s: float = 0.0
+    hop_latency_s: float | None = None
+    """Of a hop of a ring all-reduce, as measured; None: as of a message. So is `hop_bytes_per_s`."""
+    hop_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("latency_s", "jitter_s"):
-            if not is_finite(value := getattr(self, name)) or value < 0:
+        for name in ("latency_s", "jitter_s", "hop_latency_s"):
+            value = getattr(self, name)
+            if value is not None and (not is_finite(value) or value < 0):
                 raise InvalidCalibration(f"{name}: {value!r} is not a time in seconds >= 0")
-        if not is_finite(self.bytes_per_s) or self.bytes_per_s <= 0:
-            raise InvalidCalibration(f"bytes_per_s: {self.bytes_per_s!r} is not a bandwidth > 0")
+        for name in ("bytes_per_s", "hop_bytes_per_s"):
+            value = getattr(self, name)
+            if value is not None and (not is_finite(value) or value <= 0):
+                raise InvalidCalibration(f"{name}: {value!r} is not a bandwidth > 0")
 
     def occupied_s(self, size_bytes: int) -> float:
         """How long a message keeps the link busy; the latency comes on top and does not block the next."""
         return size_bytes / self.bytes_per_s
 
     def allreduce_s(self, size_bytes: int, ring: int) -> float:
-        """A ring all-reduce over `ring` workers: 2(D-1) hops, each carrying 1/D of the bytes, with jitter at
-        its mean."""
+        """A ring all-reduce over `ring` workers: 2(D-1) hops, each carrying 1/D of the bytes. A hop that was
+        not measured takes as long as a message, with jitter at its mean."""
         if ring < 2:
             return 0.0
-        return 2 * (ring - 1) * (self.latency_s + self.jitter_s + size_bytes / ring / self.bytes_per_s)
+        latency_s = self.latency_s + self.jitter_s if self.hop_latency_s is None else self.hop_latency_s
+        return 2 * (ring - 1) * (latency_s + size_bytes / ring / (self.hop_bytes_per_s or self.bytes_per_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +173,8 @@ class Calibration:
         value |= {name: getattr(self, name) for name in _EXECUTOR}
         for name in ("inter_vm", "intra_vm"):
             link: Link = getattr(self, name)
-            value[name] = {f.name: getattr(link, f.name) for f in fields(Link)}
+            entries = {f.name: getattr(link, f.name) for f in fields(Link)}
+            value[name] = {key: number for key, number in entries.items() if number is not None}
         value |= {"device_kind": self.device_kind, "microbatch_size": self.microbatch_size}
         value["versions"] = dict(self.versions)
         value["labels"] = list(self.labels)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from makara.simulator import Calibration, Link
+from makara.simulator.figures import Figure
+from makara.simulator.measurements import TIMES, Basis, Measurements, Row
 
 FREE = Link(latency_s=0.0, bytes_per_s=1e18)
 
@@ -28,3 +30,25 @@ def uniform(num_sections: int, **change: Any) -> Calibration:
         "versions": {"torch": "2.13"},
     }
     return Calibration(**(values | change))
+
+
+def measured(calibration: Calibration, graph_hash: str) -> Measurements:
+    """Measurements that hold this calibration alone, of cuts before positions 1, 2, ..."""
+    figures = {name: tuple(Figure(v, v / 10, 9, 1) for v in getattr(calibration, name)) for name in TIMES}
+    cuts = tuple(range(1, calibration.num_sections))
+    row = Row(calibration=calibration, graph_hash=graph_hash, cuts=cuts, figures=figures)
+    basis = Basis(
+        graph_hash=graph_hash,
+        microbatch_size=calibration.microbatch_size,
+        global_batch_size=64,
+        num_sections=0,
+        code_sha256="c0de",
+        precision="fp32",
+        numerics="exact",
+        threads=1,
+        device_kind=calibration.device_kind,
+        device_name="a processor, 2 cores",
+        torch_version="2.13",
+        makara_version="0.1.0",
+    )
+    return Measurements(basis=basis, rows=(row,), seconds=2.5)

@@ -19,6 +19,7 @@ from makara.manager.events import (
     PlanComputed,
     ReleaseVm,
     RequestVm,
+    StoreCalibration,
     VmRequestFailed,
     WeightsExported,
 )
@@ -44,6 +45,8 @@ def perform(world: Cluster, command: Command) -> None:
             world.after(world.random.choice((0.1, 0.5, 6.0)), _release, world, command)
         case ComputePlan():
             world.after(delay_s, _plan, world, command)
+        case StoreCalibration():
+            world.after(delay_s, _done, world, command)
         case OpenHead() | DeleteCheckpoint() | ExportWeights():
             world.after(max(delay_s, world.store_down_until - world.now), _use_store, world, command)
 

@@ -12,7 +12,7 @@ import struct
 import sys
 from pathlib import Path
 
-from calibrations import uniform
+from calibrations import measured, uniform
 from makara.checkpoint import CheckpointId, assemble, open_store, publish, write_part
 from makara.worker.messages import (
     TO_AGENT,
@@ -172,7 +172,9 @@ class ScriptedAgent:
             torch_version="none",
             bundle_sha256=orders.job.bundle_sha256,
         )
-        return Profile(recipe=recipe, calibration=uniform(NUM_SECTIONS, microbatch_size=1).to_json())
+        calibration = uniform(NUM_SECTIONS, microbatch_size=1)
+        measurements = measured(calibration, recipe.graph_hash).to_json()
+        return Profile(recipe=recipe, calibration=calibration.to_json(), measurements=measurements)
 
     def change(self, **values: object) -> None:
         self.worker = self.worker.model_copy(update=values)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from in_process import same_bits
 from makara.simulator.calibration import Calibration
-from makara.worker.calibrate import calibrate, choose_microbatch_size
+from makara.worker.calibrate import calibrate
 from makara.worker.cutting.partition import Sections, choose_cuts, split
 from makara.worker.data import Batches
 from makara.worker.errors import RecipeMismatch, UserCodeError
@@ -17,7 +17,7 @@ from makara.worker.sections.ranges import RangeRuntime, SectionRuntime
 from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from models import Tokens, skip_model, tied_gpt, untied_mlp
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def chain_of(training: Training, num_sections: int | None = None) -> Sections:
@@ -244,15 +244,3 @@ def test_calibration_measures_every_section(make: Callable[[], Training]) -> Non
     )
     assert all(size > 0 for size in found.activation_bytes)
     assert all(0 < own < whole for own, whole in zip(found.optimizer_bytes, found.state_bytes, strict=True))
-
-
-def test_the_micro_batch_size_divides_the_batch() -> None:
-    training = Training(
-        model=lambda: nn.Sequential(),
-        loss=lambda output, batch: output.mean(),
-        optimizer=lambda named: torch.optim.SGD(named, lr=0.1),
-        dataset=Tokens,
-    )
-    assert 6 % choose_microbatch_size(untied_mlp(), 6) == 0
-    with pytest.raises(UserCodeError):
-        choose_microbatch_size(training, 6)

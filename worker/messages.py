@@ -52,6 +52,10 @@ class Recipe(Message):
     def num_sections(self) -> int:
         return len(self.cuts) + 1
 
+    @property
+    def global_batch_size(self) -> int:
+        return self.microbatch_size * self.num_micro_batches
+
 
 class JobSettings(Message):
     """The part of a job's specification that a trainer needs."""
@@ -66,6 +70,9 @@ class JobSettings(Message):
     numerics: Literal["exact", "fast"]
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     threads: int = Field(default=1, ge=1)
+    device_memory_bytes: int | None = None  # that a worker may use; None: all that its device has
+    workers_per_node: int = Field(default=1, ge=1)
+    most_workers: int = Field(default=1, ge=1)  # that the job may get; m leaves a micro-batch for each
     store: StoreConfig
     checkpoint_interval_steps: int | None = None
     checkpoint_interval_s: float | None = None
@@ -186,6 +193,58 @@ class Profile(Message):
 
     recipe: Recipe
     calibration: dict[str, Any]  # makara.simulator.Calibration.to_json()
+    measurements: dict[str, Any] | None = None  # all that it is of: makara.simulator Measurements.to_json()
+    stored: bool = False  # they were found in the store, where an earlier job had left them
+    note: str = ""  # why what was found there was not used
+
+
+class Timed(Message):
+    """A measured time in seconds; see makara.simulator.figures."""
+
+    median: float = Field(ge=0)
+    spread: float = Field(ge=0)
+    repeats: int = Field(ge=1)
+    dropped: int = Field(ge=0)
+
+
+class SectionRow(Message):
+    """One section, measured for one m: the columns of a calibration, by field name."""
+
+    microbatch_size: int = Field(ge=1)
+    section: int = Field(ge=0)
+    times: dict[str, Timed]
+    sizes: dict[str, int]
+    seconds: float  # that measuring it took
+
+
+class Layout(Message):
+    """The model for micro-batches of m: how it is cut, and what crosses each cut."""
+
+    microbatch_size: int = Field(ge=1)
+    graph_hash: str
+    cuts: list[int]
+    cut_bytes: list[int]
+    grad_cut_bytes: list[int]
+    labels: list[str]
+
+
+class Share(Message):
+    """Sections for one worker to measure, for micro-batches of m."""
+
+    microbatch_size: int = Field(ge=1)
+    sections: list[int]
+
+
+class Survey(Message):
+    """What the first worker found that is to be measured, and the part of it that it has measured itself."""
+
+    basis: dict[str, Any]  # makara.simulator.measurements.Basis
+    recipe: Recipe  # of the most likely m; that of another differs in m, N, cuts and graph hash
+    layouts: list[Layout]  # one for each m
+    rows: list[SectionRow]
+    executor: dict[str, float]  # what a worker's own code takes: fields of a calibration
+    seconds: float  # that it took, without the rows
+    note: str = ""  # why a stored calibration was not used
 
 
 class DeviceInfo(Message):

@@ -2,60 +2,100 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
-from .calibrate import calibrate, choose_microbatch_size
-from .cutting.partition import choose_cuts, split
-from .cutting.prices import measured_prices
-from .cutting.work import compute_nodes
-from .errors import UserCodeError
-from .messages import JobSettings, Profile, Recipe
+from ..checkpoint import CheckpointError, Store, load_calibration, open_store, retrying
+from ..simulator.lines import decode
+from ..simulator.measurements import Measurements
+from ..simulator.reading import InvalidCalibration
+from .errors import RecipeMismatch
+from .measuring.assembly import layout_of_row, measurements_of, profile_of
+from .measuring.subject import Subject, memory_of
+from .measuring.survey import recipe_of, rest, survey
+from .measuring.wires import loopback
+from .messages import JobSettings, Profile, Recipe, Survey
 from .model import pick_device
 from .sections.ranges import configure_torch
-from .tracing.trace import TracedModel, trace
 from .training import Training
 
+log = logging.getLogger("makara.trainer")
 
-def profile(training: Training, job: JobSettings) -> Profile:
-    """The recipe's model part and this hardware's calibration (Varuna §4.3).
+BUDGET_S = 60.0
+_STORE_PATIENCE_S = 5.0
 
-    Raises `UntraceableModel`, `UserCodeError` naming what of the job cannot be met.
+
+def profile(
+    training: Training, job: JobSettings, *, seconds: float = BUDGET_S, several: bool = False
+) -> Profile:
+    """The recipe's model part and this hardware's calibration (Varuna §4.3), by this worker alone.
+
+    What an earlier job left in the store is used again. `seconds` bounds how often measurements are
+    repeated, and how many m are looked at; `several`: of those, also if the job file fixes one. Raises
+    `UntraceableModel`, `UserCodeError` naming what of the job cannot be met.
     """
-    device_kind = "cuda" if torch.cuda.is_available() else "cpu"
-    device = pick_device(device_kind)
+    subject = subject_of(training, job)
+    found = begin(subject, seconds=seconds / 2, several=several)
+    if isinstance(found, Profile):
+        return found
+    return conclude(
+        subject, found.model_copy(update={"rows": [*found.rows, *rest(subject, found, seconds / 2)]})
+    )
+
+
+def subject_of(training: Training, job: JobSettings) -> Subject:
+    """The job's model on the device that this process has."""
     configure_torch(job.threads, job.numerics)
-    m = job.microbatch_size or choose_microbatch_size(
-        training, job.global_batch_size, seed=job.seed, precision=job.precision, device=device
-    )
-    traced = trace(training, m, job.seed, job.precision)
-    prices = None if training.cuts is not None else _prices(traced, device)
+    return Subject(training, job, pick_device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def begin(subject: Subject, *, seconds: float, several: bool = False) -> Profile | Survey:
+    """What an earlier job left in the store; or what there is to measure, and as much of it as could be in
+    about `seconds`."""
+    job = subject.job
+    subject.hold(job.microbatch_size or 1)
+    store = open_store(job.store.uri, endpoint=job.store.endpoint, region=job.store.region)
+    note = ""
     try:
-        cuts = choose_cuts(traced, job.num_sections, marks=training.cuts, work=prices)
-    except ValueError as error:
-        raise UserCodeError(f"parallelism.{error}") from error
-    num_micro_batches = job.global_batch_size // m
-    recipe = Recipe(
-        microbatch_size=m,
-        num_micro_batches=num_micro_batches,
-        cuts=cuts,
-        graph_hash=traced.graph_hash,
-        threads=job.threads,
-        device_kind=device_kind,
-        torch_version=torch.__version__,
-        bundle_sha256=job.bundle_sha256,
-    )
-    calibration = calibrate(
-        split(traced, cuts),
-        training,
-        seed=job.seed,
-        numerics=job.numerics,
-        num_micro_batches=num_micro_batches,
-        device=device,
-    )
-    return Profile(recipe=recipe, calibration=calibration.to_json())
+        found = _reused(subject, store)
+        if found is not None:
+            return found
+    except (CheckpointError, InvalidCalibration, RecipeMismatch, ValueError) as error:
+        note = f"measured anew, since the stored calibration cannot be used: {error}"
+        log.warning("%s", note)
+        subject.hold(job.microbatch_size or 1)
+    return survey(subject, seconds=seconds, several=several).model_copy(update={"note": note})
 
 
-def _prices(traced: TracedModel, device: torch.device) -> list[float] | None:
-    memory_bytes = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 1 << 30
-    nodes = compute_nodes(traced.graph)
-    return measured_prices(nodes, device, precision=traced.precision, memory_bytes=memory_bytes)
+def conclude(subject: Subject, found: Survey) -> Profile:
+    """What a survey comes to of which nothing is left, with this machine's loopback for a link."""
+    measured = measurements_of(found, [], [loopback()], [])
+    return _profile(subject, measured, found.recipe).model_copy(update={"note": found.note})
+
+
+def _reused(subject: Subject, store: Store) -> Profile | None:
+    """Raises what says that the stored calibration is unfit, or the store away."""
+    basis = subject.basis()
+    data = retrying(lambda: load_calibration(store, basis.fingerprint), patience_s=_STORE_PATIENCE_S)
+    if data is None:
+        return None
+    measured = Measurements.from_json(decode(data, InvalidCalibration))
+    if measured.basis != basis:
+        raise InvalidCalibration("basis: it is another model's, or another machine's")
+    found = _profile(subject, measured, recipe_of(subject, layout_of_row(measured.rows[0])), stored=True)
+    # Every trainer will compare its graph with this one's: it must be what is traced here and now.
+    subject.cut_exactly(layout_of_row(measured.row(found.recipe.microbatch_size)))
+    return found
+
+
+def _profile(subject: Subject, measured: Measurements, recipe: Recipe, *, stored: bool = False) -> Profile:
+    job = subject.job
+    return profile_of(
+        measured,
+        recipe,
+        wanted=job.microbatch_size,
+        memory_bytes=memory_of(subject.device, job),
+        most_workers=job.most_workers,
+        stored=stored,
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...worker.messages import Phase
-from ..events import ProfilerChosen, RecipeFixed
+from ...worker.messages import Phase, Profile
+from ..events import ProfilerChosen, RecipeFixed, StoreCalibration
 from ..state import VmStatus
 from .turn import Turn, seat_of
 
@@ -16,10 +16,25 @@ def fix_recipe(turn: Turn) -> None:
     for _, worker in turn.reports():
         if worker.profile is not None:
             found = worker.profile
-            turn.fact(RecipeFixed(at=turn.now, recipe=found.recipe, calibration=found.calibration))
+            _fix(turn, found)
             return
     if state.profiler is None or turn.is_dead(state.profiler):
         _choose(turn)
+
+
+def _fix(turn: Turn, found: Profile) -> None:
+    turn.fact(
+        RecipeFixed(
+            at=turn.now,
+            recipe=found.recipe,
+            calibration=found.calibration,
+            measurements=found.measurements,
+            stored=found.stored,
+            note=found.note,
+        )
+    )
+    if found.measurements is not None and not found.stored:
+        turn.command(StoreCalibration(key=f"{turn.state.job}/calibration"))
 
 
 def _choose(turn: Turn) -> None:

@@ -1,0 +1,125 @@
+"""What the first worker does: see what there is to measure, and measure as much of it as is quick."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from ...simulator.measurements import MAX_MICROBATCH_SIZE, STILL_IMPROVES
+from ..messages import Layout, Recipe, SectionRow, Survey
+from .assembly import left, shares
+from .subject import Subject, memory_of
+
+_PRICING_S = 5.0
+_PROBE_S = 0.5
+
+
+def survey(subject: Subject, *, seconds: float, several: bool = False) -> Survey:
+    """Which m are worth a measurement, how the model is cut for each, and the rows that there was time for.
+
+    `subject` holds the job's own m, or 1. If that was left open, or `several` are wanted, m doubles while a
+    section in the middle of the model saves 7 % of the time per sample and fits into memory twice over, a
+    step leaves a micro-batch for each worker that the job may get, and `seconds` are not over. The last m
+    measured is the first that is not worth it (Varuna §4.2).
+    Raises `UserCodeError` naming what of the job cannot be met.
+    """
+    return _Surveyor(subject, seconds, several or subject.job.microbatch_size is None).survey()
+
+
+def rest(subject: Subject, found: Survey, seconds: float) -> list[SectionRow]:
+    """The rows that a survey left, all measured here, in about `seconds`."""
+    rows: list[SectionRow] = []
+    open_shares = shares(found, found.rows, 1)
+    count = sum(len(share.sections) for share in open_shares)
+    layouts = {layout.microbatch_size: layout for layout in found.layouts}
+    for share in open_shares:
+        subject.cut_exactly(layouts[share.microbatch_size])
+        rows += [subject.measure(section, section_time_s(seconds, count)) for section in share.sections]
+    return rows
+
+
+def section_time_s(seconds: float, num_sections: int) -> float:
+    """For each of the times of a section, when so many sections share `seconds`."""
+    return seconds / max(1, num_sections) / _PARTS
+
+
+_PARTS = 4  # forward with backward, their memory, the optimizer, making the section
+
+
+class _Surveyor:
+    def __init__(self, subject: Subject, seconds: float, grows: bool) -> None:
+        self._subject = subject
+        self._grows = grows
+        self._began = time.perf_counter()
+        self._until = self._began + seconds
+        self._memory_bytes = memory_of(subject.device, subject.job)
+        self._layouts: list[Layout] = []
+        self._rows: list[SectionRow] = []
+
+    def survey(self) -> Survey:
+        subject, job = self._subject, self._subject.job
+        basis = subject.basis()
+        first = subject.cut(_PRICING_S)
+        operations = subject.operations()
+        likely, probe = first, self._probe(first)
+        m = 2 * first.microbatch_size
+        while self._may_grow(m, probe):
+            subject.hold(m)
+            layout = subject.cut_like(first, operations)
+            before, probe = probe, self._probe(layout)
+            if _per_sample(probe) > STILL_IMPROVES * _per_sample(before):
+                break
+            likely, m = layout, 2 * m
+        if job.microbatch_size is not None:
+            likely = first
+        return Survey(
+            basis=basis.to_json(),
+            recipe=recipe_of(subject, likely),
+            layouts=self._layouts,
+            rows=self._rows,
+            executor={},
+            seconds=time.perf_counter() - self._began - sum(row.seconds for row in self._rows),
+        )
+
+    def _probe(self, layout: Layout) -> SectionRow:
+        """The section in the middle; and all others, if they are quick."""
+        self._layouts.append(layout)
+        probe = self._subject.measure(len(layout.cuts) // 2, _PROBE_S)
+        self._rows.append(probe)
+        others = left(layout, self._rows)
+        remaining_s = self._until - time.perf_counter()
+        if len(others) * probe.seconds < remaining_s / 2:
+            each_s = section_time_s(remaining_s / 2, len(others))
+            self._rows += [self._subject.measure(section, each_s) for section in others]
+        return probe
+
+    def _may_grow(self, m: int, probe: SectionRow) -> bool:
+        job = self._subject.job
+        if not self._grows or job.global_batch_size % m or m > MAX_MICROBATCH_SIZE:
+            return False
+        if job.global_batch_size // m < job.most_workers:
+            return False
+        sizes = probe.sizes
+        running = sizes["activation_bytes"] + max(sizes["forward_peak_bytes"], sizes["backward_peak_bytes"])
+        fits = sizes["state_bytes"] + 2 * running <= self._memory_bytes
+        return fits and time.perf_counter() < self._until
+
+
+def recipe_of(subject: Subject, layout: Layout) -> Recipe:
+    """The recipe's model part, if the job runs as `layout` says."""
+    job = subject.job
+    return Recipe(
+        microbatch_size=layout.microbatch_size,
+        num_micro_batches=job.global_batch_size // layout.microbatch_size,
+        cuts=layout.cuts,
+        graph_hash=layout.graph_hash,
+        threads=job.threads,
+        device_kind="cuda" if subject.device.type == "cuda" else "cpu",
+        torch_version=torch.__version__,
+        bundle_sha256=job.bundle_sha256,
+    )
+
+
+def _per_sample(row: SectionRow) -> float:
+    return row.times["forward_s"].median / row.microbatch_size
