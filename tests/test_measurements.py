@@ -10,35 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calibrations import uniform
+from calibrations import measured, uniform
 from hypothesis import given
 from hypothesis import strategies as st
 from makara.simulator import InvalidCalibration, Link, load_measurements
 from makara.simulator.figures import Figure, summarise
 from makara.simulator.links import AllReduce, Wire, fitted_hop, fitted_links
 from makara.simulator.measurements import (
-    TIMES,
-    Basis,
     Measurements,
     Row,
     best_microbatch_size,
     least_bytes,
 )
 
-BASIS = Basis(
-    graph_hash="5ec7",
-    microbatch_size=1,
-    global_batch_size=64,
-    num_sections=0,
-    code_sha256="c0de",
-    precision="fp32",
-    numerics="exact",
-    threads=1,
-    device_kind="cpu",
-    device_name="a processor, 2 cores",
-    torch_version="2.13",
-    makara_version="0.1.0",
-)
+WHOLE = measured(uniform(3, microbatch_size=1), "5ec7")
+assert WHOLE.basis is not None
+BASIS = WHOLE.basis
 seconds = st.floats(1e-6, 1e3)
 
 
@@ -64,10 +51,7 @@ def allreduce(ring: int, size_bytes: int, time_s: float, in_flight: int = 1) -> 
 
 def row(m: int, per_sample_s: float = 1.0, **change: Any) -> Row:
     calibration = uniform(3, microbatch_size=m, forward_s=(m * per_sample_s / 3,) * 3, **change)
-    figures = {
-        name: tuple(figure(value, value / 10) for value in getattr(calibration, name)) for name in TIMES
-    }
-    return Row(calibration=calibration, graph_hash=f"hash{m}", cuts=(4, 9), figures=figures)
+    return replace(measured(calibration, f"hash{m}").rows[0], cuts=(4, 9))
 
 
 def measurements(*rows: Row) -> Measurements:

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from makara.manager.journal import SqliteJournal
+from makara.simulator import load_measurements
 from managers import Manager, release_all
 
 
@@ -36,6 +37,18 @@ def test_a_job_trains_exports_and_leaves_no_vm(manager: Manager, tmp_path: Path)
     journal_facts = manager.client.get(f"/jobs/{job}/events")["events"]
     assert [entry["sequence"] for entry in journal_facts] == list(range(1, len(journal_facts) + 1))
     assert any(entry["fact"]["fact"] == "job_ended" for entry in journal_facts)
+
+
+def test_what_was_measured_is_left_in_the_store_for_other_jobs(manager: Manager, tmp_path: Path) -> None:
+    job = manager.submit(tmp_path / "store").json()["job"]
+    manager.wait(job, lambda v: v["status"] == "finished")
+    (path,) = (tmp_path / "store" / "calibrations").iterdir()
+    found = load_measurements(path)
+    assert found.basis is not None
+    assert path.name == f"{found.basis.fingerprint}.json"
+    facts = [entry["fact"] for entry in manager.client.get(f"/jobs/{job}/events")["events"]]
+    fixed = next(fact for fact in facts if fact["fact"] == "recipe_fixed")
+    assert (fixed["measurements"], fixed["stored"]) == (found.to_json(), False)
 
 
 def test_a_manager_killed_mid_run_goes_on_where_it_stood(manager: Manager, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from ..events import (
     OpenHead,
     ReleaseVm,
     RequestVm,
+    StoreCalibration,
     Tick,
     Together,
     VmTerminated,
@@ -174,6 +175,8 @@ class World:
                 self.listed.remove(command.checkpoint)
             case ExportWeights():
                 self.after(0.0, self._exported, command.checkpoint.step)
+            case StoreCalibration():
+                raise AssertionError("a replay begins with a calibration, and measures nothing")
 
     def _answer(self, command: ComputePlan) -> None:
         if self._asked is command:  # else it was asked about workers that are gone meanwhile
