@@ -4,7 +4,7 @@ peers."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from ...pipeline.plan import Plan
 from ...pipeline.policy import Dispatcher
 from ...pipeline.traffic import output_of
 from ..data import Sample
-from ..sections.ranges import RangeOutput, RangeRuntime
+from ..sections.ranges import Accumulate, RangeOutput
 from .feed import Feed
 from .lanes import Lanes, Tensors
 
@@ -34,6 +34,34 @@ class Sink(Protocol):
     def section_done(self, section: int) -> None:
         """After the gradients of each section in each backward."""
         ...
+
+
+class Passes(Protocol):
+    """Runs the passes of micro-batches; `RangeRuntime` explains them."""
+
+    def needs_batch(self, start: int, stop: int) -> bool: ...
+
+    def forward(
+        self,
+        step: int,
+        micro_batch: int,
+        start: int,
+        stop: int,
+        inputs: Mapping[str, Tensor],
+        batch: Sample,
+        keep: bool,
+    ) -> RangeOutput: ...
+
+    def recompute(self, micro_batch: int, start: int) -> None: ...
+
+    def backward(
+        self,
+        micro_batch: int,
+        start: int,
+        gradients: Mapping[str, Tensor],
+        accumulate: Accumulate,
+        section_done: Callable[[int], None] | None = None,
+    ) -> Tensors: ...
 
 
 @dataclass
@@ -67,7 +95,7 @@ class Executor:
         plan: Plan,
         rank: int,
         order: Sequence[Operation],
-        runtime: RangeRuntime,
+        runtime: Passes,
         lanes: Lanes,
         feed: Feed,
     ) -> None:
@@ -135,7 +163,7 @@ class Executor:
         )
 
 
-def batches_of(plan: Plan, order: Sequence[Operation], runtime: RangeRuntime) -> list[int]:
+def batches_of(plan: Plan, order: Sequence[Operation], runtime: Passes) -> list[int]:
     """The micro-batches whose samples a worker takes, in the order of its forwards."""
     forwards = [task for task in order if task.kind is Kind.FORWARD]
     spans = [plan.path_of(task.micro_batch).hops[task.stage].range for task in forwards]

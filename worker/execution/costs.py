@@ -1,0 +1,224 @@
+"""What the executor adds to the time of the sections, measured through the executor itself.
+
+Three workers, here as threads of one process, pass micro-batches over loopback. In place of its sections each
+rests as long as a short operation takes: between a worker's operations the executor's code always comes after
+a rest, finds cold caches, and runs several times slower than in a tight loop.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ...pipeline.operations import Kind, Operation
+from ...pipeline.plan import Plan, Range, grid
+from ...pipeline.schedules import orders
+from ...pipeline.traffic import messages, output_of
+from ..cutting.chain import Value
+from ..data import Batches, Sample
+from ..sections.ranges import Accumulate, RangeOutput
+from .executor import Executor
+from .feed import Feed
+from .gloo import Group, Listener, connect
+from .interrupt import Courier, Interrupt
+from .lanes import Lanes
+
+_DEPTH = 3  # one worker has neighbours on both sides
+_REST_S = 0.006
+_SERIAL, _STEADY = 6, 12  # micro-batches: one after the other, and as many as come
+_VALUE = Value("x", (1024,), "float32", needs_grad=True)
+_GROUPS = {Kind.FORWARD: "activations", Kind.BACKWARD: "gradients"}
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorCosts:
+    """Seconds: fields of a `Calibration`, which explains them."""
+
+    operation_s: float
+    message_s: float
+    collective_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """An operation as it ran, by `time.monotonic`."""
+
+    operation: Operation
+    began: float
+    ended: float
+
+
+def executor_costs() -> ExecutorCosts:
+    """Takes about a second. Loopback's own latency, some 20 us, is part of `message_s`."""
+    plans = stand_in_plans()
+
+    def rank_of(rank: int, channels: Mapping[Kind, Group]) -> list[list[Ran]]:
+        return [run_rank(plan, rank, channels) for plan in plans]
+
+    found = _in_threads(rank_of)
+    serial, steady = (dict(enumerate(rows)) for rows in zip(*found, strict=True))
+    return costs_of(plans, (serial, steady), handover_s())
+
+
+def stand_in_plans(replicas: int = 1) -> tuple[Plan, Plan]:
+    """For `run_rank`: one micro-batch after the other, and as many as come, on pipelines of three."""
+    stages = [Range(stage, stage + 1) for stage in range(_DEPTH)]
+    serial = grid(stages, replicas, _SERIAL * replicas, window=1)
+    return serial, grid(stages, replicas, _STEADY * replicas)
+
+
+def run_rank(plan: Plan, rank: int, channels: Mapping[Kind, Group]) -> list[Ran]:
+    """One worker's step of a stand-in plan: its operations, in their order. `channels` are of all workers."""
+    all_orders = orders(plan)
+    interrupt, resting = Interrupt(), _Resting()
+    traffic = messages(plan, all_orders)[rank]
+    lanes = Lanes(traffic, lambda _: (_VALUE,), channels, interrupt, torch.device("cpu"))
+    feed = Feed(Batches([{"x": 0.0}], 0, 1, 1), ())
+    executor = Executor(plan, rank, all_orders[rank], resting, lanes, feed)
+    try:
+        for step in range(2):  # the first makes connections
+            resting.ran.clear()
+            executor.run(step, _Nowhere())
+    finally:
+        lanes.close()
+    return resting.ran
+
+
+def costs_of(
+    plans: tuple[Plan, Plan], ran: Sequence[Mapping[int, Sequence[Ran]]], handover: float
+) -> ExecutorCosts:
+    """From what `run_rank` gave for each worker of the serial and of the steady plan, and `handover_s`."""
+    serial, steady = ran
+    # The way from an operation's end to its successor's beginning is a message's, where that one waited for
+    # it; the gap between two operations of a worker is the executor's, where the second had not to wait.
+    alone, busy = _ways(plans[0], serial), _ways(plans[1], steady)
+    ways = [way for way, gap in alone if gap > way]
+    gaps = [gap for way, gap in busy if way > gap + _REST_S / 2]
+    # On a machine that stalls there may be none of a kind: the shortest is then the nearest.
+    ways, gaps = ways or [min(alone)[0]], gaps or [min(gap for _, gap in busy)]
+    operation_s = statistics.mean(gaps)
+    return ExecutorCosts(operation_s, max(0.0, statistics.mean(ways) - operation_s), handover)
+
+
+def handover_s(repeats: int = 20) -> float:
+    """From handing a collective to the thread that makes it until the compute thread has its result."""
+    courier = Courier("handover", Interrupt())
+    times: list[float] = []
+    for _ in range(repeats):
+        time.sleep(_REST_S)
+        began = time.monotonic()
+        courier.call(lambda: None)
+        times.append(time.monotonic() - began)
+    courier.close()
+    return statistics.mean(times)
+
+
+def _ways(plan: Plan, ran: Mapping[int, Sequence[Ran]]) -> list[tuple[float, float]]:
+    """(way, gap) of every operation that a message enables and that is not its worker's first."""
+    ended = {entry.operation: entry.ended for entries in ran.values() for entry in entries}
+    sent_at = {
+        target[1]: ended[operation]
+        for worker, entries in ran.items()
+        for operation in (entry.operation for entry in entries)
+        if (target := output_of(plan, operation)) is not None and target[0] != worker
+    }
+    return [
+        (entry.began - sent_at[entry.operation], entry.began - before.ended)
+        for entries in ran.values()
+        for before, entry in pairwise(entries)
+        if entry.operation in sent_at
+    ]
+
+
+class _Resting:
+    """What an executor runs in place of sections; each stage is one."""
+
+    def __init__(self) -> None:
+        self.ran: list[Ran] = []
+
+    def needs_batch(self, start: int, stop: int) -> bool:
+        return False
+
+    def forward(
+        self,
+        step: int,
+        micro_batch: int,
+        start: int,
+        stop: int,
+        inputs: Mapping[str, Tensor],
+        batch: Sample,
+        keep: bool,
+    ) -> RangeOutput:
+        return RangeOutput(self._rest(Operation(start, Kind.FORWARD, micro_batch)), None, {})
+
+    def recompute(self, micro_batch: int, start: int) -> None:
+        self._rest(Operation(start, Kind.RECOMPUTE, micro_batch))
+
+    def backward(
+        self,
+        micro_batch: int,
+        start: int,
+        gradients: Mapping[str, Tensor],
+        accumulate: Accumulate,
+        section_done: Callable[[int], None] | None = None,
+    ) -> dict[str, Tensor]:
+        return self._rest(Operation(start, Kind.BACKWARD, micro_batch))
+
+    def _rest(self, operation: Operation) -> dict[str, Tensor]:
+        began = time.monotonic()
+        time.sleep(_REST_S)
+        output = {_VALUE.name: torch.zeros(_VALUE.shape)}
+        self.ran.append(Ran(operation, began, time.monotonic()))
+        return output
+
+
+class _Nowhere:
+    """Takes what operations give, for nothing."""
+
+    def forwarded(self, micro_batch: int, output: RangeOutput) -> None:
+        pass
+
+    def gradient(self, section: int, name: str, gradient: Tensor) -> None:
+        pass
+
+    def section_done(self, section: int) -> None:
+        pass
+
+
+def _in_threads(rank_of: Callable[[int, Mapping[Kind, Group]], R]) -> list[R]:
+    """What `rank_of(rank, channels)` returns on a thread of its own for each of the three workers."""
+    listener = Listener("127.0.0.1")
+    endpoint = listener.endpoint
+    found: dict[int, R] = {}
+    failed: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            store = listener.serve() if rank == 0 else connect(endpoint)
+            channels = {
+                kind: Group(store, name, rank, range(_DEPTH), "127.0.0.1") for kind, name in _GROUPS.items()
+            }
+            found[rank] = rank_of(rank, channels)
+            store.set(f"done/{rank}", "")
+            store.wait([f"done/{other}" for other in range(_DEPTH)])  # rank 0 has the store
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(_DEPTH)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return [found[rank] for rank in range(_DEPTH)]
