@@ -6,11 +6,12 @@ forming generation holds. Out: the step that all go on from, who must still appl
 section to whom (`agree`, `transfers`).
 """
 
-from .balance import balance, stage_seconds
+from .balance import balance
 from .choose import choose
-from .placement import Slot, place, select
+from .placement import Roster, Slot, place
 from .reconcile import Agreement, Application, NoHolder, Record, Standing, Transfer, agree, transfers
 from .request import Candidate, Choice, Impossible, Request
+from .stages import stage_table
 
 __all__ = [
     "Agreement",
@@ -21,6 +22,7 @@ __all__ = [
     "NoHolder",
     "Record",
     "Request",
+    "Roster",
     "Slot",
     "Standing",
     "Transfer",
@@ -28,7 +30,6 @@ __all__ = [
     "balance",
     "choose",
     "place",
-    "select",
-    "stage_seconds",
+    "stage_table",
     "transfers",
 ]

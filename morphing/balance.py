@@ -4,55 +4,91 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from ..pipeline import Range
-from ..simulator import Calibration
+from .stages import StageTable
+
+Fits = Callable[[int, int], bool]
+"""Whether a stage of the sections from the first up to (not including) the second fits into memory."""
 
 
-def stage_seconds(calibration: Calibration, span: Range, *, recompute: bool) -> float:
-    """Compute time of one micro-batch at a stage; the last stage does not recompute (§3.2)."""
-    forward = sum(calibration.forward_s[span.start : span.stop])
-    backward = sum(calibration.backward_s[span.start : span.stop])
-    recomputes = recompute and span.stop < calibration.num_sections
-    return forward * (2 if recomputes else 1) + backward
+class Split(NamedTuple):
+    """Stages in order; `slow` is the one that is to have the slow workers, if they are balanced for."""
+
+    stages: tuple[Range, ...]
+    slow: int | None = None
+
+
+class _Prefix(NamedTuple):
+    """The best way found to cut the sections up to some place into some number of stages."""
+
+    slowest_ns: int
+    stops: tuple[int, ...]
+    slow: int | None
 
 
 def balance(
-    calibration: Calibration, max_depth: int, *, recompute: bool, fits: Callable[[Range], bool]
-) -> Mapping[int, tuple[Range, ...]]:
-    """For each P in 1..max_depth the split into P ranges with the least maximum, where one exists whose
-    stages fit.
+    table: StageTable, max_depth: int, *, recompute: bool, fits: Fits, slowdown: float | None = None
+) -> Mapping[int, Split]:
+    """For each P in 1..max_depth the split into P stages with the least maximum, where one exists whose
+    stages fit. With a `slowdown`, exactly one stage, whichever is best, takes that many times as long.
 
-    Exact, by dynamic programming over (number of stages, first section after them), for any P <= K. Ties
-    go to the earlier cuts, so that the answer is the same everywhere.
+    Exact, by dynamic programming over (number of stages, first section after them), for any P <= K. A stage
+    takes the longer the more sections it has, so only the ends of stages are looked at that can still be
+    best: about K² ln K in all. Ties go to the earlier cuts, so that the answer is the same everywhere.
     """
-    num_sections = calibration.num_sections
-    cost = _costs(calibration, recompute, fits)
-    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}  # first section left -> (maximum, stops)
-    splits: dict[int, tuple[Range, ...]] = {}
-    for depth in range(1, min(max_depth, num_sections) + 1):
-        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for (start, stop), seconds in cost.items():
-            if start not in best:
-                continue
-            slowest, stops = best[start]
-            found = (max(slowest, seconds), (*stops, stop))
-            if stop not in longer or found < longer[stop]:
-                longer[stop] = found
-        if num_sections in longer:
-            bounds = (0, *longer[num_sections][1])
-            splits[depth] = tuple(Range(start, stop) for start, stop in itertools.pairwise(bounds))
-        best = {stop: found for stop, found in longer.items() if stop < num_sections}
+
+    def ordinary(start: int, stop: int) -> int:
+        return table.work_ns(start, stop, recompute)
+
+    def slow(start: int, stop: int) -> int:
+        return table.work_ns(start, stop, recompute, slowdown or 1.0)
+
+    whole = table.num_sections
+    even: list[_Prefix | None] = [_Prefix(0, (), None), *[None] * whole]  # without the slow stage
+    with_slow: list[_Prefix | None] = [None] * (whole + 1)
+    splits: dict[int, Split] = {}
+    for depth in range(1, min(max_depth, whole) + 1):
+        if slowdown is not None:
+            placed = [prefix and prefix._replace(slow=depth - 1) for prefix in even]
+            with_slow = _better(_longer(with_slow, ordinary, fits), _longer(placed, slow, fits))
+        even = _longer(even, ordinary, fits)
+        found = (even if slowdown is None else with_slow)[whole]
+        if found is not None:
+            bounds = itertools.pairwise((0, *found.stops))
+            splits[depth] = Split(tuple(Range(start, stop) for start, stop in bounds), found.slow)
     return splits
 
 
-def _costs(
-    calibration: Calibration, recompute: bool, fits: Callable[[Range], bool]
-) -> dict[tuple[int, int], float]:
-    costs: dict[tuple[int, int], float] = {}
-    for start in range(calibration.num_sections):
-        for stop in range(start + 1, calibration.num_sections + 1):
-            span = Range(start, stop)
-            if fits(span):
-                costs[start, stop] = stage_seconds(calibration, span, recompute=recompute)
-    return costs
+def _longer(
+    prefixes: list[_Prefix | None], work_ns: Callable[[int, int], int], fits: Fits
+) -> list[_Prefix | None]:
+    """Each by one stage."""
+    first = next((stop for stop, prefix in enumerate(prefixes) if prefix is not None), len(prefixes))
+    longer: list[_Prefix | None] = [None] * len(prefixes)
+    for stop in range(first + 1, len(prefixes)):
+        best: _Prefix | None = None
+        for start in range(stop - 1, first - 1, -1):
+            stage_ns = work_ns(start, stop)
+            if best is not None and stage_ns > best.slowest_ns:
+                break  # it only gets longer
+            before = prefixes[start]
+            if before is None or not fits(start, stop):
+                continue
+            slowest_ns = max(before.slowest_ns, stage_ns)
+            if best is None or (slowest_ns, before.stops) < (best.slowest_ns, best.stops):
+                best = _Prefix(slowest_ns, before.stops, before.slow)
+        longer[stop] = best and best._replace(stops=(*best.stops, stop))
+    return longer
+
+
+def _better(one: list[_Prefix | None], other: list[_Prefix | None]) -> list[_Prefix | None]:
+    return [
+        min((prefix for prefix in pair if prefix is not None), key=_order, default=None)
+        for pair in zip(one, other, strict=True)
+    ]
+
+
+def _order(prefix: _Prefix) -> tuple[int, tuple[int, ...], int]:
+    return prefix.slowest_ns, prefix.stops, -1 if prefix.slow is None else prefix.slow

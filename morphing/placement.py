@@ -21,47 +21,112 @@ class Slot:
     slowdown: float = 1.0
 
 
-def select(slots: Sequence[Slot], count: int, holding: Mapping[str, Range]) -> list[Slot]:
-    """The `count` workers to use, in the given order: fast ones first, then those that hold sections already.
+def speed_class(slot: Slot) -> float:
+    """Its slowdown to one decimal: slowdowns are measured, and noise must not reshuffle workers."""
+    return round(slot.slowdown, 1)
 
-    Slowdowns are compared to one decimal, since they are measured and must not reshuffle workers by noise.
-    """
-    ranked = sorted(
-        range(len(slots)),
-        key=lambda index: (round(slots[index].slowdown, 1), slots[index].worker not in holding, index),
-    )
-    return [slots[index] for index in sorted(ranked[:count])]
+
+class Roster:
+    """Workers in the order in which plans use them: fast ones first, then those that hold sections already,
+    then as given. Of any number of them it tells what matters for a choice."""
+
+    def __init__(self, slots: Sequence[Slot], holding: Mapping[str, Range]) -> None:
+        self._slots = slots
+        self._order = sorted(
+            range(len(slots)),
+            key=lambda index: (speed_class(slots[index]), slots[index].worker not in holding, index),
+        )
+        ordered = [slots[index] for index in self._order]
+        self._memory_bytes = list(itertools.accumulate((slot.memory_bytes for slot in ordered), min))
+        self._slowdown = list(itertools.accumulate((slot.slowdown for slot in ordered), max))
+        self.fastest = min(slot.slowdown for slot in slots)
+        self.num_fast = sum(speed_class(slot) == speed_class(ordered[0]) for slot in ordered)
+        """Workers that are as fast as the first."""
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def used(self, count: int) -> list[Slot]:
+        """The first `count`, in the order in which they were given."""
+        return [self._slots[index] for index in sorted(self._order[:count])]
+
+    def memory_bytes(self, count: int) -> int:
+        """The least of any of the first `count`."""
+        return self._memory_bytes[count - 1]
+
+    def slowdown(self, count: int) -> float:
+        """The largest of any of the first `count`."""
+        return self._slowdown[count - 1]
 
 
 def place(
-    slots: Sequence[Slot], stages: Sequence[Range], holding: Mapping[str, Range], weights: Sequence[int]
+    slots: Sequence[Slot],
+    stages: Sequence[Range],
+    holding: Mapping[str, Range],
+    weights: Sequence[int],
+    *,
+    slow: int | None = None,
 ) -> list[Slot]:
     """The workers in rank order (rank d·P+p is stage p of replica d).
 
     The workers of a VM take consecutive ranks, so they are neighbours in a pipeline, and replicas of a
-    section share a VM only where it has more workers than the pipeline has stages. VMs of one size are
-    interchangeable: among them, and inside each, the places go to whoever holds the most of what is needed,
-    by `weights` (bytes per section).
+    section share a VM only where it has more workers than the pipeline has stages. VMs with slow workers
+    come last, so that few pipelines have them; or, where `slow` names a stage, the slowest workers take that
+    one in every pipeline. VMs of one size and speed are interchangeable: among them, and inside each, the
+    places go to whoever holds the most of what is needed, by `weights` (bytes per section).
     """
+    depth, ranks = len(stages), range(len(slots))
+    inside = _Inside(stages, weights)
+    if slow is None:
+        placed = _filled(slots, ranks, holding, inside)
+    else:
+        by_speed = sorted(slots, key=speed_class)
+        num_fast = len(slots) - len(slots) // depth
+        fast = {slot.worker for slot in by_speed[:num_fast]}
+        placed = _filled(
+            [slot for slot in slots if slot.worker in fast],
+            [rank for rank in ranks if rank % depth != slow],
+            holding,
+            inside,
+        ) | _filled(by_speed[num_fast:], ranks[slow::depth], holding, inside)
+    return [placed[rank] for rank in ranks]
+
+
+def _filled(
+    slots: Sequence[Slot], ranks: Sequence[int], holding: Mapping[str, Range], inside: _Inside
+) -> dict[int, Slot]:
+    """The given ranks with the workers of one VM after another."""
     by_vm: dict[str, list[Slot]] = {}
     for slot in slots:
         by_vm.setdefault(slot.vm, []).append(slot)
-    groups = sorted(by_vm.values(), key=len, reverse=True)
-    starts = [0, *itertools.accumulate(len(group) for group in groups)]
-    held = [tuple(holding.get(slot.worker) for slot in group) for group in groups]
-    inside = _Inside(stages, weights)
+    groups = sorted(by_vm.values(), key=_kind)
+    if not holding:
+        return dict(zip(ranks, itertools.chain.from_iterable(groups), strict=True))
+    starts = list(itertools.accumulate((len(group) for group in groups), initial=0))
     placed: dict[int, Slot] = {}
-    for size in sorted({len(group) for group in groups}, reverse=True):
-        alike = [index for index, group in enumerate(groups) if len(group) == size]
-        wants = [starts[index] % len(stages) for index in alike]
-        for left, right in _greedy_alike([held[index] for index in alike], wants, inside.worth):
-            group, start = groups[alike[left]], starts[alike[right]]
-            for offset, index in inside.match(held[alike[left]], wants[right]).items():
-                placed[start + offset] = group[index]
-    return [placed[rank] for rank in range(len(slots))]
+    numbers = range(len(groups))
+    for _, alike in itertools.groupby(numbers, key=lambda number: _kind(groups[number])):
+        members = list(alike)
+        places = [ranks[starts[number] : starts[number + 1]] for number in members]
+        wants = [inside.stages_of(taken) for taken in places]
+        held = [tuple(holding.get(slot.worker) for slot in groups[number]) for number in members]
+        for left, right in _greedy_alike(held, wants, inside.worth):
+            group = groups[members[left]]
+            for offset, index in inside.match(held[left], wants[right]).items():
+                placed[places[right][offset]] = group[index]
+    return placed
+
+
+def _kind(group: Sequence[Slot]) -> tuple[float, int, list[float]]:
+    """VMs of one kind can stand in for each other. Slow ones sort last, then small ones."""
+    speeds = sorted(map(speed_class, group))
+    return speeds[-1], -len(group), speeds
 
 
 _Held = tuple[Range | None, ...]  # what each worker of a VM holds
+
+
+_Wanted = tuple[int, ...]  # the stages of consecutive ranks
 
 
 class _Inside:
@@ -70,27 +135,30 @@ class _Inside:
     def __init__(self, stages: Sequence[Range], weights: Sequence[int]) -> None:
         self._stages = stages
         self._sums = [0, *itertools.accumulate(weights)]
-        self._known: dict[tuple[_Held, int], tuple[dict[int, int], int]] = {}
+        self._known: dict[tuple[_Held, _Wanted], tuple[dict[int, int], int]] = {}
 
-    def match(self, held: _Held, start: int) -> Mapping[int, int]:
-        """Offset from the first rank -> worker, when the first rank is that of stage `start`."""
-        return self._solved(held, start)[0]
+    def stages_of(self, ranks: Sequence[int]) -> _Wanted:
+        return tuple(rank % len(self._stages) for rank in ranks)
 
-    def worth(self, held: _Held, start: int) -> int:
+    def match(self, held: _Held, wanted: _Wanted) -> Mapping[int, int]:
+        """Place among the ranks -> worker."""
+        return self._solved(held, wanted)[0]
+
+    def worth(self, held: _Held, wanted: _Wanted) -> int:
         """The bytes that stay where they are."""
-        return self._solved(held, start)[1]
+        return self._solved(held, wanted)[1]
 
-    def _solved(self, held: _Held, start: int) -> tuple[dict[int, int], int]:
-        if (held, start) not in self._known:
+    def _solved(self, held: _Held, wanted: _Wanted) -> tuple[dict[int, int], int]:
+        if (held, wanted) not in self._known:
             worth = {
-                (index, offset): self._kept(span, (start + offset) % len(self._stages))
+                (index, offset): self._kept(span, stage)
                 for index, span in enumerate(held)
-                for offset in range(len(held))
+                for offset, stage in enumerate(wanted)
             }
             pairs = _greedy(worth)
             match = {offset: index for index, offset in pairs}
-            self._known[held, start] = match, sum(worth[pair] for pair in pairs)
-        return self._known[held, start]
+            self._known[held, wanted] = match, sum(worth[pair] for pair in pairs)
+        return self._known[held, wanted]
 
     def _kept(self, held: Range | None, stage: int) -> int:
         wanted = self._stages[stage]

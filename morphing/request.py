@@ -56,7 +56,7 @@ class Request:
 class Candidate:
     """One row of the sweep. `rejected` says why it is none; then there may be no prediction.
 
-    The row that was chosen may be a second one of its shape, with a narrower window.
+    A shape may have several rows: with another window, or with slow workers in other places.
     """
 
     pipeline_parallel_degree: int
@@ -65,9 +65,15 @@ class Candidate:
     optimizer_on_host: bool = False
     window: int | None = None
     predicted_s: float | None = None
+    pipeline_s: float | None = None
+    """Of these, until the last backward ends; sums, commit and update follow."""
+    busy_s: float | None = None
+    """What the busiest worker computes."""
     peak_bytes: int | None = None
     """The largest of any worker."""
     rejected: str | None = None
+    slow_stage: int | None = None
+    """The stage that the slow workers take, with fewer sections; None: they are as others, or left out."""
 
     @property
     def used(self) -> int:
@@ -76,11 +82,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest plan; `workers` are ids in rank order, `candidates` what was looked at, by P."""
+    """The fastest plan; `workers` are ids in rank order, `candidates` what was looked at, by P and D."""
 
     plan: Plan
     workers: tuple[str, ...]
     predicted_s: float
+    candidate: Candidate
+    """The row of the plan."""
     candidates: tuple[Candidate, ...]
 
 

@@ -166,11 +166,13 @@ def grid(
     recompute: bool = False,
     generation: int = 0,
     optimizer_on_host: bool = False,
+    shares: Sequence[int] | None = None,
 ) -> Plan:
     """Varuna's P×D grid: `replicas` copies of the same P ranges; worker d·P+p hosts stage p of replica d.
 
-    Micro-batch i goes to replica i mod D, so N need not be divisible by D: some paths carry one more.
-    Raises `InvalidPlan` when a replica would get no micro-batch.
+    Micro-batch i goes to replica i mod D, so N need not be divisible by D: some paths carry one more. With
+    `shares`, replica d takes so many instead; they too are dealt in turn, to those that still lack some.
+    Raises `InvalidPlan` when a replica would get no micro-batch, or the shares are not of all of them.
     """
     depth = len(stages)
     if not 1 <= replicas <= num_micro_batches:
@@ -180,9 +182,9 @@ def grid(
     paths = tuple(
         Path(
             tuple(Hop(replica * depth + stage, span) for stage, span in enumerate(stages)),
-            tuple(range(replica, num_micro_batches, replicas)),
+            micro_batches,
         )
-        for replica in range(replicas)
+        for replica, micro_batches in enumerate(_dealt(replicas, num_micro_batches, shares))
     )
     return Plan(
         num_sections=stages[-1].stop if stages else 0,
@@ -195,6 +197,21 @@ def grid(
         generation=generation,
         optimizer_on_host=optimizer_on_host,
     )
+
+
+def _dealt(replicas: int, num_micro_batches: int, shares: Sequence[int] | None) -> list[tuple[int, ...]]:
+    """The micro-batches of each replica."""
+    if shares is None:
+        return [tuple(range(replica, num_micro_batches, replicas)) for replica in range(replicas)]
+    if len(shares) != replicas or sum(shares) != num_micro_batches or min(shares) < 1:
+        raise InvalidPlan(
+            f"shares: expected {replicas}, each at least 1, that add up to {num_micro_batches}, got {shares}"
+        )
+    turns = sorted((turn, replica) for replica, share in enumerate(shares) for turn in range(share))
+    dealt: list[list[int]] = [[] for _ in shares]
+    for micro_batch, (_, replica) in enumerate(turns):
+        dealt[replica].append(micro_batch)
+    return [tuple(taken) for taken in dealt]
 
 
 def _check(plan: Plan) -> None:

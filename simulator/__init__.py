@@ -11,13 +11,14 @@ from .costs import InvalidCosts, MorphCosts
 from .engine import Engine, to_ns
 from .links import AllReduce, Wire
 from .measurements import Measurements, load_measurements
-from .minibatch import COMMIT_BYTES, Closing, ClosingKind, MiniBatch, Span, simulate
+from .minibatch import COMMIT_BYTES, TALLY_BYTES, Closing, ClosingKind, MiniBatch, Span, simulate
 from .sizes import sizes_of
 from .trace import Change, InvalidTrace, TraceEvent, read_availability, read_counts, read_trace
 
 __all__ = [
     "AllReduce",
     "COMMIT_BYTES",
+    "TALLY_BYTES",
     "Calibration",
     "Change",
     "Closing",

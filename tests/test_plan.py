@@ -28,6 +28,22 @@ def test_a_grid_deals_every_micro_batch_once_and_evenly(depth: int, replicas: in
     assert plan.num_workers == depth * replicas
 
 
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_a_grid_deals_the_shares_that_it_is_told(shares: list[int]) -> None:
+    plan = grid(stages(2), len(shares), sum(shares), shares=shares)
+    assert [len(path.micro_batches) for path in plan.paths] == shares
+    even = grid(stages(2), len(shares), sum(shares))
+    assert (
+        grid(stages(2), len(shares), sum(shares), shares=[len(p.micro_batches) for p in even.paths]) == even
+    )
+
+
+@pytest.mark.parametrize("shares", [(3, 1), (1, 1, 1), (3, 0)])
+def test_shares_that_are_not_of_all_micro_batches_are_refused(shares: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidPlan, match="shares: expected 2"):
+        grid(stages(2), 2, 3, shares=shares)
+
+
 def test_more_replicas_than_micro_batches_are_refused() -> None:
     with pytest.raises(InvalidPlan, match="replicas: 3"):
         grid(stages(2), 3, 2)

@@ -20,7 +20,7 @@ from makara.manager.events import ComputePlan, Together, VmEnded, VmTerminated
 from makara.manager.replay import Prices, ReplayError, replay
 from makara.manager.replay.picture import draw
 from makara.manager.replay.stretch import Stretch
-from makara.morphing import Slot, balance, place
+from makara.morphing import Slot, balance, place, stage_table
 from makara.pipeline import Range, grid
 from makara.simulator import (
     Calibration,
@@ -234,7 +234,8 @@ def test_the_examples_calibration_is_what_its_arithmetic_gives_and_near_what_var
     assert sum(calibration.parameter_bytes) / 4 == pytest.approx(2.5e9, rel=0.05)
     # Varuna, Tables 3 and 7: seconds for a batch of 8192.
     for depth, replicas, seconds in ((6, 6, 8192 / 66.6), (9, 7, 70.1)):
-        stages = balance(calibration, depth, recompute=True, fits=lambda _: True)[depth]
+        splits = balance(stage_table(calibration), depth, recompute=True, fits=lambda start, stop: True)
+        stages = splits[depth].stages
         step = simulate(grid(stages, replicas, 2048, recompute=True), calibration)
         assert step.time_s == pytest.approx(seconds, rel=0.06), (depth, replicas)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from ...morphing import Slot, place, select
+from ...morphing import Roster, Slot, place
 from ...pipeline import Plan, Range
 from ..events import ComputePlan, PlanComputed, WorkerSlot
 from ..planning import compute_plan, holding
@@ -78,7 +78,7 @@ def _again(known: _Known, state: JobState, command: ComputePlan, now: float) -> 
         return known.answer.model_copy(update=told)
     slots = [Slot(slot.worker, slot.vm, slot.memory_bytes) for slot in command.workers]
     held = holding(state)
-    used = select(slots, len(known.answer.workers), held)
+    used = Roster(slots, held).used(len(known.answer.workers))
     placed = place(used, known.stages, held, _state_bytes(state))
     if _together([slot.vm for slot in placed]) != known.together:
         return None

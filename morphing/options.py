@@ -1,0 +1,225 @@
+"""The shapes that a sweep looks at: for a P and a D the stages, the workers, and who takes how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
+
+from ..pipeline import Range, Schedule
+from ..simulator import Calibration
+from .balance import Split, balance
+from .bounds import Bound, Rings
+from .dealing import deal
+from .placement import Roster, Slot, place
+from .request import Candidate, Request
+from .stages import StageTable, stage_table
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A shape that fits into memory. `candidate` has the widest window that does."""
+
+    candidate: Candidate
+    split: Split
+    capacity: int
+    least_s: float
+    """A step takes at least so long, even if work and messages alone count."""
+    arranged: Arranged | None
+    """Where some of the workers are slow: who is where. None: all are alike, whoever they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """Workers in rank order, and each replica's micro-batches."""
+
+    slots: Sequence[Slot]
+    shares: tuple[int, ...]
+
+
+class Options:
+    """The shapes of one request, whose workers all may be used."""
+
+    def __init__(self, request: Request, on_host: bool) -> None:
+        self.request = request
+        calibration = request.calibration
+        self.calibration: Calibration = calibration.with_optimizer_on_host() if on_host else calibration
+        self.table: StageTable = stage_table(self.calibration, request.schedule)
+        self.roster = Roster(request.workers, request.holding)
+        self._on_host = on_host
+        self._recompute = {"on": (True,), "off": (False,), "auto": (False, True)}[request.recompute]
+        self._rings = cache(self._new_rings)
+        self._bounds: dict[tuple[tuple[Range, ...], bool, int | None, float], Bound] = {}
+
+    @cached_property
+    def depths(self) -> Sequence[int]:
+        """Every P that the sections and the workers allow."""
+        fixed = self.request.pipeline_parallel_degree
+        most = min(len(self.roster), self.request.num_sections)
+        return range(1, most + 1) if fixed is None else [fixed] if fixed <= most else []
+
+    def replicas(self, depth: int) -> list[int]:
+        """The largest D of any use at this P; then that of the fast workers alone, if some are slow."""
+        fixed = self.request.data_parallel_degree
+        if fixed is not None:
+            return [fixed] if depth * fixed <= len(self.roster) else []
+        largest = min(len(self.roster) // depth, self.request.num_micro_batches)
+        fast = min(self.roster.num_fast // depth, largest)
+        if self._mixed(depth * largest):
+            return sorted({largest, self._useful(fast)} - {0}, reverse=True)
+        return [self._useful(largest)]
+
+    def fewer(self, depth: int, replicas: int) -> Iterator[int]:
+        """Smaller D, in turn: each the fewest whose fullest replica has one micro-batch more. Sums over fewer
+        replicas may save more than that costs."""
+        if self.request.data_parallel_degree is not None:
+            return
+        while replicas > 1:
+            fullest = -(-self.request.num_micro_batches // replicas)
+            replicas = min(replicas - 1, -(-self.request.num_micro_batches // (fullest + 1)))
+            yield replicas
+
+    def of(self, depth: int, replicas: int) -> list[Option | Candidate]:
+        """What there is to play of a shape; a candidate that does not fit is rejected."""
+        found: list[Option | Candidate] = []
+        for recompute in self._recompute:
+            found += self._fitting(depth, replicas, recompute)
+            unbounded = any(isinstance(one, Option) and one.candidate.window is None for one in found)
+            if unbounded and self.request.recompute == "auto":
+                break  # memory bounds nothing, so recomputing can only take longer
+        return found
+
+    def pipeline_s(self, depth: int, replicas: int) -> float:
+        """No option of a shape is faster, whatever its sums; infinite where none fits."""
+        fullest = -(-self.request.num_micro_batches // replicas)
+        splits = [
+            (recompute, self._split(depth, depth * replicas, recompute, None))
+            for recompute in self._recompute
+        ]
+        each_ns = [
+            self._bound(split.stages, recompute, None, self.roster.fastest).pipeline_ns(fullest)
+            for recompute, split in splits
+            if split is not None
+        ]
+        return min(each_ns) / 1e9 if each_ns else math.inf
+
+    def _new_rings(self, replicas: int) -> Rings:
+        return Rings(self.table, replicas, self.request.num_micro_batches)
+
+    def _useful(self, replicas: int) -> int:
+        """The fewest whose fullest replica has no more to do than with this many."""
+        if not replicas:
+            return 0
+        fullest = -(-self.request.num_micro_batches // replicas)
+        return -(-self.request.num_micro_batches // fullest)
+
+    def _mixed(self, count: int) -> bool:
+        """Whether the workers used are of different speeds."""
+        return count > self.roster.num_fast
+
+    def _fitting(self, depth: int, replicas: int, recompute: bool) -> list[Option | Candidate]:
+        count = depth * replicas
+        candidate = Candidate(depth, replicas, recompute, self._on_host)
+        split = self._split(depth, count, recompute, None)
+        if split is None:
+            capacity = self._capacity(count)
+            why = f"no split into {depth} stages fits into {megabytes(capacity)}"
+            return [replace(candidate, rejected=why)]
+        if not self._mixed(count):
+            return [self._alike(candidate, split)]
+        found: list[Option | Candidate] = [self._arranged(candidate, split)]
+        if count - self.roster.num_fast <= replicas and depth > 1:
+            uneven = self._split(depth, count, recompute, self.roster.slowdown(count))
+            if uneven is not None:
+                found.append(self._arranged(replace(candidate, slow_stage=uneven.slow), uneven))
+        return found
+
+    def _alike(self, candidate: Candidate, split: Split) -> Option:
+        """All workers are about as fast, so it matters only how many there are."""
+        replicas, num = candidate.data_parallel_degree, self.request.num_micro_batches
+        capacity = self._capacity(candidate.used)
+        limit = self._limit(split, candidate.recompute, capacity)
+        bound = self._bound(split.stages, candidate.recompute, limit, self.roster.fastest)
+        least_s = bound.step_ns(-(-num // replicas), self._rings(replicas)) / 1e9
+        candidate = replace(candidate, window=_window(limit, -(-num // replicas)))
+        return Option(candidate, split, capacity, least_s, None)
+
+    def _arranged(self, candidate: Candidate, split: Split) -> Option:
+        """Some workers are slow: each pipeline gets as many micro-batches as it can do in the time."""
+        depth, replicas = candidate.pipeline_parallel_degree, candidate.data_parallel_degree
+        capacity = self._capacity(candidate.used)
+        limit = self._limit(split, candidate.recompute, capacity)
+        slots = place(self.roster.used(candidate.used), split.stages, {}, (), slow=split.slow)
+        factors = [
+            tuple(slot.slowdown for slot in slots[first : first + depth])
+            for first in range(0, len(slots), depth)
+        ]
+        bounds = {
+            each: Bound(
+                self.table,
+                split.stages,
+                recompute=candidate.recompute,
+                slowdown=each,
+                schedule=self.request.schedule,
+                window=limit,
+            )
+            for each in set(factors)
+        }
+        paces = [bounds[each].pace(self.request.num_micro_batches) for each in factors]
+        shares = deal(self.request.num_micro_batches, paces)
+        rings = self._rings(replicas)
+        least_ns = max(
+            bounds[each].step_ns(share, rings) for each, share in set(zip(factors, shares, strict=True))
+        )
+        candidate = replace(candidate, window=_window(limit, max(shares)))
+        return Option(candidate, split, capacity, least_ns / 1e9, Arranged(slots, shares))
+
+    def _bound(
+        self, stages: tuple[Range, ...], recompute: bool, window: int | None, slowdown: float
+    ) -> Bound:
+        key = (stages, recompute, window, slowdown)
+        if key not in self._bounds:
+            self._bounds[key] = Bound(
+                self.table,
+                stages,
+                recompute=recompute,
+                slowdown=[slowdown] * len(stages),
+                schedule=self.request.schedule,
+                window=window,
+            )
+        return self._bounds[key]
+
+    def _capacity(self, count: int) -> int:
+        limit = self.request.memory_limit_bytes
+        capacity = self.roster.memory_bytes(count)
+        return capacity if limit is None else min(capacity, limit)
+
+    def _split(self, depth: int, count: int, recompute: bool, slowdown: float | None) -> Split | None:
+        return _splits(self.table, self._capacity(count), recompute, slowdown).get(depth)
+
+    def _limit(self, split: Split, recompute: bool, capacity: int) -> int | None:
+        """Micro-batches that the tightest stage can have in flight; None if memory does not bound them."""
+        limits: list[int] = []
+        for stage, span in enumerate(split.stages):
+            limit = self.table.memory(span.start, span.stop, recompute).window(capacity)
+            needed = len(split.stages) - stage if self.request.schedule is Schedule.ONE_F_ONE_B else math.inf
+            if limit is not None and limit < needed:
+                limits.append(limit)
+        return min(limits, default=None)
+
+
+def _window(limit: int | None, most: int) -> int | None:
+    return limit if limit is not None and limit < most else None
+
+
+@lru_cache(maxsize=64)  # they are the same for every number of workers
+def _splits(table: StageTable, capacity: int, recompute: bool, slowdown: float | None) -> Mapping[int, Split]:
+    def fits(start: int, stop: int) -> bool:
+        return table.memory(start, stop, recompute).least_bytes <= capacity
+
+    return balance(table, table.num_sections, recompute=recompute, fits=fits, slowdown=slowdown)
+
+
+def megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.0f} MB"

@@ -1,0 +1,60 @@
+"""What any run of sections takes as one stage: its times and its memory, computed once for a calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+from ..pipeline import Range, Schedule
+from ..simulator import Calibration, to_ns
+from .memory import StageMemory, stage_memory
+
+
+@lru_cache(maxsize=16)
+def stage_table(calibration: Calibration, schedule: Schedule = Schedule.VARUNA) -> StageTable:
+    """The same object for equal calibrations, with what it has answered already."""
+    return StageTable(calibration, schedule)
+
+
+class StageTable:
+    """Times of one micro-batch in whole nanoseconds, so that equal stages are equal whatever was added up.
+
+    `own_ns` is what the worker's code adds to each operation; a worker's slowdown does not multiply it.
+    """
+
+    def __init__(self, calibration: Calibration, schedule: Schedule) -> None:
+        self.calibration = calibration
+        self.num_sections = calibration.num_sections
+        self.forward_ns = _sums(calibration.forward_s)
+        self.backward_ns = _sums(calibration.backward_s)
+        self.own_ns = to_ns(calibration.operation_s)
+        self._schedule = schedule
+        self._memory: dict[tuple[int, int, bool], StageMemory] = {}
+
+    def recomputes(self, stop: int, recompute: bool) -> bool:
+        """Whether a stage that ends before section `stop` recomputes: the last one does not (§3.2)."""
+        return recompute and stop < self.num_sections
+
+    def work_ns(self, start: int, stop: int, recompute: bool, slowdown: float = 1.0) -> int:
+        """All that a stage does for one micro-batch."""
+        forwards = 2 if recompute and stop < self.num_sections else 1
+        forward_ns = self.forward_ns[stop] - self.forward_ns[start]
+        compute_ns = forwards * forward_ns + self.backward_ns[stop] - self.backward_ns[start]
+        if slowdown != 1.0:
+            compute_ns = round(compute_ns * slowdown)
+        return compute_ns + (forwards + 1) * self.own_ns
+
+    def memory(self, start: int, stop: int, recompute: bool) -> StageMemory:
+        """See `stage_memory`."""
+        key = (start, stop, recompute)
+        if key not in self._memory:
+            span = Range(start, stop)
+            self._memory[key] = stage_memory(
+                self.calibration, span, recompute=recompute, schedule=self._schedule
+            )
+        return self._memory[key]
+
+
+def _sums(seconds: Sequence[float]) -> list[int]:
+    return list(accumulate(map(to_ns, seconds), initial=0))
