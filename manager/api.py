@@ -154,6 +154,15 @@ async def metrics(job: str, request: Request, _: User, since: Annotated[int, Que
     return MetricsView(metrics=[step_view(row) for row in surviving(state, rows)])
 
 
+@router.get("/jobs/{job}/calibration")
+async def calibration(job: str, request: Request, _: User) -> dict[str, Any]:
+    """What was measured of the job's model (`simulator.Measurements`, or the one calibration there is)."""
+    state = _find(service_of(request), job).state
+    if state.calibration is None:
+        raise HTTPException(404, f"calibration: job {job} has not been measured yet")
+    return dict(state.measurements or state.calibration)
+
+
 @router.get("/jobs/{job}/vms")
 async def vms(job: str, request: Request, _: User) -> VmsView:
     """Every VM that the job ever requested."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import cli_apply, cli_check, cli_show, cli_simulate
+from ..simulator import InvalidCalibration
+from . import cli_apply, cli_calibrate, cli_check, cli_show, cli_simulate
 from .bundle import BundleError
 from .client import Refused, Unreachable
 from .config import DEFAULT_PORT, ConfigError, ServerConfig, default_home
@@ -44,7 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(str(error), status)
     except BadFile as error:
         return _say(str(error), MISTAKE, from_us=False)
-    except (BundleError, ConfigError, JournalError, ReplayError, UserCodeRefused) as error:
+    except (
+        BundleError,
+        ConfigError,
+        InvalidCalibration,
+        JournalError,
+        ReplayError,
+        UserCodeRefused,
+    ) as error:
         text = placed(str(error), file)
         return _say(text, MISTAKE, from_us=text == str(error))
 
@@ -110,6 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     about = "replay a job over an availability trace, in virtual time"
     simulate = add("simulate", cli_simulate.simulate, about, client)
     cli_simulate.add_arguments(simulate)
+    about = "measure a model on this machine, or show what was measured of a job"
+    cli_calibrate.add_arguments(add("calibrate", cli_calibrate.calibrate, about, client))
     demo = add("demo", _demo, "train a small GPT through scripted preemptions on this machine", common)
     demo.add_argument("--folder", type=Path, help="where everything goes (./makara-demo)")
     demo.add_argument("--steps", type=int)

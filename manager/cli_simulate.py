@@ -9,9 +9,11 @@ from pathlib import Path
 
 from ..simulator import (
     Calibration,
+    Measurements,
     MorphCosts,
     read_availability,
 )
+from ..simulator.measurements import best_microbatch_size
 from .client import Unreachable, connect
 from .job_file import read_spec
 from .reading import read_file
@@ -70,7 +72,7 @@ def simulate(options: argparse.Namespace) -> int:
     spec = read_spec(options.file)
     scenario = Scenario(
         spec=spec,
-        calibration=_calibration(options, spec.name),
+        calibration=_calibration(options, spec.name, spec.parallelism.microbatch_size),
         trace=read_file(options.trace, lambda text: read_availability(text, seed=options.seed)),
         costs=read_file(options.costs, MorphCosts.from_json) if options.costs else MorphCosts(),
         hours=options.hours,
@@ -100,10 +102,11 @@ def simulate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _calibration(options: argparse.Namespace, name: str) -> Calibration:
+def _calibration(options: argparse.Namespace, name: str, m: int | None) -> Calibration:
     """Of the file that was given, else of the newest job of this name that the manager has profiled."""
     if options.calibration is not None:
-        return read_file(options.calibration, Calibration.from_json)
+        measured = read_file(options.calibration, Measurements.from_json)
+        return measured.at(m or best_microbatch_size(measured.rows))
     try:
         with connect(options.server, options.token, options.home) as client:
             jobs = [job["job"] for job in client.get("/jobs")["jobs"] if job["name"] == name]

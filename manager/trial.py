@@ -1,4 +1,4 @@
-"""The user's code, tried out on the user's machine in a process of its own (`makara.worker.check`)."""
+"""The user's code, tried out or measured on the user's machine, in processes of their own."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..simulator import Measurements
+from ..worker.messages import JobSettings
 from .spec import JobSpec
 
 
@@ -45,9 +47,28 @@ def settings_of(spec: JobSpec) -> dict[str, Any]:
 
 def try_out(workdir: Path, entrypoint: str, settings: Mapping[str, Any], envs: Mapping[str, str]) -> Trial:
     """Raises `UserCodeRefused` when the code ends its process."""
-    command = [sys.executable, "-P", "-m", "makara.worker.check", str(workdir), entrypoint]
+    arguments = (str(workdir), entrypoint, json.dumps(settings))
+    answer = _answer_of("makara.worker.check", arguments, workdir, entrypoint, envs)
+    return Trial(answer["model"], answer["error"], answer["traceback"])
+
+
+def measured_apart(
+    workdir: Path, settings: JobSettings, seconds: float, envs: Mapping[str, str]
+) -> Measurements:
+    """The model of a job, measured in a process of its own in about `seconds`. Raises `UserCodeRefused`."""
+    arguments = (str(workdir), settings.model_dump_json(), str(seconds))
+    answer = _answer_of("makara.worker.measuring", arguments, workdir, settings.entrypoint, envs)
+    if "measurements" not in answer:
+        raise UserCodeRefused(answer["error"] + (f"\n{answer['traceback']}" if answer["traceback"] else ""))
+    return Measurements.from_json(answer["measurements"])
+
+
+def _answer_of(
+    module: str, arguments: Sequence[str], workdir: Path, entrypoint: str, envs: Mapping[str, str]
+) -> dict[str, Any]:
+    """The JSON that `python -m module` prints last."""
     process = subprocess.run(
-        [*command, json.dumps(settings)],
+        [sys.executable, "-P", "-m", module, *arguments],
         cwd=workdir,
         env={**os.environ, **envs},
         stdin=subprocess.DEVNULL,
@@ -57,10 +78,9 @@ def try_out(workdir: Path, entrypoint: str, settings: Mapping[str, Any], envs: M
     )
     lines = process.stdout.strip().splitlines()
     try:
-        answer: dict[str, Any] = json.loads(lines[-1])
+        return json.loads(lines[-1])
     except (IndexError, ValueError):
         raise UserCodeRefused(
             f"entrypoint: {entrypoint} ended its process with status {process.returncode}:\n"
             f"{process.stderr[-4000:]}"
         ) from None
-    return Trial(answer["model"], answer["error"], answer["traceback"])

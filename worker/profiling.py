@@ -26,22 +26,28 @@ BUDGET_S = 60.0
 _STORE_PATIENCE_S = 5.0
 
 
-def profile(
-    training: Training, job: JobSettings, *, seconds: float = BUDGET_S, several: bool = False
-) -> Profile:
+def profile(training: Training, job: JobSettings, *, seconds: float = BUDGET_S) -> Profile:
     """The recipe's model part and this hardware's calibration (Varuna §4.3), by this worker alone.
 
     What an earlier job left in the store is used again. `seconds` bounds how often measurements are
-    repeated, and how many m are looked at; `several`: of those, also if the job file fixes one. Raises
+    repeated, and how many m are looked at. Raises
     `UntraceableModel`, `UserCodeError` naming what of the job cannot be met.
     """
     subject = subject_of(training, job)
-    found = begin(subject, seconds=seconds / 2, several=several)
+    found = begin(subject, seconds=seconds / 2)
     if isinstance(found, Profile):
         return found
     return conclude(
         subject, found.model_copy(update={"rows": [*found.rows, *rest(subject, found, seconds / 2)]})
     )
+
+
+def measure(training: Training, job: JobSettings, *, seconds: float) -> Measurements:
+    """A job's model for several m, for people to see; the store is not asked. Raises as `profile` does."""
+    subject = subject_of(training, job)
+    subject.hold(job.microbatch_size or 1)
+    found = survey(subject, seconds=seconds / 2, several=True)
+    return measurements_of(found, rest(subject, found, seconds / 2), [loopback()], [])
 
 
 def subject_of(training: Training, job: JobSettings) -> Subject:
@@ -50,7 +56,7 @@ def subject_of(training: Training, job: JobSettings) -> Subject:
     return Subject(training, job, pick_device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def begin(subject: Subject, *, seconds: float, several: bool = False) -> Profile | Survey:
+def begin(subject: Subject, *, seconds: float) -> Profile | Survey:
     """What an earlier job left in the store; or what there is to measure, and as much of it as could be in
     about `seconds`."""
     job = subject.job
@@ -65,7 +71,7 @@ def begin(subject: Subject, *, seconds: float, several: bool = False) -> Profile
         note = f"measured anew, since the stored calibration cannot be used: {error}"
         log.warning("%s", note)
         subject.hold(job.microbatch_size or 1)
-    return survey(subject, seconds=seconds, several=several).model_copy(update={"note": note})
+    return survey(subject, seconds=seconds).model_copy(update={"note": note})
 
 
 def conclude(subject: Subject, found: Survey) -> Profile:

@@ -18,13 +18,13 @@ _PROBE_S = 0.5
 def survey(subject: Subject, *, seconds: float, several: bool = False) -> Survey:
     """Which m are worth a measurement, how the model is cut for each, and the rows that there was time for.
 
-    `subject` holds the job's own m, or 1. If that was left open, or `several` are wanted, m doubles while a
-    section in the middle of the model saves 7 % of the time per sample and fits into memory twice over, a
-    step leaves a micro-batch for each worker that the job may get, and `seconds` are not over. The last m
-    measured is the first that is not worth it (Varuna §4.2).
-    Raises `UserCodeError` naming what of the job cannot be met.
+    `subject` holds the job's own m, or 1. If that was left open, m doubles while a section in the middle of
+    the model saves 7 % of the time per sample and fits into memory twice over, a step leaves a micro-batch
+    for each worker that the job may get, and `seconds` are not over. The last m measured is the first that is
+    not worth it (Varuna §4.2). `several`: for people to look at, from 1 on, whatever the job file says of m
+    and of workers. Raises `UserCodeError` naming what of the job cannot be met.
     """
-    return _Surveyor(subject, seconds, several or subject.job.microbatch_size is None).survey()
+    return _Surveyor(subject, seconds, several).survey()
 
 
 def rest(subject: Subject, found: Survey, seconds: float) -> list[SectionRow]:
@@ -48,9 +48,9 @@ _PARTS = 4  # forward with backward, their memory, the optimizer, making the sec
 
 
 class _Surveyor:
-    def __init__(self, subject: Subject, seconds: float, grows: bool) -> None:
+    def __init__(self, subject: Subject, seconds: float, several: bool) -> None:
         self._subject = subject
-        self._grows = grows
+        self._several = several
         self._began = time.perf_counter()
         self._until = self._began + seconds
         self._memory_bytes = memory_of(subject.device, subject.job)
@@ -62,20 +62,19 @@ class _Surveyor:
         basis = subject.basis()
         first = subject.cut(_PRICING_S)
         operations = subject.operations()
-        likely, probe = first, self._probe(first)
-        m = 2 * first.microbatch_size
-        while self._may_grow(m, probe):
-            subject.hold(m)
-            layout = subject.cut_like(first, operations)
-            before, probe = probe, self._probe(layout)
-            if _per_sample(probe) > STILL_IMPROVES * _per_sample(before):
+        probes = {first.microbatch_size: self._probe(first)}
+        likely, before = first, None if self._several else probes[first.microbatch_size]
+        m = 1 if self._several else 2 * first.microbatch_size
+        while self._is_worth_a_look(m, before):
+            if m not in probes:
+                subject.hold(m)
+                probes[m] = self._probe(subject.cut_like(first, operations))
+            if before is not None and _per_sample(probes[m]) > STILL_IMPROVES * _per_sample(before):
                 break
-            likely, m = layout, 2 * m
-        if job.microbatch_size is not None:
-            likely = first
+            before, likely, m = probes[m], self._layouts[-1], 2 * m
         return Survey(
             basis=basis.to_json(),
-            recipe=recipe_of(subject, likely),
+            recipe=recipe_of(subject, first if job.microbatch_size is not None else likely),
             layouts=self._layouts,
             rows=self._rows,
             executor={},
@@ -94,16 +93,19 @@ class _Surveyor:
             self._rows += [self._subject.measure(section, each_s) for section in others]
         return probe
 
-    def _may_grow(self, m: int, probe: SectionRow) -> bool:
+    def _is_worth_a_look(self, m: int, before: SectionRow | None) -> bool:
+        """Whether m should be measured, after `before` for half as many samples."""
         job = self._subject.job
-        if not self._grows or job.global_batch_size % m or m > MAX_MICROBATCH_SIZE:
+        if job.microbatch_size is not None and not self._several:
             return False
-        if job.global_batch_size // m < job.most_workers:
+        if job.global_batch_size % m or m > MAX_MICROBATCH_SIZE or time.perf_counter() > self._until:
             return False
-        sizes = probe.sizes
-        running = sizes["activation_bytes"] + max(sizes["forward_peak_bytes"], sizes["backward_peak_bytes"])
-        fits = sizes["state_bytes"] + 2 * running <= self._memory_bytes
-        return fits and time.perf_counter() < self._until
+        if job.global_batch_size // m < job.most_workers and not self._several:
+            return False
+        sizes = before.sizes if before is not None else {}
+        passes = [sizes.get(name, 0) for name in ("forward_peak_bytes", "backward_peak_bytes")]
+        running = sizes.get("activation_bytes", 0) + max(passes)
+        return sizes.get("state_bytes", 0) + 2 * running <= self._memory_bytes
 
 
 def recipe_of(subject: Subject, layout: Layout) -> Recipe:
