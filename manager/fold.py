@@ -160,7 +160,9 @@ def _formed(state: JobState, fact: GenerationFormed) -> JobState:
     if state.current is None or state.current.number != fact.number:
         return state
     formed = replace(state.current, formed=fact.formed, formed_at=fact.at, lost_steps=fact.lost_steps)
-    return _progressed(replace(state, current=formed), fact.formed.step)
+    ranges = ((start, stop) for start, stop in formed.plan["ranges"])
+    hosts = MappingProxyType(dict(zip(formed.seats, ranges, strict=True)))
+    return _progressed(replace(state, current=formed, hosts=hosts), fact.formed.step)
 
 
 def _generation_closed(state: JobState, fact: GenerationClosed) -> JobState:

@@ -57,8 +57,10 @@ def _offload(spec: JobSpec) -> Literal["auto", "on", "off"]:
 
 
 def holding(state: JobState) -> dict[str, Range]:
-    """The sections that workers of the open generation host, by worker."""
-    if state.current is None or not state.current.plan:
-        return {}
-    ranges = [Range(start, stop) for start, stop in state.current.plan["ranges"]]
-    return {worker: span for (worker, _), span in zip(state.current.seats, ranges, strict=True)}
+    """The sections that workers hosted when a generation last formed, by worker: they hold them still, also
+    where a death has closed it since. A trainer that has failed since holds nothing."""
+    return {
+        worker: Range(start, stop)
+        for (worker, incarnation), (start, stop) in state.hosts.items()
+        if state.failed.get(worker, -1) < incarnation
+    }

@@ -111,7 +111,7 @@ class Rounds:
 
 
 _ROUND_S = 10.0
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
+_EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,9 @@ class JobState:
     recipe_version: int = 0  # num_facts when the recipe was fixed
     planned: Generation | None = None  # decided, not opened
     current: Generation | None = None  # opened, not closed
+    hosts: Mapping[Seat, tuple[int, int]] = field(
+        default_factory=lambda: _EMPTY
+    )  # sections (start, stop) of each worker of the newest generation that formed, which may be closed
     history: tuple[Generation, ...] = ()  # closed and superseded, oldest first, without their plans
     last_generation: int = 0  # highest number ever given
     head_generation: int = 0  # highest number for which the head may have been swapped

@@ -19,7 +19,9 @@ from makara.manager.events import (
     WorkerFailed,
 )
 from makara.manager.fold import apply, fold
+from makara.manager.planning import holding
 from makara.manager.state import JobState, Status, VmStatus
+from makara.pipeline import Range
 from makara.worker.messages import CheckpointRef, Formed
 
 
@@ -72,6 +74,22 @@ def test_with_nothing_running_a_generation_given_up_is_abandoned() -> None:
     state = fold([planned(1, "v0.0"), GenerationClosed(at=3.0, number=1, reason="late")])
     assert state.abandoned == 1
     assert state.last_generation == 1
+
+
+def test_what_workers_hold_is_known_after_a_death_until_another_generation_forms() -> None:
+    at_step = Formed(generation=1, step=0, rung="start", phases_s={})
+    facts = [planned(1, "v0.0"), opened(1)]
+    assert holding(fold(facts)) == {}
+    facts.append(GenerationFormed(at=3.0, number=1, formed=at_step, lost_steps=0))
+    facts.append(GenerationClosed(at=4.0, number=1, reason="lost v1.0"))
+    assert holding(fold(facts)) == {"v0.0": Range(0, 2)}
+    facts += [planned(2, "v2.0"), opened(2)]
+    assert holding(fold(facts)) == {"v0.0": Range(0, 2)}
+    failed = WorkerFailed(at=5.0, worker="v0.0", incarnation=1, kind="killed", message="", step=0)
+    assert holding(apply(fold(facts), failed)) == {}
+    again = Formed(generation=2, step=0, rung="store", phases_s={})
+    facts.append(GenerationFormed(at=6.0, number=2, formed=again, lost_steps=0))
+    assert holding(fold(facts)) == {"v2.0": Range(0, 2)}
 
 
 def test_a_generation_that_opens_supersedes_the_one_before() -> None:

@@ -110,7 +110,7 @@ def predicted(
         for index in range(state.spec.resources.workers_per_node)
     )
     command = ComputePlan(key="steady", generation=1, workers=workers)
-    answer = planner.answer(replace(state, current=None), command, 0.0)
+    answer = planner.answer(replace(state, hosts={}), command, 0.0)
     if answer.plan is None or answer.predicted_s is None:
         return None
     return Plan.from_json(answer.plan).shape, answer.predicted_s
