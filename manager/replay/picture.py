@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from xml.sax.saxutils import escape
 
+from ...simulator.svg import document, legend, text
 from .ledger import Item
 from .outcome import Outcome
 from .training import Sample
@@ -26,10 +27,6 @@ _ITEMS = {
     "waiting for VMs": ("#c9c9c9", (Item.WAIT,)),
     "under way at the end": ("#9fc5e8", (Item.UNFINISHED,)),
 }
-_STYLE = (
-    "text{font:12px system-ui,sans-serif;fill:#333}.t{font-size:15px;font-weight:600}"
-    ".s{font-size:10px;fill:#555}.g{stroke:#ddd}.a{stroke:#888}"
-)
 
 
 def draw(outcomes: Sequence[Outcome], title: str) -> str:
@@ -41,14 +38,9 @@ def draw(outcomes: Sequence[Outcome], title: str) -> str:
     for outcome, colour in zip(outcomes, _cycle(len(outcomes)), strict=True):
         parts.append(_throughput(outcome, colour, y, hours, max(map(_fastest, outcomes))))
         y += _PANEL + _GAP
-    parts.append(_times(outcomes, y))
+    parts.append(_where_time_went(outcomes, y))
     height = y + 30 * len(outcomes) + 62
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">'
-        f'<title>{escape(title)}</title><style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
-        f'<text class="t" x="{_LEFT}" y="26">{escape(title)}</text>'
-    )
-    return head + "".join(parts) + "</svg>\n"
+    return document(title, _WIDTH, height, parts, left=_LEFT)
 
 
 def _cycle(count: int) -> list[str]:
@@ -70,19 +62,19 @@ def _machines(outcomes: Sequence[Outcome], y: int, hours: float) -> str:
     parts.append(scale.area(series, lambda sample: sample.num_nodes, outcomes[0].wall_s, "#e3e3e3"))
     for outcome, colour in zip(outcomes, _cycle(len(outcomes)), strict=True):
         parts.append(scale.line(outcome.series, lambda sample: sample.num_used, outcome.wall_s, colour))
-    legend = [
+    entries = [
         (outcome.policy, colour) for outcome, colour in zip(outcomes, _cycle(len(outcomes)), strict=True)
     ]
-    return "".join(parts) + _legend(legend, _WIDTH - _RIGHT - 110 * len(legend), y - 8)
+    return "".join(parts) + legend(entries, _WIDTH - _RIGHT - 110 * len(entries), y - 8, 110)
 
 
 def _throughput(outcome: Outcome, colour: str, y: int, hours: float, most: float) -> str:
     scale = _Scale(y, hours, most or 1.0)
-    text = (
+    title = (
         f"{outcome.policy}: samples/s while stepping, P\u00d7D where it lasts; "
         f"goodput {100 * outcome.goodput:.0f} %, {outcome.samples_per_s:.1f} samples/s over all"
     )
-    parts = [scale.frame(text)]
+    parts = [scale.frame(title)]
     parts.append(scale.area(outcome.series, lambda s: s.samples_per_s, outcome.wall_s, colour, opacity=0.25))
     parts.append(scale.line(outcome.series, lambda s: s.samples_per_s, outcome.wall_s, colour))
     for morph in outcome.morphs:
@@ -94,15 +86,15 @@ def _throughput(outcome: Outcome, colour: str, y: int, hours: float, most: float
             f"<title>{escape(about)}</title></line>"
         )
     parts += scale.shapes(outcome.series, outcome.wall_s)
-    legend = [*_KINDS.items(), ("other", _OTHER)]
-    return "".join(parts) + _legend(legend, _WIDTH - _RIGHT - 72 * len(legend), y - 8, step=72)
+    entries = [*_KINDS.items(), ("other", _OTHER)]
+    return "".join(parts) + legend(entries, _WIDTH - _RIGHT - 72 * len(entries), y - 8, 72)
 
 
-def _times(outcomes: Sequence[Outcome], y: int) -> str:
-    parts = [f'<text x="{_LEFT}" y="{y - 8}">where the time went</text>']
+def _where_time_went(outcomes: Sequence[Outcome], y: int) -> str:
+    parts = [text(_LEFT, y - 8, "where the time went")]
     for outcome in outcomes:
         x = float(_LEFT)
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 15}" text-anchor="end">{escape(outcome.policy)}</text>')
+        parts.append(text(_LEFT - 8, y + 15, outcome.policy, anchor="end"))
         for name, (colour, items) in _ITEMS.items():
             share = sum(outcome.seconds[item] for item in items) / outcome.wall_s
             width = share * _INNER
@@ -111,23 +103,12 @@ def _times(outcomes: Sequence[Outcome], y: int) -> str:
                 f"<title>{escape(name)}: {100 * share:.1f} %</title></rect>"
             )
             if width > 34:
-                ink = "#fff" if name in ("useful", "steps done again") else "#222"
-                parts.append(
-                    f'<text x="{x + width / 2:.1f}" y="{y + 15}" text-anchor="middle" style="fill:{ink}">'
-                    f"{100 * share:.0f} %</text>"
-                )
+                ink = "w" if name in ("useful", "steps done again") else "k"
+                parts.append(text(x + width / 2, y + 15, f"{100 * share:.0f} %", ink, "middle"))
             x += width
         y += 30
     shown = [(name, colour) for name, (colour, _) in _ITEMS.items()]
-    return "".join(parts) + _legend(shown, _LEFT, y + 12, step=_INNER // len(shown))
-
-
-def _legend(entries: Sequence[tuple[str, str]], x: float, y: float, step: float = 110) -> str:
-    return "".join(
-        f'<rect x="{x + step * n:.0f}" y="{y - 8}" width="9" height="9" fill="{colour}"/>'
-        f'<text class="s" x="{x + step * n + 13:.0f}" y="{y}">{escape(name)}</text>'
-        for n, (name, colour) in enumerate(entries)
-    )
+    return "".join(parts) + legend(shown, _LEFT, y + 12, _INNER // len(shown))
 
 
 # ---- lines -------------------------------------------------------------------------------------------------
@@ -145,23 +126,18 @@ class _Scale:
     def height(self, value: float) -> float:
         return self._y + _PANEL * (1 - value / self._most)
 
-    def frame(self, text: str) -> str:
+    def frame(self, title: str) -> str:
         bottom = self._y + _PANEL
-        parts = [f'<text x="{_LEFT}" y="{self._y - 8}">{escape(text)}</text>']
+        parts = [text(_LEFT, self._y - 8, title)]
         for value in (0.0, self._most / 2, self._most):
             at = self.height(value)
             parts.append(f'<line class="g" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-            parts.append(
-                f'<text class="s" x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{value:.3g}</text>'
-            )
+            parts.append(text(_LEFT - 6, at + 4, f"{value:.3g}", "s", "end"))
         every = next(step for step in (0.25, 0.5, 1, 2, 6, 12, 24, 72, 168, 1e9) if self._hours / step <= 14)
         for tick in range(int(self._hours / every) + 1):
             x = self.x(tick * every * 3600)
             parts.append(f'<line class="a" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
-            parts.append(
-                f'<text class="s" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">'
-                f"{tick * every:g} h</text>"
-            )
+            parts.append(text(x, bottom + 16, f"{tick * every:g} h", "s", "middle"))
         return "".join(parts)
 
     def _steps(
@@ -215,8 +191,11 @@ class _Scale:
             else:
                 runs.append((sample.shape, sample.at_ns / 1e9, until, sample.samples_per_s))
         return [
-            f'<text class="s" x="{(self.x(since) + self.x(until)) / 2:.1f}" y="{self.height(rate) + 12:.1f}" '
-            f'text-anchor="middle">{escape(shape.replace("x", chr(215)))}</text>'
+            text((self.x(since) + self.x(until)) / 2, self.height(rate) + 12, _times(shape), "s", "middle")
             for shape, since, until, rate in runs
             if shape and self.x(until) - self.x(since) > 30
         ]
+
+
+def _times(shape: str) -> str:
+    return shape.replace("x", "\N{MULTIPLICATION SIGN}")

@@ -1,0 +1,82 @@
+"""What the SVG pictures have in common: page, colours, legends, ticks, and how numbers are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from xml.sax.saxutils import escape
+
+# Told apart by people of all kinds of colour vision (Okabe and Ito, "Color Universal Design", 2008).
+BLUE, SKY, ORANGE, GREEN = "#0072B2", "#56B4E9", "#E69F00", "#009E73"
+VERMILION, PURPLE, GREY = "#D55E00", "#CC79A7", "#6E7781"
+
+# Classes: t title, s small, b bold, w and k on light and dark; g grid, a axis; p paper, l lane, m area.
+_STYLE = (
+    "text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:#24292f}"
+    ".t{font-size:16px;font-weight:600}.s{font-size:10px;fill:#57606a}.b{font-weight:600}"
+    ".w{font-size:9px;fill:#fff}.k{font-size:9px;fill:#1b1f24}"
+    ".g{stroke:#e4e7eb}.a{stroke:#8c959f}.p{fill:#fff}.l{fill:#f1f3f5}.m{fill:#c8ced6}"
+    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#9aa4af}.w{fill:#fff}.k{fill:#1b1f24}"
+    ".g{stroke:#2d333b}.a{stroke:#6e7781}.p{fill:#14171c}.l{fill:#20262d}.m{fill:#4d5661}}"
+)
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+def document(title: str, width: float, height: float, parts: Iterable[str], left: float = 24) -> str:
+    """The text of an SVG file with its title on top; it follows the viewer's light or dark scheme."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
+        '<rect class="p" width="100%" height="100%"/>'
+        f'<text class="t" x="{left:g}" y="28">{escape(title)}</text>' + "".join(parts) + "</svg>\n"
+    )
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "") -> str:
+    """`kind` is a class of the style, `anchor` middle or end (left out: start)."""
+    kind = f' class="{kind}"' if kind else ""
+    anchor = f' text-anchor="{anchor}"' if anchor else ""
+    return f'<text{kind} x="{x:.1f}" y="{y:.1f}"{anchor}>{escape(words)}</text>'
+
+
+def legend(entries: Sequence[tuple[str, str]], x: float, y: float, step: float) -> str:
+    """Names beside squares of their colours, `step` apart, from `x` to the right."""
+    return "".join(
+        f'<rect x="{x + step * n:.0f}" y="{y - 9:.0f}" width="10" height="10" fill="{colour}"/>'
+        + text(x + step * n + 14, y, name, "s")
+        for n, (name, colour) in enumerate(entries)
+    )
+
+
+def ticks(start: float, stop: float, most: int) -> list[float]:
+    """At most `most` round values (1, 2 or 5 times a power of ten) from `start` to `stop`."""
+    span = stop - start
+    if not span > 0:
+        return [start]
+    power = 10 ** math.floor(math.log10(span / most))
+    step = next(power * times for times in (1, 2, 5, 10, 20) if span / (power * times) <= most - 1)
+    first = math.ceil(start / step - 1e-9)
+    return [n * step for n in range(first, math.floor(stop / step + 1e-9) + 1)]
+
+
+def time_unit(most_s: float) -> tuple[float, str]:
+    """(seconds, name) of the unit in which times up to `most_s` are best read."""
+    return next((unit for unit in _UNITS if most_s >= 2 * unit[0]), _UNITS[-1])
+
+
+def seconds(value: float) -> str:
+    """A time in its own unit, to three digits."""
+    unit, name = next((unit for unit in _UNITS if abs(value) >= unit[0]), _UNITS[-1])
+    return f"{_digits(value / unit)} {name}" if value else "0 s"
+
+
+def size(size_bytes: float) -> str:
+    """A number of bytes with a decimal unit, to three digits."""
+    for power, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if size_bytes >= power:
+            return f"{_digits(size_bytes / power)} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:#.3g}"
