@@ -27,13 +27,12 @@ class Bound:
         *,
         recompute: bool,
         slowdown: Sequence[float] | None = None,
-        schedule: Schedule = Schedule.VARUNA,
         window: int | None = None,
     ) -> None:
         factors = [1.0] * len(stages) if slowdown is None else slowdown
         self._table = table
         self._stages = stages
-        self._lines = _lines(table, stages, factors, recompute, schedule, window is not None)
+        self._lines = _lines(table, stages, factors, recompute, window is not None)
         self._window = window
         self._tails_ns = list(accumulate((line.back_ns for line in self._lines), initial=0))
         last = self._lines[-1]
@@ -134,7 +133,6 @@ def _lines(
     stages: Sequence[Range],
     factors: Sequence[float],
     recompute: bool,
-    schedule: Schedule,
     windowed: bool,
 ) -> list[_Line]:
     calibration, lines, lead_ns = table.calibration, list[_Line](), 0
@@ -144,7 +142,7 @@ def _lines(
         backward_ns = round(factor * (table.backward_ns[span.stop] - table.backward_ns[span.start]))
         last = span.stop == table.num_sections
         rest_ns = table.backward_ns[span.stop - 1] - table.backward_ns[span.start]
-        saves = schedule is Schedule.GPIPE and recompute and not last
+        saves = table.schedule is Schedule.GPIPE and recompute
         work_ns = table.work_ns(span.start, span.stop, recompute and not (saves and windowed), factor)
         back_ns = backward_ns + table.own_ns
         if not last:

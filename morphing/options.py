@@ -161,7 +161,6 @@ class Options:
                 split.stages,
                 recompute=candidate.recompute,
                 slowdown=each,
-                schedule=self.request.schedule,
                 window=limit,
             )
             for each in set(factors)
@@ -185,7 +184,6 @@ class Options:
                 stages,
                 recompute=recompute,
                 slowdown=[slowdown] * len(stages),
-                schedule=self.request.schedule,
                 window=window,
             )
         return self._bounds[key]
@@ -203,8 +201,11 @@ class Options:
         limits: list[int] = []
         for stage, span in enumerate(split.stages):
             limit = self.table.memory(span.start, span.stop, recompute).window(capacity)
-            needed = len(split.stages) - stage if self.request.schedule is Schedule.ONE_F_ONE_B else math.inf
-            if limit is not None and limit < needed:
+            most = math.inf
+            if self.request.schedule is Schedule.ONE_F_ONE_B:
+                # Those that wait in front of a stage are in flight on the one before.
+                most = len(split.stages) - max(0, stage - 1)
+            if limit is not None and limit < most:
                 limits.append(limit)
         return min(limits, default=None)
 

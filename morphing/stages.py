@@ -29,16 +29,16 @@ class StageTable:
         self.forward_ns = _sums(calibration.forward_s)
         self.backward_ns = _sums(calibration.backward_s)
         self.own_ns = to_ns(calibration.operation_s)
-        self._schedule = schedule
+        self.schedule = schedule
         self._memory: dict[tuple[int, int, bool], StageMemory] = {}
 
     def recomputes(self, stop: int, recompute: bool) -> bool:
-        """Whether a stage that ends before section `stop` recomputes: the last one does not (§3.2)."""
-        return recompute and stop < self.num_sections
+        """Whether a stage that ends before section `stop` does: the last one only under GPipe (§3.2)."""
+        return recompute and (stop < self.num_sections or self.schedule is Schedule.GPIPE)
 
     def work_ns(self, start: int, stop: int, recompute: bool, slowdown: float = 1.0) -> int:
         """All that a stage does for one micro-batch."""
-        forwards = 2 if recompute and stop < self.num_sections else 1
+        forwards = 2 if self.recomputes(stop, recompute) else 1
         forward_ns = self.forward_ns[stop] - self.forward_ns[start]
         compute_ns = forwards * forward_ns + self.backward_ns[stop] - self.backward_ns[start]
         if slowdown != 1.0:
@@ -51,7 +51,7 @@ class StageTable:
         if key not in self._memory:
             span = Range(start, stop)
             self._memory[key] = stage_memory(
-                self.calibration, span, recompute=recompute, schedule=self._schedule
+                self.calibration, span, recompute=recompute, schedule=self.schedule
             )
         return self._memory[key]
 

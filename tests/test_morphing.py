@@ -258,7 +258,6 @@ def test_no_plan_beats_its_bound(asked: Request, recompute: bool, seed: int) -> 
             split.stages,
             recompute=recompute,
             slowdown=factors,
-            schedule=asked.schedule,
             window=window,
         )
         rings = Rings(table, replicas, asked.num_micro_batches)
