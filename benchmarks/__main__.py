@@ -20,6 +20,7 @@ PARTS = {
     "overhead": "what the executor costs for each operation (1 minute)",
     "throughput": "against torch.distributed.pipelining, undisturbed (3 minutes)",
     "memory": "peak resident memory of trainers, and as predicted (5 minutes)",
+    "predictions": "steps of up to 24 emulated workers, as predicted and as measured (5 minutes)",
     "links": "the same over emulated links, and the simulation (3 minutes)",
 }
 

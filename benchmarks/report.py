@@ -31,10 +31,11 @@ def machine() -> dict[str, str | int]:
 
 
 def show(part: str, title: str, rows: Sequence[Row]) -> None:
-    """Print the rows as a table; the first row's keys are the columns, or the lines where they are many."""
+    """Print the rows as a table; the first row's keys are the columns, or the lines where they are many and
+    there are fewer rows."""
     names = list(rows[0])
     cells = [[_text(value) for value in row.values()] for row in rows]
-    if len(names) <= _MOST_COLUMNS:
+    if len(names) <= max(_MOST_COLUMNS, len(rows)):
         table = Table(*names, title=f"{part}: {title}", title_justify="left")
     else:
         table = Table(title=f"{part}: {title}", title_justify="left", show_header=False)

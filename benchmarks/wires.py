@@ -18,6 +18,7 @@ import queue
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +38,13 @@ class Emulation:
 
 
 class Wires:
-    """The outgoing wires of one rank."""
+    """The outgoing wires of one rank; `link_to` tells what the one to each other rank is like."""
 
-    def __init__(self, emulation: Emulation, rank: int) -> None:
-        self.emulation = emulation
+    def __init__(self, link_to: Callable[[int], Emulation], rank: int) -> None:
         self.rank = rank
+        self.sent_bytes = 0
+        """In messages and in all-reduces, since the beginning."""
+        self._link_to = link_to
         self._wires: dict[int, _Wire] = {}
         self._collectives = 0
 
@@ -52,17 +55,23 @@ class Wires:
             wire.begin_step()
 
     def send(self, group: Any, tensor: torch.Tensor, destination: int, tag: int) -> Taken:
-        wire = self._wires.setdefault(destination, _Wire(self.emulation, self.rank, destination))
-        return wire.send(group, tensor, tag)
+        if destination not in self._wires:
+            self._wires[destination] = _Wire(self._link_to(destination), self.rank, destination)
+        self.sent_bytes += tensor.nbytes
+        return self._wires[destination].send(group, tensor, tag)
 
-    def hold_collective(self, size_bytes: int, num_ranks: int) -> None:
-        """Sleep as long as a ring of `num_ranks` takes over these links."""
-        draw = random.Random(f"all-reduce {self._collectives}")
-        self._collectives += 1
+    def hold_collective(self, link: Emulation, size_bytes: int, num_ranks: int) -> None:
+        """Sleep as long as a ring of `num_ranks` takes over links like this one."""
         hops = 2 * (num_ranks - 1)
-        jitter_s = sum(_jitter_s(draw, self.emulation) for _ in range(hops))
-        sent_s = size_bytes / num_ranks / self.emulation.bytes_per_s
-        time.sleep(hops * (self.emulation.latency_s + sent_s) + jitter_s)
+        jitter_s = _jitter_s(link, f"all-reduce {self._collectives}", hops)
+        self._collectives += 1
+        self.sent_bytes += hops * size_bytes // num_ranks
+        time.sleep(hops * (link.latency_s + size_bytes / num_ranks / link.bytes_per_s) + jitter_s)
+
+    def close(self) -> None:
+        """Let the wires' threads end."""
+        for wire in self._wires.values():
+            wire.close()
 
 
 class Taken:
@@ -86,7 +95,7 @@ class _Wire:
         self._lock = threading.Lock()
         self._free_at = self._last_arrival = 0.0
         self._sent = 0
-        self._on_the_way: queue.SimpleQueue[tuple[float, Any, torch.Tensor, int]] = queue.SimpleQueue()
+        self._on_the_way: queue.SimpleQueue[tuple[float, Any, torch.Tensor, int] | None] = queue.SimpleQueue()
         self._given: queue.SimpleQueue[tuple[Any, torch.Tensor]] = queue.SimpleQueue()
         threading.Thread(target=self._deliver, name=f"wire {self._name}", daemon=True).start()
 
@@ -100,32 +109,40 @@ class _Wire:
         link = self._emulation
         kept = tensor.detach().clone()  # after `Taken` the sender may write to its own
         with self._lock:
-            draw = random.Random(f"{self._name}, message {self._sent}")
+            jitter_s = _jitter_s(link, f"{self._name}, message {self._sent}")
             self._sent += 1
             self._free_at = max(self._free_at, time.monotonic()) + kept.nbytes / link.bytes_per_s
-            arrival = self._free_at + link.latency_s + _jitter_s(draw, link)
+            arrival = self._free_at + link.latency_s + jitter_s
             self._last_arrival = max(self._last_arrival, arrival)
             self._on_the_way.put((self._last_arrival, group, kept, tag))
             return Taken(self._free_at)
 
+    def close(self) -> None:
+        self._on_the_way.put(None)
+
     def _deliver(self) -> None:
-        while True:
-            at, group, tensor, tag = self._on_the_way.get()
+        while (item := self._on_the_way.get()) is not None:
+            at, group, tensor, tag = item
             _sleep_until(at)
             self._given.put((_Gloo.send(group, [tensor], self._destination, tag), tensor))
 
 
 class WiredGloo(_Gloo):
-    """Gloo whose sends and all-reduces go over the emulated links given to `install`."""
+    """Gloo whose sends and all-reduces go over emulated links: those that were attached when it was made."""
 
     wires: Wires
+    ring: Emulation
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._wires, self._ring = WiredGloo.wires, WiredGloo.ring
 
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int) -> Taken:
         (tensor,) = tensors
-        return self.wires.send(self, tensor, destination, tag)
+        return self._wires.send(self, tensor, destination, tag)
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
-        self.wires.hold_collective(tensors[0].nbytes, self.size())
+        self._wires.hold_collective(self._ring, tensors[0].nbytes, self.size())
         return super().allreduce(tensors, options)
 
 
@@ -147,15 +164,29 @@ class _WiredGroup(dist.ProcessGroup):
 
 
 def install(emulation: Emulation, rank: int) -> Wires:
-    """Give this process slow wires, for Makara's groups and for the backend "wired"."""
-    WiredGloo.wires = Wires(emulation, rank)
-    dist.ProcessGroupGloo = WiredGloo
+    """Give this process slow wires, all alike, for Makara's groups and for the backend "wired"."""
+    wires = Wires(lambda _: emulation, rank)
+    attach(wires, emulation)
     dist.Backend.register_backend("wired", _WiredGroup, devices=["cpu"])
-    return WiredGloo.wires
+    return wires
 
 
-def _jitter_s(draw: random.Random, emulation: Emulation) -> float:
-    return draw.expovariate(1 / emulation.jitter_s) if emulation.jitter_s else 0.0
+def attach(wires: Wires, ring: Emulation) -> None:
+    """Groups that Makara makes from now on have these wires, and all-reduce over a ring of such links."""
+    WiredGloo.wires, WiredGloo.ring = wires, ring
+    dist.ProcessGroupGloo = WiredGloo
+
+
+def detach() -> None:
+    """Groups that Makara makes from now on are gloo's own."""
+    dist.ProcessGroupGloo = _Gloo
+
+
+def _jitter_s(link: Emulation, what: str, hops: int = 1) -> float:
+    if not link.jitter_s:
+        return 0.0
+    draw = random.Random(what)
+    return sum(draw.expovariate(1 / link.jitter_s) for _ in range(hops))
 
 
 def _sleep_until(at: float) -> None:

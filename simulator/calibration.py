@@ -74,7 +74,7 @@ class Calibration:
     backward_s: tuple[float, ...]
     """Backward pass proper, without recomputation."""
     optimizer_s: tuple[float, ...]
-    """Applying one step to the section's weights."""
+    """Ending a step: dividing the section's gradient sums, their norms, and updating its weights."""
     parameter_bytes: tuple[int, ...]
     gradient_bytes: tuple[int, ...]
     """What the section's hosts all-reduce once a step (in exact numerics, 8 bytes an element)."""

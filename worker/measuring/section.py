@@ -17,7 +17,7 @@ from ...simulator.figures import Figure, summarise
 from ..cutting.partition import Sections, Value
 from ..footprint import Footprint, Footprints
 from ..sections.runtime import Saved, SectionOutput, SectionRuntime
-from ..sections.sums import GradientSum, new_sum
+from ..sections.sums import GradientSum, new_sum, norms_of
 from ..training import Training
 
 LEAST_REPEATS = 3
@@ -59,8 +59,13 @@ def measure_section(
     forward_s, backward_s = passes.times(conditions)
     forward, backward = passes.footprints(device)
     coefficient = None if training.clip_grad_norm is None else torch.ones(())
-    gradients = sums.finalise(1.0)
-    optimizer_s = _seconds_of(lambda: section.apply(0, gradients, coefficient), conditions)
+
+    def end_step() -> None:
+        gradients = sums.finalise(1.0)
+        norms_of(sums, gradients)
+        section.apply(0, gradients, coefficient)
+
+    optimizer_s = _seconds_of(end_step, conditions)
     finalise, update = _update_footprints(section, sums, coefficient, device)
     tensors, _ = section.state()
     saved_bytes = sum(_size(tensor) for tensor in tensors.values())
