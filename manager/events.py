@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..worker.messages import CheckpointRef, Formed, Recipe, Report
+from ..worker.messages import CheckpointRef, Formed, Recipe, Report, SectionRow, Share, Survey
 
 
 class _Value(BaseModel):
@@ -294,6 +294,55 @@ class ProfilerChosen(_Fact):
     incarnation: int
 
 
+class Surveyed(_Fact):
+    """What there is to measure of the model, and what the profiler has measured of it."""
+
+    fact: Literal["surveyed"] = "surveyed"
+    worker: str
+    survey: Survey
+
+
+class ShareDealt(_Fact):
+    """This worker measures some sections that nobody else does."""
+
+    fact: Literal["share_dealt"] = "share_dealt"
+    worker: str
+    incarnation: int
+    share: Share
+
+
+class SectionsMeasured(_Fact):
+    fact: Literal["sections_measured"] = "sections_measured"
+    worker: str
+    rows: tuple[SectionRow, ...]
+
+
+class ProbeDealt(_Fact):
+    """These workers measure their links together."""
+
+    fact: Literal["probe_dealt"] = "probe_dealt"
+    number: int
+    members: tuple[tuple[str, int], ...]  # (worker, incarnation)
+
+
+class ProbeOpened(_Fact):
+    """Its first member listens."""
+
+    fact: Literal["probe_opened"] = "probe_opened"
+    number: int
+    endpoint: str
+
+
+class ProbeEnded(_Fact):
+    """What it found; nothing, and why, if it failed."""
+
+    fact: Literal["probe_ended"] = "probe_ended"
+    number: int
+    wires: tuple[dict[str, Any], ...] = ()  # makara.simulator.links.Wire
+    allreduces: tuple[dict[str, Any], ...] = ()
+    failure: str = ""
+
+
 class RecipeFixed(_Fact):
     fact: Literal["recipe_fixed"] = "recipe_fixed"
     recipe: Recipe
@@ -400,6 +449,12 @@ Fact = Annotated[
     | VmEnded
     | WorkerFailed
     | ProfilerChosen
+    | Surveyed
+    | ShareDealt
+    | SectionsMeasured
+    | ProbeDealt
+    | ProbeOpened
+    | ProbeEnded
     | RecipeFixed
     | GenerationPlanned
     | GenerationPrepared

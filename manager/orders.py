@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..worker.messages import GenerationOrder, JobSettings, Member, Orders
+from ..worker.measuring.assembly import SHARE_S, section_time_s
+from ..worker.messages import GenerationOrder, JobSettings, MeasureOrder, Member, Orders, ProbeOrder
 from .spec import to_settings
 from .state import Generation, JobState, vm_of
 
@@ -24,7 +25,7 @@ def orders(state: JobState, vm: str, leases: Leases = Leases()) -> Orders:
         return Orders(version=state.num_facts, action="shutdown", abandoned=state.last_generation)
     generation = _generation_for(state, vm)
     profiler = state.profiler[0] if state.profiler is not None and state.recipe is None else None
-    profiles = profiler is not None and vm_of(profiler) == vm
+    profiles = profiler is not None and state.measuring is None and vm_of(profiler) == vm
     return Orders(
         version=state.num_facts,
         action="profile" if profiles else "train" if generation is not None else "idle",
@@ -34,6 +35,8 @@ def orders(state: JobState, vm: str, leases: Leases = Leases()) -> Orders:
         abandoned=state.abandoned,
         hold=state.hold or state.stop_ordered_at is not None,
         profile_worker=profiler if profiles else None,
+        measure=_measure(state, vm),
+        probe=_probe(state, vm),
         lease_s=leases.trainer_lease_s,
         orphan_timeout_s=leases.orphan_timeout_s,
     )
@@ -43,6 +46,34 @@ def settings(state: JobState) -> JobSettings:
     """The job's settings as trainers get them. The job must have been submitted."""
     assert state.spec is not None, "no job was submitted"
     return to_settings(state.spec, state.job, state.bundle_sha256)
+
+
+def _measure(state: JobState, vm: str) -> list[MeasureOrder]:
+    """The shares of the VM's workers of which something is left to measure."""
+    measuring = state.measuring
+    if measuring is None:
+        return []
+    done = measuring.done
+    layouts = {layout.microbatch_size: layout for layout in measuring.survey.layouts}
+    own = [(worker, share) for (worker, _), share in measuring.dealt if vm_of(worker) == vm]
+    return [
+        MeasureOrder(
+            worker=worker,
+            layout=layouts[share.microbatch_size],
+            sections=share.sections,
+            section_s=section_time_s(SHARE_S, sum(len(s.sections) for w, s in own if w == worker)),
+        )
+        for worker, share in own
+        if any((share.microbatch_size, section) not in done for section in share.sections)
+    ]
+
+
+def _probe(state: JobState, vm: str) -> ProbeOrder | None:
+    probe = state.measuring.probe if state.measuring is not None else None
+    if probe is None or all(vm_of(worker) != vm for worker, _ in probe.members):
+        return None
+    members = [Member(worker=w, address=state.vms[vm_of(w)].address) for w, _ in probe.members]
+    return ProbeOrder(number=probe.number, members=members, endpoint=probe.endpoint)
 
 
 def _generation_for(state: JobState, vm: str) -> GenerationOrder | None:

@@ -9,7 +9,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from ..worker.messages import CheckpointRef, Formed, Recipe
+from ..worker.measuring.assembly import done_in
+from ..worker.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, Survey
 from .events import EndReason, JobEnded
 from .spec import JobSpec
 
@@ -94,6 +95,35 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """Links being measured by `members`; `endpoint` once the first of them listens."""
+
+    number: int
+    members: tuple[Seat, ...]
+    dealt_at: float
+    endpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """A calibration under way, from its survey until the recipe is fixed."""
+
+    survey: Survey
+    surveyed_at: float
+    dealt: tuple[tuple[Seat, Share], ...] = ()
+    rows: tuple[SectionRow, ...] = ()  # beyond the survey's own
+    probe: Probe | None = None
+    last_probe: int = 0  # highest number ever given
+    wires: tuple[Mapping[str, Any], ...] = ()
+    allreduces: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def done(self) -> set[tuple[int, int]]:
+        """(m, section) of all that was measured."""
+        return done_in((*self.survey.rows, *self.rows))
+
+
+@dataclass(frozen=True, slots=True)
 class Rounds:
     """Failures counted in rounds: different workers that fail within seconds, in one generation, are one."""
 
@@ -125,6 +155,7 @@ class JobState:
     num_facts: int = 0  # facts folded so far; the version of orders
     vms: Mapping[str, Vm] = field(default_factory=lambda: _EMPTY)
     profiler: Seat | None = None
+    measuring: Measuring | None = None
     recipe: Recipe | None = None
     calibration: Mapping[str, Any] | None = None  # of the recipe's m: what plans are simulated with
     measurements: Mapping[str, Any] | None = None  # all that it is of: simulator.Measurements.to_json()

@@ -39,6 +39,8 @@ TIMING = Timing(
     request_backoff_s=1.0,
     longest_backoff_s=8.0,
     settle_s=1.0,
+    measuring_s=6.0,
+    probe_s=4.0,
     suspect_grace_s=1.0,
     planning_timeout_s=8.0,
     replan_s=5.0,
@@ -67,6 +69,7 @@ class Cluster:
         self.workers_per_node = 1 if self.max_nodes > 3 or pick.random() < 0.7 else 2
         self.min_workers = 1 if pick.random() < 0.8 else self.min_nodes * self.workers_per_node
         self.keep = pick.randint(1, 3)
+        self.surveys = pick.random() < 0.5
         self.zombies_publish = pick.random() < 0.5
         self.store, self.store_down_until = Store(), 0.0
         self.vms: dict[str, SimVm] = {}

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from calibrations import measured, uniform
+from makara.simulator import Wire
+from makara.simulator.figures import Figure
 from makara.worker.messages import (
     CheckpointRef,
     DeviceInfo,
     Failure,
     Formed,
     GenerationOrder,
+    Layout,
     Orders,
     Phase,
+    ProbeReport,
     Profile,
     Recipe,
     Report,
+    SectionRow,
+    Survey,
+    Timed,
     WorkerReport,
 )
 
@@ -33,6 +41,50 @@ RECIPE = Recipe(
     bundle_sha256="b0",
 )
 PROFILE = Profile(recipe=RECIPE, calibration={"forward_s": [1, 1, 1]})
+LAYOUTS = [
+    Layout(
+        microbatch_size=m,
+        graph_hash=GRAPH_HASH,
+        cuts=RECIPE.cuts,
+        cut_bytes=[4, 4],
+        grad_cut_bytes=[3, 3],
+        labels=[],
+    )
+    for m in (1, 2)
+]
+
+
+def row(m: int, section: int) -> SectionRow:
+    """What a trainer measures of a section."""
+    timed = Timed(median=1.0, spread=0.1, repeats=3, dropped=0)
+    names = ("parameter_bytes", "gradient_bytes", "state_bytes", "activation_bytes")
+    return SectionRow(
+        microbatch_size=m,
+        section=section,
+        times=dict.fromkeys(("forward_s", "backward_s", "optimizer_s"), timed),
+        sizes=dict.fromkeys(names, 10),
+        seconds=0.5,
+    )
+
+
+WIRE = Wire(
+    same_vm=False,
+    latency_s=Figure(1e-4, 1e-6, 9, 0),
+    bytes_per_s=Figure(1e9, 1e6, 9, 0),
+    loaded=True,
+    source="workers",
+).to_json()
+BASIS = measured(uniform(3, microbatch_size=2), GRAPH_HASH).basis
+assert BASIS is not None
+SURVEY = Survey(
+    basis=BASIS.to_json(),
+    recipe=RECIPE,
+    layouts=LAYOUTS,
+    rows=[row(2, 1)],
+    executor={},
+    wires=[{**WIRE, "source": "loopback"}],
+    seconds=1.0,
+)
 DEVICES = [DeviceInfo(kind="cpu", name="cpu0", memory_bytes=1 << 30)]
 
 
@@ -54,6 +106,9 @@ class Trainer:
     published: CheckpointRef | None = None
     failure: Failure | None = None
     profile: Profile | None = None
+    survey: Survey | None = None
+    rows: tuple[SectionRow, ...] = ()
+    probe: ProbeReport | None = None
     graph_hash: str | None = None
     go: GenerationOrder | None = None
     hold: bool = False
@@ -79,6 +134,9 @@ class Trainer:
             published=self.published,
             failure=self.failure,
             profile=self.profile,
+            survey=self.survey,
+            rows=list(self.rows),
+            probe=self.probe,
         )
 
 

@@ -10,9 +10,8 @@ from makara.checkpoint import open_store, save_calibration
 from makara.checkpoint.layout import calibration_key
 from makara.simulator import Calibration, Measurements
 from makara.worker.errors import RecipeMismatch
-from makara.worker.measuring.assembly import left, measurements_of, shares
+from makara.worker.measuring.assembly import done_in, left, measurements_of, shares
 from makara.worker.measuring.survey import rest
-from makara.worker.measuring.wires import loopback
 from makara.worker.messages import JobSettings, Profile, Survey
 from makara.worker.profiling import begin, conclude, profile, subject_of
 from makara.worker.training import load_entrypoint
@@ -100,15 +99,15 @@ def test_what_a_survey_leaves_is_measured_elsewhere_and_put_together(tmp_path: P
     job = job_of(tmp_path, microbatch_size=2)
     found = surveyed(job, seconds=0.0)
     (layout,) = found.layouts
-    missing = left(layout, found.rows)
+    missing = left(layout, done_in(found.rows))
     assert len(missing) == len(layout.cuts)  # all but the one in the middle
-    parts = shares(found, found.rows, 3)
+    parts = shares(found, done_in(found.rows), 3)
     assert sorted(section for share in parts for section in share.sections) == missing
     assert len(parts) <= 3
 
     elsewhere = subject_of(load_entrypoint(BUNDLE, ENTRYPOINT), job)
     rows = rest(elsewhere, found, 1.0)
-    whole = measurements_of(found, rows, [loopback()], [])
+    whole = measurements_of(found, rows, [], [])
     assert whole.at(2).num_sections == len(layout.cuts) + 1
     answer = conclude(elsewhere, found.model_copy(update={"rows": [*found.rows, *rows]}))
     assert isinstance(answer, Profile)

@@ -116,7 +116,9 @@ class Orders(Message):
     # given up while an older one still steps is not abandoned: its order is just replaced by the next.
     abandoned: int = 0
     hold: bool = False  # finish the step, publish a checkpoint, take no further step
-    profile_worker: str | None = None  # which worker of the VM traces and calibrates, with action `profile`
+    profile_worker: str | None = None  # which worker of the VM looks at the model, with action `profile`
+    measure: list[MeasureOrder] = Field(default_factory=list)  # before there is a recipe
+    probe: ProbeOrder | None = None  # before there is a recipe
     lease_s: float = 10.0  # a trainer silent for this long is killed and replaced
     orphan_timeout_s: float = 600.0  # without a manager for this long: save, then end the VM
 
@@ -185,7 +187,11 @@ class WorkerReport(Message):
     forward_s: float | None = None  # mean compute time of a micro-batch per section (fail-stutter detection)
     backward_s: float | None = None
     failure: Failure | None = None
-    profile: Profile | None = None  # repeated until the recipe is in the orders
+    # Repeated until the recipe is in the orders:
+    profile: Profile | None = None
+    survey: Survey | None = None
+    rows: list[SectionRow] = Field(default_factory=list)  # that it measured for `measure` orders
+    probe: ProbeReport | None = None
 
 
 class Profile(Message):
@@ -243,8 +249,37 @@ class Survey(Message):
     layouts: list[Layout]  # one for each m
     rows: list[SectionRow]
     executor: dict[str, float]  # what a worker's own code takes: fields of a calibration
+    wires: list[dict[str, Any]]  # what one machine can tell of links: makara.simulator.links.Wire
     seconds: float  # that it took, without the rows
     note: str = ""  # why a stored calibration was not used
+
+
+class MeasureOrder(Message):
+    """Sections that a worker is to measure, for the m of `layout`."""
+
+    worker: str
+    layout: Layout
+    sections: list[int]
+    section_s: float  # for each of a section's times
+
+
+class ProbeOrder(Message):
+    """Measure the links between these workers, all together."""
+
+    number: int = Field(ge=1)  # grows with each probe of a job
+    members: list[Member]
+    endpoint: str | None = None  # host:port of the rendezvous on the first of them, once it listens
+
+
+class ProbeReport(Message):
+    """Where a worker stands with probe `number`; what was found comes from its first member."""
+
+    number: int
+    endpoint: str | None = None
+    done: bool = False
+    failure: str = ""
+    wires: list[dict[str, Any]] = Field(default_factory=list)  # makara.simulator.links.Wire
+    allreduces: list[dict[str, Any]] = Field(default_factory=list)
 
 
 class DeviceInfo(Message):
@@ -320,4 +355,5 @@ class NoticeFile(Message):
     written_at: float  # Unix seconds
 
 
+Orders.model_rebuild()
 WorkerReport.model_rebuild()

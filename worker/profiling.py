@@ -14,7 +14,6 @@ from .errors import RecipeMismatch
 from .measuring.assembly import layout_of_row, measurements_of, profile_of
 from .measuring.subject import Subject, memory_of
 from .measuring.survey import recipe_of, rest, survey
-from .measuring.wires import loopback
 from .messages import JobSettings, Profile, Recipe, Survey
 from .model import pick_device
 from .sections.ranges import configure_torch
@@ -23,6 +22,8 @@ from .training import Training
 log = logging.getLogger("makara.trainer")
 
 BUDGET_S = 60.0
+SURVEY_S = 20.0
+"""Of one worker, before others help: by then a small model is measured."""
 _STORE_PATIENCE_S = 5.0
 
 
@@ -47,7 +48,7 @@ def measure(training: Training, job: JobSettings, *, seconds: float) -> Measurem
     subject = subject_of(training, job)
     subject.hold(job.microbatch_size or 1)
     found = survey(subject, seconds=seconds / 2, several=True)
-    return measurements_of(found, rest(subject, found, seconds / 2), [loopback()], [])
+    return measurements_of(found, rest(subject, found, seconds / 2), [], [])
 
 
 def subject_of(training: Training, job: JobSettings) -> Subject:
@@ -76,7 +77,7 @@ def begin(subject: Subject, *, seconds: float) -> Profile | Survey:
 
 def conclude(subject: Subject, found: Survey) -> Profile:
     """What a survey comes to of which nothing is left, with this machine's loopback for a link."""
-    measured = measurements_of(found, [], [loopback()], [])
+    measured = measurements_of(found, [], [], [])
     return _profile(subject, measured, found.recipe).model_copy(update={"note": found.note})
 
 

@@ -25,9 +25,9 @@ from .execution.gloo import Listener
 from .execution.interrupt import Abandoned, Interrupted, PeersLost
 from .execution.session import Session
 from .generation import Outcome, run_generation
+from .measurer import Measurer
 from .messages import Failure, GenerationOrder, Orders, Phase, WorkerReport
 from .model import Model, build_model
-from .profiling import profile
 from .tracing.trace import load_exporter
 from .training import Training, load_entrypoint
 
@@ -47,7 +47,7 @@ class Trainer:
         self.control = Control(connection, report, self._on_orders)
         self._training: Training | None = None
         self._model: Model | None = None
-        self._profiled = False
+        self._measurer = Measurer(worker, address, self.control)
         self._lock = threading.Lock()  # guards what the control thread touches: the three below
         self._session: Session | None = None
         self._listener: Listener | None = None
@@ -66,7 +66,7 @@ class Trainer:
     def _has_work(self, orders: Orders) -> bool:
         return (
             (orders.job is not None and self._training is None)
-            or self._must_profile(orders)
+            or self._measurer.has_work(orders)
             or (orders.recipe is not None and self._model is None)
             or self._next_generation(orders) is not None
         )
@@ -77,22 +77,16 @@ class Trainer:
             self._training = load_entrypoint(self._bundle, orders.job.entrypoint)
             load_exporter()
             self.control.report(phase=Phase.IDLE)
-        elif self._must_profile(orders):
-            self.control.report(phase=Phase.PROFILING)
-            found = profile(self._training, orders.job)
-            self._profiled = True
-            self.control.report(phase=Phase.IDLE, profile=found)
+        elif self._measurer.has_work(orders):
+            self._measurer.work(orders, self._training)
         elif orders.recipe is not None and self._model is None:
-            self.control.report(phase=Phase.STARTING, profile=None)
+            self._measurer.finish()
+            self.control.report(phase=Phase.STARTING)
             self._model = build_model(self._training, orders.job, orders.recipe)
             self.control.report(phase=Phase.IDLE, graph_hash=orders.recipe.graph_hash)
             self._prepare(self.control.orders or orders)
         else:
             self._train(orders)
-
-    def _must_profile(self, orders: Orders) -> bool:
-        wanted = orders.action == "profile" and orders.profile_worker == self.worker
-        return wanted and orders.recipe is None and not self._profiled and self._training is not None
 
     def _next_generation(self, orders: Orders) -> GenerationOrder | None:
         """The generation that this trainer should switch to now, if there is one.
@@ -171,6 +165,7 @@ class Trainer:
 
     def _on_orders(self, orders: Orders) -> None:
         self._prepare(orders)
+        self._measurer.on_orders(orders)
         with self._lock:
             session = self._session
         if session is not None and orders.abandoned >= session.number:

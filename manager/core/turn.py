@@ -25,6 +25,8 @@ class Timing:
     longest_backoff_s: float = 300.0
     settle_s: float = 3.0  # newcomers are gathered for this long before a plan takes them in
     suspect_grace_s: float = 1.5  # a closed connection, or a broken generation without a known death
+    measuring_s: float = 30.0  # sections that are not measured by then, of an m that can be missed, are not
+    probe_s: float = 12.0  # links that are not measured by then are assumed
     planning_timeout_s: float = 120.0
     replan_s: float = 30.0  # an impossible plan is tried again
     prepare_timeout_s: float = 120.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
@@ -18,15 +18,17 @@ _NO_LINK = Link(latency_s=0.0, bytes_per_s=1e9)  # until the links are known, se
 def measurements_of(
     survey: Survey, rows: Iterable[SectionRow], wires: Sequence[Wire], allreduces: Sequence[AllReduce]
 ) -> Measurements:
-    """All m of which every section was measured, by the surveying worker or in `rows`; there must be one."""
+    """All m of which every section was measured, by the surveying worker or in `rows`; there must be one.
+    Without `wires`, what the surveying worker can tell of links by itself."""
     found = [*survey.rows, *rows]
-    whole = [layout for layout in survey.layouts if not left(layout, found)]
+    done = done_in(found)
+    whole = [layout for layout in survey.layouts if not left(layout, done)]
     measured = Measurements(
         basis=Basis.from_json(survey.basis, "basis"),
         rows=tuple(_row(survey, layout, found) for layout in sorted(whole, key=_size_of)),
         seconds=survey.seconds + sum(row.seconds for row in found),
     )
-    return measured.with_links(wires, allreduces)
+    return measured.with_links(wires or [Wire.from_json(wire, "wires") for wire in survey.wires], allreduces)
 
 
 def profile_of(
@@ -72,20 +74,26 @@ def layout_of_row(row: Row) -> Layout:
     )
 
 
-def left(layout: Layout, rows: Iterable[SectionRow]) -> list[int]:
-    """The sections of `layout` that no row is of."""
-    done = {row.section for row in rows if row.microbatch_size == layout.microbatch_size}
-    return [section for section in range(len(layout.cuts) + 1) if section not in done]
+def done_in(rows: Iterable[SectionRow]) -> set[tuple[int, int]]:
+    """(m, section) of each row."""
+    return {(row.microbatch_size, row.section) for row in rows}
 
 
-def shares(survey: Survey, rows: Sequence[SectionRow], num_shares: int) -> list[Share]:
-    """What is left to measure, in at most `num_shares` parts of about as many sections, those of the most
-    likely m first. A part is of one m, so that its worker traces the model once."""
+def left(layout: Layout, done: Set[tuple[int, int]]) -> list[int]:
+    """The sections of `layout` that are not among the (m, section) that are `done`."""
+    return [
+        section for section in range(len(layout.cuts) + 1) if (layout.microbatch_size, section) not in done
+    ]
+
+
+def shares(survey: Survey, done: Set[tuple[int, int]], num_shares: int) -> list[Share]:
+    """What is left to measure, in parts of at most a `num_shares`-th, those of the most likely m first. A
+    part is of one m, so that its worker traces the model once."""
     likely = survey.recipe.microbatch_size
     layouts = sorted(
         survey.layouts, key=lambda layout: (layout.microbatch_size != likely, layout.microbatch_size)
     )
-    missing = [(layout.microbatch_size, section) for layout in layouts for section in left(layout, rows)]
+    missing = [(layout.microbatch_size, section) for layout in layouts for section in left(layout, done)]
     each = -(-len(missing) // num_shares)
     found: list[Share] = []
     for m, section in missing:
@@ -94,6 +102,16 @@ def shares(survey: Survey, rows: Sequence[SectionRow], num_shares: int) -> list[
         else:
             found.append(Share(microbatch_size=m, sections=[section]))
     return found
+
+
+SHARE_S = 25.0
+"""What the shares of one worker take, about."""
+_PARTS = 4  # of measuring a section: forward with backward, their memory, the optimizer, making it
+
+
+def section_time_s(seconds: float, num_sections: int) -> float:
+    """For each of the times of a section, when so many sections share `seconds`."""
+    return seconds / max(1, num_sections) / _PARTS
 
 
 def _row(survey: Survey, layout: Layout, rows: Iterable[SectionRow]) -> Row:

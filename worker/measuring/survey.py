@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 import torch
 
 from ...simulator.measurements import MAX_MICROBATCH_SIZE, STILL_IMPROVES
+from ..execution.costs import executor_costs
 from ..messages import Layout, Recipe, SectionRow, Survey
-from .assembly import left, shares
+from .assembly import done_in, left, section_time_s, shares
 from .subject import Subject, memory_of
+from .wires import loopback
 
 _PRICING_S = 5.0
 _PROBE_S = 0.5
+_EXECUTOR_S = 3.0
 
 
 def survey(subject: Subject, *, seconds: float, several: bool = False) -> Survey:
@@ -30,21 +34,13 @@ def survey(subject: Subject, *, seconds: float, several: bool = False) -> Survey
 def rest(subject: Subject, found: Survey, seconds: float) -> list[SectionRow]:
     """The rows that a survey left, all measured here, in about `seconds`."""
     rows: list[SectionRow] = []
-    open_shares = shares(found, found.rows, 1)
+    open_shares = shares(found, done_in(found.rows), 1)
     count = sum(len(share.sections) for share in open_shares)
     layouts = {layout.microbatch_size: layout for layout in found.layouts}
     for share in open_shares:
         subject.cut_exactly(layouts[share.microbatch_size])
         rows += [subject.measure(section, section_time_s(seconds, count)) for section in share.sections]
     return rows
-
-
-def section_time_s(seconds: float, num_sections: int) -> float:
-    """For each of the times of a section, when so many sections share `seconds`."""
-    return seconds / max(1, num_sections) / _PARTS
-
-
-_PARTS = 4  # forward with backward, their memory, the optimizer, making the section
 
 
 class _Surveyor:
@@ -77,16 +73,21 @@ class _Surveyor:
             recipe=recipe_of(subject, first if job.microbatch_size is not None else likely),
             layouts=self._layouts,
             rows=self._rows,
-            executor={},
+            executor=self._executor(),
+            wires=[loopback().to_json()],
             seconds=time.perf_counter() - self._began - sum(row.seconds for row in self._rows),
         )
+
+    def _executor(self) -> dict[str, float]:
+        """What the worker's own code adds, if there is time to look: it rests for most of a second."""
+        return asdict(executor_costs()) if time.perf_counter() + _EXECUTOR_S < self._until else {}
 
     def _probe(self, layout: Layout) -> SectionRow:
         """The section in the middle; and all others, if they are quick."""
         self._layouts.append(layout)
         probe = self._subject.measure(len(layout.cuts) // 2, _PROBE_S)
         self._rows.append(probe)
-        others = left(layout, self._rows)
+        others = left(layout, done_in(self._rows))
         remaining_s = self._until - time.perf_counter()
         if len(others) * probe.seconds < remaining_s / 2:
             each_s = section_time_s(remaining_s / 2, len(others))
