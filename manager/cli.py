@@ -11,13 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from ..simulator import InvalidCalibration
-from . import cli_apply, cli_calibrate, cli_check, cli_show, cli_simulate
+from . import cli_apply, cli_calibrate, cli_check, cli_plan, cli_show, cli_simulate
 from .bundle import BundleError
+from .cli_plan import NoPlan
 from .client import Refused, Unreachable
 from .config import DEFAULT_PORT, ConfigError, ServerConfig, default_home
 from .job_file import placed, told
 from .journal import JournalError
-from .reading import BadFile
+from .reading import BadFile, positive
 from .replay import ReplayError
 from .spec import JobSpecError
 from .trial import UserCodeRefused
@@ -50,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         ConfigError,
         InvalidCalibration,
         JournalError,
+        NoPlan,
         ReplayError,
         UserCodeRefused,
     ) as error:
@@ -88,15 +90,13 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument("--port", type=int, default=DEFAULT_PORT, help="0: any free one (%(default)s)")
     server.add_argument("--allow-remote", action="store_true", help="listen beyond this machine")
     server.add_argument("--public-url", help="the URL by which agents reach this manager")
-    for name, run, about in (
-        ("apply", cli_apply.apply, "check a job, submit it, and follow it (Ctrl-C only stops following)"),
-        ("plan", cli_apply.plan, "check a job and show what it is, without submitting it"),
-    ):
-        command = add(name, run, about, client)
-        command.add_argument("-f", "--file", type=Path, required=True, help="the job file")
-        if name == "apply":
-            command.add_argument("--detach", action="store_true", help="do not follow the job")
-            command.add_argument("--idempotency-key", help="a repeated submission with it is the same job")
+    about = "check a job, submit it, and follow it (Ctrl-C only stops following)"
+    command = add("apply", cli_apply.apply, about, client)
+    command.add_argument("-f", "--file", type=Path, required=True, help="the job file")
+    command.add_argument("--detach", action="store_true", help="do not follow the job")
+    command.add_argument("--idempotency-key", help="a repeated submission with it is the same job")
+    about = "check a job, and say how it would run on so many VMs and why; submits nothing"
+    cli_plan.add_arguments(add("plan", cli_plan.plan, about, client))
     about = "run one step of a model in pieces and as it is, and say what differs; submits nothing"
     command = commands.add_parser("check", help=about, description=about)
     command.set_defaults(run=cli_check.check)
@@ -132,18 +132,12 @@ def _check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("-f", "--file", type=Path, help="a job file, for its settings")
     command.add_argument("--workdir", type=Path, help="folder of the code (default: the job file's, or this)")
     command.add_argument(
-        "--microbatch-size", type=_positive, metavar="M", help="(default: the job file's, or 1)"
+        "--microbatch-size", type=positive, metavar="M", help="(default: the job file's, or 1)"
     )
     command.add_argument(
-        "--num-sections", type=_positive, metavar="K", help="(default: the job file's, or chosen)"
+        "--num-sections", type=positive, metavar="K", help="(default: the job file's, or chosen)"
     )
     command.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
-    return int(text)
 
 
 def _server(options: argparse.Namespace) -> int:

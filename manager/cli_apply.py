@@ -1,4 +1,4 @@
-"""`makara apply`, `plan` and `follow`: a job file and its code, checked here, submitted, and watched."""
+"""`makara apply` and `follow`: a job file and its code, checked here, submitted, and watched."""
 
 from __future__ import annotations
 
@@ -59,25 +59,6 @@ def apply(options: argparse.Namespace) -> int:
         elif options.detach:
             print(json.dumps(answer))
         return 0 if options.detach else follow(client, answer["job"], options.json)
-
-
-def plan(options: argparse.Namespace) -> int:
-    """Check only, and say what the job is."""
-    checked = check(options.file)
-    spec, model = checked.spec, checked.model
-    if options.json:
-        print(json.dumps({"spec": spec.model_dump(mode="json"), "model": model}))
-        return 0
-    print(f"{spec.name}: {model['num_parameters']:,} parameters in {model['num_sections']} sections")
-    if model["shared_parameters"]:
-        print(f"shared between sections: {', '.join(model['shared_parameters'])}")
-    training, nodes = spec.training, spec.resources
-    print(f"{training.steps} steps of {training.global_batch_size} samples, numerics {training.numerics}")
-    print(
-        f"{nodes.min_nodes} to {nodes.max_nodes} VMs of {nodes.provider}; P and D follow from a calibration"
-    )
-    print(summary(model))
-    return 0
 
 
 def follow_command(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from .calibration_picture import draw
 from .calibration_text import table
 from .client import connect
 from .job_file import read_job
-from .reading import BadFile, read_file
+from .reading import BadFile, read_file, write_file
 from .spec import JobSpecError, to_settings
 from .trial import measured_apart
 
@@ -47,9 +47,9 @@ def calibrate(options: argparse.Namespace) -> int:
     if options.microbatch_size is not None:
         measured.row(options.microbatch_size)
     if options.output is not None:
-        _write(options.output, measured.to_text())
+        write_file(options.output, measured.to_text())
     if options.plot is not None:
-        _write(options.plot, draw(measured, f"calibration of {name}", options.microbatch_size))
+        write_file(options.plot, draw(measured, f"calibration of {name}", options.microbatch_size))
     if options.json:
         print(measured.to_text(), end="")
         return 0
@@ -74,10 +74,3 @@ def _store(settings: JobSettings, measured: Measurements) -> None:
         save_calibration(store, measured.basis.fingerprint, measured.to_text())
     except CheckpointError as error:
         raise JobSpecError([("checkpoint.uri", f"cannot store the calibration: {error}")]) from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise BadFile(f"{path}: cannot write it: {error.strerror}") from error

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from ..simulator import (
     Calibration,
-    Measurements,
     MorphCosts,
     read_availability,
 )
-from ..simulator.measurements import best_microbatch_size
-from .client import Unreachable, connect
+from .calibration_source import of_file, of_manager
+from .client import Unreachable
 from .job_file import read_spec
 from .reading import read_file
 from .replay import POLICIES, Outcome, Prices, ReplayError, Scenario, replay
 from .replay.picture import draw
+from .spec import JobSpec
 
 _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("time", lambda o: f"{o.wall_s / 3600:.2f} h" + (", finished" if o.finished else "")),
@@ -72,7 +72,7 @@ def simulate(options: argparse.Namespace) -> int:
     spec = read_spec(options.file)
     scenario = Scenario(
         spec=spec,
-        calibration=_calibration(options, spec.name, spec.parallelism.microbatch_size),
+        calibration=_calibration(options, spec),
         trace=read_file(options.trace, lambda text: read_availability(text, seed=options.seed)),
         costs=read_file(options.costs, MorphCosts.from_json) if options.costs else MorphCosts(),
         hours=options.hours,
@@ -102,23 +102,25 @@ def simulate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _calibration(options: argparse.Namespace, name: str, m: int | None) -> Calibration:
-    """Of the file that was given, else of the newest job of this name that the manager has profiled."""
+def _calibration(options: argparse.Namespace, spec: JobSpec) -> Calibration:
+    """Of the file that was given, else of the newest job of this name that the manager has measured."""
     if options.calibration is not None:
-        measured = read_file(options.calibration, Measurements.from_json)
-        return measured.at(m or best_microbatch_size(measured.rows))
-    try:
-        with connect(options.server, options.token, options.home) as client:
-            jobs = [job["job"] for job in client.get("/jobs")["jobs"] if job["name"] == name]
-            facts = [entry["fact"] for job in jobs for entry in client.get(f"/jobs/{job}/events")["events"]]
-    except Unreachable as error:
-        raise ReplayError(
-            f"calibration: give --calibration, or name a manager that has one: {error}"
-        ) from None
-    fixed = [fact for fact in facts if fact["fact"] == "recipe_fixed"]
-    if not fixed:
-        raise ReplayError(f"calibration: the manager has profiled no job named {name!r}; give --calibration")
-    return Calibration.from_json(max(fixed, key=lambda fact: fact["at"])["calibration"])
+        source = of_file(options.calibration)
+    else:
+        try:
+            known = of_manager(options, spec.name)
+        except Unreachable as error:
+            raise ReplayError(
+                f"calibration: give --calibration, or name a manager that has one: {error}"
+            ) from None
+        if known is None:
+            raise ReplayError(
+                f"calibration: the manager has measured no job named {spec.name!r}; give --calibration"
+            )
+        source = known
+    resources = spec.resources
+    most_workers = resources.max_nodes * resources.workers_per_node
+    return source.calibration(spec, resources.device_memory, most_workers)
 
 
 # ---- what is printed ---------------------------------------------------------------------------------------

@@ -44,14 +44,15 @@ def _request(state: JobState, command: ComputePlan) -> Request:
         pipeline_parallel_degree=parallelism.pipeline_parallel_degree,
         data_parallel_degree=parallelism.data_parallel_degree,
         recompute=parallelism.recompute,
-        optimizer_offload=_offload(state.spec),
+        optimizer_offload=offload(state.spec),
         memory_limit_bytes=state.spec.resources.device_memory,
         holding=holding(state),
     )
 
 
-def _offload(spec: JobSpec) -> Literal["auto", "on", "off"]:
-    """`auto` must not change from plan to plan with `exact`: a device rounds otherwise than its host."""
+def offload(spec: JobSpec) -> Literal["auto", "on", "off"]:
+    """What the planner is asked. `auto` must not change from plan to plan with `exact`: a device rounds
+    otherwise than its host."""
     wanted = spec.parallelism.optimizer_offload
     return "off" if wanted == "auto" and spec.training.numerics == "exact" else wanted
 

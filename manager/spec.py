@@ -106,13 +106,16 @@ def resolve_uri(spec: JobSpec, folder: Path) -> JobSpec:
 # ---- the form ----------------------------------------------------------------------------------------------
 
 
+def size_of(text: str) -> int:
+    """The bytes that "16GB" or "512MiB" is. Raises `ValueError`."""
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B|B)\s*", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; expected a number with a unit of {', '.join(_SIZES)}")
+    return int(float(match[1]) * _SIZES[match[2]])
+
+
 def _size(value: object) -> object:
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B|B)\s*", value)
-        if match is None:
-            raise ValueError(f"{value!r} is no size; expected a number with a unit of {', '.join(_SIZES)}")
-        return int(float(match[1]) * _SIZES[match[2]])
-    return value
+    return size_of(value) if isinstance(value, str) else value
 
 
 def _interval(value: object) -> object:

@@ -233,6 +233,13 @@ def of_one(calibration: Calibration) -> Measurements:
     return Measurements(basis=None, rows=(row,))
 
 
+def rows_for_job(rows: Sequence[Row], global_batch_size: int, most_workers: int) -> Sequence[Row]:
+    """Those that a job may take its m from: m divides the global batch, and leaves a micro-batch for each
+    worker that the job may have, unless it is the smallest."""
+    first, *larger = [row for row in rows if not global_batch_size % row.microbatch_size] or rows
+    return [first, *(row for row in larger if global_batch_size // row.microbatch_size >= most_workers)]
+
+
 def best_microbatch_size(rows: Sequence[Row], memory_bytes: int | None = None) -> int:
     """The smallest m of `rows` (ascending) after which the next no longer saves 7 % of Σ F_i(m)/m, among
     those at which every section fits into `memory_bytes` by itself; the smallest where none does (Varuna

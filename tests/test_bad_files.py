@@ -232,7 +232,9 @@ def test_a_job_file_that_does_not_fit_the_calibration_has_its_line(
 ) -> None:
     calibration = json.dumps(uniform(4, microbatch_size=5).to_json())
     said = simulate(job, tmp_path, capsys, calibration=calibration)
-    assert said.startswith("job.yaml:8: training.global_batch_size: 64 is not divisible by the calibration's")
+    assert said.startswith(
+        "job.yaml:8: training.global_batch_size: 64 is not divisible by the m that was measured (5)"
+    )
 
 
 def test_a_file_that_is_not_there_is_named(

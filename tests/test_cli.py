@@ -170,9 +170,14 @@ def test_secrets_come_from_the_environment(
 def test_plan_shows_the_job_and_submits_nothing(
     manager: Manager, job_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert run(manager, "apply", "-f", job_file) == 0  # its VMs measure the model
     before = len(manager.client.get("/jobs")["jobs"])
-    assert run(manager, "plan", "-f", job_file) == 0
-    assert "1,200 parameters in 2 sections" in capsys.readouterr().out
+    capsys.readouterr()
+    assert run(manager, "plan", "-f", job_file, "--nodes", 3) == 0
+    shown = capsys.readouterr().out
+    assert "1,200 parameters in 2 sections" in shown
+    assert "<- best" in shown
+    assert "calibration: measured on the VMs of job scripted-" in shown
     assert len(manager.client.get("/jobs")["jobs"]) == before
 
 
@@ -251,4 +256,4 @@ def test_a_job_that_ran_gives_the_calibration_for_its_replay(
     assert outcome["steps"] == 12
     job_file.write_text(yaml.safe_dump({**JOB, "name": "stranger"}))
     assert run(manager, *arguments) == cli.MISTAKE
-    assert "has profiled no job named 'stranger'; give --calibration" in capsys.readouterr().err
+    assert "has measured no job named 'stranger'; give --calibration" in capsys.readouterr().err

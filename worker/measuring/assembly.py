@@ -9,7 +9,7 @@ from typing import Any
 from ...simulator.calibration import Calibration, Link
 from ...simulator.figures import Figure
 from ...simulator.links import AllReduce, Wire
-from ...simulator.measurements import TIMES, Basis, Measurements, Row, best_microbatch_size
+from ...simulator.measurements import TIMES, Basis, Measurements, Row, best_microbatch_size, rows_for_job
 from ..messages import Layout, Profile, Recipe, SectionRow, Share, Survey, Timed
 
 _NO_LINK = Link(latency_s=0.0, bytes_per_s=1e9)  # until the links are known, see `Measurements.with_links`
@@ -42,9 +42,7 @@ def profile_of(
 ) -> Profile:
     """The job's m: the one that it wants, else the best of those that were measured, fit into memory and
     leave a micro-batch for each of `most_workers`. `base` is the recipe of any other m."""
-    batch = base.global_batch_size
-    first, *larger = [row for row in measured.rows if not batch % row.microbatch_size] or measured.rows
-    usable = [first, *(row for row in larger if batch // row.microbatch_size >= most_workers)]
+    usable = rows_for_job(measured.rows, base.global_batch_size, most_workers)
     row = measured.row(wanted or best_microbatch_size(usable, memory_bytes))
     recipe = base.model_copy(
         update={
