@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 
 import torch
 
@@ -17,6 +18,7 @@ PARTS = {
     "trace_big": "the paper's 2.5-billion-parameter GPT-2, traced and cut (half a minute)",
     "planning": "what planning and gradient sums cost (half a minute)",
     "replay": "a whole job over an availability trace (minutes, nearly all of it the planner's)",
+    "networks": "GPipe and Varuna, deep and shallow pipelines over slower networks, simulated (1 minute)",
     "overhead": "what the executor costs for each operation (1 minute)",
     "throughput": "against torch.distributed.pipelining, undisturbed (3 minutes)",
     "memory": "peak resident memory of trainers, and as predicted (5 minutes)",
@@ -40,7 +42,8 @@ def main() -> None:
     for part in parts:
         module = importlib.import_module(f".{part}", __package__)
         rows = module.rows()
-        show(part, module.TITLE, rows)
+        for _, alike in itertools.groupby(rows, key=list):  # one table for all rows with the same columns
+            show(part, module.TITLE, list(alike))
         save(part, module.TITLE, rows)
 
 
