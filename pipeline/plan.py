@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -140,7 +141,7 @@ class Plan:
                 paths=tuple(
                     Path(
                         tuple(Hop(int(w), Range(int(start), int(stop))) for w, start, stop in path["hops"]),
-                        tuple(int(m) for m in path["micro_batches"]),
+                        tuple(map(int, path["micro_batches"])),
                     )
                     for path in value["paths"]
                 ),
@@ -226,7 +227,7 @@ def _check(plan: Plan) -> None:
             )
     for number, path in enumerate(plan.paths):
         _check_path(plan, number, path)
-    carried = sorted(m for path in plan.paths for m in path.micro_batches)
+    carried = sorted(itertools.chain.from_iterable(path.micro_batches for path in plan.paths))
     if carried != list(range(plan.num_micro_batches)):
         raise InvalidPlan(
             f"the paths must carry each of the {plan.num_micro_batches} micro-batches exactly once"

@@ -46,6 +46,7 @@ class Trainer:
             backward_s=None,
             failure=None,
             profile=self.profile,
+            rows=[],  # a default that is a factory would be looked into each time
         )
 
 
