@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from ..checkpoint import StoreUnavailable
-from . import agents, api, prometheus, site
+from . import agents, api, api_plan, prometheus, site
 from .config import is_loopback
 from .service import Service
 from .spec import JobSpecError
@@ -36,7 +36,7 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="Makara", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    for router in (api.router, agents.router, site.router, prometheus.router):
+    for router in (api.router, api_plan.router, agents.router, site.router, prometheus.router):
         app.include_router(router)
     app.middleware("http")(_guard)
     if is_loopback(service.config.host):

@@ -98,7 +98,9 @@ def _lines(job: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [("progress", f"step {job['step']} of {job['steps']}{loss}{rate}")]
     if job["shape"]:
         predicted = "" if job["predicted_s"] is None else f", predicted {job['predicted_s']:.3f} s a step"
-        lines.append(("plan", f"{job['shape']} (PxD), generation {job['generation']}{predicted}"))
+        taken = job["seconds_per_step"]
+        measured = "" if taken is None else f", measured {taken:.3f} s"
+        lines.append(("plan", f"{job['shape']} (PxD), generation {job['generation']}{predicted}{measured}"))
     for seat in job["placement"]:
         where = f"replica {seat['replica']} stage {seat['stage']}"
         sections = f"sections {seat['start']}..{seat['stop'] - 1}"

@@ -16,7 +16,7 @@ from .state import JobState
 def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
     """The best plan for the command's workers, or why there is none. Blocks; pure but for `clock`."""
     try:
-        answer = choose(_request(state, command))
+        answer = choose(request_of(state, command))
     except InvalidCalibration as error:
         answer = Impossible(f"the calibration cannot be used: {error}")
     if isinstance(answer, Impossible):
@@ -30,7 +30,8 @@ def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], floa
     )
 
 
-def _request(state: JobState, command: ComputePlan) -> Request:
+def request_of(state: JobState, command: ComputePlan) -> Request:
+    """What the planner is asked: the job's settings and the command's workers."""
     assert state.spec is not None, "only a submitted job is planned"
     assert state.recipe is not None, "a plan needs the recipe"
     assert state.calibration is not None, "a recipe comes with its calibration"

@@ -109,4 +109,5 @@ def _limits(best: Candidate, refused: list[tuple[int, str]]) -> list[str]:
     if not shallower:
         return []
     depth, why = max(shallower)
-    return [f"With {depth} stage{'s' if depth > 1 else ''} or fewer there is no plan: {why}."]
+    stages = f"{depth} stages or fewer" if depth > 1 else "one stage"
+    return [f"With {stages} there is no plan: {why}."]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Hashable
 from typing import Protocol
 
+from ..morphing import Impossible
 from ..worker.messages import Orders, Report, StepMetrics
 from .core import Vitals, fold
 from .journal import StoredFact
+from .ranking import Ranking
 from .state import JobState
 
 RECENT_STEPS = 20
@@ -40,6 +43,8 @@ class Job:
         self.first_steps: dict[int, float] = {}  # generation -> when its first step was reported
         self.lock = asyncio.Lock()
         self.dirty = False  # something to show changed since the last snapshot
+        self.ranking: tuple[Hashable, Ranking | Impossible] | None = None  # the last one shown, and of what
+        self.ranking_lock = asyncio.Lock()
 
     @property
     def active(self) -> bool:

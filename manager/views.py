@@ -127,7 +127,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
     state = job.state
     assert state.spec is not None, "only a submitted job is shown"
     last = job.recent[-1] if job.recent else None
-    seconds = _mean([m.seconds for m in job.recent if last is not None and m.generation == last.generation])
+    seconds = measured_s(job)
     workers = {w.worker: w for report in job.reports.values() for w in report.workers}
     generation = state.current
     return JobView(
@@ -159,6 +159,12 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         export_sha256=state.ended.export_sha256 if state.ended else None,
         checkpoint_uri=state.spec.checkpoint.uri,
     )
+
+
+def measured_s(job: Job) -> float | None:
+    """What a step of the newest generation takes, on average over the last ones."""
+    newest = job.recent[-1].generation if job.recent else None
+    return _mean([metrics.seconds for metrics in job.recent if metrics.generation == newest])
 
 
 def newest_step(state: JobState, last: StepMetrics | None) -> int:

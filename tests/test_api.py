@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from makara.manager import agents, api, prometheus, site
+from makara.manager import agents, api, api_plan, prometheus, site
 from makara.manager.client import Refused
 from managers import Manager, archive, job_spec, release_all
 from starlette.routing import Route, WebSocketRoute
@@ -19,7 +19,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 PUBLIC = {("GET", "/healthz"), ("GET", "/"), ("GET", "/docs"), ("GET", "/page/{name}")}
-ROUTES = [route for module in (api, agents, prometheus, site) for route in module.router.routes]
+ROUTES = [route for module in (api, api_plan, agents, prometheus, site) for route in module.router.routes]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_the_same_key_is_the_same_job(manager: Manager, tmp_path: Path) -> None:
 
 
 def test_what_does_not_exist_is_404(manager: Manager) -> None:
-    for path in ("", "/events", "/metrics", "/vms", "/checkpoints", "/logs", "/stream"):
+    for path in ("", "/events", "/metrics", "/vms", "/checkpoints", "/logs", "/plan", "/stream"):
         with pytest.raises(Refused, match="no job 'nobody'") as refused:
             manager.client.get(f"/jobs/nobody{path}")
         assert refused.value.status == 404

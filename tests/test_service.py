@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from makara.manager.client import Refused
 from makara.manager.journal import SqliteJournal
 from makara.simulator import load_measurements
 from managers import Manager, release_all
@@ -119,3 +120,24 @@ def test_two_managers_cannot_share_a_home(manager: Manager) -> None:
     other.process.wait()
     assert other.process.stdout is not None
     other.process.stdout.close()
+
+
+def test_the_plan_that_runs_is_shown_among_what_else_there_was(manager: Manager, tmp_path: Path) -> None:
+    manager.client.post("/providers/local/capacity", json={"vms": 0})
+    changes = {"training": {"steps": 10**6}, "resources": {"min_nodes": 2}}
+    job = manager.submit(tmp_path / "store", **changes).json()["job"]
+    with pytest.raises(Refused, match="runs no plan"):
+        manager.client.get(f"/jobs/{job}/plan")
+    manager.client.post("/providers/local/capacity", json={"vms": None})
+    view = manager.wait(job, lambda view: view["seconds_per_step"])
+    shown = manager.client.get(f"/jobs/{job}/plan")
+    assert (shown["shape"], shown["generation"]) == (view["shape"], view["generation"])
+    assert shown["predicted_s"] == view["predicted_s"]
+    assert shown["measured_s"] > 0
+    first = shown["rows"][0]
+    assert first["running"]
+    assert first["shape"] == view["shape"]
+    assert first["predicted_s"] == pytest.approx(view["predicted_s"])
+    assert first["workers_used"] + first["workers_idle"] == shown["workers"] == 2
+    assert shown["why"].startswith(first["shape"])
+    assert manager.client.get(f"/jobs/{job}/plan")["rows"] == shown["rows"]

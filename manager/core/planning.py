@@ -15,7 +15,7 @@ from ..events import (
     PlanImpossible,
     WorkerSlot,
 )
-from ..state import Generation, Seat, Vm, VmStatus, vm_of
+from ..state import Generation, JobState, Seat, Vm, VmStatus, vm_of
 from .turn import Turn, has_ended, seat_of
 from .vitals import Planning
 
@@ -177,18 +177,19 @@ def _ask(turn: Turn, usable: dict[Seat, WorkerReport], cause: str, detected_at: 
     generation = turn.state.last_generation + 1
     # Asked again after a restart or a timeout, the question may be another: its key has the time in it.
     key = f"{turn.state.job}/plan/{generation}/{round(turn.now * 1000)}"
-    slots = tuple(_slot(turn, worker) for worker, _ in usable)
+    slots = tuple(slot_of(turn.state, worker) for worker, _ in usable)
     turn.command(ComputePlan(key=key, generation=generation, workers=slots))
     asked = Planning(generation, frozenset(usable), turn.now, cause, detected_at)
     turn.vitals = replace(turn.vitals, planning=asked)
 
 
-def _slot(turn: Turn, worker: str) -> WorkerSlot:
-    assert turn.state.spec is not None, "plans are made for submitted jobs"
-    vm = turn.state.vms[vm_of(worker)]
+def slot_of(state: JobState, worker: str) -> WorkerSlot:
+    """A worker as the planner is told of it."""
+    assert state.spec is not None, "plans are made for submitted jobs"
+    vm = state.vms[vm_of(worker)]
     index = min(int(worker.rpartition(".")[2]), len(vm.devices) - 1)
     memory_bytes = int(vm.devices[index]["memory_bytes"])
-    cap = turn.state.spec.resources.device_memory
+    cap = state.spec.resources.device_memory
     return WorkerSlot(worker=worker, vm=vm.vm, memory_bytes=min(memory_bytes, cap or memory_bytes))
 
 

@@ -130,6 +130,8 @@ at("stop").addEventListener("click", async () => {
     await call("POST", `/api/v1/jobs/${encodeURIComponent(job.job)}/stop`).catch((error) => connection(error.message, "lost"));
   }
 });
+at("why").addEventListener("toggle", () => job && explain());
+
 window.addEventListener("hashchange", route);
 window.addEventListener("resize", () => job && !at("job").hidden && drawSoon());
 start();

@@ -97,6 +97,7 @@ function drawJob() {
   drawNumbers();
   at("loss").replaceChildren(lossChart(steps, job.morphs, job.steps, Math.max(240, at("loss").clientWidth)));
   drawPlacement();
+  explain();
   at("morphs").replaceChildren(morphTable(job.morphs, job.job));
   drawVms();
   drawCheckpoints();
@@ -154,6 +155,37 @@ function drawPlacement() {
   const grid = placementGrid(seats, job.job);
   grid.classList.toggle("stale", !now);
   at("placement").replaceChildren(grid);
+}
+
+// The ranking of plans is computed when somebody looks, once for each generation.
+let explained = null;
+async function explain() {
+  at("why").hidden = !job.placement.length;
+  const wanted = at("why").open && job.placement.length ? `${job.job} ${job.generation}` : null;
+  if (wanted === explained) return;
+  explained = wanted;
+  if (!wanted) return;
+  const mine = visit;
+  try {
+    const plan = await call("GET", `/api/v1/jobs/${encodeURIComponent(job.job)}/plan`);
+    if (mine !== visit || explained !== wanted) return;
+    at("why-text").textContent = plan.why;
+    at("why-plans").replaceChildren(planTable(plan.rows));
+  } catch (error) {
+    if (mine === visit) at("why-text").textContent = error.message; // asked again when it is opened again
+  }
+}
+
+function planTable(rows) {
+  const heads = ["P×D", "Step", "Samples/s", "Idle", "Memory", ""];
+  return table(heads, rows.slice(0, 8).map((row) => [
+    shapeText(row.shape),
+    duration(row.predicted_s),
+    row.samples_per_s.toPrecision(3),
+    `${row.workers_idle}`,
+    row.peak_bytes === null ? "" : `${(row.peak_bytes / 1e6).toPrecision(3)} MB`,
+    row.running ? badge("running") : "",
+  ]));
 }
 
 function drawVms() {
