@@ -7,9 +7,9 @@ both ask the same dispatcher, so what is predicted is what runs.
 """
 
 from .components import Component, components
+from .dispatcher import Dispatcher, check_order, peak_in_flight
 from .operations import Kind, Operation
 from .plan import Hop, InvalidPlan, Path, Plan, Range, Schedule, grid
-from .policy import Dispatcher, check_order, peak_in_flight
 from .schedules import InvalidOrder, Orders, from_csv, orders, to_csv
 from .traffic import Message, Traffic, messages, output_of
 

@@ -16,6 +16,11 @@ class Component:
     workers: tuple[int, ...]
 
     @property
+    def by_first_visit(self) -> tuple[int, ...]:
+        """The workers in the order in which the paths come to them."""
+        return tuple(dict.fromkeys(hop.worker for path in self.paths for hop in path.hops))
+
+    @property
     def signature(self) -> Hashable | None:
         """Equal for components whose schedules are equal up to names of workers and micro-batches.
 
@@ -23,10 +28,13 @@ class Component:
         """
         if len(self.paths) != 1:
             return None
-        path = self.paths[0]
+        return self.visits, len(self.paths[0].micro_batches)
+
+    @property
+    def visits(self) -> tuple[int, ...]:
+        """Of every hop, the how-manieth worker of `by_first_visit` it comes to."""
         first: dict[int, int] = {}
-        visits = tuple(first.setdefault(hop.worker, len(first)) for hop in path.hops)
-        return visits, len(path.micro_batches)
+        return tuple(first.setdefault(hop.worker, len(first)) for path in self.paths for hop in path.hops)
 
 
 def components(plan: Plan) -> tuple[Component, ...]:

@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from .components import Component, components
-from .listing import Task, list_schedule
+from .flat import (
+    AFTER,
+    AHEAD,
+    BACKWARD,
+    COUNT,
+    FORWARD,
+    HOP_SIZE,
+    HOPS,
+    HOPS_END,
+    PLACE,
+    SIZE,
+    TOTAL,
+    WORKER_SIZE,
+    WORKERS,
+    WORKERS_END,
+    Cells,
+    flatten,
+    is_pipeline,
+)
+from .listing import LIMIT, LISTING_HOP_SIZE, LISTING_WORKER_SIZE, RECOMPUTES, list_tasks
 from .operations import Kind, Operation
 from .plan import Plan, Schedule
+from .rounds import ROUND_HOP_SIZE, ROUND_WORKER_SIZE, paths_in_turn, round_ends, round_tasks
 
 Orders = tuple[tuple[Operation, ...], ...]
 """For each worker, in rank order, its operations in the order in which they are to run."""
@@ -28,19 +50,91 @@ def orders(plan: Plan) -> Orders:
     recomputation, R precedes its B directly, and the last hop of a path has none (§3.2); GPipe alone, as in
     Figure 4 (b), recomputes there too and skips only the micro-batch whose forward was the last.
     """
-    per_worker: list[list[Operation]] = [[] for _ in range(plan.num_workers)]
-    solved: dict[object, list[list[Task]]] = {}
-    for part in components(plan):
-        key = part.signature
+    per_worker: list[tuple[Operation, ...]] = [()] * plan.num_workers
+    solved: dict[object, Cells] = {}
+    for component in components(plan):
+        key = component.signature
         if key is None or key not in solved:
-            tasks = _solve(plan, part)
-            if key is not None:
-                solved[key] = [tasks[worker] for worker in _by_first_visit(part)]
-        else:
-            tasks = dict(zip(_by_first_visit(part), solved[key], strict=True))
-        for worker, listed in tasks.items():
-            per_worker[worker] = _operations(part, listed)
-    return tuple(tuple(listed) for listed in per_worker)
+            records = flatten(component, RECORDS)
+            prepare_order(plan, records)
+            solved[key] = INTERPRETED.hold(records, records[SIZE])
+            write_order(plan, solved[key], INTERPRETED)
+        for worker, tasks in zip(component.by_first_visit, _tasks(component, solved[key]), strict=True):
+            per_worker[worker] = tuple(tasks)
+    return tuple(per_worker)
+
+
+RECORDS = (max(LISTING_WORKER_SIZE, ROUND_WORKER_SIZE), max(LISTING_HOP_SIZE, ROUND_HOP_SIZE))
+"""Sizes of records with which an order can be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """The functions that write orders, and what makes cells: of a list, followed by zeros up to a length."""
+
+    hold: Callable[[Sequence[int], int], Cells]
+    list_tasks: Callable[[Cells, Cells, bool], None]
+    round_tasks: Callable[[Cells, Cells, Cells, bool], None]
+
+
+def _held(values: Sequence[int], length: int) -> list[int]:
+    return [*values, *(0 for _ in range(length - len(values)))]
+
+
+INTERPRETED = Scheduler(_held, list_tasks, round_tasks)
+
+
+def prepare_order(plan: Plan, records: Cells) -> None:
+    """Write the rules into the hops where the schedule is one of lists."""
+    if plan.schedule is Schedule.GPIPE:
+        return
+    left = 0
+    for hop in reversed(range(records[HOPS], records[HOPS_END], records[HOP_SIZE])):
+        is_last = not records[hop + AFTER]
+        left = 1 if is_last else left + 1
+        limit = left if plan.schedule is Schedule.ONE_F_ONE_B else sys.maxsize
+        records[hop + LIMIT] = limit if plan.window is None else min(limit, plan.window)
+        records[hop + RECOMPUTES] = int(plan.recompute and not is_last)
+
+
+def write_order(plan: Plan, cells: Cells, scheduler: Scheduler, *, may_skip: bool = True) -> None:
+    """The orders of the workers of a component. `may_skip`: periods may be copied (see `listing`)."""
+    if plan.schedule is Schedule.GPIPE:
+        turns = paths_in_turn(cells)
+        ends = round_ends(cells, turns, plan.window)
+        in_turn, ended = scheduler.hold(turns, len(turns)), scheduler.hold(ends, len(ends))
+        scheduler.round_tasks(cells, in_turn, ended, plan.recompute)
+    else:
+        mark = scheduler.hold((), cells[HOPS_END])
+        scheduler.list_tasks(cells, mark, may_skip and is_pipeline(cells))
+
+
+def _tasks(component: Component, cells: Cells) -> list[list[Operation]]:
+    """The operations of the component's workers, as in `by_first_visit`."""
+    hops = range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE])
+    stages = [(path, stage) for path in component.paths for stage in range(len(path.hops))]
+    forwards: dict[int, list[tuple[int, int]]] = {}  # by hop: (stage, micro-batch), the next one last
+    backwards: dict[int, list[tuple[int, int]]] = {}
+    for hop, (path, stage) in zip(hops, stages, strict=True):
+        forwards[hop] = [(stage, micro_batch) for micro_batch in reversed(path.micro_batches)]
+        placed = sorted((cells[cells[hop + PLACE] + turn], turn) for turn in range(cells[hop + COUNT]))
+        backwards[hop] = [(stage, path.micro_batches[turn]) for _, turn in reversed(placed)]
+    result: list[list[Operation]] = []
+    for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
+        tasks: list[Operation] = []
+        forward = cells[worker + FORWARD]
+        for entry in range(cells[worker + TOTAL]):
+            while forward < cells[worker + FORWARD] + cells[cells[worker + AHEAD] + entry]:
+                stage, micro_batch = forwards[cells[forward] >> 1].pop()
+                tasks.append(Operation(stage, Kind.FORWARD, micro_batch))
+                forward += 1
+            code = cells[cells[worker + BACKWARD] + entry]
+            stage, micro_batch = backwards[code >> 1].pop()
+            if code & 1:
+                tasks.append(Operation(stage, Kind.RECOMPUTE, micro_batch))
+            tasks.append(Operation(stage, Kind.BACKWARD, micro_batch))
+        result.append(tasks)
+    return result
 
 
 def to_csv(orders: Orders, *, recompute: bool = True) -> str:
@@ -78,64 +172,3 @@ def from_csv(text: str) -> Orders:
             listed.append(task)
         result.append(tuple(listed))
     return tuple(result)
-
-
-def _solve(plan: Plan, part: Component) -> dict[int, list[Task]]:
-    if plan.schedule is Schedule.GPIPE:
-        return _gpipe(part, window=plan.window, recompute=plan.recompute)
-    return list_schedule(
-        part,
-        window=plan.window,
-        recompute=plan.recompute,
-        limit_to_depth=plan.schedule is Schedule.ONE_F_ONE_B,
-    )
-
-
-def _by_first_visit(part: Component) -> list[int]:
-    return list(dict.fromkeys(hop.worker for path in part.paths for hop in path.hops))
-
-
-def _operations(part: Component, tasks: Sequence[Task]) -> list[Operation]:
-    paths = part.paths
-    return [Operation(stage, kind, paths[path].micro_batches[index]) for path, stage, kind, index in tasks]
-
-
-def _gpipe(part: Component, *, window: int | None, recompute: bool) -> dict[int, list[Task]]:
-    """All forwards, then all backwards in reverse; one such round for each windowful of micro-batches.
-
-    Both directions follow one order that is the same on all workers, so crossing paths cannot wait in a
-    circle.
-    """
-    tasks: dict[int, list[Task]] = {worker: [] for worker in part.workers}
-    for batch in _rounds(part, window):
-        fresh = set(part.workers)
-        for path, index in batch:
-            for stage, hop in enumerate(part.paths[path].hops):
-                tasks[hop.worker].append(Task(path, stage, Kind.FORWARD, index))
-        for path, index in reversed(batch):
-            for stage, hop in reversed(list(enumerate(part.paths[path].hops))):
-                if recompute and hop.worker not in fresh:
-                    tasks[hop.worker].append(Task(path, stage, Kind.RECOMPUTE, index))
-                fresh.discard(hop.worker)
-                tasks[hop.worker].append(Task(path, stage, Kind.BACKWARD, index))
-    return tasks
-
-
-def _rounds(part: Component, window: int | None) -> list[list[tuple[int, int]]]:
-    """The micro-batches as (path, index on it), ascending, cut so that no worker gets more than `window`."""
-    ascending = sorted(
-        (micro_batch, path, index)
-        for path, taken in enumerate(part.paths)
-        for index, micro_batch in enumerate(taken.micro_batches)
-    )
-    rounds: list[list[tuple[int, int]]] = []
-    load: dict[int, int] = {}
-    for _, path, index in ascending:
-        visited = {hop.worker for hop in part.paths[path].hops}
-        if not rounds or (window is not None and any(load[worker] >= window for worker in visited)):
-            rounds.append([])
-            load = dict.fromkeys(part.workers, 0)
-        rounds[-1].append((path, index))
-        for worker in visited:
-            load[worker] += 1
-    return rounds

@@ -7,12 +7,15 @@ output. Which operation a worker runs next is asked of `makara.pipeline`, as the
 """
 
 from .calibration import Calibration, InvalidCalibration, Link
+from .closing import COMMIT_BYTES, TALLY_BYTES, Closing, ClosingKind
+from .cluster import to_ns
+from .code import warm_up
 from .costs import InvalidCosts, MorphCosts
-from .engine import Engine, to_ns
 from .links import AllReduce, Wire
 from .measurements import Measurements, load_measurements
-from .minibatch import COMMIT_BYTES, TALLY_BYTES, Closing, ClosingKind, MiniBatch, Span, simulate
+from .minibatch import MiniBatch, simulate
 from .sizes import sizes_of
+from .spans import Span
 from .trace import Change, InvalidTrace, TraceEvent, read_availability, read_counts, read_trace
 
 __all__ = [
@@ -23,7 +26,6 @@ __all__ = [
     "Change",
     "Closing",
     "ClosingKind",
-    "Engine",
     "InvalidCalibration",
     "InvalidCosts",
     "InvalidTrace",
@@ -41,4 +43,5 @@ __all__ = [
     "simulate",
     "sizes_of",
     "to_ns",
+    "warm_up",
 ]

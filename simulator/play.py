@@ -1,207 +1,252 @@
-"""The pipelines of one component of a plan, played operation by operation with the workers' dispatcher."""
+"""The pipelines of one component of a plan, played operation by operation under the next-operation policy.
+
+Every worker has a clock: up to there it is decided what it does. It may go on to choose at its clock if no
+message can come by then that is not yet known, that is while its clock is below that of every worker that
+sends to it plus the least time from the start of an operation there to the arrival of its message. Such a
+conservative simulation (Chandy and Misra, CACM 24, 1981) needs no queue of events: when an operation starts,
+its end and the arrival of what it sends are known. The answer does not depend on who goes on first. Where all
+are idle until something known arrives, all clocks are put forward to the first such moment.
+
+At one instant, operations end first, then messages arrive, then workers choose. Every operation takes at
+least a nanosecond.
+"""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import cached_property
-
-from ..pipeline import Component, Dispatcher, Hop, Kind, Operation, Orders, Plan, Range, output_of
-from .calibration import Calibration, Link
-from .engine import Engine, to_ns
-from .sizes import Sizes, sizes_of
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The machines that a plan runs on: what was measured, where each worker is, and how slow it is."""
-
-    calibration: Calibration
-    vm_of: tuple[str, ...]
-    slowdown: tuple[float, ...]
-
-    @cached_property
-    def _sums(self) -> dict[str, list[float]]:
-        sums: dict[str, list[float]] = {}
-        for name in ("forward_s", "backward_s", "optimizer_s"):
-            total = sums.setdefault(name, [0])
-            for value in getattr(self.calibration, name):
-                total.append(total[-1] + value)
-        return sums
-
-    def _total(self, name: str, span: Range) -> float:
-        return self._sums[name][span.stop] - self._sums[name][span.start]
-
-    def link(self, one: int, other: int) -> Link:
-        return self.calibration.link(self.vm_of[one] == self.vm_of[other])
-
-    def compute_ns(self, kind: Kind, hop: Hop) -> int:
-        name = "backward_s" if kind is Kind.BACKWARD else "forward_s"
-        own_s = self.calibration.operation_s
-        return to_ns(self._total(name, hop.range) * self.slowdown[hop.worker] + own_s)
-
-    def apply_ns(self, worker: int, span: Range) -> int:
-        return to_ns(self._total("optimizer_s", span) * self.slowdown[worker])
-
-    def backward_shares(self, span: Range) -> list[tuple[int, float]]:
-        """(section, how much of the range's backward is over when the section's is), sections descending."""
-        whole = self._total("backward_s", span)
-        return [
-            (section, self._total("backward_s", Range(section, span.stop)) / whole if whole else 1.0)
-            for section in reversed(span.sections)
-        ]
-
-    def allreduce_ns(self, size_bytes: int, workers: Iterable[int]) -> int:
-        members = list(workers)
-        if len(members) < 2:
-            return 0
-        same_vm = len({self.vm_of[worker] for worker in members}) == 1
-        ring_s = self.calibration.link(same_vm).allreduce_s(size_bytes, len(members))
-        return to_ns(ring_s + self.calibration.collective_s)
-
-    @cached_property
-    def sizes(self) -> Sizes:
-        return sizes_of(self.calibration)
-
-    def input_bytes(self, kind: Kind, span: Range) -> int:
-        """Activations that enter a range from before it, or gradients that enter it from behind."""
-        return self.sizes.inputs(span) if kind is Kind.FORWARD else self.sizes.gradients(span)
-
-
-Timed = tuple[int, Operation, int, int]
-"""(worker, operation, start, stop) in ns."""
-
-
-@dataclass(slots=True)
-class Played:
-    """The operations in the order of stopping; each worker's peak beyond its state, and (ns, bytes) whenever
-    that changes."""
-
-    spans: list[Timed] = field(default_factory=list[Timed])
-    peak_bytes: dict[int, int] = field(default_factory=dict[int, int])
-    memory: dict[int, list[tuple[int, int]]] = field(default_factory=dict[int, list[tuple[int, int]]])
+from ..pipeline.flat import (
+    AFTER,
+    AHEAD,
+    BACKWARD,
+    BEFORE,
+    COUNT,
+    ENTERS,
+    FORWARD,
+    OTHER_ROOM,
+    OWNER,
+    PLACE,
+    ROOM,
+    TOTAL,
+    VISITS,
+    VISITS_END,
+    WORKER_SIZE,
+    WORKERS,
+    WORKERS_END,
+    Cells,
+)
+from ..pipeline.policy import FORWARD as FORTH
+from ..pipeline.policy import NOTHING, RECOMPUTE, decide
+from .draws import exponential
+from .records import (
+    ADDED_BYTES,
+    AGAIN,
+    BACK,
+    BACKWARDS,
+    BACKWARDS_DONE,
+    BRIEF,
+    BUSY,
+    CHANNEL,
+    CLOCK,
+    CURRENT,
+    FORWARDS,
+    FORWARDS_DONE,
+    GRADIENT_BYTES,
+    GRADIENTS_SEEN,
+    HELD,
+    HOME,
+    IN_FLIGHT,
+    INPUT_BYTES,
+    INPUTS_SEEN,
+    JITTER,
+    KEPT,
+    LAST_BACKWARD,
+    LAST_FORWARD,
+    LEAST,
+    LOG,
+    NEVER,
+    NUM_LOGGED,
+    NUMBERED,
+    OCCUPIED,
+    ONWARD,
+    OPEN_BACKWARD,
+    OPEN_FORWARD,
+    PEAK,
+    RESIDENT,
+    RUNNING_BYTES,
+    SENDER,
+    SOURCE_FIELDS,
+    SOURCES,
+    SOURCES_END,
+    STOP,
+    STREAM,
+    TAKES,
+    WAKE,
+    WAY,
+    WINDOW,
+    WIRE,
+)
 
 
-def play(plan: Plan, part: Component, orders: Orders, cluster: Cluster, draw: random.Random) -> Played:
-    """Plays all micro-batches of a component to the end."""
-    run = _Play(plan, part, orders, cluster, draw)
-    for worker in part.workers:
-        run.wake(worker)
-    run.engine.run(run.happen)
-    assert not any(dispatcher.remaining for dispatcher in run.dispatchers.values()), "the plan came to a halt"
-    return run.played
+def play(cells: Cells, seed: int) -> bool:
+    """Play on until all has run, or (then False) until a worker comes to what is left open."""
+    while True:
+        num_started = 0
+        for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
+            bound = NEVER
+            for source in range(cells[worker + SOURCES], cells[worker + SOURCES_END], SOURCE_FIELDS):
+                bound = min(bound, cells[cells[source + SENDER] + CLOCK] + cells[source + LEAST])
+            started = _go_on(cells, worker, bound, seed)
+            if started < 0:
+                return False
+            num_started += started
+        if not num_started and not _put_forward(cells):
+            return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    worker: int
-    operation: Operation
-    start_ns: int
+def _put_forward(cells: Cells) -> bool:
+    """Where nobody can start anything at its clock: to the next moment when somebody may. False: never."""
+    nearest = NEVER
+    for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
+        nearest = min(nearest, cells[worker + WAKE])
+    for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
+        cells[worker + CLOCK] = max(cells[worker + CLOCK], nearest)
+    return nearest < NEVER
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrived:
-    worker: int
-    operation: Operation
-
-
-@dataclass(frozen=True, slots=True)
-class _Woken:
-    worker: int
-
-
-class _Play:
-    def __init__(
-        self, plan: Plan, part: Component, orders: Orders, cluster: Cluster, draw: random.Random
-    ) -> None:
-        self.plan = plan
-        self.cluster = cluster
-        self.draw = draw
-        self.engine = Engine[_Finished | _Arrived | _Woken]()
-        self.dispatchers = {worker: Dispatcher(plan, worker, orders[worker]) for worker in part.workers}
-        self.busy: set[int] = set()
-        self.resident = dict.fromkeys(part.workers, 0)
-        self.played = Played(
-            peak_bytes=dict.fromkeys(part.workers, 0), memory={worker: [] for worker in part.workers}
+def _go_on(cells: Cells, worker: int, bound: int, seed: int) -> int:
+    """Let a worker choose while its clock is below `bound`. The number of operations that it starts, or -1
+    where it would decide what is left open."""
+    num_started = 0
+    while cells[worker + CLOCK] < bound:
+        now = cells[worker + CLOCK]
+        if cells[worker + CURRENT]:
+            _end(cells, worker, now)
+        forward, backward = cells[worker + FORWARDS], cells[worker + BACKWARDS]
+        if backward == cells[worker + TOTAL]:
+            cells[worker + CLOCK] = cells[worker + WAKE] = NEVER
+            break
+        if forward >= cells[worker + OPEN_FORWARD] or backward >= cells[worker + OPEN_BACKWARD]:
+            return -1
+        code = cells[cells[worker + BACKWARD] + backward]
+        back, recomputes = code >> 1, code & 1
+        gradient = cells[cells[back + OTHER_ROOM] + cells[back + BACKWARDS_DONE]]
+        hop, brief, activations, enters = 0, 0, NEVER, 1
+        if forward < cells[worker + TOTAL]:
+            code = cells[cells[worker + FORWARD] + forward]
+            hop, brief = code >> 1, code & 1
+            activations = cells[cells[hop + ROOM] + cells[hop + FORWARDS_DONE]]
+            enters = cells[hop + ENTERS]
+        kind = decide(
+            forward < cells[cells[worker + AHEAD] + backward],
+            cells[worker + HELD] != 0,
+            activations <= now,
+            cells[worker + IN_FLIGHT] < cells[worker + WINDOW] or enters == 0,
+            brief != 0,
+            gradient <= now,
+            recomputes != 0,
         )
-        self.wire_free: dict[tuple[int, int], int] = {}
-        self.last_arrival: dict[tuple[int, int, Kind], int] = {}
-
-    def hop(self, task: Operation) -> Hop:
-        return self.plan.path_of(task.micro_batch).hops[task.stage]
-
-    def start(self, worker: int) -> None:
-        if worker in self.busy:
-            return
-        task = self.dispatchers[worker].next()
-        if task is None:
-            return
-        self.busy.add(worker)
-        self.hold(worker, self.running_bytes(worker, task))
-        duration = self.cluster.compute_ns(task.kind, self.hop(task))
-        self.engine.at(self.engine.now_ns + duration, _Finished(worker, task, self.engine.now_ns))
-
-    def wake(self, worker: int) -> None:
-        # Last at its instant: a worker chooses when all that ends or arrives just then is known.
-        self.engine.at(self.engine.now_ns, _Woken(worker), priority=1)
-
-    def happen(self, event: _Finished | _Arrived | _Woken) -> None:
-        if isinstance(event, _Woken):
-            self.start(event.worker)
-            return
-        worker, task = event.worker, event.operation
-        if isinstance(event, _Finished):
-            self.busy.discard(worker)
-            self.played.spans.append((worker, task, event.start_ns, self.engine.now_ns))
-            self.hold(worker, self.added_bytes(worker, task) - self.running_bytes(worker, task))
-            if target := output_of(self.plan, task):
-                self.send(worker, *target)
+        if kind == NOTHING:
+            wake = activations if activations > now else NEVER
+            if gradient > now:
+                wake = min(wake, gradient)
+            cells[worker + WAKE] = wake
+            cells[worker + CLOCK] = min(wake, bound)
+            continue
+        num_started += 1
+        if kind == FORTH:
+            _forward(cells, worker, hop, BRIEF if brief else KEPT, seed)
+        elif kind == RECOMPUTE:
+            cells[worker + HELD] = 1
+            _start(cells, worker, back, AGAIN)
         else:
-            self.hold(worker, self.cluster.input_bytes(task.kind, self.hop(task).range))
-            self.dispatchers[worker].arrived(task)
-        self.wake(worker)
+            _backward(cells, worker, back, seed)
+    return num_started
 
-    def send(self, worker: int, peer: int, fed: Operation) -> None:
-        if peer == worker:
-            self.hold(worker, self.cluster.input_bytes(fed.kind, self.hop(fed).range))
-            self.dispatchers[worker].arrived(fed)
-            return
-        link = self.cluster.link(worker, peer)
-        size_bytes = self.cluster.input_bytes(fed.kind, self.hop(fed).range)
-        wire = (worker, peer)  # activations and gradients share it; the way back is another
-        sent = max(self.engine.now_ns, self.wire_free.get(wire, 0)) + to_ns(link.occupied_s(size_bytes))
-        self.wire_free[wire] = sent
-        jitter_s = self.draw.expovariate(1 / link.jitter_s) if link.jitter_s else 0.0
-        channel = (worker, peer, fed.kind)
-        arrival = sent + to_ns(link.latency_s + jitter_s + self.cluster.calibration.message_s)
-        arrival = max(arrival, self.last_arrival.get(channel, 0))  # a connection keeps its order
-        self.last_arrival[channel] = arrival
-        self.engine.at(arrival, _Arrived(peer, fed))
 
-    def hold(self, worker: int, size_bytes: int) -> None:
-        self.resident[worker] += size_bytes
-        self.played.peak_bytes[worker] = max(self.played.peak_bytes[worker], self.resident[worker])
-        self.played.memory[worker].append((self.engine.now_ns, self.resident[worker]))
+def _forward(cells: Cells, worker: int, hop: int, what: int, seed: int) -> None:
+    turn = cells[hop + FORWARDS_DONE]
+    cells[hop + LAST_FORWARD] = cells[worker + CLOCK]
+    stop = _start(cells, worker, hop, what)
+    cells[worker + FORWARDS] += 1
+    cells[worker + IN_FLIGHT] += cells[hop + ENTERS]
+    cells[hop + FORWARDS_DONE] = turn + 1
+    after = cells[hop + AFTER]
+    if after:
+        arrival = _send(cells, hop + ONWARD, turn, stop, seed)
+        cells[cells[after + ROOM] + turn] = arrival
+        _announce(cells, cells[after + OWNER], arrival)
+    else:
+        cells[cells[hop + OTHER_ROOM] + cells[cells[hop + PLACE] + turn]] = stop
 
-    def recomputed(self, worker: int, task: Operation) -> bool:
-        return self.dispatchers[worker].recomputes(task.micro_batch, task.stage)
 
-    def running_bytes(self, worker: int, task: Operation) -> int:
-        """What an operation holds while it runs, beyond what was there before."""
-        sizes, span = self.cluster.sizes, self.hop(task).range
-        if task.kind is Kind.BACKWARD:
-            return sizes.backward_peak(span)
-        if task.kind is Kind.FORWARD and self.recomputed(worker, task):
-            return sizes.brief_forward_peak(span)
-        return sizes.forward_peak(span)
+def _backward(cells: Cells, worker: int, hop: int, seed: int) -> None:
+    turn = cells[hop + BACKWARDS_DONE]
+    cells[hop + LAST_BACKWARD] = cells[worker + CLOCK]
+    stop = _start(cells, worker, hop, BACK)
+    cells[worker + HELD] = 0
+    cells[worker + BACKWARDS] += 1
+    cells[worker + IN_FLIGHT] -= cells[hop + ENTERS]
+    cells[hop + BACKWARDS_DONE] = turn + 1
+    before = cells[hop + BEFORE]
+    if before:
+        arrival = _send(cells, hop + HOME, turn, stop, seed)
+        cells[cells[before + OTHER_ROOM] + turn] = arrival
+        _announce(cells, cells[before + OWNER], arrival)
 
-    def added_bytes(self, worker: int, task: Operation) -> int:
-        """By how much more is held after an operation than before it. Inputs stay until the backward."""
-        sizes, span = self.cluster.sizes, self.hop(task).range
-        if task.kind is Kind.BACKWARD:
-            entered = sizes.inputs(span) + sizes.gradients(span)
-            return -(sizes.kept(span) + sizes.batch(span) + entered)
-        if task.kind is Kind.RECOMPUTE:
-            return sizes.kept(span)
-        return sizes.batch(span) + (0 if self.recomputed(worker, task) else sizes.kept(span))
+
+def _start(cells: Cells, worker: int, hop: int, what: int) -> int:
+    """When the operation ends."""
+    now, takes = cells[worker + CLOCK], cells[hop + TAKES + what]
+    if cells[worker + LOG]:
+        entry = cells[worker + LOG] + 2 * cells[worker + NUM_LOGGED]
+        cells[entry] = 4 * hop + what
+        cells[entry + 1] = now
+        cells[worker + NUM_LOGGED] += 1
+    stop = now + takes
+    cells[worker + BUSY] += takes
+    cells[worker + CURRENT] = 4 * hop + what
+    cells[worker + CLOCK] = cells[worker + WAKE] = cells[worker + STOP] = stop
+    return stop
+
+
+def _send(cells: Cells, link: int, turn: int, ready: int, seed: int) -> int:
+    """When a message arrives that can leave at `ready`."""
+    wire = cells[link + WIRE]
+    if not wire:
+        return ready
+    sent = max(ready, cells[wire]) + cells[link + OCCUPIED]
+    cells[wire] = sent
+    arrival = sent + cells[link + WAY]
+    if cells[link + JITTER]:
+        number = cells[link + NUMBERED] + turn
+        arrival += exponential(seed, cells[link + STREAM], number, cells[link + JITTER])
+        channel = cells[link + CHANNEL]
+        arrival = max(arrival, cells[channel])  # a connection keeps its order
+        cells[channel] = arrival
+    return arrival
+
+
+def _announce(cells: Cells, worker: int, arrival: int) -> None:
+    """To a worker that is idle, and may know of nothing that comes."""
+    if not cells[worker + CURRENT]:
+        cells[worker + WAKE] = min(cells[worker + WAKE], arrival)
+
+
+def _end(cells: Cells, worker: int, now: int) -> None:
+    """The operation is over: what was the most that the worker held, and what is left of it."""
+    resident = cells[worker + RESIDENT]
+    for visit in range(cells[worker + VISITS], cells[worker + VISITS_END]):
+        hop = cells[visit]
+        seen, room, count = cells[hop + INPUTS_SEEN], cells[hop + ROOM], cells[hop + COUNT]
+        while seen < count and cells[room + seen] < now:
+            seen += 1
+            resident += cells[hop + INPUT_BYTES]
+        cells[hop + INPUTS_SEEN] = seen
+        seen, room = cells[hop + GRADIENTS_SEEN], cells[hop + OTHER_ROOM]
+        while seen < count and cells[room + seen] < now:
+            seen += 1
+            resident += cells[hop + GRADIENT_BYTES]
+        cells[hop + GRADIENTS_SEEN] = seen
+    hop, what = cells[worker + CURRENT] >> 2, cells[worker + CURRENT] & 3
+    cells[worker + CURRENT] = 0
+    cells[worker + PEAK] = max(cells[worker + PEAK], resident + cells[hop + RUNNING_BYTES + what])
+    cells[worker + RESIDENT] = resident + cells[hop + ADDED_BYTES + what]

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...pipeline import Kind, Operation, output_of
-from ..minibatch import ClosingKind, Span
+from ..closing import ClosingKind
+from ..spans import Span
 from .lanes import Lane, Pipeline, Timeline
 
 _MOST_OPERATIONS = 150_000  # about 45 MB, which the viewers still open; beyond, pipelines are left out

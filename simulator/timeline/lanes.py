@@ -6,7 +6,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from ...pipeline import Plan, Range
-from ..minibatch import Closing, MiniBatch, Span
+from ..closing import Closing
+from ..minibatch import MiniBatch
+from ..spans import Span
 from ..svg import seconds
 
 

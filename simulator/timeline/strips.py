@@ -6,7 +6,8 @@ import itertools
 from dataclasses import dataclass
 
 from ...pipeline import Kind
-from ..minibatch import ClosingKind, Span
+from ..closing import ClosingKind
+from ..spans import Span
 from ..svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, seconds, text, ticks, time_unit
 from .lanes import Lane
 

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ...pipeline.dispatcher import Dispatcher
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
-from ...pipeline.policy import Dispatcher
 from ...pipeline.traffic import output_of
 from ..data import Sample
 from ..sections.ranges import Accumulate, RangeOutput

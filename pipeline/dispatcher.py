@@ -1,0 +1,183 @@
+"""What one worker runs next, asked one operation at a time (see `policy` for the rules)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .operations import Kind, Operation
+from .plan import Plan, Schedule
+from .policy import FORWARD, NOTHING, RECOMPUTE, decide
+from .schedules import InvalidOrder, orders
+
+
+class Dispatcher:
+    """What one worker runs next. Deterministic: the answers depend only on the calls made so far.
+
+    `order` is the worker's static order; left out, it is that of the plan's schedule (computed for the whole
+    plan: with many workers, call `orders` once and hand each its row). It is good for one step; `reset`
+    begins another. Raises `InvalidOrder` if the order is not the worker's work, each operation once, F before
+    B, and R directly before its B.
+    """
+
+    def __init__(self, plan: Plan, worker: int, order: Sequence[Operation] | None = None) -> None:
+        order = tuple(orders(plan)[worker] if order is None else order)
+        check_order(plan, worker, order)
+        self._forwards = [task for task in order if task.kind is Kind.FORWARD]
+        self._backwards = [task for task in order if task.kind is Kind.BACKWARD]
+        recomputations = {_key(task): task for task in order if task.kind is Kind.RECOMPUTE}
+        self._num_tasks = len(order)
+        self._forward_place = {_key(task): place for place, task in enumerate(self._forwards)}
+        self._backward_place = {_key(task): place for place, task in enumerate(self._backwards)}
+        # By place among the forwards, or the backwards; one more forward, which never comes.
+        self._is_recomputed = [*(_key(task) in recomputations for task in self._forwards), False]
+        self._recomputation = [recomputations.get(_key(task)) for task in self._backwards]
+        self._ahead = _forwards_ahead(order)
+        self._enters = [*(_enters(plan, worker, task) for task in self._forwards), False]
+        self._leaves = [_enters(plan, worker, task) for task in self._backwards]
+        self._is_last_hop = [_is_last_hop(plan, task) for task in self._forwards]
+        self._window = len(order) if plan.window is None else plan.window
+        if plan.schedule is Schedule.ONE_F_ONE_B:
+            # Bounded memory is the point of 1F1B: running ahead may not exceed what its own order needs.
+            self._window = min(peak_in_flight(order), self._window)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a step: nothing has run and nothing has arrived."""
+        self._remaining = self._num_tasks
+        self._num_forwards = self._num_backwards = self._in_flight = 0
+        self._is_held = False  # the recomputation of the first backward was the last operation
+        self._activations = [*(task.stage == 0 for task in self._forwards), False]
+        self._gradients = [False] * len(self._backwards)
+
+    @property
+    def remaining(self) -> int:
+        """Operations not yet taken."""
+        return self._remaining
+
+    def recomputes(self, micro_batch: int, stage: int) -> bool:
+        """Whether an R comes between this F and its B: then only the hop's inputs are kept until the R."""
+        place = self._forward_place.get((stage, micro_batch))
+        return place is not None and self._is_recomputed[place]
+
+    def arrived(self, operation: Operation) -> None:
+        """The input of `operation` is here: activations for an F (stage 0 needs none), the gradient for a B.
+
+        It makes no difference whether it came from a peer or from the hop before or after on the same worker.
+        The B of a path's last hop needs no call. Raises `InvalidOrder` for an operation that the worker does
+        not run or that takes no input.
+        """
+        key = operation.stage, operation.micro_batch
+        if operation.kind is Kind.FORWARD and key in self._forward_place:
+            self._activations[self._forward_place[key]] = True
+        elif operation.kind is Kind.BACKWARD and key in self._backward_place:
+            self._gradients[self._backward_place[key]] = True
+        else:
+            raise InvalidOrder(f"an input came for {operation}, which this worker does not run")
+
+    def next(self) -> Operation | None:
+        """Takes and returns the operation to run now; call it when the one before has finished.
+
+        None: nothing may run before another input arrives, or nothing is left.
+        """
+        forward, backward = self._num_forwards, self._num_backwards
+        if backward == len(self._backwards):
+            return None
+        recomputation = self._recomputation[backward]
+        kind = decide(
+            is_forward_planned=forward < self._ahead[backward],
+            is_held=self._is_held,
+            is_forward_here=self._activations[forward],
+            is_admitted=self._in_flight < self._window or not self._enters[forward],
+            is_forward_recomputed=self._is_recomputed[forward],
+            is_gradient_here=self._gradients[backward],
+            is_backward_recomputed=recomputation is not None,
+        )
+        if kind == NOTHING:
+            return None
+        self._remaining -= 1
+        if kind == FORWARD:
+            return self._take_forward(forward)
+        self._is_held = kind == RECOMPUTE
+        if self._is_held:
+            return recomputation
+        self._num_backwards += 1
+        self._in_flight -= self._leaves[backward]
+        return self._backwards[backward]
+
+    def _take_forward(self, place: int) -> Operation:
+        task = self._forwards[place]
+        self._num_forwards += 1
+        self._in_flight += self._enters[place]
+        if self._is_last_hop[place]:
+            self._gradients[self._backward_place[_key(task)]] = True
+        return task
+
+
+def _is_last_hop(plan: Plan, task: Operation) -> bool:
+    return task.stage == len(plan.path_of(task.micro_batch).hops) - 1
+
+
+def _forwards_ahead(order: Sequence[Operation]) -> list[int]:
+    """How many forwards come before each backward."""
+    ahead: list[int] = []
+    num_forwards = 0
+    for task in order:
+        num_forwards += task.kind is Kind.FORWARD
+        if task.kind is Kind.BACKWARD:
+            ahead.append(num_forwards)
+    return ahead
+
+
+def _enters(plan: Plan, worker: int, task: Operation) -> bool:
+    """Whether the micro-batch had not come to the worker before: then it counts against the window."""
+    return all(hop.worker != worker for hop in plan.path_of(task.micro_batch).hops[: task.stage])
+
+
+_Key = tuple[int, int]  # (stage, micro-batch): unique, since a micro-batch has one path
+
+
+def _key(task: Operation) -> _Key:
+    return task.stage, task.micro_batch
+
+
+def peak_in_flight(order: Sequence[Operation]) -> int:
+    """The most micro-batches that are between forward and backward at once, if the order is followed."""
+    open_hops: dict[int, int] = {}
+    peak = 0
+    for task in order:
+        if task.kind is Kind.FORWARD:
+            open_hops[task.micro_batch] = open_hops.get(task.micro_batch, 0) + 1
+            peak = max(peak, len(open_hops))
+        elif task.kind is Kind.BACKWARD:
+            open_hops[task.micro_batch] -= 1
+            if not open_hops[task.micro_batch]:
+                del open_hops[task.micro_batch]
+    return peak
+
+
+def check_order(plan: Plan, worker: int, order: Sequence[Operation]) -> None:
+    """Raises `InvalidOrder` unless `order` is its work: each F and B once, F before B, R just before B."""
+    work = {
+        (stage, micro_batch)
+        for path in plan.paths
+        for stage, hop in enumerate(path.hops)
+        if hop.worker == worker
+        for micro_batch in path.micro_batches
+    }
+    done: dict[Kind, set[_Key]] = {kind: set() for kind in Kind}
+    for place, task in enumerate(order):
+        where = f"worker {worker}, operation {place} ({task})"
+        if task.kind in (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT):
+            raise InvalidOrder(f"{where}: only F, R and B can be run")
+        if _key(task) not in work or _key(task) in done[task.kind]:
+            raise InvalidOrder(f"{where}: it is no work of this worker, or occurs twice")
+        if task.kind is not Kind.FORWARD and _key(task) not in done[Kind.FORWARD]:
+            raise InvalidOrder(f"{where}: its forward comes later")
+        follows = order[place + 1] if place + 1 < len(order) else None
+        if task.kind is Kind.RECOMPUTE and follows != Operation(task.stage, Kind.BACKWARD, task.micro_batch):
+            raise InvalidOrder(f"{where}: its backward must follow directly, or it could wait for ever")
+        done[task.kind].add(_key(task))
+    if len(done[Kind.FORWARD]) < len(work) or len(done[Kind.BACKWARD]) < len(work):
+        raise InvalidOrder(
+            f"worker {worker}: the order leaves out some of its {2 * len(work)} forwards and backwards"
+        )

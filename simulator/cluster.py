@@ -1,0 +1,75 @@
+"""The machines that a plan runs on: what was measured, where each worker is, and how slow it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..pipeline import Range
+from .calibration import Calibration, Link
+from .sizes import Sizes, sizes_of
+
+NS_PER_S = 1_000_000_000
+
+
+def to_ns(seconds: float) -> int:
+    """Whole nanoseconds, so that sums of times do not depend on the order of adding."""
+    return round(seconds * NS_PER_S)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`vm_of` and `slowdown` by worker."""
+
+    calibration: Calibration
+    vm_of: Sequence[str]
+    slowdown: Sequence[float]
+
+    @cached_property
+    def _sums(self) -> dict[str, list[float]]:
+        sums: dict[str, list[float]] = {}
+        for name in ("forward_s", "backward_s", "optimizer_s"):
+            total = sums.setdefault(name, [0])
+            for value in getattr(self.calibration, name):
+                total.append(total[-1] + value)
+        return sums
+
+    def _total(self, name: str, span: Range) -> float:
+        return self._sums[name][span.stop] - self._sums[name][span.start]
+
+    def link(self, one: int, other: int) -> Link:
+        return self.calibration.link(self.vm_of[one] == self.vm_of[other])
+
+    def forward_ns(self, worker: int, span: Range) -> int:
+        return self._operation_ns("forward_s", worker, span)
+
+    def backward_ns(self, worker: int, span: Range) -> int:
+        return self._operation_ns("backward_s", worker, span)
+
+    def _operation_ns(self, name: str, worker: int, span: Range) -> int:
+        """At least one: the play relies on it that time passes."""
+        own_s = self.calibration.operation_s
+        return max(1, to_ns(self._total(name, span) * self.slowdown[worker] + own_s))
+
+    def apply_ns(self, worker: int, span: Range) -> int:
+        return to_ns(self._total("optimizer_s", span) * self.slowdown[worker])
+
+    def backward_shares(self, span: Range) -> list[tuple[int, float]]:
+        """(section, how much of the range's backward is over when the section's is), sections descending."""
+        if span not in self._shares:
+            sums = self._sums["backward_s"]
+            whole = sums[span.stop] - sums[span.start]
+            self._shares[span] = [
+                (section, (sums[span.stop] - sums[section]) / whole if whole else 1.0)
+                for section in reversed(span.sections)
+            ]
+        return self._shares[span]
+
+    @cached_property
+    def _shares(self) -> dict[Range, list[tuple[int, float]]]:
+        return {}
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        return sizes_of(self.calibration)

@@ -1,0 +1,138 @@
+"""The fields that a play adds to the records of `pipeline.flat`, and how they are when it begins.
+
+Times are in whole nanoseconds.
+"""
+
+from __future__ import annotations
+
+from ..pipeline.flat import (
+    AHEAD,
+    BACKWARD,
+    BEFORE,
+    COUNT,
+    FREE,
+    HOP_SIZE,
+    HOPS,
+    HOPS_END,
+    OTHER_ROOM,
+    ROOM,
+    ROOMS,
+    TOTAL,
+    WORKER_SIZE,
+    WORKERS,
+    WORKERS_END,
+    Cells,
+)
+from ..pipeline.schedules import RECORDS
+
+NEVER = 1 << 62  # a time that does not come, a number that is not reached
+
+# What a hop does: a forward that keeps what its backward needs; one that does not, for it will be done again;
+# that; a backward.
+KEPT, BRIEF, AGAIN, BACK = range(4)
+
+# Of a hop: how far it is.
+(
+    FORWARDS_DONE,
+    BACKWARDS_DONE,
+    INPUTS_SEEN,  # counted as resident
+    GRADIENTS_SEEN,
+    LAST_FORWARD,  # the start of the last one
+    LAST_BACKWARD,
+) = range(RECORDS[1], RECORDS[1] + 6)
+# Its rooms hold when its inputs and its gradients arrive. Then, for KEPT, BRIEF, AGAIN and BACK:
+TAKES = LAST_BACKWARD + 1
+RUNNING_BYTES = TAKES + 4  # while it runs, beyond what was there when it began
+ADDED_BYTES = RUNNING_BYTES + 4  # after it, beyond what was there when it began
+INPUT_BYTES = ADDED_BYTES + 4
+GRADIENT_BYTES = INPUT_BYTES + 1
+ONWARD = GRADIENT_BYTES + 1  # the link of its activations, to the next hop
+
+# Of a link.
+(
+    WIRE,  # where it stands until when it is taken; 0 if messages stay on the worker
+    CHANNEL,  # where the last arrival stands: what travels in one keeps its order
+    OCCUPIED,  # by a message
+    WAY,
+    JITTER,  # mean
+    STREAM,  # of draws
+    NUMBERED,  # the number of the first message
+    LINK_FIELDS,
+) = range(8)
+
+HOME = ONWARD + LINK_FIELDS  # the link of its gradients, to the hop before
+PLAY_HOP_SIZE = HOME + LINK_FIELDS
+
+# Of a worker.
+(
+    CLOCK,
+    WAKE,  # the first known moment, not before its clock, at which it may have something to do
+    FORWARDS,
+    BACKWARDS,
+    IN_FLIGHT,
+    HELD,  # 1: the recomputation of its first backward was its last operation
+    CURRENT,  # 4 * hop + what it does until its clock, or 0
+    RESIDENT,  # bytes beyond its state
+    PEAK,
+    STOP,  # of its last operation
+    BUSY,
+    WINDOW,
+    OPEN_FORWARD,  # numbers of forwards and backwards from which on it is left open what it does
+    OPEN_BACKWARD,
+    SOURCES,  # where its sources stand
+    SOURCES_END,
+    LOG,  # where its operations are written, if they are: 4 * hop + what, and the start
+    NUM_LOGGED,
+    PLAY_WORKER_SIZE,
+) = range(RECORDS[0], RECORDS[0] + 19)
+
+# Of a source, a worker that sends to another.
+(
+    SENDER,
+    LEAST,  # from the start of an operation there to the arrival of its message
+    SOURCE_FIELDS,
+) = range(3)
+
+
+def empty_rooms(cells: Cells) -> None:
+    """Make the rooms ready for a play, whatever a schedule has left in them."""
+    for hop in range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]):
+        arrival = NEVER if cells[hop + BEFORE] else 0  # a first hop's inputs are its samples
+        for entry in range(cells[hop + COUNT]):
+            cells[cells[hop + ROOM] + entry] = arrival
+            cells[cells[hop + OTHER_ROOM] + entry] = NEVER
+
+
+def leave_open(cells: Cells, shorter: Cells) -> None:
+    """Leave open what a pipeline may do otherwise than the same with one micro-batch less."""
+    for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
+        ahead, backward, entry = cells[worker + AHEAD], cells[worker + BACKWARD], 0
+        while (
+            entry < shorter[worker + TOTAL]
+            and cells[ahead + entry] == shorter[ahead + entry]
+            and cells[backward + entry] == shorter[backward + entry]
+        ):
+            entry += 1
+        cells[worker + OPEN_BACKWARD] = entry
+        cells[worker + OPEN_FORWARD] = shorter[worker + TOTAL]
+
+
+def close(cells: Cells) -> None:
+    """Leave nothing open."""
+    for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
+        cells[worker + OPEN_BACKWARD] = cells[worker + OPEN_FORWARD] = NEVER
+
+
+def take_over(cells: Cells, played: Cells) -> None:
+    """Go on from where another pipeline is that has been played so far, with records at the same places."""
+    for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
+        for field in range(CLOCK, PLAY_WORKER_SIZE):
+            cells[worker + field] = played[worker + field]
+    for hop in range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]):
+        for field in range(FORWARDS_DONE, LAST_BACKWARD + 1):
+            cells[hop + field] = played[hop + field]
+        for entry in range(cells[hop + COUNT]):
+            cells[cells[hop + ROOM] + entry] = played[played[hop + ROOM] + entry]
+            cells[cells[hop + OTHER_ROOM] + entry] = played[played[hop + OTHER_ROOM] + entry]
+    for wire in range(cells[FREE], cells[ROOMS]):
+        cells[wire] = played[wire]

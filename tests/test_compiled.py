@@ -1,0 +1,149 @@
+"""The engine's two forms, interpreted and compiled, and its short cuts: they change nothing but the time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from calibrations import uniform
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from makara.pipeline import Plan, components
+from makara.pipeline.flat import (
+    AHEAD,
+    BACKWARD,
+    FORWARD,
+    SIZE,
+    TOTAL,
+    WORKER_SIZE,
+    WORKERS,
+    WORKERS_END,
+    Cells,
+    flatten,
+)
+from makara.pipeline.schedules import INTERPRETED as SCHEDULER
+from makara.pipeline.schedules import RECORDS, prepare_order, write_order
+from makara.simulator import Link, MiniBatch
+from makara.simulator.cluster import Cluster
+from makara.simulator.code import INTERPRETED, Code, compiled
+from makara.simulator.draws import exponential, philox
+from makara.simulator.minibatch import simulate_with
+from plans import crossing_plans, grids
+
+
+@pytest.fixture(scope="module")
+def fast() -> Code:
+    pytest.importorskip("numba")
+    return compiled()
+
+
+seconds = st.sampled_from([0.0, 0.5, 1.0]) | st.floats(0, 3)
+sizes = st.integers(0, 9)
+links = st.builds(
+    Link,
+    latency_s=seconds,
+    bytes_per_s=st.sampled_from([1e18, 20.0, 3.0]),
+    jitter_s=st.sampled_from([0.0, 0.0, 0.7]),
+)
+
+
+@st.composite
+def clusters(draw: st.DrawFn, plan: Plan) -> Cluster:
+    """Sections, links and workers of any kind."""
+    num_sections, num_workers = plan.num_sections, plan.num_workers
+
+    def each(
+        values: st.SearchStrategy[int] | st.SearchStrategy[float], count: int
+    ) -> tuple[int | float, ...]:
+        return tuple(draw(st.lists(values, min_size=count, max_size=count)))
+
+    calibration = uniform(
+        num_sections,
+        forward_s=each(seconds, num_sections),
+        backward_s=each(seconds, num_sections),
+        activation_bytes=each(sizes, num_sections),
+        cut_bytes=each(sizes, num_sections - 1),
+        grad_cut_bytes=each(sizes, num_sections - 1),
+        batch_bytes=each(sizes, num_sections),
+        forward_peak_bytes=each(sizes, num_sections),
+        backward_peak_bytes=each(sizes, num_sections),
+        inter_vm=draw(links),
+        intra_vm=draw(links),
+        message_s=draw(seconds),
+    )
+    vm_of = [f"vm{number}" for number in each(st.integers(0, 2), num_workers)]
+    return Cluster(calibration, vm_of, each(st.sampled_from([1.0, 1.0, 1.7]), num_workers))
+
+
+plans = crossing_plans() | grids(max_micro_batches=40)
+
+
+@given(st.data(), plans, st.integers(0, 1 << 70))
+@settings(max_examples=200, deadline=None)
+def test_compiled_code_does_what_its_source_does(
+    fast: Code, data: st.DataObject, plan: Plan, seed: int
+) -> None:
+    cluster = data.draw(clusters(plan))
+    slow = simulate_with(INTERPRETED, plan, cluster, seed=seed, timeline=True)
+    assert simulate_with(fast, plan, cluster, seed=seed, timeline=True) == slow
+    assert simulate_with(fast, plan, cluster, seed=seed, timeline=False) == bare(slow)
+
+
+@given(st.data(), plans)
+@settings(max_examples=200, deadline=None)
+def test_what_is_played_once_for_several_is_what_each_would_be(data: st.DataObject, plan: Plan) -> None:
+    # With a timeline every operation of every kind of pipeline is played; without, what they have in common
+    # is shared, and what recurs is skipped.
+    cluster = data.draw(clusters(plan))
+    whole = simulate_with(INTERPRETED, plan, cluster, seed=0, timeline=True)
+    assert simulate_with(INTERPRETED, plan, cluster, seed=0, timeline=False) == bare(whole)
+
+
+def bare(step: MiniBatch) -> MiniBatch:
+    return replace(step, timeline=(), closings=(), memory=())
+
+
+@given(grids(max_micro_batches=60))
+@settings(deadline=None)
+def test_an_order_whose_periods_are_copied_is_the_one_that_is_listed(plan: Plan) -> None:
+    for component in components(plan):
+        orders = []
+        for may_skip in (False, True):
+            records = flatten(component, RECORDS)
+            prepare_order(plan, records)
+            cells = SCHEDULER.hold(records, records[SIZE])
+            write_order(plan, cells, SCHEDULER, may_skip=may_skip)
+            orders.append([tasks_in(cells, worker) for worker in worker_records(cells)])
+        assert orders[0] == orders[1]
+
+
+def worker_records(cells: Cells) -> range:
+    return range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE])
+
+
+def tasks_in(cells: Cells, worker: int) -> list[list[int]]:
+    starts = [cells[worker + field] for field in (AHEAD, FORWARD, BACKWARD)]
+    return [[cells[start + entry] for entry in range(cells[worker + TOTAL])] for start in starts]
+
+
+def test_draws_are_those_that_were_published() -> None:
+    # The known answers of Random123 for philox2x32 with ten rounds.
+    assert philox(0, 0, 0) == (0xFF1DAE59, 0x6CD10DF2)
+    assert philox(0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF) == (0x2C3F628B, 0xAB4FD7AD)
+    assert philox(0x13198A2E, 0x243F6A88, 0x85A308D3) == (0xDD7CE038, 0xF62A4C12)
+
+
+def test_draws_are_exponential() -> None:
+    draws = [exponential(3, 1, number, 1000) for number in range(20000)]
+    assert sum(draws) / len(draws) == pytest.approx(1000, rel=0.03)
+    assert sum(draw > 1000 for draw in draws) / len(draws) == pytest.approx(0.3679, abs=0.015)
+
+
+def test_nothing_imports_numba_unasked() -> None:
+    code = (
+        "import sys, makara.manager.cli, makara.simulator, makara.morphing, makara.worker.agent\n"
+        "assert 'numba' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
