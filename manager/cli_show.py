@@ -82,7 +82,10 @@ def stop(options: argparse.Namespace) -> int:
 
 def describe(fact: dict[str, Any]) -> str:
     """A fact in one line: its name, and its small values."""
-    hidden = ("fact", "at", "spec", "plan", "calibration", "measurements", "recipe", "traceback", "devices")
+    hidden = {
+        "fact", "at", "spec", "plan", "calibration", "measurements", "recipe", "survey", "rows", "wires",
+        "allreduces", "traceback", "devices",
+    }  # fmt: skip
     values = {k: v for k, v in fact.items() if k not in hidden and v not in (None, "", [], {})}
     return " ".join([fact["fact"], *(f"{name}={_short(value)}" for name, value in values.items())])
 

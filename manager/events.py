@@ -107,6 +107,7 @@ class PlanComputed(_Value):
     plan: dict[str, Any] | None
     workers: tuple[str, ...] = ()  # worker ids in rank order
     predicted_s: float | None = None
+    current_s: float | None = None  # what the plan that runs is now predicted to take, if that was asked
     reason: str | None = None
 
 
@@ -183,18 +184,23 @@ class ReleaseVm(_Value):
 
 
 class ComputePlan(_Value):
-    """Run the planner off the event loop for these workers; answer with `PlanComputed`."""
+    """Run the planner off the event loop for these workers; answer with `PlanComputed`.
+
+    `reconsider`: the plan that runs could stay; it is predicted as well.
+    """
 
     command: Literal["compute_plan"] = "compute_plan"
     key: str
     generation: int
     workers: tuple[WorkerSlot, ...]
+    reconsider: bool = False
 
 
 class WorkerSlot(_Value):
     worker: str
     vm: str
     memory_bytes: int
+    slowdown: float = 1.0  # of its compute times, compared with its peers
 
 
 class OpenHead(_Value):
@@ -352,6 +358,22 @@ class RecipeFixed(_Fact):
     note: str = ""
 
 
+class Recalibrated(_Fact):
+    """The workers' own timings differ from the calibration for good: its times are multiplied, by section."""
+
+    fact: Literal["recalibrated"] = "recalibrated"
+    scales: tuple[float, ...]
+
+
+class WorkerPaced(_Fact):
+    """A worker is slower than its peers for good, so many times; 1.0: it is not, or is to be tried again."""
+
+    fact: Literal["worker_paced"] = "worker_paced"
+    worker: str
+    incarnation: int
+    slowdown: float
+
+
 class GenerationPlanned(_Fact):
     """Generation `number` is to be formed by `members` (plan workers in rank order, then donors)."""
 
@@ -456,6 +478,8 @@ Fact = Annotated[
     | ProbeOpened
     | ProbeEnded
     | RecipeFixed
+    | Recalibrated
+    | WorkerPaced
     | GenerationPlanned
     | GenerationPrepared
     | GenerationOpened

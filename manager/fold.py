@@ -9,6 +9,7 @@ from typing import Any
 
 from ..pipeline.plan import Plan
 from ..worker.messages import CheckpointRef
+from . import fold_measuring
 from .events import (
     CheckpointPublished,
     CheckpointRetired,
@@ -22,16 +23,10 @@ from .events import (
     HoldChanged,
     JobEnded,
     PlanImpossible,
-    ProbeDealt,
-    ProbeEnded,
-    ProbeOpened,
     ProfilerChosen,
     RecipeFixed,
-    SectionsMeasured,
-    ShareDealt,
     StopOrdered,
     Submitted,
-    Surveyed,
     TrainingFinished,
     VmEnded,
     VmJoined,
@@ -40,7 +35,7 @@ from .events import (
     WorkerFailed,
 )
 from .spec import JobSpec
-from .state import Generation, JobState, Measuring, Probe, Rounds, Vm, VmStatus, order_of
+from .state import Generation, JobState, Rounds, Vm, VmStatus, order_of, vm_of
 
 
 def apply(state: JobState, fact: Fact) -> JobState:
@@ -91,6 +86,9 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
         # VMs asked for together and refused together are one failure: the wait doubles once, not six times.
         state = replace(state, request_failures=state.request_failures + 1, request_failed_at=fact.at)
     ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)
+    if any(vm_of(worker) == fact.vm for worker in state.slow):
+        slow = {worker: how for worker, how in state.slow.items() if vm_of(worker) != fact.vm}
+        state = replace(state, slow=MappingProxyType(slow))
     return state.with_vm(ended)
 
 
@@ -111,47 +109,6 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
 
 def _profiler_chosen(state: JobState, fact: ProfilerChosen) -> JobState:
     return replace(state, profiler=(fact.worker, fact.incarnation))
-
-
-def _surveyed(state: JobState, fact: Surveyed) -> JobState:
-    return replace(state, measuring=Measuring(fact.survey, fact.at))
-
-
-def _share_dealt(state: JobState, fact: ShareDealt) -> JobState:
-    if state.measuring is None:
-        return state
-    dealt = (*state.measuring.dealt, ((fact.worker, fact.incarnation), fact.share))
-    return replace(state, measuring=replace(state.measuring, dealt=dealt))
-
-
-def _sections_measured(state: JobState, fact: SectionsMeasured) -> JobState:
-    if state.measuring is None:
-        return state
-    return replace(state, measuring=replace(state.measuring, rows=(*state.measuring.rows, *fact.rows)))
-
-
-def _probe_dealt(state: JobState, fact: ProbeDealt) -> JobState:
-    if state.measuring is None:
-        return state
-    probe = Probe(fact.number, fact.members, fact.at)
-    return replace(state, measuring=replace(state.measuring, probe=probe, last_probe=fact.number))
-
-
-def _probe_opened(state: JobState, fact: ProbeOpened) -> JobState:
-    measuring = state.measuring
-    if measuring is None or measuring.probe is None or measuring.probe.number != fact.number:
-        return state
-    return replace(
-        state, measuring=replace(measuring, probe=replace(measuring.probe, endpoint=fact.endpoint))
-    )
-
-
-def _probe_ended(state: JobState, fact: ProbeEnded) -> JobState:
-    measuring = state.measuring
-    if measuring is None or measuring.probe is None or measuring.probe.number != fact.number:
-        return state
-    ended = replace(measuring, probe=None, wires=fact.wires, allreduces=fact.allreduces)
-    return replace(state, measuring=ended)
 
 
 def _recipe_fixed(state: JobState, fact: RecipeFixed) -> JobState:
@@ -268,6 +225,7 @@ def _job_ended(state: JobState, fact: JobEnded) -> JobState:
 
 
 _RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
+    **fold_measuring.RULES,
     Submitted: _submitted,
     VmRequested: _vm_requested,
     VmJoined: _vm_joined,
@@ -275,12 +233,6 @@ _RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
     VmEnded: _vm_ended,
     WorkerFailed: _worker_failed,
     ProfilerChosen: _profiler_chosen,
-    Surveyed: _surveyed,
-    ShareDealt: _share_dealt,
-    SectionsMeasured: _sections_measured,
-    ProbeDealt: _probe_dealt,
-    ProbeOpened: _probe_opened,
-    ProbeEnded: _probe_ended,
     RecipeFixed: _recipe_fixed,
     GenerationPlanned: _planned,
     GenerationPrepared: _prepared,

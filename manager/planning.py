@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from ..morphing import Impossible, Request, Slot, choose
-from ..pipeline import Range
-from ..simulator import Calibration, InvalidCalibration
+from ..pipeline import Plan, Range
+from ..simulator import Calibration, InvalidCalibration, simulate
 from .events import ComputePlan, PlanComputed
 from .spec import JobSpec
 from .state import JobState
@@ -27,7 +27,26 @@ def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], floa
         plan=answer.plan.to_json(),
         workers=answer.workers,
         predicted_s=answer.predicted_s,
+        current_s=_predicted_now(state, command) if command.reconsider else None,
     )
+
+
+def _predicted_now(state: JobState, command: ComputePlan) -> float | None:
+    """Seconds of a step of the plan that runs, as workers and sections now are; None if it does not run on
+    workers that the question is about."""
+    if state.current is None or state.calibration is None:
+        return None
+    slots = {slot.worker: slot for slot in command.workers}
+    hosts = [worker for worker, _ in state.current.seats]
+    if not slots.keys() >= set(hosts):
+        return None
+    return simulate(
+        Plan.from_json(state.current.plan),
+        Calibration.from_json(state.calibration),
+        vm_of=[slots[worker].vm for worker in hosts],
+        slowdown=[slots[worker].slowdown for worker in hosts],
+        timeline=False,
+    ).time_s
 
 
 def request_of(state: JobState, command: ComputePlan) -> Request:
@@ -40,7 +59,7 @@ def request_of(state: JobState, command: ComputePlan) -> Request:
         calibration=Calibration.from_json(state.calibration),
         num_sections=state.recipe.num_sections,
         num_micro_batches=state.recipe.num_micro_batches,
-        workers=[Slot(w.worker, w.vm, w.memory_bytes) for w in command.workers],
+        workers=[Slot(w.worker, w.vm, w.memory_bytes, w.slowdown) for w in command.workers],
         generation=command.generation,
         pipeline_parallel_degree=parallelism.pipeline_parallel_degree,
         data_parallel_degree=parallelism.data_parallel_degree,

@@ -124,6 +124,16 @@ class Measuring:
 
 
 @dataclass(frozen=True, slots=True)
+class Slow:
+    """A worker that is slower than its peers; `times` that it was found to be so."""
+
+    slowdown: float
+    incarnation: int
+    since: float
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rounds:
     """Failures counted in rounds: different workers that fail within seconds, in one generation, are one."""
 
@@ -159,6 +169,10 @@ class JobState:
     recipe: Recipe | None = None
     calibration: Mapping[str, Any] | None = None  # of the recipe's m: what plans are simulated with
     measurements: Mapping[str, Any] | None = None  # all that it is of: simulator.Measurements.to_json()
+    recalibrated_at: float | None = None
+    slow: Mapping[str, Slow] = field(default_factory=lambda: _EMPTY)
+    paces_changed_at: float = 0.0  # when a calibration, or who is slow, changed last
+    times_slow: Mapping[str, int] = field(default_factory=lambda: _EMPTY)  # by worker
     recipe_version: int = 0  # num_facts when the recipe was fixed
     planned: Generation | None = None  # decided, not opened
     current: Generation | None = None  # opened, not closed

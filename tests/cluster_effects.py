@@ -68,7 +68,7 @@ def _boot(world: Cluster, command: RequestVm) -> None:
     elif world.now < world.faults_until and world.random.random() < 0.15:
         _done(world, command, VmRequestFailed(now=world.now, vm=name, error="no capacity"))
     else:
-        vm = world.vms[name] = SimVm(name)
+        vm = world.vms[name] = SimVm(name, pace=world.random.choice((1.0, 1.0, world.pace, 2.0)))
         for index in range(world.workers_per_node):
             trainer = Trainer(f"{name}.{index}", vm)
             vm.trainers.append(trainer)
@@ -84,7 +84,8 @@ def _release(world: Cluster, command: ReleaseVm) -> None:
 
 
 def _plan(world: Cluster, command: ComputePlan) -> None:
-    workers = tuple(slot.worker for slot in command.workers)
+    slots = sorted(command.workers, key=lambda slot: slot.slowdown) if world.pace > 1.5 else command.workers
+    workers = tuple(slot.worker for slot in slots)
     if len(workers) < world.min_workers:
         answer = PlanComputed(
             now=world.now, generation=command.generation, plan=None, reason="too little memory"
@@ -93,7 +94,14 @@ def _plan(world: Cluster, command: ComputePlan) -> None:
         depth, replicas = _SHAPES[len(workers)]
         plan = {**_PLANS[len(workers)], "generation": command.generation}
         used = workers[: depth * replicas]
-        answer = PlanComputed(now=world.now, generation=command.generation, plan=plan, workers=used)
+        answer = PlanComputed(
+            now=world.now,
+            generation=command.generation,
+            plan=plan,
+            workers=used,
+            predicted_s=1.0,
+            current_s=world.random.choice((1.0, 4.0)) if command.reconsider else None,
+        )
     _done(world, command, answer)
 
 

@@ -40,7 +40,8 @@ RECIPE = Recipe(
     torch_version="2.13",
     bundle_sha256="b0",
 )
-PROFILE = Profile(recipe=RECIPE, calibration={"forward_s": [1, 1, 1]})
+CALIBRATION = uniform(3, microbatch_size=2)
+PROFILE = Profile(recipe=RECIPE, calibration=CALIBRATION.to_json())
 LAYOUTS = [
     Layout(
         microbatch_size=m,
@@ -74,7 +75,7 @@ WIRE = Wire(
     loaded=True,
     source="workers",
 ).to_json()
-BASIS = measured(uniform(3, microbatch_size=2), GRAPH_HASH).basis
+BASIS = measured(CALIBRATION, GRAPH_HASH).basis
 assert BASIS is not None
 SURVEY = Survey(
     basis=BASIS.to_json(),
@@ -134,6 +135,8 @@ class Trainer:
             published=self.published,
             failure=self.failure,
             profile=self.profile,
+            forward_s=self.vm.pace * len(self.sections),
+            backward_s=2 * self.vm.pace * len(self.sections),
             survey=self.survey,
             rows=list(self.rows),
             probe=self.probe,
@@ -145,6 +148,7 @@ class SimVm:
     """A machine with its agent and its trainers."""
 
     name: str
+    pace: float = 1.0  # how many times longer than calibrated its workers take
     alive: bool = True
     connected: bool = True
     stopped: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from calibrations import uniform
 from makara.manager.core import Decision, Timing, Vitals, decide
 from makara.manager.events import (
     Command,
@@ -140,7 +141,7 @@ class Script:
         self.wait()
         workers = [f"{vm}.0" for vm in self.state.vms][:num_vms]
         self.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in workers))
-        profile = Profile(recipe=RECIPE, calibration={})
+        profile = Profile(recipe=RECIPE, calibration=uniform(2).to_json())
         self.report(self.change(workers[0], profile=profile))
         self.report(*(self.change(w, graph_hash="5ec7") for w in workers))
         if not self.count(ComputePlan):
@@ -148,12 +149,23 @@ class Script:
         self.answer(*((2, num_vms // 2) if num_vms > 1 else (1, 1)))
         return workers
 
-    def answer(self, depth: int, replicas: int) -> None:
+    def answer(
+        self, depth: int, replicas: int, *, predicted_s: float | None = None, current_s: float | None = None
+    ) -> None:
         """The planner's answer to its newest question, with the first workers asked about."""
         asked = self.last(ComputePlan)
         workers = tuple(slot.worker for slot in asked.workers)[: depth * replicas]
         plan = {**plan_json(depth, replicas), "generation": asked.generation}
-        self.event(PlanComputed(now=self.now, generation=asked.generation, plan=plan, workers=workers))
+        self.event(
+            PlanComputed(
+                now=self.now,
+                generation=asked.generation,
+                plan=plan,
+                workers=workers,
+                predicted_s=predicted_s,
+                current_s=current_s,
+            )
+        )
 
     def prepare(self) -> None:
         planned = self.state.planned

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ..events import Event, ReportReceived, Together
 from ..fold import apply, fold
 from ..state import JobState
-from . import ending, generations, membership, planning, profiling, retention
+from . import drift, ending, generations, membership, planning, profiling, retention
 from .turn import Decision, Timing, Turn
 from .vitals import Planning, Pulse, Vitals, observe
 
@@ -32,6 +32,8 @@ _RULES: tuple[Callable[[Turn], None], ...] = (
     generations.close_failed,
     generations.prepare,
     generations.form,
+    drift.watch,
+    drift.try_again,
     ending.stop,
     planning.plan,
     retention.retire,

@@ -33,6 +33,8 @@ def take(turn: Turn) -> None:
     turn.vitals = replace(turn.vitals, planning=None, answered_at=turn.now)
     if not _wanted(turn) or state.planned is not None or not _settled(state.current):
         return
+    if asked is not None and asked.reconsider and not _is_worth_it(turn, event):
+        return
     if event.plan is None:
         if asked is not None:
             turn.vitals = replace(turn.vitals, planned_for=asked.seats)
@@ -70,6 +72,9 @@ def plan(turn: Turn) -> None:
     need = _need(turn, seats)
     if need is not None:
         _ask(turn, usable, *need)
+    elif _paces_changed(turn):
+        turn.vitals = replace(turn.vitals, reconsidered_at=turn.now)
+        _ask(turn, usable, "paces changed", state.paces_changed_at, reconsider=True)
     elif seats == turn.vitals.planned_for:
         _hold_if_noticed(turn, "no plan does without the VMs that are under notice")
 
@@ -128,6 +133,28 @@ def _need(turn: Turn, seats: frozenset[Seat]) -> tuple[str, float] | None:
     return None
 
 
+def _paces_changed(turn: Turn) -> bool:
+    """Whether workers or sections turned out slower or faster than they were when the plan was made."""
+    current = turn.state.current
+    changed_at = turn.state.paces_changed_at
+    if current is None or not turn.state.active:
+        return False
+    return changed_at > max(current.planned_at, turn.vitals.reconsidered_at)
+
+
+def _is_worth_it(turn: Turn, event: PlanComputed) -> bool:
+    """Whether another plan saves enough a step, and for long enough, to pay for the change (twice over)."""
+    state, current = turn.state, turn.state.current
+    if event.predicted_s is None or event.current_s is None or current is None or state.spec is None:
+        return False
+    saved_s = event.current_s - event.predicted_s
+    if saved_s < turn.timing.worth_it * event.current_s:
+        return False
+    cost_s = (current.formed_at or 0.0) - (current.opened_at or 0.0)
+    steps_left = state.spec.training.steps - max(state.progress_step, turn.vitals.newest_step)
+    return saved_s * steps_left > 2 * max(cost_s, turn.timing.least_morph_s)
+
+
 def _gathering(turn: Turn, seats: frozenset[Seat]) -> bool:
     """Whether more workers are about to be ready, so that one plan can take them all in."""
     ready = {vm_of(worker) for worker, _ in seats}
@@ -173,13 +200,20 @@ def _say_impossible(turn: Turn, reason: str) -> None:
         turn.fact(PlanImpossible(at=turn.now, generation=number, reason=reason))
 
 
-def _ask(turn: Turn, usable: dict[Seat, WorkerReport], cause: str, detected_at: float) -> None:
+def _ask(
+    turn: Turn,
+    usable: dict[Seat, WorkerReport],
+    cause: str,
+    detected_at: float,
+    *,
+    reconsider: bool = False,
+) -> None:
     generation = turn.state.last_generation + 1
     # Asked again after a restart or a timeout, the question may be another: its key has the time in it.
     key = f"{turn.state.job}/plan/{generation}/{round(turn.now * 1000)}"
     slots = tuple(slot_of(turn.state, worker) for worker, _ in usable)
-    turn.command(ComputePlan(key=key, generation=generation, workers=slots))
-    asked = Planning(generation, frozenset(usable), turn.now, cause, detected_at)
+    turn.command(ComputePlan(key=key, generation=generation, workers=slots, reconsider=reconsider))
+    asked = Planning(generation, frozenset(usable), turn.now, cause, detected_at, reconsider)
     turn.vitals = replace(turn.vitals, planning=asked)
 
 
@@ -190,7 +224,13 @@ def slot_of(state: JobState, worker: str) -> WorkerSlot:
     index = min(int(worker.rpartition(".")[2]), len(vm.devices) - 1)
     memory_bytes = int(vm.devices[index]["memory_bytes"])
     cap = state.spec.resources.device_memory
-    return WorkerSlot(worker=worker, vm=vm.vm, memory_bytes=min(memory_bytes, cap or memory_bytes))
+    slow = state.slow.get(worker)
+    return WorkerSlot(
+        worker=worker,
+        vm=vm.vm,
+        memory_bytes=min(memory_bytes, cap or memory_bytes),
+        slowdown=slow.slowdown if slow is not None else 1.0,
+    )
 
 
 def _accept(

@@ -27,6 +27,15 @@ class Timing:
     suspect_grace_s: float = 1.5  # a closed connection, or a broken generation without a known death
     measuring_s: float = 30.0  # sections that are not measured by then, of an m that can be missed, are not
     probe_s: float = 12.0  # links that are not measured by then are assumed
+    drift: float = 1.25  # a calibration that is wrong by this factor is changed
+    drift_s: float = 60.0  # after so long, and so many steps, of one plan
+    drift_steps: int = 20
+    recalibrate_s: float = 600.0  # at most once in so long
+    slow: float = 1.25  # of a worker, compared with its peers
+    recovered: float = 1.1
+    worth_it: float = 0.05  # part of a step that another plan must save, if nothing has to change
+    least_morph_s: float = 5.0  # what a change costs, at least
+    slow_retry_s: float = 1800.0  # one that no plan uses is tried again, after twice as long each time
     planning_timeout_s: float = 120.0
     replan_s: float = 30.0  # an impossible plan is tried again
     prepare_timeout_s: float = 120.0

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...worker.messages import Phase, Report, WorkerReport
 from ..events import ConnectionClosed, Event, JobSubmitted, ManagerStarted, ReportReceived, Tick, Together
 from ..state import JobState, Seat
 from .turn import Timing
+
+if TYPE_CHECKING:
+    from .drift import Pace
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
@@ -33,6 +36,7 @@ class Planning:
     asked_at: float
     cause: str
     detected_at: float
+    reconsider: bool = False  # nothing has to change
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class Vitals:
     planned_for: frozenset[Seat] = frozenset()  # seats about which the planner has given its answer
     answered_at: float = 0.0
     cause: tuple[str, float] | None = None  # why the next plan is needed, and when that was seen
+    reconsidered_at: float = 0.0  # when the planner was last asked about changed paces
+    paces: Mapping[Seat, Pace] = field(default_factory=lambda: _EMPTY)  # of the open generation's workers
     broken_since: float | None = None
     forming: tuple[int, float] | None = None  # the opened generation, and since when it has been free to form
     left_out: Mapping[Seat, float] = field(default_factory=lambda: _EMPTY)  # until when

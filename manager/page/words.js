@@ -12,6 +12,14 @@ const SAYS = {
   vm_noticed: (f) => ["Notice", `${f.vm} will be taken at ${clock(f.deadline)}`, "warn"],
   vm_ended: (f) => ["VM ended", `${f.vm}: ${f.detail || f.reason.replaceAll("_", " ")}`, f.reason === "released" ? "" : "warn"],
   worker_failed: (f) => ["Worker failed", `${f.worker}: ${f.message}`, "bad"],
+  surveyed: (f) => ["Surveyed", `${f.worker}: ${plural(f.survey.layouts[0].cuts.length + 1, "section")}, ${plural(f.survey.layouts.length, "size")} of micro-batches`],
+  share_dealt: (f) => ["Share dealt", `${f.worker} measures ${plural(f.share.sections.length, "section")} at ${plural(f.share.microbatch_size, "sample")}`],
+  sections_measured: (f) => ["Measured", `${plural(f.rows.length, "section")} by ${f.worker}`],
+  probe_dealt: (f) => ["Links", `${plural(f.members.length, "worker")} measure theirs`],
+  probe_opened: (f) => ["Links", `${f.endpoint} is where they meet`],
+  probe_ended: (f) => ["Links measured", f.failure || `${plural(f.wires.length, "pair")}, ${plural(f.allreduces.length, "sum")}`, f.failure ? "warn" : ""],
+  recalibrated: (f) => ["Calibration changed", `steps took ${Math.min(...f.scales).toFixed(2)} to ${Math.max(...f.scales).toFixed(2)} times what was measured`, "warn"],
+  worker_paced: (f) => (f.slowdown === 1 ? ["Pace", `${f.worker} counts as fast as its peers again`] : ["Slow worker", `${f.worker} takes ${f.slowdown} times as long as its peers`, "warn"]),
   profiler_chosen: (f) => ["Profiling", `${f.worker} traces and times the model`],
   recipe_fixed: (f) => {
     const recipe = f.recipe;
