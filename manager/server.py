@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import uvicorn
 
+from ..simulator import warm_up
 from .app import create_app
 from .config import ConfigError, ServerConfig, write_private
 from .journal import SqliteJournal
@@ -19,6 +20,8 @@ from .service import Service
 from .tokens import TokenStore
 
 log = logging.getLogger("makara.manager")
+
+_QUIET_S = 20.0  # by then the jobs of an earlier manager are taken up again
 
 
 def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda url, token: None) -> None:
@@ -61,6 +64,7 @@ async def _run(service: Service, listener: socket.socket) -> None:
             timeout_graceful_shutdown=1,
         )
     )
+    compiling = asyncio.get_running_loop().call_later(_QUIET_S, warm_up)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     failing = asyncio.create_task(service.failed())
     try:
@@ -71,6 +75,7 @@ async def _run(service: Service, listener: socket.socket) -> None:
             failing.result()
     finally:
         failing.cancel()
+        compiling.cancel()
 
 
 def _listen(config: ServerConfig) -> socket.socket:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from calibrations import uniform
 from hypothesis import given, settings
@@ -21,6 +19,9 @@ from makara.pipeline import (
     to_csv,
 )
 from makara.simulator import simulate
+from makara.simulator.cluster import Cluster
+from makara.simulator.code import compiled
+from makara.simulator.minibatch import simulate_with
 from plans import crossing_plans, grids, stages
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
@@ -93,18 +94,25 @@ def test_1f1b_warms_up_by_its_distance_from_the_end_then_alternates() -> None:
     ]
 
 
-def test_varuna_is_never_slower_than_gpipe_on_uniform_stages() -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    draw = random.Random(seed)
-    # The three at which the published generator, without rule 1, loses, and a sample of all P <= 20, N <= 64.
-    sample = [(4, 8), (8, 32), (18, 64), (20, 1), (20, 64)]
-    sample += [(draw.randint(1, 20), draw.randint(1, 64)) for _ in range(40)]
-    for depth, num_micro_batches in sample:
-        for recompute in (True, False):
-            ours = units(depth, num_micro_batches, Schedule.VARUNA, recompute)
-            theirs = units(depth, num_micro_batches, Schedule.GPIPE, recompute)
-            assert ours <= theirs, (depth, num_micro_batches, recompute)
+@pytest.mark.parametrize("recompute", [True, False])
+def test_varuna_is_never_slower_than_gpipe_on_uniform_stages(recompute: bool) -> None:
+    # Among them 4x8, 8x32 and 18x64, at which the published generator, without rule 1, loses.
+    pytest.importorskip("numba")
+    fast = compiled()
+    for depth in range(1, 21):
+        cluster = Cluster(uniform(depth), [f"vm{worker}" for worker in range(depth)], [1.0] * depth)
+        for num_micro_batches in range(1, 65):
+            ours, theirs = (
+                simulate_with(
+                    fast,
+                    grid(stages(depth), 1, num_micro_batches, schedule=schedule, recompute=recompute),
+                    cluster,
+                    seed=0,
+                    timeline=False,
+                ).pipeline_s
+                for schedule in (Schedule.VARUNA, Schedule.GPIPE)
+            )
+            assert ours <= theirs, (depth, num_micro_batches)
 
 
 @given(crossing_plans() | grids())
@@ -163,16 +171,18 @@ def test_alike_replicas_get_the_schedule_of_one() -> None:
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
-def test_a_huge_schedule_is_complete(schedule: Schedule) -> None:
+def test_a_huge_schedule_holds_every_operation_once(schedule: Schedule) -> None:
     # The published generator stops silently after 20,000 tasks.
-    order = orders(grid(stages(4), 1, 8192, recompute=True, schedule=schedule))
-    assert [len(one) for one in order[:-1]] == [3 * 8192 - (schedule is Schedule.GPIPE)] * 3
-
-
-@pytest.mark.soak
-def test_36_stages_of_8192_micro_batches_are_complete() -> None:
-    order = orders(grid(stages(36), 1, 8192, recompute=True))
-    assert sum(map(len, order)) == 36 * 3 * 8192 - 8192
+    plan = grid(stages(36), 1, 8192, recompute=True, schedule=schedule)
+    for stage, order in enumerate(orders(plan)):
+        for kind in (F, B, R):
+            done = sorted(task.micro_batch for task in order if task.kind is kind)
+            if kind is not R:
+                assert done == list(range(8192))
+            elif schedule is Schedule.GPIPE:
+                assert done == list(range(8191))  # all but the one whose forward was the last
+            else:
+                assert done == (list(range(8192)) if stage < 35 else [])
 
 
 @given(grids())
