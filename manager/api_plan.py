@@ -18,6 +18,8 @@ from .ranking import Ranking, rank, shape
 from .runtime import Job
 from .views import measured_s
 
+_MOST_ROWS = 12
+
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
 
@@ -40,7 +42,8 @@ class PlanRow(BaseModel):
 
 class PlanView(BaseModel):
     """The plan that runs, and the ranking for the workers that there are now; the first row is what the
-    planner would choose. `why` says why, in a sentence or two; `no_plan` names depths without a plan."""
+    planner would choose. `why` says why, in a sentence or two; `no_plan` names depths without a plan, and
+    `num_slower` counts those that are slower than all rows."""
 
     generation: int
     shape: str
@@ -51,6 +54,7 @@ class PlanView(BaseModel):
     measured_s: float | None
     workers: int
     rows: list[PlanRow]
+    num_slower: int
     no_plan: dict[int, str]
     why: str
 
@@ -76,6 +80,7 @@ async def plan(job: str, request: Request, _: User) -> PlanView:
         measured_s=measured_s(runtime),
         workers=len(question.workers),
         rows=[] if isinstance(ranking, Impossible) else _rows(ranking, question, current.shape),
+        num_slower=0 if isinstance(ranking, Impossible) else ranking.num_slower,
         no_plan={} if isinstance(ranking, Impossible) else dict(ranking.refused),
         why=ranking.reason if isinstance(ranking, Impossible) else ranking.why,
     )
@@ -95,7 +100,7 @@ async def _ranked(runtime: Job, question: Question) -> Ranking | Impossible:
     key = (question.calibration, tuple(question.workers))
     async with runtime.ranking_lock:
         if runtime.ranking is None or runtime.ranking[0] != key:
-            runtime.ranking = key, await asyncio.to_thread(rank, question)
+            runtime.ranking = key, await asyncio.to_thread(rank, question, _MOST_ROWS)
         return runtime.ranking[1]
 
 

@@ -61,7 +61,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--timeline", type=Path, metavar="FILE", help="one step of the best plan: .svg, or .json for Perfetto"
     )
-    command.add_argument("--rows", type=positive, default=12, help="rows of the table (%(default)s)")
+    command.add_argument("--rows", type=positive, default=12, help="how many plans are shown (%(default)s)")
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -83,7 +83,7 @@ def plan(options: argparse.Namespace) -> int:
     if not options.json:
         for line in (*_described(spec, model), ""):
             print(line)
-    ranking = rank(request(spec, calibration, cluster))
+    ranking = rank(request(spec, calibration, cluster), options.rows)
     if isinstance(ranking, Impossible):
         raise NoPlan(f"there is no plan for {cluster.num_vms} VMs: {ranking.reason}")
     if timeline is not None and writer is not None:
@@ -91,7 +91,7 @@ def plan(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_json(spec, model, source, cluster, ranking)))
         return 0
-    for line in report(ranking, spec, calibration, cluster, source.where, options.rows):
+    for line in report(ranking, spec, calibration, cluster, source.where):
         print(line)
     if timeline is not None:
         print(f"timeline: {timeline}")
@@ -200,6 +200,7 @@ def _json(
         "cluster": asdict(cluster),
         "why": ranking.why,
         "rows": [row(candidate) for candidate in ranking.rows],
+        "num_slower": ranking.num_slower,
         "no_plan": [{"pipeline_parallel_degree": p, "reason": why} for p, why in ranking.refused],
         "plan": ranking.choice.plan.to_json(),
     }

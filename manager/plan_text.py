@@ -36,13 +36,12 @@ class Cluster:
 
 
 def report(
-    ranking: Ranking, spec: JobSpec, calibration: Calibration, cluster: Cluster, where: str, most_rows: int
+    ranking: Ranking, spec: JobSpec, calibration: Calibration, cluster: Cluster, where: str
 ) -> Iterable[str]:
     """The table, the reason, the price and the assumptions, line by line."""
-    shown = ranking.rows[:most_rows]
-    yield from aligned(_cells(shown, spec, cluster))
-    if len(ranking.rows) > most_rows:
-        yield f"({len(ranking.rows) - most_rows} slower ones are not shown; --rows)"
+    yield from aligned(_cells(ranking.rows, spec, cluster))
+    if ranking.num_slower:
+        yield f"({ranking.num_slower} slower ones are not shown; --rows)"
     yield ""
     yield ranking.why
     if (cost := _cost(cluster)) is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from ..morphing import Candidate, Choice, Impossible, Request, choose
+from ..morphing.options import Options
 from ..simulator.svg import seconds
 
 _COUNTS = 0.2  # a reason is told if it makes at least this share of the difference
@@ -13,34 +15,62 @@ _COUNTS = 0.2  # a reason is told if it makes at least this share of the differe
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """`rows`: for each P the fastest plan, the fastest first; the first one is the choice's own. `refused`:
-    (P, why) of those for which there is none. `why` is a sentence or two for people."""
+    (P, why) of those for which there is none. `num_slower` more depths are slower than all rows. `why` is a
+    sentence or two for people."""
 
     choice: Choice
     rows: tuple[Candidate, ...]
     refused: tuple[tuple[int, str], ...]
+    num_slower: int
     why: str
 
 
-def rank(request: Request) -> Ranking | Impossible:
-    """What the planner chooses, among what it would choose at each other P. Takes a sweep for each P."""
+def rank(request: Request, most_rows: int) -> Ranking | Impossible:
+    """What the planner chooses, among what it would choose at each other P: the fastest `most_rows` of them.
+    Takes a sweep for each P that may be among these."""
     choice = choose(request)
     if isinstance(choice, Impossible):
         return choice
-    chosen = choice.candidate
-    rows, refused = [chosen], list[tuple[int, str]]()
-    fixed = request.pipeline_parallel_degree
-    for depth in range(1, min(len(request.workers), request.num_sections) + 1):
-        if depth == chosen.pipeline_parallel_degree or fixed is not None:
+    first, others, refused = choice.candidate, list[Candidate](), list[tuple[int, str]]()
+    num_skipped, most_others = 0, max(1, most_rows - 1)  # with one at least the best is compared
+    for bound_s, depth in _other_depths(request, first.pipeline_parallel_degree):
+        if len(others) >= most_others and inf > bound_s > _time_s(others[most_others - 1]):
+            num_skipped += 1
             continue
         found = choose(replace(request, pipeline_parallel_degree=depth))
         if isinstance(found, Impossible):
             refused.append((depth, found.reason))
         else:
-            rows.append(found.candidate)
-    first, *others = rows
-    others.sort(key=lambda row: (_time_s(row), row.used, row.pipeline_parallel_degree))
-    why = " ".join([_margin(first, others, len(request.workers)), *_limits(first, refused)])
-    return Ranking(choice, (first, *others), tuple(refused), why)
+            others.append(found.candidate)
+            others.sort(key=_order)
+    why = " ".join([_margin(first, others, len(request.workers)), *_limits(first, sorted(refused))])
+    shown = others[: most_rows - 1]
+    num_slower = num_skipped + len(others) - len(shown)
+    return Ranking(choice, (first, *shown), tuple(sorted(refused)), num_slower, why)
+
+
+def _other_depths(request: Request, chosen: int) -> list[tuple[float, int]]:
+    """(at least how long a step takes, P) in the order in which they are worth a look. Those that no plan is
+    seen for at first sight are told to take for ever; the planner says why."""
+    if request.pipeline_parallel_degree is not None:
+        return []
+    options = Options(request, on_host=request.optimizer_offload == "on")
+    # Where some have more memory, fewer of them may do without recomputation: no bound holds for these.
+    alike = len({slot.memory_bytes for slot in request.workers}) == 1
+    depths = [depth for depth in options.depths if depth != chosen]
+    most = {depth: min(len(request.workers) // depth, request.num_micro_batches) for depth in depths}
+    fixed = request.data_parallel_degree
+    return sorted(
+        (
+            options.pipeline_s(depth, fixed or most[depth]) if alike and (fixed or 1) <= most[depth] else 0.0,
+            depth,
+        )
+        for depth in depths
+    )
+
+
+def _order(row: Candidate) -> tuple[float, int, int]:
+    return _time_s(row), row.used, row.pipeline_parallel_degree
 
 
 def shape(row: Candidate) -> str:

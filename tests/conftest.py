@@ -1,4 +1,4 @@
-"""Fixtures that several test files share: the two kinds of checkpoint store."""
+"""What test files share: the two kinds of checkpoint store, and no deadlines."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from makara.checkpoint import Store, open_store
 from s3_server import S3Server
+
+settings.register_profile("makara", deadline=None)  # no test asserts on wall-clock time
+settings.load_profile("makara")
 
 
 @dataclass(frozen=True)

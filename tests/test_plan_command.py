@@ -176,7 +176,7 @@ def requests() -> st.SearchStrategy[Request]:
 @given(requests())
 @settings(max_examples=30)
 def test_the_first_row_is_what_the_planner_chooses_and_no_other_is_faster(request_: Request) -> None:
-    ranking, choice = rank(request_), choose(request_)
+    ranking, choice = rank(request_, 100), choose(request_)
     if isinstance(ranking, Impossible):
         assert isinstance(choice, Impossible)
         return
@@ -191,10 +191,23 @@ def test_the_first_row_is_what_the_planner_chooses_and_no_other_is_faster(reques
     assert sorted(depths) == list(range(1, min(len(request_.workers), request_.num_sections) + 1))
 
 
+@given(requests(), st.integers(1, 3))
+@settings(max_examples=60)
+def test_fewer_rows_are_the_first_of_all_rows(request_: Request, most_rows: int) -> None:
+    few, every = rank(request_, most_rows), rank(request_, 100)
+    if isinstance(few, Impossible) or isinstance(every, Impossible):
+        assert few == every
+        return
+    assert few.rows == every.rows[:most_rows]
+    assert few.refused == every.refused
+    assert few.num_slower == len(every.rows[most_rows:])
+    assert few.why == every.why
+
+
 @given(requests())
 @settings(max_examples=20)
 def test_the_parts_that_the_reason_tells_of_are_those_of_the_step(request_: Request) -> None:
-    ranking = rank(request_)
+    ranking = rank(request_, 100)
     if not isinstance(ranking, Ranking):
         return
     best, step = ranking.rows[0], simulate(ranking.choice.plan, request_.calibration)
@@ -213,7 +226,8 @@ def test_a_network_that_is_slow_for_sums_is_the_reason_that_is_told() -> None:
             num_micro_batches=8,
             workers=[Slot("a.0", "a", 10_000), Slot("b.0", "b", 10_000)],
             generation=1,
-        )
+        ),
+        most_rows=5,
     )
     assert isinstance(ranking, Ranking)
     assert ranking.why.startswith("1x1 wins: ")
