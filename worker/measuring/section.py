@@ -55,7 +55,7 @@ def measure_section(
     section = SectionRuntime(chain, index, training, conditions.seed, device)
     sums = new_sum(chain, section.info.trainable, conditions.num_micro_batches, conditions.numerics, device)
     sums.reset(dict.fromkeys(section.info.trainable, 1.0))
-    passes = _Passes(chain, section, batch, sums)
+    passes = _Passes(chain, section, batch, sums, device)
     forward_s, backward_s = passes.times(conditions)
     forward, backward = passes.footprints(device)
     coefficient = None if training.clip_grad_norm is None else torch.ones(())
@@ -97,13 +97,19 @@ class _Passes:
     """A section's forward and backward on random values, again and again."""
 
     def __init__(
-        self, chain: Sections, section: SectionRuntime, batch: dict[str, Tensor], sums: GradientSum
+        self,
+        chain: Sections,
+        section: SectionRuntime,
+        batch: dict[str, Tensor],
+        sums: GradientSum,
+        device: torch.device | str,
     ) -> None:
         self._section = section
         self._batch = batch
         self._sums = sums
-        self._values = _random_values(chain, section)
-        self._gradients = {name: _random(value) for name, value in _outputs(chain, section).items()}
+        self._values = _random_values(chain, section, device)
+        crossing = _outputs(chain, section)
+        self._gradients = {name: _random(value).to(device) for name, value in crossing.items()}
 
     def times(self, conditions: Conditions) -> tuple[list[float], list[float]]:
         """Seconds of forwards, and of backwards with the adding of gradients."""
@@ -169,9 +175,9 @@ def _update_footprints(
     return finalise, update
 
 
-def _random_values(chain: Sections, section: SectionRuntime) -> dict[str, Tensor]:
+def _random_values(chain: Sections, section: SectionRuntime, device: torch.device | str) -> dict[str, Tensor]:
     known = {value.name: value for value in chain.inputs_of(section.info.index)}
-    return {name: _random(known[name]) for name in section.info.inputs}
+    return {name: _random(known[name]).to(device) for name in section.info.inputs}
 
 
 def _outputs(chain: Sections, section: SectionRuntime) -> dict[str, Value]:

@@ -72,11 +72,18 @@ class _Surveyor:
             basis=basis.to_json(),
             recipe=recipe_of(subject, first if job.microbatch_size is not None else likely),
             layouts=self._layouts,
-            rows=self._rows,
+            rows=self._whole_rows(),
             executor=self._executor(),
             wires=[loopback().to_json()],
-            seconds=time.perf_counter() - self._began - sum(row.seconds for row in self._rows),
+            seconds=time.perf_counter() - self._began - sum(row.seconds for row in self._whole_rows()),
         )
+
+    def _whole_rows(self) -> list[SectionRow]:
+        """Without those of an m that is not done: its sections are to be measured side by side, or workers
+        that share processors would make some of them look slower than this one."""
+        done = done_in(self._rows)
+        whole = {layout.microbatch_size for layout in self._layouts if not left(layout, done)}
+        return [row for row in self._rows if row.microbatch_size in whole]
 
     def _executor(self) -> dict[str, float]:
         """What the worker's own code adds, if there is time to look: it rests for most of a second."""
