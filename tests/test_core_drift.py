@@ -14,8 +14,8 @@ from makara.manager.events import ComputePlan, GenerationPlanned, ManagerStarted
 SECTION_S = 3.0  # F and B of each of the two sections, as calibrated
 
 
-def steps(script: Script, workers: list[str], count: int, **slow: float) -> None:
-    """So many steps of 4 s, as workers time them: as calibrated, or so many times longer, by worker's VM."""
+def steps(script: Script, workers: list[str], count: int, step_s: float = 4.0, **slow: float) -> None:
+    """So many steps of `step_s`, as workers time them: as calibrated, or so many times longer, by VM."""
     current = script.state.current
     assert current is not None
     for _ in range(count):
@@ -24,7 +24,7 @@ def steps(script: Script, workers: list[str], count: int, **slow: float) -> None
             took_s = SECTION_S * (stop - start) * slow.get(worker.partition(".")[0], slow.get("all", 1.0))
             step = script.workers[worker].step + 1
             script.report(script.change(worker, step=step, forward_s=took_s / 3, backward_s=2 * took_s / 3))
-        script.wait(4.0)
+        script.wait(step_s)
 
 
 def job(num_vms: int, **training: int) -> tuple[Script, list[str]]:
@@ -59,6 +59,15 @@ def test_one_noisy_minute_changes_nothing() -> None:
     for _ in range(10):
         steps(script, workers, 12, all=1.0)
         steps(script, workers, 6, all=3.0)
+    assert not concluded(script)
+
+
+def test_a_few_noisy_seconds_change_nothing_however_many_steps_they_hold() -> None:
+    script, workers = job(2)
+    steps(script, workers, 20)
+    for _ in range(3):
+        steps(script, workers, 100, step_s=0.1, all=3.0)
+        steps(script, workers, 20, step_s=1.0)
     assert not concluded(script)
 
 
@@ -146,11 +155,11 @@ def test_a_slow_worker_that_no_plan_uses_is_tried_again_ever_more_seldom() -> No
 
 def test_a_new_manager_begins_to_watch_anew_and_keeps_what_was_concluded() -> None:
     script, workers = job(4)
-    steps(script, workers, 15, all=2.0)
+    steps(script, workers, 10, all=2.0)
     script.event(ManagerStarted(now=script.now))
-    steps(script, workers, 15, all=2.0)
+    steps(script, workers, 10, all=2.0)
     assert not concluded(script)
-    steps(script, workers, 15, all=2.0)
+    steps(script, workers, 10, all=2.0)
     assert script.count(Recalibrated) == 1
 
 

@@ -5,7 +5,7 @@ says of the worker's sections it is a *pace*: 1 as calibrated, 2 half as fast. A
 over its last steps. What its sections' hosts have in common (their lower median; all workers', where a range
 has one host) is the calibration's fault, and the rest is the worker's (Varuna §4.6, fail-stutter machines).
 
-Nothing is concluded from one noisy minute: a window of steps and of time must lie beyond a bound by three
+Nothing is concluded from a few noisy seconds: a window of steps and of time must lie beyond a bound by three
 quarters, the way back has another bound, and a calibration is changed once in a while at most.
 """
 
@@ -22,16 +22,17 @@ from ..events import Recalibrated, ReportReceived, Tick, Together, WorkerPaced
 from ..state import Generation, Seat
 from .turn import Turn, seat_of
 
-_SAMPLES = 32  # steps in a window, at most
+_SAMPLES = 16  # in a window, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A worker's last steps in one generation: how many times longer than calibrated, and since when."""
+    """Some of a worker's last steps in one generation: how many times longer than calibrated they took."""
 
     generation: int
     step: int
     since: float
+    sampled_at: float
     ratios: tuple[float, ...]
 
     @property
@@ -72,10 +73,12 @@ def _note(turn: Turn, current: Generation, workers: Iterable[WorkerReport]) -> N
         expected_s = _expected_s(turn.state.calibration or {}, current.plan["ranges"][ranks[seat]])
         before = paces.get(seat)
         if before is None or before.generation != current.number:
-            before = Pace(current.number, worker.step, turn.now, ())  # the first step warms up
+            before = Pace(current.number, worker.step, turn.now, turn.now, ())  # the first step warms up
         elif worker.step > before.step and took_s > 0 and expected_s > 0:
+            if turn.now - before.sampled_at < turn.timing.drift_s / _SAMPLES:
+                continue  # a window is to hold a minute, however short steps are
             ratios = (*before.ratios, took_s / expected_s)[-_SAMPLES:]
-            before = replace(before, step=worker.step, ratios=ratios)
+            before = replace(before, step=worker.step, sampled_at=turn.now, ratios=ratios)
         paces[seat] = before
     turn.vitals = replace(turn.vitals, paces=MappingProxyType(paces))
 

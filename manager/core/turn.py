@@ -28,8 +28,8 @@ class Timing:
     measuring_s: float = 30.0  # sections that are not measured by then, of an m that can be missed, are not
     probe_s: float = 12.0  # links that are not measured by then are assumed
     drift: float = 1.25  # a calibration that is wrong by this factor is changed
-    drift_s: float = 60.0  # after so long, and so many steps, of one plan
-    drift_steps: int = 20
+    drift_s: float = 60.0  # after so long, and so many steps that were looked at, of one plan
+    drift_steps: int = 10
     recalibrate_s: float = 600.0  # at most once in so long
     slow: float = 1.25  # of a worker, compared with its peers
     recovered: float = 1.1
