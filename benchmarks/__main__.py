@@ -23,6 +23,7 @@ PARTS = {
     "throughput": "against torch.distributed.pipelining, undisturbed (3 minutes)",
     "memory": "peak resident memory of trainers, and as predicted (5 minutes)",
     "predictions": "steps of up to 24 emulated workers, as predicted and as measured (5 minutes)",
+    "choices": "whether the plan that is chosen is the fastest of all, as measured (15 minutes)",
     "links": "the same over emulated links, and the simulation (3 minutes)",
 }
 

@@ -18,7 +18,7 @@ from .fleet import Fleet
 from .networks import IDEAL, Network
 from .worker import StandIn, Sums
 
-_SUM_BYTES = (64, 100_000)
+_SUM_BYTES = (64, 25_000)
 _SUM_REPEATS = 4
 _TIMES = ("forward_s", "backward_s", "optimizer_s")
 

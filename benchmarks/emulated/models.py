@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from ..sleepy import Points
 from .device import begin, end
 
-SCALE = 1e-3
+SCALE = 2e-4
 """Of all tensors and of all link rates, so that times are those of the full sizes."""
 SEED = 3
 MICROBATCH_SIZE = 4
