@@ -57,12 +57,13 @@ def _mean_operation_s(timeline: Timeline) -> float:
 
 def _windows(timeline: Timeline, length_s: float) -> Iterator[Window]:
     middle = (timeline.pipeline_s - length_s) / 2
+    length = seconds(length_s)
     for name, start_s in (
-        ("the first", 0.0),
-        ("in the middle of the pipelines", middle),
-        ("the last", timeline.time_s - length_s),
+        (f"the first {length}", 0.0),
+        (f"{length} in the middle of the pipelines", middle),
+        (f"the last {length}", timeline.time_s - length_s),
     ):
-        yield Window(f"Close up: {name} {seconds(length_s)}", start_s, start_s + length_s)
+        yield Window(f"Close up: {name}", start_s, start_s + length_s)
 
 
 def _memory_key(timeline: Timeline) -> str:
