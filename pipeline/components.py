@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -39,7 +40,24 @@ class Component:
 
 def components(plan: Plan) -> tuple[Component, ...]:
     """The plan's paths that carry micro-batches, grouped; in the order of each group's first path."""
-    root = list(range(plan.num_workers))
+    used = [path for path in plan.paths if path.micro_batches]
+    visited = [[hop.worker for hop in path.hops] for path in used]
+    if len(set(itertools.chain.from_iterable(visited))) == sum(map(len, visited)):
+        groups = [[number] for number in range(len(used))]  # as in every grid
+    else:
+        groups = _groups(plan.num_workers, visited)
+    return tuple(
+        Component(
+            tuple(used[number] for number in group),
+            tuple(sorted({worker for number in group for worker in visited[number]})),
+        )
+        for group in groups
+    )
+
+
+def _groups(num_workers: int, visited: list[list[int]]) -> list[list[int]]:
+    """The numbers of paths that share workers, directly or indirectly."""
+    root = list(range(num_workers))
 
     def find(worker: int) -> int:
         while root[worker] != worker:
@@ -47,14 +65,10 @@ def components(plan: Plan) -> tuple[Component, ...]:
             worker = root[worker]
         return worker
 
-    used = [path for path in plan.paths if path.micro_batches]
-    for path in used:
-        for hop in path.hops:
-            root[find(hop.worker)] = find(path.hops[0].worker)
-    groups: dict[int, list[Path]] = {}
-    for path in used:
-        groups.setdefault(find(path.hops[0].worker), []).append(path)
-    return tuple(
-        Component(tuple(paths), tuple(sorted({hop.worker for path in paths for hop in path.hops})))
-        for paths in groups.values()
-    )
+    for workers in visited:
+        for worker in workers:
+            root[find(worker)] = find(workers[0])
+    groups: dict[int, list[int]] = {}
+    for number, workers in enumerate(visited):
+        groups.setdefault(find(workers[0]), []).append(number)
+    return list(groups.values())

@@ -12,7 +12,7 @@ from .closing import Closing, Ended, Seat, close_step, closings_of
 from .cluster import NS_PER_S, Cluster
 from .code import Code, current
 from .pipelines import Played, play_all
-from .records import BACK, BUSY, KEPT, LAST_BACKWARD, LAST_FORWARD, PEAK, STOP, TAKES
+from .records import BACK, BUSY, KEPT, LAST_BACKWARD, LAST_FORWARD, PEAK, TAKES
 from .spans import Span, memory_of, spans_of
 
 
@@ -113,16 +113,16 @@ def _seats(plan: Plan, cluster: Cluster, played: Played) -> list[Seat]:
             workers=workers,
             span=span,
             apply_ns=cluster.apply_ns(workers[0], span),
-            stop_ns=cells[record + STOP],
             busy_ns=cells[record + BUSY],
             peak_bytes=cells[record + PEAK],
         )
     hops = (hop for path in played.alike[0].paths for hop in path.hops)
     for record, hop in zip(range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]), hops, strict=True):
-        ends_ns = seats[cells[record + OWNER]].section_ends_ns
+        seat = seats[cells[record + OWNER]]
+        seat.stop_ns = max(seat.stop_ns, cells[record + LAST_BACKWARD] + cells[record + TAKES + BACK])
         for section, share in cluster.backward_shares(hop.range):  # within an operation, by their shares
             at_ns = cells[record + LAST_BACKWARD] + round(cells[record + TAKES + BACK] * share)
-            ends_ns[section] = max(at_ns, ends_ns.get(section, 0))
+            seat.section_ends_ns[section] = max(at_ns, seat.section_ends_ns.get(section, 0))
     return list(seats.values())
 
 

@@ -39,10 +39,11 @@ def _likeness(plan: Plan, component: Component, cluster: Cluster) -> Hashable:
         return component.workers
     hops = component.paths[0].hops
     ranks, vm_of = [hop.worker for hop in hops], cluster.vm_of
+    spans = [plan.ranges[rank] for rank in ranks]
     return (
-        component.visits,
-        tuple(hop.range for hop in hops),
-        tuple(plan.ranges[rank] for rank in ranks),
+        component.visits if len(ranks) > len(component.workers) else None,  # None: each worker once
+        tuple(hop.range.start for hop in hops),  # they tile the sections
+        tuple((span.start, span.stop) for span in spans),
         tuple(cluster.slowdown[rank] for rank in ranks),
         tuple(vm_of[one] == vm_of[other] for one, other in itertools.pairwise(ranks)),
     )

@@ -76,7 +76,6 @@ from .records import (
     SOURCE_FIELDS,
     SOURCES,
     SOURCES_END,
-    STOP,
     STREAM,
     TAKES,
     WAKE,
@@ -115,31 +114,39 @@ def _put_forward(cells: Cells) -> bool:
 def _go_on(cells: Cells, worker: int, bound: int, seed: int) -> int:
     """Let a worker choose while its clock is below `bound`. The number of operations that it starts, or -1
     where it would decide what is left open."""
-    num_started = 0
-    while cells[worker + CLOCK] < bound:
-        now = cells[worker + CLOCK]
-        if cells[worker + CURRENT]:
-            _end(cells, worker, now)
-        forward, backward = cells[worker + FORWARDS], cells[worker + BACKWARDS]
-        if backward == cells[worker + TOTAL]:
-            cells[worker + CLOCK] = cells[worker + WAKE] = NEVER
+    # What changes with each operation is held in variables: a store to the row would have to be read back.
+    now, wake, current = cells[worker + CLOCK], cells[worker + WAKE], cells[worker + CURRENT]
+    forward, backward = cells[worker + FORWARDS], cells[worker + BACKWARDS]
+    in_flight, held = cells[worker + IN_FLIGHT], cells[worker + HELD]
+    resident, peak, busy = cells[worker + RESIDENT], cells[worker + PEAK], cells[worker + BUSY]
+    total, window = cells[worker + TOTAL], cells[worker + WINDOW]
+    is_open, num_started = False, 0
+    while now < bound:
+        if current:  # an operation is over
+            resident += _arrived(cells, worker, now)
+            peak = max(peak, resident + cells[current + RUNNING_BYTES])
+            resident += cells[current + ADDED_BYTES]
+            current = 0
+        if backward == total:
+            now = wake = NEVER
             break
         if forward >= cells[worker + OPEN_FORWARD] or backward >= cells[worker + OPEN_BACKWARD]:
-            return -1
+            is_open = True
+            break
         code = cells[cells[worker + BACKWARD] + backward]
         back, recomputes = code >> 1, code & 1
         gradient = cells[cells[back + OTHER_ROOM] + cells[back + BACKWARDS_DONE]]
         hop, brief, activations, enters = 0, 0, NEVER, 1
-        if forward < cells[worker + TOTAL]:
+        if forward < total:
             code = cells[cells[worker + FORWARD] + forward]
             hop, brief = code >> 1, code & 1
             activations = cells[cells[hop + ROOM] + cells[hop + FORWARDS_DONE]]
             enters = cells[hop + ENTERS]
         kind = decide(
             forward < cells[cells[worker + AHEAD] + backward],
-            cells[worker + HELD] != 0,
+            held != 0,
             activations <= now,
-            cells[worker + IN_FLIGHT] < cells[worker + WINDOW] or enters == 0,
+            in_flight < window or enters == 0,
             brief != 0,
             gradient <= now,
             recomputes != 0,
@@ -148,28 +155,38 @@ def _go_on(cells: Cells, worker: int, bound: int, seed: int) -> int:
             wake = activations if activations > now else NEVER
             if gradient > now:
                 wake = min(wake, gradient)
-            cells[worker + WAKE] = wake
-            cells[worker + CLOCK] = min(wake, bound)
+            now = min(wake, bound)
             continue
-        num_started += 1
         if kind == FORTH:
-            _forward(cells, worker, hop, BRIEF if brief else KEPT, seed)
-        elif kind == RECOMPUTE:
-            cells[worker + HELD] = 1
-            _start(cells, worker, back, AGAIN)
+            current = hop + (BRIEF if brief else KEPT)
         else:
-            _backward(cells, worker, back, seed)
-    return num_started
+            current = back + (AGAIN if kind == RECOMPUTE else BACK)
+        if cells[worker + LOG]:
+            _note(cells, worker, current, now)
+        stop = now + cells[current + TAKES]
+        if kind == FORTH:
+            forward, in_flight = forward + 1, in_flight + enters
+            _pass_on(cells, hop, now, stop, seed)
+        elif kind == RECOMPUTE:
+            held = 1
+        else:
+            backward, in_flight, held = backward + 1, in_flight - cells[back + ENTERS], 0
+            _pass_back(cells, back, now, stop, seed)
+        busy += stop - now
+        now = wake = stop
+        num_started += 1
+    cells[worker + CLOCK], cells[worker + WAKE], cells[worker + CURRENT] = now, wake, current
+    cells[worker + FORWARDS], cells[worker + BACKWARDS] = forward, backward
+    cells[worker + IN_FLIGHT], cells[worker + HELD] = in_flight, held
+    cells[worker + RESIDENT], cells[worker + PEAK], cells[worker + BUSY] = resident, peak, busy
+    return -1 if is_open else num_started
 
 
-def _forward(cells: Cells, worker: int, hop: int, what: int, seed: int) -> None:
-    turn = cells[hop + FORWARDS_DONE]
-    cells[hop + LAST_FORWARD] = cells[worker + CLOCK]
-    stop = _start(cells, worker, hop, what)
-    cells[worker + FORWARDS] += 1
-    cells[worker + IN_FLIGHT] += cells[hop + ENTERS]
+def _pass_on(cells: Cells, hop: int, start: int, stop: int, seed: int) -> None:
+    """A forward runs: where its activations go, and when they are there."""
+    turn, after = cells[hop + FORWARDS_DONE], cells[hop + AFTER]
+    cells[hop + LAST_FORWARD] = start
     cells[hop + FORWARDS_DONE] = turn + 1
-    after = cells[hop + AFTER]
     if after:
         arrival = _send(cells, hop + ONWARD, turn, stop, seed)
         cells[cells[after + ROOM] + turn] = arrival
@@ -178,34 +195,21 @@ def _forward(cells: Cells, worker: int, hop: int, what: int, seed: int) -> None:
         cells[cells[hop + OTHER_ROOM] + cells[cells[hop + PLACE] + turn]] = stop
 
 
-def _backward(cells: Cells, worker: int, hop: int, seed: int) -> None:
-    turn = cells[hop + BACKWARDS_DONE]
-    cells[hop + LAST_BACKWARD] = cells[worker + CLOCK]
-    stop = _start(cells, worker, hop, BACK)
-    cells[worker + HELD] = 0
-    cells[worker + BACKWARDS] += 1
-    cells[worker + IN_FLIGHT] -= cells[hop + ENTERS]
+def _pass_back(cells: Cells, hop: int, start: int, stop: int, seed: int) -> None:
+    """A backward runs: where its gradients go, and when they are there."""
+    turn, before = cells[hop + BACKWARDS_DONE], cells[hop + BEFORE]
+    cells[hop + LAST_BACKWARD] = start
     cells[hop + BACKWARDS_DONE] = turn + 1
-    before = cells[hop + BEFORE]
     if before:
         arrival = _send(cells, hop + HOME, turn, stop, seed)
         cells[cells[before + OTHER_ROOM] + turn] = arrival
         _announce(cells, cells[before + OWNER], arrival)
 
 
-def _start(cells: Cells, worker: int, hop: int, what: int) -> int:
-    """When the operation ends."""
-    now, takes = cells[worker + CLOCK], cells[hop + TAKES + what]
-    if cells[worker + LOG]:
-        entry = cells[worker + LOG] + 2 * cells[worker + NUM_LOGGED]
-        cells[entry] = 4 * hop + what
-        cells[entry + 1] = now
-        cells[worker + NUM_LOGGED] += 1
-    stop = now + takes
-    cells[worker + BUSY] += takes
-    cells[worker + CURRENT] = 4 * hop + what
-    cells[worker + CLOCK] = cells[worker + WAKE] = cells[worker + STOP] = stop
-    return stop
+def _note(cells: Cells, worker: int, what: int, start: int) -> None:
+    entry = cells[worker + LOG] + 2 * cells[worker + NUM_LOGGED]
+    cells[entry], cells[entry + 1] = what, start
+    cells[worker + NUM_LOGGED] += 1
 
 
 def _send(cells: Cells, link: int, turn: int, ready: int, seed: int) -> int:
@@ -231,22 +235,24 @@ def _announce(cells: Cells, worker: int, arrival: int) -> None:
         cells[worker + WAKE] = min(cells[worker + WAKE], arrival)
 
 
-def _end(cells: Cells, worker: int, now: int) -> None:
-    """The operation is over: what was the most that the worker held, and what is left of it."""
-    resident = cells[worker + RESIDENT]
+def _arrived(cells: Cells, worker: int, now: int) -> int:
+    """Bytes of what has come to the worker before now and was not counted."""
+    size_bytes = 0
     for visit in range(cells[worker + VISITS], cells[worker + VISITS_END]):
         hop = cells[visit]
-        seen, room, count = cells[hop + INPUTS_SEEN], cells[hop + ROOM], cells[hop + COUNT]
+        count = cells[hop + COUNT]
+        first, room = cells[hop + INPUTS_SEEN], cells[hop + ROOM]
+        seen = first
         while seen < count and cells[room + seen] < now:
             seen += 1
-            resident += cells[hop + INPUT_BYTES]
-        cells[hop + INPUTS_SEEN] = seen
-        seen, room = cells[hop + GRADIENTS_SEEN], cells[hop + OTHER_ROOM]
+        if seen > first:
+            cells[hop + INPUTS_SEEN] = seen
+            size_bytes += (seen - first) * cells[hop + INPUT_BYTES]
+        first, room = cells[hop + GRADIENTS_SEEN], cells[hop + OTHER_ROOM]
+        seen = first
         while seen < count and cells[room + seen] < now:
             seen += 1
-            resident += cells[hop + GRADIENT_BYTES]
-        cells[hop + GRADIENTS_SEEN] = seen
-    hop, what = cells[worker + CURRENT] >> 2, cells[worker + CURRENT] & 3
-    cells[worker + CURRENT] = 0
-    cells[worker + PEAK] = max(cells[worker + PEAK], resident + cells[hop + RUNNING_BYTES + what])
-    cells[worker + RESIDENT] = resident + cells[hop + ADDED_BYTES + what]
+        if seen > first:
+            cells[hop + GRADIENTS_SEEN] = seen
+            size_bytes += (seen - first) * cells[hop + GRADIENT_BYTES]
+    return size_bytes

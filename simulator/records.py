@@ -71,20 +71,19 @@ PLAY_HOP_SIZE = HOME + LINK_FIELDS
     BACKWARDS,
     IN_FLIGHT,
     HELD,  # 1: the recomputation of its first backward was its last operation
-    CURRENT,  # 4 * hop + what it does until its clock, or 0
+    CURRENT,  # hop + what it does until its clock, or 0
     RESIDENT,  # bytes beyond its state
     PEAK,
-    STOP,  # of its last operation
     BUSY,
     WINDOW,
     OPEN_FORWARD,  # numbers of forwards and backwards from which on it is left open what it does
     OPEN_BACKWARD,
     SOURCES,  # where its sources stand
     SOURCES_END,
-    LOG,  # where its operations are written, if they are: 4 * hop + what, and the start
+    LOG,  # where its operations are written, if they are: hop + what, and the start
     NUM_LOGGED,
     PLAY_WORKER_SIZE,
-) = range(RECORDS[0], RECORDS[0] + 19)
+) = range(RECORDS[0], RECORDS[0] + 18)
 
 # Of a source, a worker that sends to another.
 (

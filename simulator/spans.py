@@ -108,7 +108,8 @@ def _logs(played: Played) -> list[list[_Logged]]:
     for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
         log: list[_Logged] = []
         for entry in range(cells[worker + LOG], cells[worker + LOG] + 2 * cells[worker + NUM_LOGGED], 2):
-            hop, what, start = cells[entry] >> 2, cells[entry] & 3, cells[entry + 1]
+            what, start = (cells[entry] - cells[HOPS]) % cells[HOP_SIZE], cells[entry + 1]
+            hop = cells[entry] - what
             if what == AGAIN:
                 turn = backwards[hop][-1]
             else:
