@@ -98,7 +98,10 @@ class _Sweep:
         if self._best is not None:
             self._tried.update(shapes)
             largest = {option.candidate.pipeline_parallel_degree: option for option in reversed(fitting)}
-            self._play_all([one for option in largest.values() for one in self._with_fewer(option)])
+            fewer = [shape for option in largest.values() for shape in self._with_fewer(option)]
+            for _, depth, replicas in sorted(fewer):
+                found = options.of(depth, replicas)
+                self._play_all([option for option in found if isinstance(option, Option)])
         return self._best
 
     def narrowed(self, best: _Found) -> _Found:
@@ -133,17 +136,16 @@ class _Sweep:
             candidate = found
         return _Found(best.option, best.plan, candidate, placed)
 
-    def _with_fewer(self, largest: Option) -> Iterable[Option]:
+    def _with_fewer(self, largest: Option) -> Iterable[tuple[float, int, int]]:
+        """(least seconds, P, D) with fewer replicas, of what could beat the best found until now."""
         depth = largest.candidate.pipeline_parallel_degree
         assert self._best is not None, "there is something to beat"
         for replicas in self._options.fewer(depth, largest.candidate.data_parallel_degree):
-            if self._options.pipeline_s(depth, replicas) > self._best.predicted_s:
+            pipeline_s, step_s = self._options.least_s(depth, replicas)
+            if pipeline_s > self._best.predicted_s:
                 return
-            if (depth, replicas) in self._tried:
-                continue
-            for option in self._options.of(depth, replicas):
-                if isinstance(option, Option) and option.least_s <= self._best.predicted_s:
-                    yield option
+            if step_s <= self._best.predicted_s and (depth, replicas) not in self._tried:
+                yield step_s, depth, replicas
 
     def _play_all(self, options: Iterable[Option], *, noted: bool = False) -> None:
         """Those with the least bound first; `noted`: the others are told of as well."""

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
+from typing import NamedTuple
 
-from ..pipeline import Range, Schedule
+from ..pipeline import Schedule
 from ..simulator import Calibration
 from .balance import Split, balance
 from .bounds import Bound, Rings
@@ -50,7 +51,6 @@ class Options:
         self._on_host = on_host
         self._recompute = {"on": (True,), "off": (False,), "auto": (False, True)}[request.recompute]
         self._rings = cache(self._new_rings)
-        self._bounds: dict[tuple[tuple[Range, ...], bool, int | None, float], Bound] = {}
 
     @cached_property
     def depths(self) -> Sequence[int]:
@@ -90,19 +90,19 @@ class Options:
                 break  # memory bounds nothing, so recomputing can only take longer
         return found
 
-    def pipeline_s(self, depth: int, replicas: int) -> float:
-        """No option of a shape is faster, whatever its sums; infinite where none fits."""
+    def least_s(self, depth: int, replicas: int) -> tuple[float, float]:
+        """No option of a shape is faster than the second; and than the first, whatever its sums take."""
         fullest = -(-self.request.num_micro_batches // replicas)
-        splits = [
-            (recompute, self._split(depth, depth * replicas, recompute, None))
-            for recompute in self._recompute
+        bounds = [
+            shape.bound for recompute in self._recompute if (shape := self._shape(depth, replicas, recompute))
         ]
-        each_ns = [
-            self._bound(split.stages, recompute, None, self.roster.fastest).pipeline_ns(fullest)
-            for recompute, split in splits
-            if split is not None
-        ]
-        return min(each_ns) / 1e9 if each_ns else math.inf
+        if not bounds:
+            return math.inf, math.inf
+        rings = self._rings(replicas)
+        return (
+            min(bound.pipeline_ns(fullest) for bound in bounds) / 1e9,
+            min(bound.step_ns(fullest, rings) for bound in bounds) / 1e9,
+        )
 
     def _new_rings(self, replicas: int) -> Rings:
         return Rings(self.table, replicas, self.request.num_micro_batches)
@@ -121,35 +121,33 @@ class Options:
     def _fitting(self, depth: int, replicas: int, recompute: bool) -> list[Option | Candidate]:
         count = depth * replicas
         candidate = Candidate(depth, replicas, recompute, self._on_host)
-        split = self._split(depth, count, recompute, None)
-        if split is None:
-            capacity = self._capacity(count)
-            why = f"no split into {depth} stages fits into {megabytes(capacity)}"
+        shape = self._shape(depth, replicas, recompute)
+        if shape is None:
+            why = f"no split into {depth} stages fits into {megabytes(self._capacity(count))}"
             return [replace(candidate, rejected=why)]
         if not self._mixed(count):
-            return [self._alike(candidate, split)]
-        found: list[Option | Candidate] = [self._arranged(candidate, split)]
+            return [self._alike(candidate, shape)]
+        found: list[Option | Candidate] = [self._arranged(candidate, shape.split)]
         if count - self.roster.num_fast <= replicas and depth > 1:
-            uneven = self._split(depth, count, recompute, self.roster.slowdown(count))
+            capacity, slowdown = self._capacity(count), self.roster.slowdown(count)
+            uneven = _splits(self.table, capacity, recompute, slowdown).get(depth)
             if uneven is not None:
                 found.append(self._arranged(replace(candidate, slow_stage=uneven.slow), uneven))
         return found
 
-    def _alike(self, candidate: Candidate, split: Split) -> Option:
+    def _alike(self, candidate: Candidate, shape: _Shape) -> Option:
         """All workers are about as fast, so it matters only how many there are."""
-        replicas, num = candidate.data_parallel_degree, self.request.num_micro_batches
-        capacity = self._capacity(candidate.used)
-        limit = self._limit(split, candidate.recompute, capacity)
-        bound = self._bound(split.stages, candidate.recompute, limit, self.roster.fastest)
-        least_s = bound.step_ns(-(-num // replicas), self._rings(replicas)) / 1e9
-        candidate = replace(candidate, window=_window(limit, -(-num // replicas)))
-        return Option(candidate, split, capacity, least_s, None)
+        replicas = candidate.data_parallel_degree
+        fullest = -(-self.request.num_micro_batches // replicas)
+        least_s = shape.bound.step_ns(fullest, self._rings(replicas)) / 1e9
+        candidate = replace(candidate, window=_window(shape.limit, fullest))
+        return Option(candidate, shape.split, self._capacity(candidate.used), least_s, None)
 
     def _arranged(self, candidate: Candidate, split: Split) -> Option:
         """Some workers are slow: each pipeline gets as many micro-batches as it can do in the time."""
         depth, replicas = candidate.pipeline_parallel_degree, candidate.data_parallel_degree
         capacity = self._capacity(candidate.used)
-        limit = self._limit(split, candidate.recompute, capacity)
+        limit = _limit(self.table, split, candidate.recompute, capacity)
         slots = place(self.roster.used(candidate.used), split.stages, {}, (), slow=split.slow)
         factors = [
             tuple(slot.slowdown for slot in slots[first : first + depth])
@@ -174,52 +172,61 @@ class Options:
         candidate = replace(candidate, window=_window(limit, max(shares)))
         return Option(candidate, split, capacity, least_ns / 1e9, Arranged(slots, shares))
 
-    def _bound(
-        self, stages: tuple[Range, ...], recompute: bool, window: int | None, slowdown: float
-    ) -> Bound:
-        key = (stages, recompute, window, slowdown)
-        if key not in self._bounds:
-            self._bounds[key] = Bound(
-                self.table,
-                stages,
-                recompute=recompute,
-                slowdown=[slowdown] * len(stages),
-                window=window,
-            )
-        return self._bounds[key]
-
     def _capacity(self, count: int) -> int:
         limit = self.request.memory_limit_bytes
         capacity = self.roster.memory_bytes(count)
         return capacity if limit is None else min(capacity, limit)
 
-    def _split(self, depth: int, count: int, recompute: bool, slowdown: float | None) -> Split | None:
-        return _splits(self.table, self._capacity(count), recompute, slowdown).get(depth)
-
-    def _limit(self, split: Split, recompute: bool, capacity: int) -> int | None:
-        """Micro-batches that the tightest stage can have in flight; None if memory does not bound them."""
-        limits: list[int] = []
-        for stage, span in enumerate(split.stages):
-            limit = self.table.memory(span.start, span.stop, recompute).window(capacity)
-            most = math.inf
-            if self.request.schedule is Schedule.ONE_F_ONE_B:
-                # Those that wait in front of a stage are in flight on the one before.
-                most = len(split.stages) - max(0, stage - 1)
-            if limit is not None and limit < most:
-                limits.append(limit)
-        return min(limits, default=None)
+    def _shape(self, depth: int, replicas: int, recompute: bool) -> _Shape | None:
+        """As if all workers were as fast as the fastest."""
+        capacity = self._capacity(depth * replicas)
+        return _shape(self.table, depth, capacity, recompute, self.roster.fastest)
 
 
-def _window(limit: int | None, most: int) -> int | None:
-    return limit if limit is not None and limit < most else None
+class _Shape(NamedTuple):
+    """A balanced split, the micro-batches that can be in flight (None: any), and what bounds its time."""
+
+    split: Split
+    limit: int | None
+    bound: Bound
 
 
-@lru_cache(maxsize=64)  # they are the same for every number of workers
+# Both are the same for every number of workers, so that a job computes them once.
+@lru_cache(maxsize=1024)
+def _shape(table: StageTable, depth: int, capacity: int, recompute: bool, slowdown: float) -> _Shape | None:
+    split = _splits(table, capacity, recompute, None).get(depth)
+    if split is None:
+        return None
+    limit = _limit(table, split, recompute, capacity)
+    factors = [slowdown] * depth
+    bound = Bound(table, split.stages, recompute=recompute, slowdown=factors, window=limit)
+    return _Shape(split, limit, bound)
+
+
+@lru_cache(maxsize=64)
 def _splits(table: StageTable, capacity: int, recompute: bool, slowdown: float | None) -> Mapping[int, Split]:
     def fits(start: int, stop: int) -> bool:
         return table.memory(start, stop, recompute).least_bytes <= capacity
 
     return balance(table, table.num_sections, recompute=recompute, fits=fits, slowdown=slowdown)
+
+
+def _limit(table: StageTable, split: Split, recompute: bool, capacity: int) -> int | None:
+    """Micro-batches that the tightest stage can have in flight; None if memory does not bound them."""
+    limits: list[int] = []
+    for stage, span in enumerate(split.stages):
+        limit = table.memory(span.start, span.stop, recompute).window(capacity)
+        most = math.inf
+        if table.schedule is Schedule.ONE_F_ONE_B:
+            # Those that wait in front of a stage are in flight on the one before.
+            most = len(split.stages) - max(0, stage - 1)
+        if limit is not None and limit < most:
+            limits.append(limit)
+    return min(limits, default=None)
+
+
+def _window(limit: int | None, most: int) -> int | None:
+    return limit if limit is not None and limit < most else None
 
 
 def megabytes(size_bytes: int) -> str:

@@ -30,6 +30,8 @@ class StageTable:
         self.backward_ns = _sums(calibration.backward_s)
         self.own_ns = to_ns(calibration.operation_s)
         self.schedule = schedule
+        self._links = calibration.inter_vm, calibration.intra_vm
+        self._messages_ns: dict[int, int] = {}
         self._memory: dict[tuple[int, int, bool], StageMemory] = {}
 
     def recomputes(self, stop: int, recompute: bool) -> bool:
@@ -44,6 +46,20 @@ class StageTable:
         if slowdown != 1.0:
             compute_ns = round(compute_ns * slowdown)
         return compute_ns + (forwards + 1) * self.own_ns
+
+    def message_ns(self, size_bytes: int) -> int:
+        """From one stage to the next at the least: over the faster link, without jitter."""
+        if size_bytes not in self._messages_ns:
+            least_s = min(link.latency_s + link.occupied_s(size_bytes) for link in self._links)
+            self._messages_ns[size_bytes] = to_ns(least_s + self.calibration.message_s)
+        return self._messages_ns[size_bytes]
+
+    def ring_ns(self, size_bytes: int, ring: int) -> int:
+        """A sum over so many workers at the least."""
+        if ring < 2:
+            return 0
+        least_s = min(link.allreduce_s(size_bytes, ring) for link in self._links)
+        return to_ns(least_s + self.calibration.collective_s)
 
     def memory(self, start: int, stop: int, recompute: bool) -> StageMemory:
         """See `stage_memory`."""
