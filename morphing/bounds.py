@@ -40,7 +40,11 @@ class Bound:
             _Line(part.work_ns, part.lead_ns - part.saved_ns + tail_ns)
             for part, tail_ns in zip(parts, tails_ns, strict=False)
         )
-        self._forwards = _Line(parts[-1].forward_ns, parts[-1].lead_ns)
+        last = parts[-1]
+        self._forwards = _Line(last.work_ns, last.lead_ns - last.back_ns)
+        """Until the last forward of the last stage, which runs every backward straight after its forward."""
+        if table.schedule is Schedule.GPIPE:
+            self._forwards = _Line(last.forward_ns, last.lead_ns)
         self._sums = _sums(table, stages, parts)
         self._apply_ns = to_ns(table.calibration.step_s) + max(
             to_ns(factor * sum(table.calibration.optimizer_s[span.start : span.stop]))

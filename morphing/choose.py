@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..pipeline import Plan, Schedule, grid
@@ -14,6 +14,7 @@ from .request import Candidate, Choice, Impossible, Request
 
 _AS_FAST = 1.01  # a narrower window is taken if the step is predicted to take no more than 1 % longer
 _WINDOWS = (2, 3, 4)  # times P (the paper's range for its networks); one depth only would bear no jitter
+_TRIES = 3  # of a P with other D, one after another that is no better
 _ROUNDING = 1 + 1e-6  # a simulation rounds each operation to nanoseconds, a bound does not
 
 
@@ -81,27 +82,26 @@ class _Sweep:
         self._request = options.request
         self._looked_at = looked_at
         self._best: _Found | None = None
-        self._tried: set[tuple[int, int]] = set()
 
     def fastest(self) -> _Found | None:
-        """First every P with as many replicas as there can be; then with fewer, where that may be faster."""
-        options = self._options
-        shapes = [(depth, replicas) for depth in options.depths for replicas in options.replicas(depth)]
-        fitting: list[Option] = []
-        for shape in shapes:
+        """First every P with the D that promises most; then with others, where they may be faster."""
+        options, fitting = self._options, list[Option]()
+        first = [(depth, replicas) for depth in options.depths for replicas in options.replicas(depth)]
+        for shape in first:
             for found in options.of(*shape):
                 if isinstance(found, Candidate):
                     self._looked_at.append(found)
                 else:
                     fitting.append(found)
         self._play_all(fitting, noted=True)
-        if self._best is not None:
-            self._tried.update(shapes)
-            largest = {option.candidate.pipeline_parallel_degree: option for option in reversed(fitting)}
-            fewer = [shape for option in largest.values() for shape in self._with_fewer(option)]
-            for _, depth, replicas in sorted(fewer):
-                found = options.of(depth, replicas)
-                self._play_all([option for option in found if isinstance(option, Option)])
+        if self._best is not None and self._request.data_parallel_degree is None:
+            in_vain: dict[int, int] = {}
+            for _, depth, replicas in sorted(self._others()):
+                if (depth, replicas) not in first and in_vain.get(depth, 0) < _TRIES:
+                    before = self._best
+                    found = options.of(depth, replicas)
+                    self._play_all([option for option in found if isinstance(option, Option)])
+                    in_vain[depth] = 0 if self._best is not before else in_vain.get(depth, 0) + 1
         return self._best
 
     def narrowed(self, best: _Found) -> _Found:
@@ -136,16 +136,13 @@ class _Sweep:
             candidate = found
         return _Found(best.option, best.plan, candidate, placed)
 
-    def _with_fewer(self, largest: Option) -> Iterable[tuple[float, int, int]]:
-        """(least seconds, P, D) with fewer replicas, of what could beat the best found until now."""
-        depth = largest.candidate.pipeline_parallel_degree
+    def _others(self) -> Iterator[tuple[float, int, int]]:
+        """(least seconds, P, D) of every shape that could still beat the best."""
         assert self._best is not None, "there is something to beat"
-        for replicas in self._options.fewer(depth, largest.candidate.data_parallel_degree):
-            pipeline_s, step_s = self._options.least_s(depth, replicas)
-            if pipeline_s > self._best.predicted_s:
-                return
-            if step_s <= self._best.predicted_s and (depth, replicas) not in self._tried:
-                yield step_s, depth, replicas
+        for depth in self._options.depths:
+            for replicas, step_s in self._options.every_useful(depth, self._best.predicted_s):
+                if step_s <= self._best.predicted_s:
+                    yield step_s, depth, replicas
 
     def _play_all(self, options: Iterable[Option], *, noted: bool = False) -> None:
         """Those with the least bound first; `noted`: the others are told of as well."""
@@ -191,16 +188,20 @@ class _Sweep:
         )
         return _Found(option, plan, row)
 
-    def _anyhow(self, option: Option) -> Sequence[Slot]:
-        """The option's workers as they will be placed, up to those that can stand in for each other."""
-        return place(self._options.roster.used(option.candidate.used), option.split.stages, {}, ())
+    def _anyhow(self, option: Option) -> Sequence[Slot] | None:
+        """The option's workers as they will be placed, up to those that can stand in for each other; None if
+        each is on a VM of its own and as fast as calibrated, for then all can."""
+        roster, used = self._options.roster, option.candidate.used
+        if self._options.apart and roster.fastest == roster.slowdown(used) == 1.0:
+            return None
+        return place(roster.used(used), option.split.stages, {}, ())
 
-    def _simulated(self, plan: Plan, slots: Sequence[Slot]) -> MiniBatch:
+    def _simulated(self, plan: Plan, slots: Sequence[Slot] | None) -> MiniBatch:
         return simulate(
             plan,
             self._options.calibration,
-            vm_of=[slot.vm for slot in slots],
-            slowdown=[slot.slowdown for slot in slots],
+            vm_of=None if slots is None else [slot.vm for slot in slots],
+            slowdown=None if slots is None else [slot.slowdown for slot in slots],
             seed=self._request.seed,
             timeline=False,
         )

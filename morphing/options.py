@@ -45,7 +45,13 @@ class Options:
     def __init__(self, request: Request, on_host: bool) -> None:
         self.request = request
         calibration = request.calibration
-        self.calibration: Calibration = calibration.with_optimizer_on_host() if on_host else calibration
+        if on_host:
+            calibration = calibration.with_optimizer_on_host()
+        self.apart = len({slot.vm for slot in request.workers}) == len(request.workers)
+        """Whether no two workers share a VM."""
+        if self.apart:  # what bounds their times need not allow for a faster link
+            calibration = replace(calibration, intra_vm=calibration.inter_vm)
+        self.calibration: Calibration = calibration
         self.table: StageTable = stage_table(self.calibration, request.schedule)
         self.roster = Roster(request.workers, request.holding)
         self._on_host = on_host
@@ -60,25 +66,35 @@ class Options:
         return range(1, most + 1) if fixed is None else [fixed] if fixed <= most else []
 
     def replicas(self, depth: int) -> list[int]:
-        """The largest D of any use at this P; then that of the fast workers alone, if some are slow."""
+        """The D to look at first: those with the least bound. If some workers are slow, that of all workers
+        and that of the fast ones alone."""
         fixed = self.request.data_parallel_degree
         if fixed is not None:
             return [fixed] if depth * fixed <= len(self.roster) else []
         largest = min(len(self.roster) // depth, self.request.num_micro_batches)
-        fast = min(self.roster.num_fast // depth, largest)
         if self._mixed(depth * largest):
+            fast = min(self.roster.num_fast // depth, largest)
             return sorted({largest, self._useful(fast)} - {0}, reverse=True)
-        return [self._useful(largest)]
+        return [min(self.every_useful(depth, math.inf), key=lambda found: (found[1], found[0]))[0]]
 
-    def fewer(self, depth: int, replicas: int) -> Iterator[int]:
-        """Smaller D, in turn: each the fewest whose fullest replica has one micro-batch more. Sums over fewer
-        replicas may save more than that costs."""
-        if self.request.data_parallel_degree is not None:
-            return
-        while replicas > 1:
-            fullest = -(-self.request.num_micro_batches // replicas)
-            replicas = min(replicas - 1, -(-self.request.num_micro_batches // (fullest + 1)))
-            yield replicas
+    def every_useful(self, depth: int, most_s: float) -> Iterator[tuple[int, float]]:
+        """(D, least seconds of a step), the largest D of any use first; it ends where no smaller D can take
+        less than `most_s` or, without such a limit, have a lower bound than one before it.
+
+        Each D is the fewest whose fullest replica has as many micro-batches: sums over fewer replicas cost
+        less, and may save more than the work of one more micro-batch takes.
+        """
+        num = self.request.num_micro_batches
+        replicas, enough_s = self._useful(min(len(self.roster) // depth, num)), most_s
+        while replicas:
+            pipeline_s, step_s = self._least_s(depth, replicas)
+            if math.isinf(most_s):
+                enough_s = min(enough_s, step_s)
+            yield replicas, step_s
+            if pipeline_s > enough_s or math.isinf(pipeline_s) or replicas == 1:
+                return
+            fullest = -(-num // replicas)
+            replicas = min(replicas - 1, -(-num // (fullest + 1)))
 
     def of(self, depth: int, replicas: int) -> list[Option | Candidate]:
         """What there is to play of a shape; a candidate that does not fit is rejected."""
@@ -90,7 +106,7 @@ class Options:
                 break  # memory bounds nothing, so recomputing can only take longer
         return found
 
-    def least_s(self, depth: int, replicas: int) -> tuple[float, float]:
+    def _least_s(self, depth: int, replicas: int) -> tuple[float, float]:
         """No option of a shape is faster than the second; and than the first, whatever its sums take."""
         fullest = -(-self.request.num_micro_batches // replicas)
         bounds = [
