@@ -106,6 +106,10 @@ class Options:
                 break  # memory bounds nothing, so recomputing can only take longer
         return found
 
+    def pipeline_s(self, depth: int, replicas: int) -> float:
+        """No option of a shape, or of fewer replicas, is faster; infinite where none fits."""
+        return self._least_s(depth, replicas)[0]
+
     def _least_s(self, depth: int, replicas: int) -> tuple[float, float]:
         """No option of a shape is faster than the second; and than the first, whatever its sums take."""
         fullest = -(-self.request.num_micro_batches // replicas)
