@@ -119,7 +119,6 @@ def _go_on(cells: Cells, worker: int, bound: int, seed: int) -> int:
     forward, backward = cells[worker + FORWARDS], cells[worker + BACKWARDS]
     in_flight, held = cells[worker + IN_FLIGHT], cells[worker + HELD]
     resident, peak, busy = cells[worker + RESIDENT], cells[worker + PEAK], cells[worker + BUSY]
-    total, window = cells[worker + TOTAL], cells[worker + WINDOW]
     is_open, num_started = False, 0
     while now < bound:
         if current:  # an operation is over
@@ -127,51 +126,28 @@ def _go_on(cells: Cells, worker: int, bound: int, seed: int) -> int:
             peak = max(peak, resident + cells[current + RUNNING_BYTES])
             resident += cells[current + ADDED_BYTES]
             current = 0
-        if backward == total:
+        if backward == cells[worker + TOTAL]:
             now = wake = NEVER
             break
         if forward >= cells[worker + OPEN_FORWARD] or backward >= cells[worker + OPEN_BACKWARD]:
             is_open = True
             break
-        code = cells[cells[worker + BACKWARD] + backward]
-        back, recomputes = code >> 1, code & 1
-        gradient = cells[cells[back + OTHER_ROOM] + cells[back + BACKWARDS_DONE]]
-        hop, brief, activations, enters = 0, 0, NEVER, 1
-        if forward < total:
-            code = cells[cells[worker + FORWARD] + forward]
-            hop, brief = code >> 1, code & 1
-            activations = cells[cells[hop + ROOM] + cells[hop + FORWARDS_DONE]]
-            enters = cells[hop + ENTERS]
-        kind = decide(
-            forward < cells[cells[worker + AHEAD] + backward],
-            held != 0,
-            activations <= now,
-            in_flight < window or enters == 0,
-            brief != 0,
-            gradient <= now,
-            recomputes != 0,
-        )
-        if kind == NOTHING:
-            wake = activations if activations > now else NEVER
-            if gradient > now:
-                wake = min(wake, gradient)
+        hop, what, wake = _next(cells, worker, now, forward, backward, in_flight, held)
+        if not hop:
             now = min(wake, bound)
             continue
-        if kind == FORTH:
-            current = hop + (BRIEF if brief else KEPT)
-        else:
-            current = back + (AGAIN if kind == RECOMPUTE else BACK)
+        current = hop + what
+        stop = now + cells[current + TAKES]
         if cells[worker + LOG]:
             _note(cells, worker, current, now)
-        stop = now + cells[current + TAKES]
-        if kind == FORTH:
-            forward, in_flight = forward + 1, in_flight + enters
-            _pass_on(cells, hop, now, stop, seed)
-        elif kind == RECOMPUTE:
+        if what == AGAIN:
             held = 1
+        elif what == BACK:
+            backward, in_flight, held = backward + 1, in_flight - cells[hop + ENTERS], 0
+            _pass_back(cells, hop, now, stop, seed)
         else:
-            backward, in_flight, held = backward + 1, in_flight - cells[back + ENTERS], 0
-            _pass_back(cells, back, now, stop, seed)
+            forward, in_flight = forward + 1, in_flight + cells[hop + ENTERS]
+            _pass_on(cells, hop, now, stop, seed)
         busy += stop - now
         now = wake = stop
         num_started += 1
@@ -180,6 +156,36 @@ def _go_on(cells: Cells, worker: int, bound: int, seed: int) -> int:
     cells[worker + IN_FLIGHT], cells[worker + HELD] = in_flight, held
     cells[worker + RESIDENT], cells[worker + PEAK], cells[worker + BUSY] = resident, peak, busy
     return -1 if is_open else num_started
+
+
+def _next(
+    cells: Cells, worker: int, now: int, forward: int, backward: int, in_flight: int, held: int
+) -> tuple[int, int, int]:
+    """(hop, what it does, 0) of the operation that a worker starts now; or (0, 0, when it may be another)."""
+    code = cells[cells[worker + BACKWARD] + backward]
+    back, recomputes = code >> 1, code & 1
+    gradient = cells[cells[back + OTHER_ROOM] + cells[back + BACKWARDS_DONE]]
+    hop, brief, activations, enters = 0, 0, NEVER, 1
+    if forward < cells[worker + TOTAL]:
+        code = cells[cells[worker + FORWARD] + forward]
+        hop, brief = code >> 1, code & 1
+        activations = cells[cells[hop + ROOM] + cells[hop + FORWARDS_DONE]]
+        enters = cells[hop + ENTERS]
+    kind = decide(
+        forward < cells[cells[worker + AHEAD] + backward],
+        held != 0,
+        activations <= now,
+        in_flight < cells[worker + WINDOW] or enters == 0,
+        brief != 0,
+        gradient <= now,
+        recomputes != 0,
+    )
+    if kind == FORTH:
+        return hop, BRIEF if brief else KEPT, 0
+    if kind != NOTHING:
+        return back, AGAIN if kind == RECOMPUTE else BACK, 0
+    wake = activations if activations > now else NEVER
+    return 0, 0, min(wake, gradient) if gradient > now else wake
 
 
 def _pass_on(cells: Cells, hop: int, start: int, stop: int, seed: int) -> None:
