@@ -14,13 +14,14 @@ from makara.simulator import Calibration, Link, simulate
 from makara.worker.sections.sums import ExactSum, FastSum
 
 from .one_step import one_step
+from .sweeps import sweeps
 
 TITLE = "planning, one step in virtual time (the paper's simulator: 376 to 660 ms), gradient sums; medians"
 PARAMETERS = {"w": (1 << 20,)}
 
 
 def rows() -> list[dict[str, str | float | int]]:
-    measured = [*planning(), *one_step(), *sums()]
+    measured = [*planning(), *one_step(), *sweeps(), *sums()]
     return [{"what": what, "median ms": 1000 * seconds, "of": repeats} for what, seconds, repeats in measured]
 
 
