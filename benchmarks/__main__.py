@@ -17,8 +17,8 @@ from .report import save, show
 PARTS = {
     "trace_big": "the paper's 2.5-billion-parameter GPT-2, traced and cut (half a minute)",
     "planning": "what planning and gradient sums cost (half a minute)",
-    "replay": "a whole job over an availability trace (minutes, nearly all of it the planner's)",
-    "networks": "GPipe and Varuna, deep and shallow pipelines over slower networks, simulated (1 minute)",
+    "replay": "a whole job over an availability trace, a month, a thousand VMs (1 minute)",
+    "networks": "GPipe and Varuna, deep and shallow pipelines over slower networks, simulated (seconds)",
     "overhead": "what the executor costs for each operation (1 minute)",
     "throughput": "against torch.distributed.pipelining, undisturbed (3 minutes)",
     "memory": "peak resident memory of trainers, and as predicted (5 minutes)",

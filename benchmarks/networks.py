@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from makara.examples.replay.make_calibration import M, calibration
 from makara.morphing import Choice, Request, Slot, choose
 from makara.pipeline import Schedule
-from makara.simulator import Calibration, Link
+from makara.simulator import Calibration, Link, warm_up
 
 from .report import Row
 
@@ -26,6 +26,7 @@ _PAPER_DEPTHS = {36: (66.6, 65.88, 50.04), 100: (155.52, 164.34, 99.0)}  # Table
 
 
 def rows() -> list[Row]:
+    warm_up(wait=True)
     return [*_schedules(), *_depths()]
 
 

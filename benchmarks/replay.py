@@ -10,7 +10,7 @@ from importlib import resources
 from makara.manager.replay import Outcome, Scenario, replay
 from makara.manager.replay.planner import CachedPlanner
 from makara.manager.spec import parse_spec, parse_yaml
-from makara.simulator import Calibration, Change, Link, TraceEvent, read_trace
+from makara.simulator import Calibration, Change, Link, TraceEvent, read_trace, warm_up
 
 from .report import Row
 
@@ -20,6 +20,7 @@ _EXAMPLE = resources.files("makara.examples.replay")
 
 def rows() -> list[Row]:
     """One row for each replay. `planner s` of the `replay s` went into the planner itself."""
+    warm_up(wait=True)
     calibration = Calibration.from_json(_EXAMPLE.joinpath("calibration.json").read_text())
     return [
         *_rows("bamboo-p3.csv, 2.5 B parameters", example(calibration), ("varuna", "fixed")),
