@@ -30,24 +30,23 @@ class Trainer:
     profile: Profile | None = None
 
     def report(self) -> WorkerReport:
-        return WorkerReport.model_construct(
-            worker=self.worker,
-            incarnation=1,
-            phase=self.phase,
-            generation=self.generation,
-            prepared=self.prepared,
-            endpoint=f"replayed:{self.prepared}" if self.prepared else None,
-            graph_hash=GRAPH_HASH if self.traced else None,
-            step=self.step,
-            formed=self.formed,
-            lost=[],
-            published=self.published,
-            forward_s=None,
-            backward_s=None,
-            failure=None,
-            profile=self.profile,
-            rows=[],  # a default that is a factory would be looked into each time
+        return _BLANK.model_copy(
+            update={
+                "worker": self.worker,
+                "phase": self.phase,
+                "generation": self.generation,
+                "prepared": self.prepared,
+                "endpoint": f"replayed:{self.prepared}" if self.prepared else None,
+                "graph_hash": GRAPH_HASH if self.traced else None,
+                "step": self.step,
+                "formed": self.formed,
+                "published": self.published,
+                "profile": self.profile,
+            }
         )
+
+
+_BLANK = WorkerReport(worker="", incarnation=1, phase=Phase.STARTING)  # copied thousands of times, unchecked
 
 
 @dataclass(eq=False, slots=True)
