@@ -37,8 +37,8 @@ SLOW = Network(
 )
 MODELS = (transformer(0.010, num_sections=8), uneven(0.010, num_pairs=2), pyramid(0.010))
 CASES = ((FAST, 8), (FAST, 12), (USUAL, 8), (USUAL, 16), (USUAL, 24), (SLOW, 8), (SLOW, 16))
-"""(network, G), for each of the models. With 24 workers on the fast network P = 1 is as fast as any, which two
-cores cannot emulate: see docs/predictions.md."""
+"""(network, G), for each of the models. With 24 workers on the fast network P = 1 is as fast as any, which
+two cores cannot emulate: see docs/predictions.md."""
 
 
 @dataclass(frozen=True, slots=True)
