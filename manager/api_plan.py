@@ -11,8 +11,8 @@ from ..morphing import Candidate, Impossible
 from ..morphing import Request as Question
 from ..pipeline import Plan
 from .auth import User, service_of
+from .commands import ComputePlan
 from .core.planning import slot_of
-from .events import ComputePlan
 from .planning import request_of
 from .ranking import Ranking, rank, shape
 from .runtime import Job

@@ -31,19 +31,21 @@ from ..checkpoint import (
 )
 from ..simulator import Measurements
 from ..worker.messages import BootConfig, CheckpointRef
-from .events import (
-    CheckpointDeleted,
+from .commands import (
     Command,
     ComputePlan,
     DeleteCheckpoint,
-    Event,
     ExportWeights,
-    HeadOpened,
-    JobCommandFailed,
     OpenHead,
     ReleaseVm,
     RequestVm,
     StoreCalibration,
+)
+from .events import (
+    CheckpointDeleted,
+    Event,
+    HeadOpened,
+    JobCommandFailed,
     VmRequestFailed,
     VmTerminated,
     WeightsExported,

@@ -1,38 +1,19 @@
-"""The vocabulary of the core: events come in, facts are decided and journalled, commands go out.
+"""Events: what the core is told, observations and results of commands.
 
-Events carry the time and any new ids, so that the core needs no clock and no randomness. Facts are decisions:
-the state of a job is the fold of its facts and of nothing else. Commands are idempotent and keyed.
+They carry the time and any new ids, so that the core needs no clock and no randomness.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from ..worker.messages import CheckpointRef, Formed, Recipe, Report, SectionRow, Share, Survey
-
-
-class _Value(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from ..worker.messages import CheckpointRef, Report
+from .values import Value
 
 
-class EndReason(StrEnum):
-    """Why a VM left a job."""
-
-    PREEMPTED = "preempted"  # the cloud says that it is gone
-    LEASE_EXPIRED = "lease_expired"  # silent for too long
-    PEERS_LOST_IT = "peers_lost_it"  # connection closed, and its peers report the loss as well
-    RELEASED = "released"  # no longer wanted
-    REQUEST_FAILED = "request_failed"  # the cloud refused or never delivered
-    LEFT = "left"  # it ended itself and said so
-
-
-# ---- events: observations and results ---------------------------------------------------------------------
-
-
-class JobSubmitted(_Value):
+class JobSubmitted(Value):
     event: Literal["job_submitted"] = "job_submitted"
     now: float
     job: str
@@ -40,12 +21,12 @@ class JobSubmitted(_Value):
     bundle_sha256: str
 
 
-class StopRequested(_Value):
+class StopRequested(Value):
     event: Literal["stop_requested"] = "stop_requested"
     now: float
 
 
-class Tick(_Value):
+class Tick(Value):
     """Time has passed. `new_vms`: fresh unique VM ids that the core may use for requests."""
 
     event: Literal["tick"] = "tick"
@@ -53,33 +34,33 @@ class Tick(_Value):
     new_vms: tuple[str, ...] = ()
 
 
-class ReportReceived(_Value):
+class ReportReceived(Value):
     event: Literal["report_received"] = "report_received"
     now: float
     report: Report
 
 
-class ConnectionClosed(_Value):
+class ConnectionClosed(Value):
     event: Literal["connection_closed"] = "connection_closed"
     now: float
     vm: str
 
 
-class ManagerStarted(_Value):
+class ManagerStarted(Value):
     """A manager process took over: every lease begins anew."""
 
     event: Literal["manager_started"] = "manager_started"
     now: float
 
 
-class VmRequestFailed(_Value):
+class VmRequestFailed(Value):
     event: Literal["vm_request_failed"] = "vm_request_failed"
     now: float
     vm: str
     error: str
 
 
-class VmTerminated(_Value):
+class VmTerminated(Value):
     """The provider says that the VM is gone (authoritative)."""
 
     event: Literal["vm_terminated"] = "vm_terminated"
@@ -87,7 +68,7 @@ class VmTerminated(_Value):
     vm: str
 
 
-class Together(_Value):
+class Together(Value):
     """Observations that came in one instant: taken in one after the other, then decided on once.
 
     A hundred VMs that the cloud takes at a time call for one plan, not for a hundred.
@@ -98,7 +79,7 @@ class Together(_Value):
     events: tuple[ReportReceived | ConnectionClosed | VmTerminated, ...]
 
 
-class PlanComputed(_Value):
+class PlanComputed(Value):
     """Answer to `ComputePlan`. `plan` None: nothing feasible, and `reason` says why."""
 
     event: Literal["plan_computed"] = "plan_computed"
@@ -111,7 +92,7 @@ class PlanComputed(_Value):
     reason: str | None = None
 
 
-class HeadOpened(_Value):
+class HeadOpened(Value):
     """Answer to `OpenHead`: `checkpoints` are those published, newest first."""
 
     event: Literal["head_opened"] = "head_opened"
@@ -120,13 +101,13 @@ class HeadOpened(_Value):
     checkpoints: tuple[CheckpointRef, ...]
 
 
-class CheckpointDeleted(_Value):
+class CheckpointDeleted(Value):
     event: Literal["checkpoint_deleted"] = "checkpoint_deleted"
     now: float
     checkpoint: CheckpointRef
 
 
-class WeightsExported(_Value):
+class WeightsExported(Value):
     event: Literal["weights_exported"] = "weights_exported"
     now: float
     uri: str
@@ -134,7 +115,7 @@ class WeightsExported(_Value):
     step: int
 
 
-class JobCommandFailed(_Value):
+class JobCommandFailed(Value):
     """A command that cannot succeed by trying again (bad credentials, store not writable, export impossible).
 
     `command` is the command's own name (`open_head`, ...). A head that is already open at a newer generation
@@ -163,334 +144,4 @@ Event = Annotated[
     | WeightsExported
     | JobCommandFailed,
     Field(discriminator="event"),
-]
-
-
-# ---- commands: what the effects must do --------------------------------------------------------------------
-# Messages to agents are not commands: they are a projection of the state (`manager.orders`), sent again
-# whenever it changes or an agent connects.
-
-
-class RequestVm(_Value):
-    command: Literal["request_vm"] = "request_vm"
-    key: str
-    vm: str
-
-
-class ReleaseVm(_Value):
-    command: Literal["release_vm"] = "release_vm"
-    key: str
-    vm: str
-
-
-class ComputePlan(_Value):
-    """Run the planner off the event loop for these workers; answer with `PlanComputed`.
-
-    `reconsider`: the plan that runs could stay; it is predicted as well.
-    """
-
-    command: Literal["compute_plan"] = "compute_plan"
-    key: str
-    generation: int
-    workers: tuple[WorkerSlot, ...]
-    reconsider: bool = False
-
-
-class WorkerSlot(_Value):
-    worker: str
-    vm: str
-    memory_bytes: int
-    slowdown: float = 1.0  # of its compute times, compared with its peers
-
-
-class OpenHead(_Value):
-    """Swap head.json to `generation` (fencing all older ones); answer with `HeadOpened`."""
-
-    command: Literal["open_head"] = "open_head"
-    key: str
-    generation: int
-
-
-class DeleteCheckpoint(_Value):
-    """Take a checkpoint out of the head, then, one lease later, delete its parts."""
-
-    command: Literal["delete_checkpoint"] = "delete_checkpoint"
-    key: str
-    checkpoint: CheckpointRef
-    not_before: float
-
-
-class ExportWeights(_Value):
-    command: Literal["export_weights"] = "export_weights"
-    key: str
-    checkpoint: CheckpointRef
-
-
-class StoreCalibration(_Value):
-    """Leave the job's measurements in its store, under their fingerprint, for jobs to come."""
-
-    command: Literal["store_calibration"] = "store_calibration"
-    key: str
-
-
-Command = Annotated[
-    RequestVm | ReleaseVm | ComputePlan | OpenHead | DeleteCheckpoint | ExportWeights | StoreCalibration,
-    Field(discriminator="command"),
-]
-
-ComputePlan.model_rebuild()
-
-
-# ---- facts: decisions, journalled --------------------------------------------------------------------------
-
-
-class _Fact(_Value):
-    at: float  # Unix seconds, from the event that caused it
-
-
-class Submitted(_Fact):
-    fact: Literal["submitted"] = "submitted"
-    job: str
-    spec: dict[str, Any]
-    bundle_sha256: str
-
-
-class VmRequested(_Fact):
-    fact: Literal["vm_requested"] = "vm_requested"
-    vm: str
-
-
-class VmJoined(_Fact):
-    fact: Literal["vm_joined"] = "vm_joined"
-    vm: str
-    address: str
-    devices: tuple[dict[str, Any], ...]
-
-
-class VmNoticed(_Fact):
-    fact: Literal["vm_noticed"] = "vm_noticed"
-    vm: str
-    deadline: float  # Unix seconds
-
-
-class VmEnded(_Fact):
-    fact: Literal["vm_ended"] = "vm_ended"
-    vm: str
-    reason: EndReason
-    detail: str = ""
-
-
-class WorkerFailed(_Fact):
-    """A trainer died while its VM lives on; its next incarnation is another worker as far as plans go."""
-
-    fact: Literal["worker_failed"] = "worker_failed"
-    worker: str
-    incarnation: int
-    kind: str
-    message: str
-    traceback: str | None = None
-    step: int = 0  # steps that it had committed
-
-
-class ProfilerChosen(_Fact):
-    """This worker traces and calibrates the model."""
-
-    fact: Literal["profiler_chosen"] = "profiler_chosen"
-    worker: str
-    incarnation: int
-
-
-class Surveyed(_Fact):
-    """What there is to measure of the model, and what the profiler has measured of it."""
-
-    fact: Literal["surveyed"] = "surveyed"
-    worker: str
-    survey: Survey
-
-
-class ShareDealt(_Fact):
-    """This worker measures some sections that nobody else does."""
-
-    fact: Literal["share_dealt"] = "share_dealt"
-    worker: str
-    incarnation: int
-    share: Share
-
-
-class SectionsMeasured(_Fact):
-    fact: Literal["sections_measured"] = "sections_measured"
-    worker: str
-    rows: tuple[SectionRow, ...]
-
-
-class ProbeDealt(_Fact):
-    """These workers measure their links together."""
-
-    fact: Literal["probe_dealt"] = "probe_dealt"
-    number: int
-    members: tuple[tuple[str, int], ...]  # (worker, incarnation)
-
-
-class ProbeOpened(_Fact):
-    """Its first member listens."""
-
-    fact: Literal["probe_opened"] = "probe_opened"
-    number: int
-    endpoint: str
-
-
-class ProbeEnded(_Fact):
-    """What it found; nothing, and why, if it failed."""
-
-    fact: Literal["probe_ended"] = "probe_ended"
-    number: int
-    wires: tuple[dict[str, Any], ...] = ()  # makara.simulator.links.Wire
-    allreduces: tuple[dict[str, Any], ...] = ()
-    failure: str = ""
-
-
-class RecipeFixed(_Fact):
-    fact: Literal["recipe_fixed"] = "recipe_fixed"
-    recipe: Recipe
-    calibration: dict[str, Any]
-    measurements: dict[str, Any] | None = None  # all that the calibration is of
-    stored: bool = False  # an earlier job had left them in the store
-    note: str = ""
-
-
-class Recalibrated(_Fact):
-    """The workers' own timings differ from the calibration for good: its times are multiplied, by section."""
-
-    fact: Literal["recalibrated"] = "recalibrated"
-    scales: tuple[float, ...]
-
-
-class WorkerPaced(_Fact):
-    """A worker is slower than its peers for good, so many times; 1.0: it is not, or is to be tried again."""
-
-    fact: Literal["worker_paced"] = "worker_paced"
-    worker: str
-    incarnation: int
-    slowdown: float
-
-
-class GenerationPlanned(_Fact):
-    """Generation `number` is to be formed by `members` (plan workers in rank order, then donors)."""
-
-    fact: Literal["generation_planned"] = "generation_planned"
-    number: int
-    cause: str
-    plan: dict[str, Any]
-    members: tuple[tuple[str, int], ...]  # (worker, incarnation)
-    predicted_s: float | None
-    detected_at: float  # when the cause was seen
-    decided_s: float  # planning time
-
-
-class GenerationPrepared(_Fact):
-    """Every member is prepared; the head is being swapped, and older generations may not publish any more."""
-
-    fact: Literal["generation_prepared"] = "generation_prepared"
-    number: int
-    endpoint: str
-
-
-class GenerationOpened(_Fact):
-    """The head is swapped: members may switch."""
-
-    fact: Literal["generation_opened"] = "generation_opened"
-    number: int
-    endpoint: str
-    checkpoints: tuple[CheckpointRef, ...]
-
-
-class GenerationFormed(_Fact):
-    fact: Literal["generation_formed"] = "generation_formed"
-    number: int
-    formed: Formed
-    lost_steps: int  # committed before, done again now
-
-
-class GenerationClosed(_Fact):
-    fact: Literal["generation_closed"] = "generation_closed"
-    number: int
-    reason: str
-
-
-class PlanImpossible(_Fact):
-    fact: Literal["plan_impossible"] = "plan_impossible"
-    generation: int
-    reason: str
-
-
-class CheckpointPublished(_Fact):
-    fact: Literal["checkpoint_published"] = "checkpoint_published"
-    checkpoint: CheckpointRef
-
-
-class CheckpointRetired(_Fact):
-    """Chosen for deletion by the retention rule."""
-
-    fact: Literal["checkpoint_retired"] = "checkpoint_retired"
-    checkpoint: CheckpointRef
-
-
-class HoldChanged(_Fact):
-    """Whether workers stop after a checkpoint, because too few VMs would remain."""
-
-    fact: Literal["hold_changed"] = "hold_changed"
-    hold: bool
-    reason: str
-
-
-class StopOrdered(_Fact):
-    fact: Literal["stop_ordered"] = "stop_ordered"
-
-
-class TrainingFinished(_Fact):
-    """The last step is committed and published."""
-
-    fact: Literal["training_finished"] = "training_finished"
-    checkpoint: CheckpointRef
-
-
-class JobEnded(_Fact):
-    fact: Literal["job_ended"] = "job_ended"
-    status: Literal["finished", "stopped", "failed"]
-    reason: str = ""
-    traceback: str | None = None
-    export_uri: str | None = None
-    export_sha256: str | None = None
-
-
-Fact = Annotated[
-    Submitted
-    | VmRequested
-    | VmJoined
-    | VmNoticed
-    | VmEnded
-    | WorkerFailed
-    | ProfilerChosen
-    | Surveyed
-    | ShareDealt
-    | SectionsMeasured
-    | ProbeDealt
-    | ProbeOpened
-    | ProbeEnded
-    | RecipeFixed
-    | Recalibrated
-    | WorkerPaced
-    | GenerationPlanned
-    | GenerationPrepared
-    | GenerationOpened
-    | GenerationFormed
-    | GenerationClosed
-    | PlanImpossible
-    | CheckpointPublished
-    | CheckpointRetired
-    | HoldChanged
-    | StopOrdered
-    | TrainingFinished
-    | JobEnded,
-    Field(discriminator="fact"),
 ]

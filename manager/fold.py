@@ -10,7 +10,7 @@ from typing import Any
 from ..pipeline.plan import Plan
 from ..worker.messages import CheckpointRef
 from . import fold_measuring
-from .events import (
+from .facts import (
     CheckpointPublished,
     CheckpointRetired,
     EndReason,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from .events import (
+from .facts import (
     ProbeDealt,
     ProbeEnded,
     ProbeOpened,

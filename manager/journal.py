@@ -14,7 +14,8 @@ from typing import IO, Any, NamedTuple, Protocol
 from pydantic import TypeAdapter
 
 from ..worker.messages import StepMetrics
-from .events import Command, Fact
+from .commands import Command
+from .facts import Fact
 
 SCHEMA_VERSION = 2
 _FACTS: TypeAdapter[Fact] = TypeAdapter(Fact)

@@ -8,7 +8,8 @@ from typing import Literal
 from ..morphing import Impossible, Request, Slot, choose
 from ..pipeline import Plan, Range
 from ..simulator import Calibration, InvalidCalibration, simulate
-from .events import ComputePlan, PlanComputed
+from .commands import ComputePlan
+from .events import PlanComputed
 from .spec import JobSpec
 from .state import JobState
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..worker.measuring.assembly import done_in
 from ..worker.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, Survey
-from .events import EndReason, JobEnded
+from .facts import EndReason, JobEnded
 from .spec import JobSpec
 
 Seat = tuple[str, int]

@@ -16,18 +16,18 @@ from cluster_effects import perform
 from cluster_protocol import die, obey
 from cluster_store import Broken, Store
 from cluster_trainers import Group, SimVm, Trainer
+from makara.manager.commands import Command
 from makara.manager.core import Timing, Vitals, decide
 from makara.manager.events import (
-    Command,
     ConnectionClosed,
     Event,
-    Fact,
     JobSubmitted,
     ManagerStarted,
     ReportReceived,
     Tick,
     VmTerminated,
 )
+from makara.manager.facts import Fact
 from makara.manager.fold import fold
 from makara.manager.orders import orders
 from makara.manager.state import JobState

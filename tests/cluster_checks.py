@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cluster_store import Broken
 from cluster_trainers import Group
-from makara.manager.events import (
+from makara.manager.facts import (
     Fact,
     GenerationFormed,
     GenerationOpened,

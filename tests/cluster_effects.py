@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING
 from cluster_checks import check_lineage
 from cluster_protocol import started
 from cluster_trainers import RECIPE, SimVm, Trainer
-from makara.manager.events import (
-    CheckpointDeleted,
+from makara.manager.commands import (
     Command,
     ComputePlan,
     DeleteCheckpoint,
-    Event,
     ExportWeights,
-    HeadOpened,
     OpenHead,
-    PlanComputed,
     ReleaseVm,
     RequestVm,
     StoreCalibration,
+)
+from makara.manager.events import (
+    CheckpointDeleted,
+    Event,
+    HeadOpened,
+    PlanComputed,
     VmRequestFailed,
     WeightsExported,
 )

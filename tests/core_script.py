@@ -6,19 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from calibrations import uniform
+from makara.manager.commands import Command, ComputePlan, OpenHead
 from makara.manager.core import Decision, Timing, Vitals, decide
-from makara.manager.events import (
-    Command,
-    ComputePlan,
-    Event,
-    Fact,
-    HeadOpened,
-    JobSubmitted,
-    OpenHead,
-    PlanComputed,
-    ReportReceived,
-    Tick,
-)
+from makara.manager.events import Event, HeadOpened, JobSubmitted, PlanComputed, ReportReceived, Tick
+from makara.manager.facts import Fact
 from makara.manager.fold import fold
 from makara.manager.state import JobState
 from makara.pipeline.plan import Range, grid

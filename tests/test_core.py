@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import pytest
 from core_script import MEMORY, Script
+from makara.manager.commands import (
+    ComputePlan,
+    DeleteCheckpoint,
+    ExportWeights,
+    OpenHead,
+    ReleaseVm,
+    RequestVm,
+)
 from makara.manager.events import (
+    ConnectionClosed,
+    JobCommandFailed,
+    ManagerStarted,
+    PlanComputed,
+    StopRequested,
+    VmRequestFailed,
+    VmTerminated,
+    WeightsExported,
+)
+from makara.manager.facts import (
     CheckpointPublished,
     CheckpointRetired,
-    ComputePlan,
-    ConnectionClosed,
-    DeleteCheckpoint,
     EndReason,
-    ExportWeights,
     GenerationClosed,
     GenerationFormed,
     GenerationOpened,
     GenerationPlanned,
     HoldChanged,
-    JobCommandFailed,
     JobEnded,
-    ManagerStarted,
-    OpenHead,
-    PlanComputed,
     PlanImpossible,
-    ReleaseVm,
-    RequestVm,
-    StopRequested,
     TrainingFinished,
     VmEnded,
-    VmRequestFailed,
-    VmTerminated,
-    WeightsExported,
     WorkerFailed,
 )
 from makara.manager.orders import orders

@@ -6,17 +6,16 @@ from typing import Any
 
 from cluster_trainers import GRAPH_HASH, SURVEY, WIRE, row
 from core_script import Script
-from makara.manager.events import (
-    ManagerStarted,
+from makara.manager.commands import StoreCalibration
+from makara.manager.events import ManagerStarted, VmTerminated
+from makara.manager.facts import (
     ProbeDealt,
     ProbeEnded,
     ProfilerChosen,
     RecipeFixed,
     SectionsMeasured,
     ShareDealt,
-    StoreCalibration,
     Surveyed,
-    VmTerminated,
 )
 from makara.manager.orders import orders
 from makara.manager.state import Status, vm_of

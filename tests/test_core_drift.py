@@ -8,8 +8,10 @@ import pytest
 from core_script import Script
 from hypothesis import given
 from hypothesis import strategies as st
+from makara.manager.commands import ComputePlan
 from makara.manager.core.drift import common_paces
-from makara.manager.events import ComputePlan, GenerationPlanned, ManagerStarted, Recalibrated, WorkerPaced
+from makara.manager.events import ManagerStarted
+from makara.manager.facts import GenerationPlanned, Recalibrated, WorkerPaced
 
 SECTION_S = 3.0  # F and B of each of the two sections, as calibrated
 

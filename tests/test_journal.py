@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from makara.manager.events import ReleaseVm, RequestVm, StopOrdered, VmRequested
+from makara.manager.commands import ReleaseVm, RequestVm
+from makara.manager.facts import StopOrdered, VmRequested
 from makara.manager.journal import (
     JournalConflict,
     JournalError,
@@ -120,7 +121,8 @@ def test_threads_take_turns(tmp_path: Path) -> None:
 _WRITER = """
 import sys
 from pathlib import Path
-from makara.manager.events import RequestVm, VmRequested
+from makara.manager.commands import RequestVm
+from makara.manager.facts import VmRequested
 from makara.manager.journal import SqliteJournal
 journal = SqliteJournal(Path(sys.argv[1]))
 number = len(journal.facts("a"))

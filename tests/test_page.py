@@ -9,7 +9,7 @@ from typing import get_args
 
 import httpx
 import pytest
-from makara.manager.events import Fact
+from makara.manager.facts import Fact
 from managers import Manager, release_all
 
 PAGE = Path(__file__).parent.parent / "manager" / "page"

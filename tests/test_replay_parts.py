@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from makara.examples.replay.make_calibration import calibration as example
 from makara.manager.cli import main
-from makara.manager.events import ComputePlan, Together, VmEnded, VmTerminated
+from makara.manager.commands import ComputePlan
+from makara.manager.events import Together, VmTerminated
+from makara.manager.facts import VmEnded
 from makara.manager.replay import Prices, ReplayError, replay
 from makara.manager.replay.picture import draw
 from makara.manager.replay.stretch import Stretch

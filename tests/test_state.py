@@ -6,7 +6,7 @@ import random
 
 from cluster import Cluster
 from core_script import Script, plan_json
-from makara.manager.events import (
+from makara.manager.facts import (
     EndReason,
     GenerationClosed,
     GenerationFormed,

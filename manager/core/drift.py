@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ...worker.messages import Phase, WorkerReport
-from ..events import Recalibrated, ReportReceived, Tick, Together, WorkerPaced
+from ..events import ReportReceived, Tick, Together
+from ..facts import Recalibrated, WorkerPaced
 from ..state import Generation, Seat
 from .turn import Turn, seat_of
 

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from ...worker.messages import Phase
-from ..events import (
-    EndReason,
-    ExportWeights,
-    GenerationClosed,
-    JobCommandFailed,
-    JobEnded,
-    JobSubmitted,
-    StopOrdered,
-    StopRequested,
-    Submitted,
-    TrainingFinished,
-    WeightsExported,
-)
+from ..commands import ExportWeights
+from ..events import JobCommandFailed, JobSubmitted, StopRequested, WeightsExported
+from ..facts import EndReason, GenerationClosed, JobEnded, StopOrdered, Submitted, TrainingFinished
 from .turn import Turn
 
 

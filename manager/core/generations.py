@@ -8,14 +8,9 @@ from itertools import combinations
 from types import MappingProxyType
 
 from ...worker.messages import Formed, Phase, WorkerReport
-from ..events import (
-    GenerationClosed,
-    GenerationFormed,
-    GenerationOpened,
-    GenerationPrepared,
-    HeadOpened,
-    OpenHead,
-)
+from ..commands import OpenHead
+from ..events import HeadOpened
+from ..facts import GenerationClosed, GenerationFormed, GenerationOpened, GenerationPrepared
 from ..state import Generation, Seat, VmStatus, vm_of
 from . import retention
 from .turn import Turn

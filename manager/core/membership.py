@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from ...worker.messages import Failure, Phase, WorkerReport
-from ..events import (
-    EndReason,
-    RequestVm,
-    Tick,
-    VmJoined,
-    VmNoticed,
-    VmRequested,
-    VmRequestFailed,
-    VmTerminated,
-    WorkerFailed,
-)
+from ..commands import RequestVm
+from ..events import Tick, VmRequestFailed, VmTerminated
+from ..facts import EndReason, VmJoined, VmNoticed, VmRequested, WorkerFailed
 from ..state import Vm, VmStatus, vm_of
 from .turn import Turn, has_ended
 

@@ -7,14 +7,9 @@ from typing import Any
 
 from ...pipeline.plan import Plan
 from ...worker.messages import Phase, WorkerReport
-from ..events import (
-    ComputePlan,
-    GenerationPlanned,
-    HoldChanged,
-    PlanComputed,
-    PlanImpossible,
-    WorkerSlot,
-)
+from ..commands import ComputePlan, WorkerSlot
+from ..events import PlanComputed
+from ..facts import GenerationPlanned, HoldChanged, PlanImpossible
 from ..state import Generation, JobState, Seat, Vm, VmStatus, vm_of
 from .turn import Turn, has_ended, seat_of
 from .vitals import Planning

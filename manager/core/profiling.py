@@ -13,7 +13,8 @@ from typing import Any
 from ...simulator import AllReduce, InvalidCalibration, Wire
 from ...worker.measuring.assembly import left, measurements_of, profile_of, shares
 from ...worker.messages import Phase, Profile, WorkerReport
-from ..events import (
+from ..commands import StoreCalibration
+from ..facts import (
     ProbeDealt,
     ProbeEnded,
     ProbeOpened,
@@ -21,7 +22,6 @@ from ..events import (
     RecipeFixed,
     SectionsMeasured,
     ShareDealt,
-    StoreCalibration,
     Surveyed,
 )
 from ..state import JobState, Measuring, Probe, Seat, VmStatus, vm_of

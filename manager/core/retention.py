@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...worker.messages import CheckpointRef
-from ..events import CheckpointPublished, CheckpointRetired, DeleteCheckpoint
+from ..commands import DeleteCheckpoint
+from ..facts import CheckpointPublished, CheckpointRetired
 from ..state import order_of
 from .turn import Turn
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...worker.messages import Phase, WorkerReport
-from ..events import Command, EndReason, Event, Fact, GenerationClosed, ReleaseVm, VmEnded
+from ..commands import Command, ReleaseVm
+from ..events import Event
+from ..facts import EndReason, Fact, GenerationClosed, VmEnded
 from ..fold import apply
 from ..state import JobState, Seat, Vm, vm_of
 

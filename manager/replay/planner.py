@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from ...morphing import Roster, Slot, place
 from ...pipeline import Plan, Range
-from ..events import ComputePlan, PlanComputed, WorkerSlot
+from ..commands import ComputePlan, WorkerSlot
+from ..events import PlanComputed
 from ..planning import compute_plan, holding
 from ..state import JobState
 

@@ -8,24 +8,18 @@ from typing import Any
 
 from ...simulator import Change, to_ns
 from ...worker.messages import CheckpointRef, Phase, Profile
-from ..core import Vitals, decide
-from ..events import (
+from ..commands import (
     Command,
     ComputePlan,
     DeleteCheckpoint,
-    Event,
     ExportWeights,
-    HeadOpened,
-    JobSubmitted,
     OpenHead,
     ReleaseVm,
     RequestVm,
     StoreCalibration,
-    Tick,
-    Together,
-    VmTerminated,
-    WeightsExported,
 )
+from ..core import Vitals, decide
+from ..events import Event, HeadOpened, JobSubmitted, Tick, Together, VmTerminated, WeightsExported
 from ..state import JobState
 from .fleet import Fleet, SimVm
 from .planner import CachedPlanner

@@ -1,0 +1,82 @@
+"""Commands: what the effects must do. They are idempotent and keyed.
+
+Messages to agents are no commands: they are a projection of the state (`manager.orders`), sent again whenever
+it changes or an agent connects.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ..worker.messages import CheckpointRef
+from .values import Value
+
+
+class RequestVm(Value):
+    command: Literal["request_vm"] = "request_vm"
+    key: str
+    vm: str
+
+
+class ReleaseVm(Value):
+    command: Literal["release_vm"] = "release_vm"
+    key: str
+    vm: str
+
+
+class WorkerSlot(Value):
+    worker: str
+    vm: str
+    memory_bytes: int
+    slowdown: float = 1.0  # of its compute times, compared with its peers
+
+
+class ComputePlan(Value):
+    """Run the planner off the event loop for these workers; answer with `PlanComputed`.
+
+    `reconsider`: the plan that runs could stay; it is predicted as well.
+    """
+
+    command: Literal["compute_plan"] = "compute_plan"
+    key: str
+    generation: int
+    workers: tuple[WorkerSlot, ...]
+    reconsider: bool = False
+
+
+class OpenHead(Value):
+    """Swap head.json to `generation` (fencing all older ones); answer with `HeadOpened`."""
+
+    command: Literal["open_head"] = "open_head"
+    key: str
+    generation: int
+
+
+class DeleteCheckpoint(Value):
+    """Take a checkpoint out of the head, then, one lease later, delete its parts."""
+
+    command: Literal["delete_checkpoint"] = "delete_checkpoint"
+    key: str
+    checkpoint: CheckpointRef
+    not_before: float
+
+
+class ExportWeights(Value):
+    command: Literal["export_weights"] = "export_weights"
+    key: str
+    checkpoint: CheckpointRef
+
+
+class StoreCalibration(Value):
+    """Leave the job's measurements in its store, under their fingerprint, for jobs to come."""
+
+    command: Literal["store_calibration"] = "store_calibration"
+    key: str
+
+
+Command = Annotated[
+    RequestVm | ReleaseVm | ComputePlan | OpenHead | DeleteCheckpoint | ExportWeights | StoreCalibration,
+    Field(discriminator="command"),
+]

@@ -1,0 +1,274 @@
+"""Facts: what the core decides. They are journalled; the state of a job is their fold and nothing else."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ..worker.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, Survey
+from .values import Value
+
+
+class EndReason(StrEnum):
+    """Why a VM left a job."""
+
+    PREEMPTED = "preempted"  # the cloud says that it is gone
+    LEASE_EXPIRED = "lease_expired"  # silent for too long
+    PEERS_LOST_IT = "peers_lost_it"  # connection closed, and its peers report the loss as well
+    RELEASED = "released"  # no longer wanted
+    REQUEST_FAILED = "request_failed"  # the cloud refused or never delivered
+    LEFT = "left"  # it ended itself and said so
+
+
+class _Fact(Value):
+    at: float  # Unix seconds, from the event that caused it
+
+
+class Submitted(_Fact):
+    fact: Literal["submitted"] = "submitted"
+    job: str
+    spec: dict[str, Any]
+    bundle_sha256: str
+
+
+class VmRequested(_Fact):
+    fact: Literal["vm_requested"] = "vm_requested"
+    vm: str
+
+
+class VmJoined(_Fact):
+    fact: Literal["vm_joined"] = "vm_joined"
+    vm: str
+    address: str
+    devices: tuple[dict[str, Any], ...]
+
+
+class VmNoticed(_Fact):
+    fact: Literal["vm_noticed"] = "vm_noticed"
+    vm: str
+    deadline: float  # Unix seconds
+
+
+class VmEnded(_Fact):
+    fact: Literal["vm_ended"] = "vm_ended"
+    vm: str
+    reason: EndReason
+    detail: str = ""
+
+
+class WorkerFailed(_Fact):
+    """A trainer died while its VM lives on; its next incarnation is another worker as far as plans go."""
+
+    fact: Literal["worker_failed"] = "worker_failed"
+    worker: str
+    incarnation: int
+    kind: str
+    message: str
+    traceback: str | None = None
+    step: int = 0  # steps that it had committed
+
+
+class ProfilerChosen(_Fact):
+    """This worker traces and calibrates the model."""
+
+    fact: Literal["profiler_chosen"] = "profiler_chosen"
+    worker: str
+    incarnation: int
+
+
+class Surveyed(_Fact):
+    """What there is to measure of the model, and what the profiler has measured of it."""
+
+    fact: Literal["surveyed"] = "surveyed"
+    worker: str
+    survey: Survey
+
+
+class ShareDealt(_Fact):
+    """This worker measures some sections that nobody else does."""
+
+    fact: Literal["share_dealt"] = "share_dealt"
+    worker: str
+    incarnation: int
+    share: Share
+
+
+class SectionsMeasured(_Fact):
+    fact: Literal["sections_measured"] = "sections_measured"
+    worker: str
+    rows: tuple[SectionRow, ...]
+
+
+class ProbeDealt(_Fact):
+    """These workers measure their links together."""
+
+    fact: Literal["probe_dealt"] = "probe_dealt"
+    number: int
+    members: tuple[tuple[str, int], ...]  # (worker, incarnation)
+
+
+class ProbeOpened(_Fact):
+    """Its first member listens."""
+
+    fact: Literal["probe_opened"] = "probe_opened"
+    number: int
+    endpoint: str
+
+
+class ProbeEnded(_Fact):
+    """What it found; nothing, and why, if it failed."""
+
+    fact: Literal["probe_ended"] = "probe_ended"
+    number: int
+    wires: tuple[dict[str, Any], ...] = ()  # makara.simulator.links.Wire
+    allreduces: tuple[dict[str, Any], ...] = ()
+    failure: str = ""
+
+
+class RecipeFixed(_Fact):
+    fact: Literal["recipe_fixed"] = "recipe_fixed"
+    recipe: Recipe
+    calibration: dict[str, Any]
+    measurements: dict[str, Any] | None = None  # all that the calibration is of
+    stored: bool = False  # an earlier job had left them in the store
+    note: str = ""
+
+
+class Recalibrated(_Fact):
+    """The workers' own timings differ from the calibration for good: its times are multiplied, by section."""
+
+    fact: Literal["recalibrated"] = "recalibrated"
+    scales: tuple[float, ...]
+
+
+class WorkerPaced(_Fact):
+    """A worker is slower than its peers for good, so many times; 1.0: it is not, or is to be tried again."""
+
+    fact: Literal["worker_paced"] = "worker_paced"
+    worker: str
+    incarnation: int
+    slowdown: float
+
+
+class GenerationPlanned(_Fact):
+    """Generation `number` is to be formed by `members` (plan workers in rank order, then donors)."""
+
+    fact: Literal["generation_planned"] = "generation_planned"
+    number: int
+    cause: str
+    plan: dict[str, Any]
+    members: tuple[tuple[str, int], ...]  # (worker, incarnation)
+    predicted_s: float | None
+    detected_at: float  # when the cause was seen
+    decided_s: float  # planning time
+
+
+class GenerationPrepared(_Fact):
+    """Every member is prepared; the head is being swapped, and older generations may not publish any more."""
+
+    fact: Literal["generation_prepared"] = "generation_prepared"
+    number: int
+    endpoint: str
+
+
+class GenerationOpened(_Fact):
+    """The head is swapped: members may switch."""
+
+    fact: Literal["generation_opened"] = "generation_opened"
+    number: int
+    endpoint: str
+    checkpoints: tuple[CheckpointRef, ...]
+
+
+class GenerationFormed(_Fact):
+    fact: Literal["generation_formed"] = "generation_formed"
+    number: int
+    formed: Formed
+    lost_steps: int  # committed before, done again now
+
+
+class GenerationClosed(_Fact):
+    fact: Literal["generation_closed"] = "generation_closed"
+    number: int
+    reason: str
+
+
+class PlanImpossible(_Fact):
+    fact: Literal["plan_impossible"] = "plan_impossible"
+    generation: int
+    reason: str
+
+
+class CheckpointPublished(_Fact):
+    fact: Literal["checkpoint_published"] = "checkpoint_published"
+    checkpoint: CheckpointRef
+
+
+class CheckpointRetired(_Fact):
+    """Chosen for deletion by the retention rule."""
+
+    fact: Literal["checkpoint_retired"] = "checkpoint_retired"
+    checkpoint: CheckpointRef
+
+
+class HoldChanged(_Fact):
+    """Whether workers stop after a checkpoint, because too few VMs would remain."""
+
+    fact: Literal["hold_changed"] = "hold_changed"
+    hold: bool
+    reason: str
+
+
+class StopOrdered(_Fact):
+    fact: Literal["stop_ordered"] = "stop_ordered"
+
+
+class TrainingFinished(_Fact):
+    """The last step is committed and published."""
+
+    fact: Literal["training_finished"] = "training_finished"
+    checkpoint: CheckpointRef
+
+
+class JobEnded(_Fact):
+    fact: Literal["job_ended"] = "job_ended"
+    status: Literal["finished", "stopped", "failed"]
+    reason: str = ""
+    traceback: str | None = None
+    export_uri: str | None = None
+    export_sha256: str | None = None
+
+
+Fact = Annotated[
+    Submitted
+    | VmRequested
+    | VmJoined
+    | VmNoticed
+    | VmEnded
+    | WorkerFailed
+    | ProfilerChosen
+    | Surveyed
+    | ShareDealt
+    | SectionsMeasured
+    | ProbeDealt
+    | ProbeOpened
+    | ProbeEnded
+    | RecipeFixed
+    | Recalibrated
+    | WorkerPaced
+    | GenerationPlanned
+    | GenerationPrepared
+    | GenerationOpened
+    | GenerationFormed
+    | GenerationClosed
+    | PlanImpossible
+    | CheckpointPublished
+    | CheckpointRetired
+    | HoldChanged
+    | StopOrdered
+    | TrainingFinished
+    | JobEnded,
+    Field(discriminator="fact"),
+]
