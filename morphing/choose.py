@@ -159,12 +159,19 @@ class _Sweep:
                 self._best = found
 
     def _play(self, option: Option, window: int | None) -> _Found:
-        stages, candidate = option.split.stages, replace(option.candidate, window=window)
-        request = self._request
+        """The option with the dealing that is fastest."""
         arranged = option.arranged
-        slots = arranged.slots if arranged else self._anyhow(option)
+        if arranged is None:
+            return self._dealt(option, window, self._anyhow(option), None)
+        found = [self._dealt(option, window, arranged.slots, shares) for shares in arranged.deals]
+        return min(found, key=lambda one: (one.candidate.rejected is not None, one.predicted_s))
+
+    def _dealt(
+        self, option: Option, window: int | None, slots: Sequence[Slot] | None, shares: Sequence[int] | None
+    ) -> _Found:
+        candidate, request = replace(option.candidate, window=window), self._request
         plan = grid(
-            stages,
+            option.split.stages,
             candidate.data_parallel_degree,
             request.num_micro_batches,
             schedule=request.schedule,
@@ -172,7 +179,7 @@ class _Sweep:
             recompute=candidate.recompute,
             generation=request.generation,
             optimizer_on_host=candidate.optimizer_on_host,
-            shares=arranged.shares if arranged else None,
+            shares=shares,
         )
         step = self._simulated(plan, slots)
         peak = max(step.peak_bytes)

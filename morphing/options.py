@@ -33,10 +33,11 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Arranged:
-    """Workers in rank order, and each replica's micro-batches."""
+    """Workers in rank order, and how the micro-batches may be dealt to the replicas: as many to each as it
+    can do in the time, or evenly, with which the sums may be over sooner."""
 
     slots: Sequence[Slot]
-    shares: tuple[int, ...]
+    deals: Sequence[tuple[int, ...]]
 
 
 class Options:
@@ -164,7 +165,7 @@ class Options:
         return Option(candidate, shape.split, self._capacity(candidate.used), least_s, None)
 
     def _arranged(self, candidate: Candidate, split: Split) -> Option:
-        """Some workers are slow: each pipeline gets as many micro-batches as it can do in the time."""
+        """Some workers are slow: what pipelines get may be what they can do in the time."""
         depth, replicas = candidate.pipeline_parallel_degree, candidate.data_parallel_degree
         capacity = self._capacity(candidate.used)
         limit = _limit(self.table, split, candidate.recompute, capacity)
@@ -184,13 +185,16 @@ class Options:
             for each in set(factors)
         }
         paces = [bounds[each].pace(self.request.num_micro_batches) for each in factors]
-        shares = deal(self.request.num_micro_batches, paces)
+        by_pace = deal(self.request.num_micro_batches, paces)
+        evenly = deal(self.request.num_micro_batches, [(0, 1)] * replicas)
+        deals = tuple(dict.fromkeys((by_pace, evenly)))
         rings = self._rings(replicas)
-        least_ns = max(
-            bounds[each].step_ns(share, rings) for each, share in set(zip(factors, shares, strict=True))
+        least_ns = min(
+            max(bounds[each].step_ns(share, rings) for each, share in set(zip(factors, shares, strict=True)))
+            for shares in deals
         )
-        candidate = replace(candidate, window=_window(limit, max(shares)))
-        return Option(candidate, split, capacity, least_ns / 1e9, Arranged(slots, shares))
+        candidate = replace(candidate, window=_window(limit, max(map(max, deals))))
+        return Option(candidate, split, capacity, least_ns / 1e9, Arranged(slots, deals))
 
     def _capacity(self, count: int) -> int:
         limit = self.request.memory_limit_bytes

@@ -71,20 +71,20 @@ def place(
 
     The workers of a VM take consecutive ranks, so they are neighbours in a pipeline, and replicas of a
     section share a VM only where it has more workers than the pipeline has stages. VMs with slow workers
-    come last, so that few pipelines have them; or, where `slow` names a stage, the slowest workers take that
-    one in every pipeline. VMs of one size and speed are interchangeable: among them, and inside each, the
-    places go to whoever holds the most of what is needed, by `weights` (bytes per section).
+    come last, and slow workers last in their VM, so that few pipelines have them; or, where `slow` names a
+    stage, the slowest workers take that one in every pipeline. VMs of one size and speed are interchangeable:
+    among them, and inside each, the places go to whoever holds the most of what is needed, by `weights`
+    (bytes per section).
     """
     depth, ranks = len(stages), range(len(slots))
     inside = _Inside(stages, weights)
+    by_speed = sorted(slots, key=speed_class)
     if slow is None:
-        placed = _filled(slots, ranks, holding, inside)
+        placed = _filled(by_speed, ranks, holding, inside)
     else:
-        by_speed = sorted(slots, key=speed_class)
         num_fast = len(slots) - len(slots) // depth
-        fast = {slot.worker for slot in by_speed[:num_fast]}
         placed = _filled(
-            [slot for slot in slots if slot.worker in fast],
+            by_speed[:num_fast],
             [rank for rank in ranks if rank % depth != slow],
             holding,
             inside,
