@@ -25,6 +25,7 @@ from ..pipeline.schedules import INTERPRETED as SCHEDULER
 from ..pipeline.schedules import Scheduler
 from .play import play
 from .records import close, empty_rooms, leave_open, take_over
+from .straight import play_straight
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Code:
     most_in_flight: Callable[[Cells, int], int]
     empty_rooms: Callable[[Cells], None]
     play: Callable[[Cells, int], bool]
+    play_straight: Callable[[Cells], bool]
     leave_open: Callable[[Cells, Cells], None]
     close: Callable[[Cells], None]
     take_over: Callable[[Cells, Cells], None]
@@ -48,6 +50,7 @@ INTERPRETED = Code(
     most_in_flight,
     empty_rooms,
     play,
+    play_straight,
     leave_open,
     close,
     take_over,
@@ -60,6 +63,7 @@ _SIGNATURES = {
     most_in_flight: "int64(int64[::1], int64)",
     empty_rooms: "void(int64[::1])",
     play: "boolean(int64[::1], int64)",
+    play_straight: "boolean(int64[::1])",
     leave_open: "void(int64[::1], int64[::1])",
     close: "void(int64[::1])",
     take_over: "void(int64[::1], int64[::1])",
@@ -111,7 +115,11 @@ def _compile(function: Any, made: dict[Any, Any], digest: str) -> Any:
         twin.__qualname__ = f"{function.__qualname__}_{digest}"
         signature = _SIGNATURES.get(function)
         options: dict[str, Any] = {"nogil": True, "cache": signature is not None}
-        made[function] = numba.njit(signature, **options)(twin) if signature else numba.njit(**options)(twin)
+        made[function] = (
+            numba.njit(signature, **options)(twin)
+            if signature
+            else numba.njit(forceinline=True, **options)(twin)
+        )
     return made[function]
 
 

@@ -7,7 +7,17 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from ..pipeline import Component, Plan, Schedule, components
-from ..pipeline.flat import HOPS_END, SIZE, TOTAL, WORKER_SIZE, WORKERS, WORKERS_END, Cells, flatten
+from ..pipeline.flat import (
+    HOPS_END,
+    SIZE,
+    TOTAL,
+    WORKER_SIZE,
+    WORKERS,
+    WORKERS_END,
+    Cells,
+    flatten,
+    is_pipeline,
+)
 from ..pipeline.schedules import prepare_order, write_order
 from .cluster import Cluster
 from .code import Code
@@ -117,16 +127,21 @@ class _Stage:
     def _play_both(self, cells: Cells, shorter: Cells) -> None:
         """Pipelines of which the second has a micro-batch less do the same until that is noticed."""
         self.code.leave_open(cells, shorter)
-        assert not self.code.play(cells, self.seed)
+        assert not self._go_on(cells)
         self.code.take_over(shorter, cells)
         for one in (cells, shorter):
             self.code.close(one)
             self._play(one)
 
     def _play(self, cells: Cells) -> None:
-        assert self.code.play(cells, self.seed)
+        assert self._go_on(cells)
         for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
             assert cells[worker + BACKWARDS] == cells[worker + TOTAL], "the plan came to a halt"
+
+    def _go_on(self, cells: Cells) -> bool:
+        if self.keeps_log or has_jitter(cells) or not is_pipeline(cells):
+            return self.code.play(cells, self.seed)
+        return self.code.play_straight(cells)
 
     def _seen(self, alike: Sequence[Component], cells: Cells) -> Played:
         return Played(alike, self.code.read(cells, cells[SIZE] if self.keeps_log else cells[HOPS_END]))

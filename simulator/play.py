@@ -97,18 +97,18 @@ def play(cells: Cells, seed: int) -> bool:
             if started < 0:
                 return False
             num_started += started
-        if not num_started and not _put_forward(cells):
+        if not num_started and not put_forward(cells):
             return True
 
 
-def _put_forward(cells: Cells) -> bool:
+def put_forward(cells: Cells) -> bool:
     """Where nobody can start anything at its clock: to the next moment when somebody may. False: never."""
     nearest = NEVER
     for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
         nearest = min(nearest, cells[worker + WAKE])
     for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
         cells[worker + CLOCK] = max(cells[worker + CLOCK], nearest)
-    return nearest < NEVER
+    return 0 <= nearest < NEVER
 
 
 def _go_on(cells: Cells, worker: int, bound: int, seed: int) -> int:

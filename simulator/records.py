@@ -10,6 +10,7 @@ from ..pipeline.flat import (
     BACKWARD,
     BEFORE,
     COUNT,
+    FORWARD,
     FREE,
     HOP_SIZE,
     HOPS,
@@ -26,6 +27,7 @@ from ..pipeline.flat import (
 from ..pipeline.schedules import RECORDS
 
 NEVER = 1 << 62  # a time that does not come, a number that is not reached
+IS_OPEN = -1  # instead of a time: what comes is left open
 
 # What a hop does: a forward that keeps what its backward needs; one that does not, for it will be done again;
 # that; a backward.
@@ -75,6 +77,9 @@ PLAY_HOP_SIZE = HOME + LINK_FIELDS
     RESIDENT,  # bytes beyond its state
     PEAK,
     BUSY,
+    FORWARDS_COUNTED,  # whose memory has been counted, where that is done afterwards
+    BACKWARDS_COUNTED,
+    AGAIN_COUNTED,  # 1: the recomputation of the next backward, too
     WINDOW,
     OPEN_FORWARD,  # numbers of forwards and backwards from which on it is left open what it does
     OPEN_BACKWARD,
@@ -83,7 +88,7 @@ PLAY_HOP_SIZE = HOME + LINK_FIELDS
     LOG,  # where its operations are written, if they are: hop + what, and the start
     NUM_LOGGED,
     PLAY_WORKER_SIZE,
-) = range(RECORDS[0], RECORDS[0] + 18)
+) = range(RECORDS[0], RECORDS[0] + 21)
 
 # Of a source, a worker that sends to another.
 (
@@ -105,15 +110,19 @@ def empty_rooms(cells: Cells) -> None:
 def leave_open(cells: Cells, shorter: Cells) -> None:
     """Leave open what a pipeline may do otherwise than the same with one micro-batch less."""
     for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
-        ahead, backward, entry = cells[worker + AHEAD], cells[worker + BACKWARD], 0
+        total, forward, backward = shorter[worker + TOTAL], cells[worker + FORWARD], cells[worker + BACKWARD]
+        entry = 0
+        while entry < total and cells[forward + entry] == shorter[forward + entry]:
+            entry += 1
+        cells[worker + OPEN_FORWARD] = entry
+        ahead, entry = cells[worker + AHEAD], 0
         while (
-            entry < shorter[worker + TOTAL]
+            entry < total
             and cells[ahead + entry] == shorter[ahead + entry]
             and cells[backward + entry] == shorter[backward + entry]
         ):
             entry += 1
         cells[worker + OPEN_BACKWARD] = entry
-        cells[worker + OPEN_FORWARD] = shorter[worker + TOTAL]
 
 
 def close(cells: Cells) -> None:
@@ -127,11 +136,17 @@ def take_over(cells: Cells, played: Cells) -> None:
     for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
         for field in range(CLOCK, PLAY_WORKER_SIZE):
             cells[worker + field] = played[worker + field]
+        _copy(cells, played, cells[worker + FORWARD], cells[worker + FORWARDS])
+        _copy(cells, played, cells[worker + BACKWARD], cells[worker + BACKWARDS])
+        _copy(cells, played, cells[worker + AHEAD], cells[worker + BACKWARDS] + cells[worker + HELD])
     for hop in range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]):
         for field in range(FORWARDS_DONE, LAST_BACKWARD + 1):
             cells[hop + field] = played[hop + field]
-        for entry in range(cells[hop + COUNT]):
-            cells[cells[hop + ROOM] + entry] = played[played[hop + ROOM] + entry]
-            cells[cells[hop + OTHER_ROOM] + entry] = played[played[hop + OTHER_ROOM] + entry]
-    for wire in range(cells[FREE], cells[ROOMS]):
-        cells[wire] = played[wire]
+        _copy(cells, played, cells[hop + ROOM], cells[hop + COUNT])
+        _copy(cells, played, cells[hop + OTHER_ROOM], cells[hop + COUNT])
+    _copy(cells, played, cells[FREE], cells[ROOMS] - cells[FREE])
+
+
+def _copy(cells: Cells, played: Cells, start: int, length: int) -> None:
+    for index in range(start, start + length):
+        cells[index] = played[index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 from calibrations import uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makara.pipeline import Plan, components
+from makara.pipeline import Plan, Schedule, components, grid
 from makara.pipeline.flat import (
     AHEAD,
     BACKWARD,
@@ -30,7 +31,7 @@ from makara.simulator.cluster import Cluster
 from makara.simulator.code import INTERPRETED, Code, compiled
 from makara.simulator.draws import exponential, philox
 from makara.simulator.minibatch import simulate_with
-from plans import crossing_plans, grids
+from plans import crossing_plans, grids, stages
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,43 @@ def test_what_is_played_once_for_several_is_what_each_would_be(data: st.DataObje
     cluster = data.draw(clusters(plan))
     whole = simulate_with(INTERPRETED, plan, cluster, seed=0, timeline=True)
     assert simulate_with(INTERPRETED, plan, cluster, seed=0, timeline=False) == bare(whole)
+
+
+@given(st.data(), grids(max_depth=8, max_micro_batches=150))
+@settings(max_examples=200, deadline=None)
+def test_long_pipelines_end_as_when_every_operation_is_kept(
+    fast: Code, data: st.DataObject, plan: Plan
+) -> None:
+    cluster = data.draw(clusters(plan))
+    whole = simulate_with(fast, plan, cluster, seed=0, timeline=True)
+    assert simulate_with(fast, plan, cluster, seed=0, timeline=False) == bare(whole)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_pipelines_of_very_different_stages_do_too(fast: Code, seed: int) -> None:
+    draw = random.Random(seed)
+    depth, replicas = draw.choice([2, 5, 12]), draw.randint(1, 4)
+    plan = grid(
+        stages(depth),
+        replicas,
+        draw.choice([replicas, 50, 701]),
+        schedule=draw.choice(list(Schedule)),
+        window=draw.choice([None, 2, depth]),
+        recompute=draw.random() < 0.7,
+    )
+    latency_s, spread = draw.choice([0.0, 1e-4, 3.0]), draw.choice([0.2, 5.0, 1000.0])
+    calibration = uniform(
+        depth,
+        forward_s=tuple(draw.choice([1e-9, 1.0]) * (1 + spread * draw.random()) for _ in range(depth)),
+        backward_s=tuple(1 + spread * draw.random() for _ in range(depth)),
+        cut_bytes=(4,) * (depth - 1),
+        grad_cut_bytes=(5,) * (depth - 1),
+        activation_bytes=(3,) * depth,
+        inter_vm=Link(latency_s=latency_s, bytes_per_s=draw.choice([1e18, 3.0])),
+    )
+    cluster = Cluster(calibration, [f"vm{n}" for n in range(plan.num_workers)], [1.0] * plan.num_workers)
+    whole = simulate_with(fast, plan, cluster, seed=0, timeline=True)
+    assert simulate_with(fast, plan, cluster, seed=0, timeline=False) == bare(whole)
 
 
 def bare(step: MiniBatch) -> MiniBatch:
