@@ -12,8 +12,9 @@ import hashlib
 import importlib.util
 import inspect
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -40,9 +41,39 @@ class Code:
     leave_open: Callable[[Cells, Cells], None]
     close: Callable[[Cells], None]
     take_over: Callable[[Cells, Cells], None]
-    copied: Callable[[Any], Cells]
+    copied: Callable[[Any, int], Cells]
+    """Followed by cells up to a length."""
+    write: Callable[[Any, int, list[int]], None]
+    """Over the cells from a place on."""
     read: Callable[[Any, int], list[int]]
     """The first so many cells, as a list."""
+    shelf: Shelf = field(default_factory=lambda: Shelf(), compare=False)
+    """Orders that were written before (see `prepared`)."""
+
+
+class Shelf:
+    """Keeps what was used last, up to so many cells."""
+
+    def __init__(self, most_cells: int = 1 << 22) -> None:
+        self._most_cells = most_cells
+        self._kept: OrderedDict[Hashable, Cells] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Cells | None:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def put(self, key: Hashable, cells: Cells) -> None:
+        with self._lock:
+            self._kept[key] = cells
+            while self._kept and sum(len(kept) for kept in self._kept.values()) > self._most_cells:
+                self._kept.popitem(last=False)
+
+
+def _write(cells: Any, start: int, values: list[int]) -> None:
+    cells[start : start + len(values)] = values
 
 
 INTERPRETED = Code(
@@ -54,7 +85,8 @@ INTERPRETED = Code(
     leave_open,
     close,
     take_over,
-    copied=list,
+    copied=lambda cells, length: [*cells, *(0 for _ in range(length - len(cells)))],
+    write=_write,
     read=lambda cells, length: cells[:length],
 )
 _SIGNATURES = {
@@ -92,12 +124,19 @@ def compiled() -> Code:
         cells[: len(values)] = values
         return cells
 
+    def copied(cells: Any, length: int) -> Any:
+        result = numpy.empty(length, numpy.int64)
+        result[: len(cells)] = cells
+        result[len(cells) :] = 0
+        return result
+
     made: dict[Any, Any] = {}
     one = [_compile(function, made, _digest()) for function in _SIGNATURES]
     return Code(
         Scheduler(hold, one[0], one[1]),
         *one[2:],
-        copied=lambda cells: cells.copy(),
+        copied=copied,
+        write=_write,
         read=lambda cells, length: cells[:length].tolist(),
     )
 

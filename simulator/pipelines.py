@@ -6,22 +6,23 @@ import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from ..pipeline import Component, Plan, Schedule, components
+from ..pipeline import Component, Plan, components
 from ..pipeline.flat import (
+    FREE,
     HOPS_END,
+    ROOMS,
     SIZE,
     TOTAL,
     WORKER_SIZE,
     WORKERS,
     WORKERS_END,
     Cells,
-    flatten,
     is_pipeline,
 )
-from ..pipeline.schedules import prepare_order, write_order
 from .cluster import Cluster
 from .code import Code
-from .pricing import SIZES, cells_for, draw_apart, has_jitter, keep_log, price
+from .prepared import prepared, records_of
+from .pricing import draw_apart, has_jitter, keep_log, price
 from .records import BACKWARDS, WINDOW
 
 
@@ -82,14 +83,13 @@ class _Stage:
         counts = sorted(family, reverse=True)
         while counts:
             count = counts.pop(0)
-            records = self._records(family[count][0], count)
-            is_drawn = has_jitter(records)
-            cells = self._with_order(records)
-            if is_drawn:
+            cells = self._priced(family[count][0], count)
+            if has_jitter(cells):
                 result += [self._drawn(component, cells) for component in family[count]]
             elif counts and counts[0] == count - 1 and not self.keeps_log:
                 alike = family[counts.pop(0)]
-                shorter = self._with_order(self._records(alike[0], count))
+                orders = prepared(self.plan, alike[0], count, self.code)
+                shorter = self.code.copied(orders, len(orders))
                 self._play_both(cells, shorter)
                 result += [self._seen(family[count], cells), self._seen(alike, shorter)]
             else:
@@ -97,29 +97,23 @@ class _Stage:
                 result.append(self._seen(family[count], cells))
         return result
 
-    def _records(self, component: Component, capacity: int) -> list[int]:
-        is_lone = len(component.paths) == 1
-        records = flatten(component, SIZES, more=cells_for(component), capacity=capacity if is_lone else None)
-        prepare_order(self.plan, records)
-        price(component, records, self.cluster, self.plan.window)
+    def _priced(self, component: Component, capacity: int) -> Cells:
+        """Cells to be played; on a lone path with room for as many micro-batches as `capacity`."""
+        orders = prepared(self.plan, component, capacity, self.code)
+        records = records_of(component, capacity)
+        price(component, records, self.cluster)
+        for worker in range(records[WORKERS], records[WORKERS_END], records[WORKER_SIZE]):
+            records[worker + WINDOW] = orders[worker + WINDOW]
         if self.keeps_log:
             keep_log(records)
-        return records
-
-    def _with_order(self, records: list[int]) -> Cells:
-        code = self.code
-        cells = code.scheduler.hold(records, records[SIZE])
-        write_order(self.plan, cells, code.scheduler)
-        if self.plan.schedule is Schedule.ONE_F_ONE_B:
-            # Bounded memory is the point of 1F1B: running ahead may not exceed what its own order needs.
-            for worker in range(records[WORKERS], records[WORKERS_END], records[WORKER_SIZE]):
-                cells[worker + WINDOW] = min(records[worker + WINDOW], code.most_in_flight(cells, worker))
-        code.empty_rooms(cells)
+        cells = self.code.copied(orders, records[SIZE])
+        self.code.write(cells, 0, records[: records[HOPS_END]])
+        self.code.write(cells, records[FREE], records[records[FREE] : records[ROOMS]])
         return cells
 
-    def _drawn(self, component: Component, prepared: Cells) -> Played:
+    def _drawn(self, component: Component, priced: Cells) -> Played:
         """One of several alike whose messages' delays are its own."""
-        cells = self.code.copied(prepared)
+        cells = self.code.copied(priced, len(priced))
         draw_apart(component, cells)
         self._play(cells)
         return self._seen([component], cells)

@@ -51,7 +51,6 @@ from .records import (
     STREAM,
     TAKES,
     WAY,
-    WINDOW,
     WIRE,
 )
 
@@ -63,7 +62,7 @@ def cells_for(component: Component) -> int:
     return (4 + 2 * SOURCE_FIELDS) * sum(len(path.hops) for path in component.paths)
 
 
-def price(component: Component, records: list[int], cluster: Cluster, window: int | None) -> None:
+def price(component: Component, records: list[int], cluster: Cluster) -> None:
     """Write into the records what operations and messages cost, and that nothing has run."""
     hops = [hop for path in component.paths for hop in path.hops]
     for record, hop in zip(_records(records), hops, strict=True):
@@ -74,7 +73,6 @@ def price(component: Component, records: list[int], cluster: Cluster, window: in
     draw_apart(component, records)
     for worker in range(records[WORKERS], records[WORKERS_END], records[WORKER_SIZE]):
         free = _list_sources(records, worker, free)
-        records[worker + WINDOW] = NEVER if window is None else window
         records[worker + OPEN_FORWARD] = records[worker + OPEN_BACKWARD] = NEVER
 
 

@@ -5,6 +5,8 @@ Times are in whole nanoseconds.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..pipeline.flat import (
     AHEAD,
     BACKWARD,
@@ -132,21 +134,23 @@ def close(cells: Cells) -> None:
 
 
 def take_over(cells: Cells, played: Cells) -> None:
-    """Go on from where another pipeline is that has been played so far, with records at the same places."""
+    """Go on from where a pipeline is that is alike and was played so far. Records lie at the same places.
+
+    Its own are its orders, from where they have not been followed, with their numbers and its windows.
+    """
     for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
-        for field in range(CLOCK, PLAY_WORKER_SIZE):
-            cells[worker + field] = played[worker + field]
+        window = cells[worker + WINDOW]
+        _copy(cells, played, worker + CLOCK, PLAY_WORKER_SIZE - CLOCK)
+        cells[worker + WINDOW] = window
         _copy(cells, played, cells[worker + FORWARD], cells[worker + FORWARDS])
         _copy(cells, played, cells[worker + BACKWARD], cells[worker + BACKWARDS])
         _copy(cells, played, cells[worker + AHEAD], cells[worker + BACKWARDS] + cells[worker + HELD])
     for hop in range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]):
-        for field in range(FORWARDS_DONE, LAST_BACKWARD + 1):
-            cells[hop + field] = played[hop + field]
+        _copy(cells, played, hop + FORWARDS_DONE, PLAY_HOP_SIZE - FORWARDS_DONE)
         _copy(cells, played, cells[hop + ROOM], cells[hop + COUNT])
         _copy(cells, played, cells[hop + OTHER_ROOM], cells[hop + COUNT])
     _copy(cells, played, cells[FREE], cells[ROOMS] - cells[FREE])
 
 
-def _copy(cells: Cells, played: Cells, start: int, length: int) -> None:
-    for index in range(start, start + length):
-        cells[index] = played[index]
+def _copy(cells: Any, played: Any, start: int, length: int) -> None:
+    cells[start : start + length] = played[start : start + length]
