@@ -15,7 +15,10 @@ _REPEATS = 5
 
 
 def sweeps() -> list[tuple[str, float, int]]:
-    """(what, median seconds, repeats), warm: code compiled. `first`: nothing is known of the calibration."""
+    """(what, median CPU seconds of the thread, repeats): other work may share the cores. Warm: code compiled.
+
+    `first`: nothing is known of the calibration.
+    """
     warm_up(wait=True)
     choose(_request(128, _uneven(0)))
     fresh = [_request(128, _uneven(seed)) for seed in range(1, 1 + _REPEATS)]
@@ -58,7 +61,7 @@ def _request(num_workers: int, model: Calibration) -> Request:
 def _median(requests: list[Request]) -> tuple[float, int]:
     times: list[float] = []
     for request in requests:
-        began = time.perf_counter()
+        began = time.thread_time()
         assert isinstance(choose(request), Choice)
-        times.append(time.perf_counter() - began)
+        times.append(time.thread_time() - began)
     return statistics.median(times), len(times)
