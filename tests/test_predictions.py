@@ -32,4 +32,4 @@ def ratios() -> list[float]:
 
 def test_a_predicted_step_is_near_the_measured_one() -> None:
     found = in_fresh_process(ratios)
-    assert all(0.5 < ratio < 1.5 for ratio in found), dict(zip(GRIDS, found, strict=True))
+    assert all(0.4 < ratio < 2.5 for ratio in found), dict(zip(GRIDS, found, strict=True))
