@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 
-from makara.pipeline import Plan, Range, grid
-from makara.simulator import Calibration, Link
+from makara.pipeline import Plan, grid
+from makara.simulator import Calibration
 from makara.simulator.cluster import Cluster
 from makara.simulator.code import INTERPRETED, Code, compiled
 from makara.simulator.minibatch import simulate_with
+
+from .made_up import model, stages
 
 DEPTH, REPLICAS, NUM_MICRO_BATCHES = 36, 3, 8192
 Figure = tuple[str, float, int]
@@ -24,7 +26,7 @@ def one_step() -> list[Figure]:
     rows: list[Figure] = []
     for recompute in (False, True):
         for window in (None, 2 * DEPTH, 4 * DEPTH):
-            plan = grid(_stages(DEPTH), REPLICAS, NUM_MICRO_BATCHES, recompute=recompute, window=window)
+            plan = grid(stages(DEPTH, DEPTH), REPLICAS, NUM_MICRO_BATCHES, recompute=recompute, window=window)
             kind = f"P=36 D=3 N=8192, window {window}, recompute {'on' if recompute else 'off'}"
             rows += [
                 (f"{kind}, compiled", *_median(fast, plan, 0.0, 15)),
@@ -32,7 +34,7 @@ def one_step() -> list[Figure]:
             ]
     rows.append(("the last, interpreted", *_median(INTERPRETED, plan, 0.0, 1)))
     for depth, replicas in ((36, 277), (18, 555), (2, 5000)):
-        plan = grid(_stages(depth), replicas, NUM_MICRO_BATCHES, recompute=True, window=4 * depth)
+        plan = grid(stages(DEPTH, depth), replicas, NUM_MICRO_BATCHES, recompute=True, window=4 * depth)
         rows.append((f"P={depth} D={replicas} N=8192, compiled", *_median(fast, plan, 0.0, 5)))
     rows.append(("first use in a process, compiled earlier", _first_use(), 1))
     return rows
@@ -69,28 +71,9 @@ def _first_use() -> float:
     return float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
 
 
-def _stages(depth: int) -> list[Range]:
-    size = DEPTH // depth
-    return [Range(stage * size, (stage + 1) * size) for stage in range(depth)]
-
-
 def uneven(sections: int, jitter_s: float) -> Calibration:
-    """Sections whose times differ by up to 20 %: 10 to 12 ms forwards; 4 MB across each cut, 10 Gbit/s."""
+    """Sections whose times differ by up to 20 %: 10 to 12 ms forwards."""
     # The fractional parts of multiples of the golden ratio are spread evenly.
-    forward_s = tuple(0.01 + 0.002 * (number * 0.6180339887 % 1) for number in range(sections))
-    link = Link(latency_s=1e-4, bytes_per_s=1.25e9, jitter_s=jitter_s)
-    return Calibration(
-        forward_s=forward_s,
-        backward_s=tuple(2 * seconds for seconds in forward_s),
-        optimizer_s=(0.001,) * sections,
-        parameter_bytes=(50 << 20,) * sections,
-        gradient_bytes=(50 << 20,) * sections,
-        state_bytes=(200 << 20,) * sections,
-        activation_bytes=(100 << 20,) * sections,
-        cut_bytes=(4 << 20,) * (sections - 1),
-        grad_cut_bytes=(4 << 20,) * (sections - 1),
-        inter_vm=link,
-        intra_vm=link,
-        device_kind="cuda",
-        microbatch_size=1,
+    return model(
+        tuple(0.01 + 0.002 * (number * 0.6180339887 % 1) for number in range(sections)), jitter_s=jitter_s
     )

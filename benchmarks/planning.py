@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import torch
 from makara.morphing import Request, Slot, choose
-from makara.pipeline.plan import Range, Schedule, grid
+from makara.pipeline.plan import Schedule, grid
 from makara.pipeline.schedules import orders
-from makara.simulator import Calibration, Link, simulate
+from makara.simulator import simulate
 from makara.worker.sections.sums import ExactSum, FastSum
 
+from .made_up import model, stages
 from .one_step import one_step
 from .sweeps import sweeps
 
@@ -27,7 +28,7 @@ def rows() -> list[dict[str, str | float | int]]:
 
 def planning() -> list[tuple[str, float, int]]:
     """Schedules, one simulated mini-batch, and the whole choice that a morph waits for."""
-    calibration = uniform(sections=36)
+    calibration = model((0.01,) * 36)
     rows: list[tuple[str, float, int]] = []
     for schedule in Schedule:
         plan = grid(stages(36, 36), 4, 512, schedule=schedule, recompute=True)
@@ -68,29 +69,3 @@ def median(call: Callable[[], object], repeats: int) -> tuple[float, int]:
         call()
         times.append(time.perf_counter() - began)
     return statistics.median(times), repeats
-
-
-def stages(sections: int, depth: int) -> list[Range]:
-    size = sections // depth
-    return [Range(n * size, (n + 1) * size) for n in range(depth)]
-
-
-def uniform(sections: int) -> Calibration:
-    """A made-up model of equal sections: 10 ms forward, 20 ms backward, 4 MB across each cut, 10 Gbit/s."""
-    link = Link(latency_s=1e-4, bytes_per_s=1.25e9)
-    return Calibration(
-        forward_s=(0.01,) * sections,
-        backward_s=(0.02,) * sections,
-        optimizer_s=(0.001,) * sections,
-        parameter_bytes=(50 << 20,) * sections,
-        gradient_bytes=(50 << 20,) * sections,
-        state_bytes=(200 << 20,) * sections,
-        activation_bytes=(100 << 20,) * sections,
-        cut_bytes=(4 << 20,) * (sections - 1),
-        grad_cut_bytes=(4 << 20,) * (sections - 1),
-        inter_vm=link,
-        intra_vm=link,
-        device_kind="cpu",
-        microbatch_size=1,
-        versions={},
-    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from xml.sax.saxutils import escape
 
 from ..simulator.measurements import Measurements, Row, best_microbatch_size
-from .calibration_text import duration
+from ..simulator.quantities import seconds as written
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _PANEL, _GAP = 900, 84, 24, 64, 220, 70
 _INNER = _WIDTH - _LEFT - _RIGHT
@@ -48,7 +48,7 @@ def _per_sample(rows: Sequence[Row], best: int, y: int) -> str:
         path = " ".join(f"{x:.1f},{height:.1f}" for x, height in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{_COLOURS[name]}" stroke-width="2"/>')
         for (x, height), seconds, row in zip(points, values, rows, strict=True):
-            about = f"{name}({row.microbatch_size})/{row.microbatch_size} = {duration(seconds)}"
+            about = f"{name}({row.microbatch_size})/{row.microbatch_size} = {written(seconds)}"
             parts.append(
                 f'<circle cx="{x:.1f}" cy="{height:.1f}" r="4" fill="{_COLOURS[name]}">'
                 f"<title>{escape(about)}</title></circle>"
@@ -70,7 +70,7 @@ def _sections(row: Row, y: int) -> str:
         for name, key in (("F", "forward_s"), ("B", "backward_s")):
             figure = row.figures[key][index]
             tall, spread = _PANEL * figure.median / most, _PANEL * figure.spread / most
-            about = f"{label}: {name} {duration(figure.median)} ± {duration(figure.spread)}"
+            about = f"{label}: {name} {written(figure.median)} ± {written(figure.spread)}"
             base -= tall
             parts.append(
                 f'<rect x="{x:.1f}" y="{base:.1f}" width="{0.7 * step:.1f}" height="{tall:.1f}" '
@@ -90,7 +90,7 @@ def _frame(y: int, most: float, text: str) -> str:
         parts.append(
             f'<line class="g" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>'
             f'<text class="s" x="{_LEFT - 8}" y="{height + 4:.1f}" text-anchor="end">'
-            f"{escape(duration(share * most))}</text>"
+            f"{escape(written(share * most))}</text>"
         )
     return "".join(parts)
 

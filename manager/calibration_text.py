@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ..simulator.links import AllReduce, Wire, fitted_links
 from ..simulator.measurements import TIMES, Measurements, Row, best_microbatch_size, least_bytes
+from ..simulator.quantities import rate, seconds, size
 
 _NARROW = 40  # a section's label
 
@@ -39,9 +40,9 @@ def _sizes(rows: Sequence[Row], best: int) -> Iterable[str]:
         cells.append(
             [
                 f"{m}",
-                duration(sum(calibration.forward_s) / m),
-                duration(sum(calibration.backward_s) / m),
-                duration(sum(calibration.optimizer_s)),
+                seconds(sum(calibration.forward_s) / m),
+                seconds(sum(calibration.backward_s) / m),
+                seconds(sum(calibration.optimizer_s)),
                 f"{100 * statistics.median(figure.noise for figure in figures):.1f} %",
                 f"{sum(f.dropped for f in figures)} of {sum(f.repeats for f in figures)}",
                 size(least_bytes(calibration)),
@@ -70,12 +71,12 @@ def _links(measured: Measurements) -> Iterable[str]:
     for same_vm, link in zip((False, True), links, strict=True):
         hop = ""
         if link.hop_latency_s is not None and link.hop_bytes_per_s is not None:
-            hop = f"{duration(link.hop_latency_s)} and {rate(link.hop_bytes_per_s)}"
+            hop = f"{seconds(link.hop_latency_s)} and {rate(link.hop_bytes_per_s)}"
         cells.append(
             [
                 "within a VM" if same_vm else "between VMs",
-                duration(link.latency_s),
-                duration(link.jitter_s),
+                seconds(link.latency_s),
+                seconds(link.jitter_s),
                 rate(link.bytes_per_s),
                 hop,
                 _source(measured.wires, same_vm) if same_vm in measured_kinds else "assumed as the other",
@@ -103,28 +104,8 @@ def _source(wires: Sequence[Wire], same_vm: bool) -> str:
     return f"{len(own)} pairs of workers{beside}"
 
 
-def _noisy(seconds: float, noise: float) -> str:
-    return f"{duration(seconds)} ±{100 * noise:.0f}%"
-
-
-def duration(seconds: float) -> str:
-    """With three digits and a unit."""
-    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
-
-
-def size(number: float) -> str:
-    """Bytes, with three digits and a unit."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= factor:
-            return f"{number / factor:.3g} {unit}"
-    return f"{number:.0f} B"
-
-
-def rate(bytes_per_s: float) -> str:
-    return f"{size(bytes_per_s)}/s"
+def _noisy(value: float, noise: float) -> str:
+    return f"{seconds(value)} ±{100 * noise:.0f}%"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 0) -> Iterable[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
         return command(options)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever reads, `head` say, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else flushing at exit raises again
+        return 141
     except Unreachable as error:
         return _say(str(error), UNREACHABLE)
     except JobSpecError as error:

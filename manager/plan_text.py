@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..morphing import Candidate
 from ..simulator import Calibration
-from ..simulator.svg import seconds, size
+from ..simulator.quantities import seconds, size
 from .calibration_text import aligned
 from .ranking import Ranking, shape
 from .replay import Prices

@@ -46,7 +46,7 @@ class Bound:
         if table.schedule is Schedule.GPIPE:
             self._forwards = _Line(last.forward_ns, last.lead_ns)
         self._sums = _sums(table, stages, parts)
-        self._apply_ns = to_ns(table.calibration.step_s) + max(
+        self._apply_ns = max(
             to_ns(factor * sum(table.calibration.optimizer_s[span.start : span.stop]))
             for span, factor in zip(stages, factors, strict=True)
         )

@@ -3,7 +3,7 @@
 In: the number of sections K, the number of micro-batches N, the workers' ranges and the paths through them.
 Out: a `Plan`, the order of operations on each worker, and the `Dispatcher` that decides which operation a
 worker runs next. The simulator plays a plan in virtual time and the worker plays the same plan with tensors;
-both ask the same dispatcher, so what is predicted is what runs.
+both ask the same policy (`policy.decide`), so what is predicted is what runs.
 """
 
 from .components import Component, components

@@ -2,8 +2,9 @@
 
 In: a plan, the calibration of the model on its hardware, where the workers are and how slow each is; or the
 text of an availability trace. Out: the time and the memory of one mini-batch with its timeline; the trace's
-events. Whole nanoseconds, one total order of events and seeded jitter, so that equal input gives equal
-output. Which operation a worker runs next is asked of `makara.pipeline`, as the real worker does.
+events. Whole nanoseconds and seeded jitter, so that equal input gives equal output. Which operation a worker
+runs next is asked of `makara.pipeline`, as the real worker does. `play` goes through the operations, in code
+that is interpreted or compiled (`code`); `closing` adds sums, commit and optimizer.
 """
 
 from .calibration import Calibration, InvalidCalibration, Link

@@ -23,7 +23,7 @@ _OPTIONAL_SIZES = (
     "optimizer_bytes",
 )
 _CUTS = ("cut_bytes", "grad_cut_bytes")
-_EXECUTOR = ("operation_s", "message_s", "collective_s", "step_s")
+_EXECUTOR = ("operation_s", "message_s", "collective_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +113,6 @@ class Calibration:
     """To the way of each message beyond its link: threads at both ends, and waking the receiver."""
     collective_s: float = 0.0
     """To each sum over two workers or more, beyond its link, and to the commit."""
-    step_s: float = 0.0
-    """To each step, outside its operations, sums and updates of weights."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     labels: tuple[str, ...] = ()
     """For people: what each section is made of, "transformer.h.3 (model.py:88)"; empty if not known."""

@@ -83,7 +83,6 @@ def close_step(plan: Plan, cluster: Cluster, seats: Sequence[Seat], losses_ns: i
         applied_ns = committed_ns + seat.apply_ns
         closed.append(Closed([seat], ClosingKind.UPDATE, None, committed_ns, applied_ns))
         end_ns = max(end_ns, applied_ns)
-    end_ns += to_ns(cluster.calibration.step_s)
     return Ended(max(seat.stop_ns for seat in seats), committed_ns, end_ns, closed)
 
 

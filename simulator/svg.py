@@ -1,10 +1,12 @@
-"""What the SVG pictures have in common: page, colours, legends, ticks, and how numbers are written."""
+"""What the SVG pictures have in common: page, colours, legends and ticks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape
+
+from .quantities import SECONDS
 
 # Told apart by people of all kinds of colour vision (Okabe and Ito, "Color Universal Design", 2008).
 BLUE, SKY, ORANGE, GREEN = "#0072B2", "#56B4E9", "#E69F00", "#009E73"
@@ -19,7 +21,6 @@ _STYLE = (
     "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#9aa4af}.w{fill:#fff}.k{fill:#1b1f24}"
     ".g{stroke:#2d333b}.a{stroke:#6e7781}.p{fill:#14171c}.l{fill:#20262d}.m{fill:#4d5661}}"
 )
-_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def document(title: str, width: float, height: float, parts: Iterable[str], left: float = 24) -> str:
@@ -61,22 +62,4 @@ def ticks(start: float, stop: float, most: int) -> list[float]:
 
 def time_unit(most_s: float) -> tuple[float, str]:
     """(seconds, name) of the unit in which times up to `most_s` are best read."""
-    return next((unit for unit in _UNITS if most_s >= 2 * unit[0]), _UNITS[-1])
-
-
-def seconds(value: float) -> str:
-    """A time in its own unit, to three digits."""
-    unit, name = next((unit for unit in _UNITS if abs(value) >= unit[0]), _UNITS[-1])
-    return f"{_digits(value / unit)} {name}" if value else "0 s"
-
-
-def size(size_bytes: float) -> str:
-    """A number of bytes with a decimal unit, to three digits."""
-    for power, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
-        if size_bytes >= power:
-            return f"{_digits(size_bytes / power)} {unit}"
-    return f"{size_bytes:.0f} B"
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:#.3g}"
+    return next((unit for unit in SECONDS if most_s >= 2 * unit[0]), SECONDS[-1])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +54,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_file_is_shown_as_a_table(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["calibrate", str(file)]) == 0
     shown = capsys.readouterr().out
-    for text in ("a processor, 2 cores", "block <1>", "1.5 s", "±10%", "computing beside it", "1.05 MB"):
+    for text in ("a processor, 2 cores", "block <1>", "1.50 s", "±10%", "computing beside it", "1.05 MB"):
         assert text in shown
     assert "within a VM" in shown
     assert "assumed as the other" in shown
@@ -122,3 +124,13 @@ def test_a_job_of_the_manager_is_shown(
     assert cli.main(["calibrate", job, "--json", "--home", str(manager.home)]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["graph_hash"] == "scripted"
     assert cli.main(["calibrate", "nothing", "--home", str(manager.home)]) == cli.MISTAKE
+
+
+def test_a_reader_that_has_enough_is_no_fault(file: Path) -> None:
+    command = [sys.executable, "-u", "-m", "makara.manager.cli", "calibrate", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # before the first line: the imports alone take longer
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

@@ -53,7 +53,6 @@ def requests(draw: st.DrawFn) -> Request:
         operation_s=draw(st.sampled_from([0.0, 0.125])),
         message_s=draw(st.sampled_from([0.0, 0.25])),
         collective_s=draw(st.sampled_from([0.0, 0.5])),
-        step_s=draw(st.sampled_from([0.0, 0.5])),
     )
     workers = [
         Slot(

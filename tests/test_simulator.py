@@ -102,8 +102,6 @@ def test_what_the_executor_adds_is_counted_where_it_adds_it() -> None:
     assert per_operation.pipeline_s == pytest.approx(plain.pipeline_s + 4 * 0.01)  # F, F, B, B
     per_message = simulate(plan, uniform(2, inter_vm=link, message_s=0.02))
     assert per_message.pipeline_s == pytest.approx(plain.pipeline_s + 2 * 0.02)
-    per_step = simulate(plan, uniform(2, inter_vm=link, step_s=0.05))
-    assert per_step.time_s == pytest.approx(plain.time_s + 0.05)
     # The tally is over before the last backward is, so of the sums only the commit's cost is seen.
     per_collective = simulate(plan, uniform(2, inter_vm=link, collective_s=0.04))
     assert per_collective.time_s == pytest.approx(plain.time_s + 0.04)
@@ -173,12 +171,10 @@ def test_arguments_that_do_not_fit_are_named(change: dict[str, Any], message: st
 
 
 def test_a_calibration_survives_json() -> None:
-    calibration = uniform(
-        3, inter_vm=JITTERY, operation_s=1e-4, message_s=2e-4, collective_s=3e-4, step_s=4e-4
-    )
+    calibration = uniform(3, inter_vm=JITTERY, operation_s=1e-4, message_s=2e-4, collective_s=3e-4)
     assert Calibration.from_json(json.dumps(calibration.to_json())) == calibration
     without = uniform(3).to_json()
-    for name in ("operation_s", "message_s", "collective_s", "step_s"):
+    for name in ("operation_s", "message_s", "collective_s"):
         del without[name]  # as written by versions that did not measure them
     assert Calibration.from_json(without) == uniform(3)
 
@@ -194,7 +190,7 @@ def test_a_calibration_survives_json() -> None:
         ({"forward_s": 3}, "forward_s: expected a list"),
         ({"optimizer_bytes": [101, 0]}, "optimizer_bytes: they are part of state_bytes"),
         ({"operation_s": -1.0}, "operation_s: -1.0 is not a number of seconds"),
-        ({"step_s": "1"}, "step_s: '1' is not a number of seconds"),
+        ({"message_s": "1"}, "message_s: '1' is not a number of seconds"),
         ({"colour": "red"}, "colour: unknown field"),
         ({"microbatch_size": 0}, "microbatch_size"),
         ({"inter_vm": {"latency_s": 1, "bytes_per_s": 0}}, r"inter_vm\.bytes_per_s"),

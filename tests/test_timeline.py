@@ -14,7 +14,8 @@ from calibrations import uniform
 from hypothesis import given, settings
 from makara.pipeline import Kind, Plan, grid
 from makara.simulator import Link, simulate
-from makara.simulator.svg import seconds, size, ticks
+from makara.simulator.quantities import seconds, size
+from makara.simulator.svg import ticks
 from makara.simulator.timeline import Timeline, chrome_trace, draw, timeline_of
 from plans import crossing_plans, grids, stages
 

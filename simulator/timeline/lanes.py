@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from ...pipeline import Plan, Range
 from ..closing import Closing
 from ..minibatch import MiniBatch
+from ..quantities import seconds
 from ..spans import Span
-from ..svg import seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

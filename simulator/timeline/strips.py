@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from ...pipeline import Kind
 from ..closing import ClosingKind
+from ..quantities import seconds
 from ..spans import Span
-from ..svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, seconds, text, ticks, time_unit
+from ..svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, text, ticks, time_unit
 from .lanes import Lane
 
 WIDTH, LEFT, RIGHT = 1240, 132, 128  # of the picture, and beside the lanes; all in pixels

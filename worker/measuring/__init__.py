@@ -2,6 +2,6 @@
 
 In: a job's `Training` and settings. Out: `Measurements`, or a part of them where several workers share the
 work. `section` measures one section, `subject` is the model traced and cut for one m at a time, `survey` what
-one worker does first (what there is to measure, and as much of it as is quick), `wires` links, `assembly`
-puts the parts together, without torch, since the manager does it too.
+one worker does first (what there is to measure, and as much of it as is quick), `wires` and `probe` links and
+sums, `assembly` puts the parts together, without torch, since the manager does it too.
 """

@@ -1,0 +1,35 @@
+"""A made-up model on made-up machines, for benchmarks that only plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from makara.pipeline import Range
+from makara.simulator import Calibration, Link
+
+
+def model(forward_s: Sequence[float], *, jitter_s: float = 0.0) -> Calibration:
+    """One section for each forward; a backward takes twice as long. 4 MB across each cut, 10 Gbit/s."""
+    sections = len(forward_s)
+    link = Link(latency_s=1e-4, bytes_per_s=1.25e9, jitter_s=jitter_s)
+    return Calibration(
+        forward_s=tuple(forward_s),
+        backward_s=tuple(2 * seconds for seconds in forward_s),
+        optimizer_s=(0.001,) * sections,
+        parameter_bytes=(50 << 20,) * sections,
+        gradient_bytes=(50 << 20,) * sections,
+        state_bytes=(200 << 20,) * sections,
+        activation_bytes=(100 << 20,) * sections,
+        cut_bytes=(4 << 20,) * (sections - 1),
+        grad_cut_bytes=(4 << 20,) * (sections - 1),
+        inter_vm=link,
+        intra_vm=link,
+        device_kind="cuda",
+        microbatch_size=1,
+    )
+
+
+def stages(sections: int, depth: int) -> list[Range]:
+    """P equal stages; P divides K."""
+    size = sections // depth
+    return [Range(n * size, (n + 1) * size) for n in range(depth)]
