@@ -4,7 +4,7 @@ losses."""
 from __future__ import annotations
 
 import dataclasses
-import threading
+import time
 from itertools import pairwise
 
 import torch
@@ -12,16 +12,39 @@ import torch.nn.functional as F
 from makara.worker import Training
 from torch import Tensor, nn
 
-_NEVER = threading.Event()
-
 VOCABULARY = 48
 CONTEXT = 12
 
 
+@torch.library.custom_op("makara_tests::nap", mutates_args=())
+def nap(x: Tensor, seconds: float) -> Tensor:
+    """A copy of `x` after `seconds` asleep; its gradient takes as long."""
+    time.sleep(seconds)
+    return x.clone()
+
+
+@nap.register_fake
+def _(x: Tensor, seconds: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep_seconds(ctx, inputs, output) -> None:
+    ctx.seconds = inputs[1]
+
+
+def _nap_backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+    return nap(gradient.contiguous(), ctx.seconds), None
+
+
+nap.register_autograd(_nap_backward, setup_context=_keep_seconds)
+
+
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    """Attention and a perceptron; after each of them a nap, unless `nap_s` is None."""
+
+    def __init__(self, width: int, heads: int, dropout: float, nap_s: float | None) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout, self.nap_s = heads, dropout, nap_s
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -32,19 +55,25 @@ class Block(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
-        x = x + F.dropout(self.project(mixed.transpose(1, 2).reshape(x.shape)), self.dropout, self.training)
+        mixed = self.project(mixed.transpose(1, 2).reshape(x.shape))
+        x = self.rest(x + F.dropout(mixed, self.dropout, self.training))
         hidden = self.contract(F.gelu(self.expand(self.norm2(x))))
-        return x + F.dropout(hidden, self.dropout, self.training)
+        return self.rest(x + F.dropout(hidden, self.dropout, self.training))
+
+    def rest(self, x: Tensor) -> Tensor:
+        return x if self.nap_s is None else nap(x, self.nap_s)
 
 
 class TiedGPT(nn.Module):
     """Four layers of width 32; the output layer is the embedding."""
 
-    def __init__(self, layers: int = 4, width: int = 32, dropout: float = 0.1) -> None:
+    def __init__(
+        self, layers: int = 4, width: int = 32, dropout: float = 0.1, nap_s: float | None = None
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, width)
         self.place = nn.Embedding(CONTEXT, width)
-        self.blocks = nn.ModuleList(Block(width, 4, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, 4, dropout, nap_s) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         self.head.weight = self.embed.weight
@@ -128,17 +157,12 @@ def masked_loss(output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Te
     return (each * wanted.flatten()).sum() + 0.01 * penalty, wanted.sum()
 
 
-class SlowTokens(Tokens):
-    """The same samples, each after 5 ms: steps last long enough to be hit, at no cost in computation."""
+def slow_gpt(nap_s: float = 0.003) -> Training:
+    """`tied_gpt` with operations that sleep, and so take as long on a crowded machine as on an idle one.
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        _NEVER.wait(0.005)
-        return super().__getitem__(index)
-
-
-def slow_gpt() -> Training:
-    """`tied_gpt` to the bit, on samples that take their time."""
-    return dataclasses.replace(tied_gpt(), dataset=SlowTokens)
+    What is measured then favours plans with more workers. `nap_s` changes no bit of the results.
+    """
+    return dataclasses.replace(tied_gpt(), model=lambda: TiedGPT(nap_s=nap_s))
 
 
 def tied_gpt(*, dropout: float = 0.1, layers: int = 4, clip: float | None = 1.0) -> Training:

@@ -33,6 +33,7 @@ from makara.worker.messages import (
 )
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosedError
 from websockets.http11 import Request, Response
 
 TIMEOUT_S = 30.0
@@ -122,10 +123,14 @@ class Manager:
     async def _serve(self, connection: ServerConnection) -> None:
         await connection.send(Welcome(heartbeat_s=self.heartbeat_s, server_time=0.0).model_dump_json())
         await self._note(lambda: setattr(self, "connection", connection))
-        async for frame in connection:
-            report = Report.model_validate_json(frame)
-            await self._note(lambda report=report: self.reports.append(report))
-        self.connection = None
+        try:
+            async for frame in connection:
+                report = Report.model_validate_json(frame)
+                await self._note(lambda report=report: self.reports.append(report))
+        except ConnectionClosedError:
+            pass  # a test ended it
+        if self.connection is connection:
+            self.connection = None
 
     async def _note(self, change: Callable[[], object]) -> None:
         async with self._changed:
@@ -196,6 +201,21 @@ def test_it_joins_with_its_secret_and_comes_back_with_the_token_that_it_was_give
         await manager.until(lambda: len(manager.tokens) == 2)
         assert manager.tokens == ["join-me", "mine"]
         assert (manager.folder / "worker.token").stat().st_mode & 0o777 == 0o600
+
+    play(scenario)
+
+
+def test_it_comes_back_however_closely_a_change_precedes_the_end_of_its_connection(
+    play: Callable[..., None],
+) -> None:
+    async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
+        for hops in range(16):  # of the event loop, that the agent and this manager share
+            await manager.order()
+            connection, manager.connection = manager.connection, None
+            assert connection is not None
+            for _ in range(hops):
+                await asyncio.sleep(0)
+            connection.transport.abort()
 
     play(scenario)
 

@@ -8,6 +8,7 @@ reconnects, and only after `orphan_timeout_s` without one does it have a checkpo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -138,10 +139,10 @@ class Agent:
                 await connection.send(self._report().model_dump_json())
             except websockets.exceptions.ConnectionClosed:
                 await self._ended.wait()  # `_receive` takes what has arrived before, and says how it closed
-            try:
-                await asyncio.wait_for(self._dirty.wait(), timeout=self._heartbeat_s)
-            except TimeoutError:
-                continue  # nothing new: this report is the heartbeat
+            # `asyncio.wait_for` loses a cancellation that comes with what it waits for, before Python 3.12.
+            with contextlib.suppress(TimeoutError):  # nothing new: the next report is the heartbeat
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._dirty.wait()
 
     def _accept(self, frame: str | bytes) -> None:
         match TO_AGENT.validate_json(frame):
