@@ -70,7 +70,11 @@ def test_what_is_no_specification_is_refused(manager: Manager, spec: str) -> Non
     assert manager.post_job(spec).status_code == 422
 
 
-@pytest.mark.parametrize("bundle", [b"", b"junk", archive({"../up.py": b""}), archive({"/etc/x": b""})])
+@pytest.mark.parametrize(
+    "bundle",
+    [b"", b"junk", archive({"../up.py": b""}), archive({"/etc/x": b""})],
+    ids=["empty", "junk", "a parent's file", "an absolute path"],  # an archive's bytes tell when it was made
+)
 def test_a_bundle_that_is_no_archive_of_plain_files_is_refused(
     manager: Manager, tmp_path: Path, bundle: bytes
 ) -> None:
