@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from makara.worker import Training
 from torch import Tensor, nn
 
+NAP_S = 0.003
 VOCABULARY = 48
 CONTEXT = 12
 
@@ -157,11 +158,8 @@ def masked_loss(output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Te
     return (each * wanted.flatten()).sum() + 0.01 * penalty, wanted.sum()
 
 
-def slow_gpt(nap_s: float = 0.003) -> Training:
-    """`tied_gpt` with operations that sleep, and so take as long on a crowded machine as on an idle one.
-
-    What is measured then favours plans with more workers. `nap_s` changes no bit of the results.
-    """
+def slow_gpt(nap_s: float = NAP_S) -> Training:
+    """`tied_gpt` with steps long enough to be hit, nearly all of it asleep; `nap_s` changes no bit."""
     return dataclasses.replace(tied_gpt(), model=lambda: TiedGPT(nap_s=nap_s))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from fleet import settings
 from makara.checkpoint import CheckpointId, open_store, read_head, read_sections
 from makara.checkpoint.tensors import tensors_sha256, unpack
+from makara.simulator import Link, Measurements
 from makara.worker.cutting.partition import choose_cuts
 from makara.worker.reference import run_reference
 from makara.worker.tracing.trace import trace
@@ -95,16 +98,19 @@ def test_vms_killed_at_random_instants_change_nothing_in_the_result(
     print(f"MAKARA_SEED={seed}")
     chance = random.Random(seed)
     pause = threading.Event()
-    job = submit(
+    slow = partial(
+        submit,
         service,
         entrypoint="train:slow_gpt",
         training={**BATCH, "steps": 100_000, "numerics": numerics},
         resources={"min_nodes": 2, "max_nodes": 5, "device_memory": DEVICE_MEMORY},
         checkpoint={"interval": 3},
     )
-    # Workers that train before the next deaths: where the measured times decide, the fewest that they allow.
+    calibrate_as_if_alone(service, slow())
+    job = slow()
+    # Workers that train before the next deaths (4 of 5 VMs may be as good as 5).
     kills = 0
-    for workers, deaths, offered in ((4, 2, 3), (2, 1, 2), (2, 1, 3), (2, 1, 5), (4, 2, 5)):
+    for workers, deaths, offered in ((4, 2, 3), (3, 1, 2), (2, 1, 3), (3, 1, 5), (4, 2, 5)):
         service.wait(job, partial(trains_on, service, workers), f"{workers} workers to train")
         service.set_capacity(offered)
         for _ in range(deaths):
@@ -116,7 +122,8 @@ def test_vms_killed_at_random_instants_change_nothing_in_the_result(
     view = service.wait_status(job, "stopped")
     print(f"{view['step']} steps, {kills} kills, shapes {[morph['shape'] for morph in formed(view)]}")
     assert kills >= 5
-    assert {"2x1"} < shapes(view)
+    assert len(shapes(view)) >= 3
+    assert {2, 3} <= {int(shape.split("x")[0]) for shape in shapes(view)}
     losses, state = reference_state(models.slow_gpt(nap_s=0.0), view["step"], numerics)
     found = service.losses(job)
     assert sorted(found) == list(range(1, len(losses) + 1))
@@ -125,6 +132,29 @@ def test_vms_killed_at_random_instants_change_nothing_in_the_result(
         assert tensors_sha256(checkpoint_state(service, view)) == tensors_sha256(state)
     else:
         assert [found[step + 1] for step in range(len(losses))] == pytest.approx(losses, abs=1e-4)
+
+
+def calibrate_as_if_alone(service: ServiceProcess, job: str) -> None:
+    """Have `job` measured, and end it; jobs to come find its calibration with the times of an idle machine.
+
+    Which plan wins for so many VMs is then no matter of what else the machine does.
+    """
+    folder = service.folder / "store" / "calibrations"
+    wait_for(lambda: any(folder.glob("*.json")), "a calibration", service.logs)
+    service.client.post(f"/jobs/{job}/stop")
+    service.wait_status(job, "stopped")
+    (file,) = folder.glob("*.json")
+    measured = Measurements.from_json(json.loads(file.read_text()))
+    (row,) = measured.rows
+    calm = replace(
+        row.calibration,
+        forward_s=(models.NAP_S,) * SHAPE["num_sections"],
+        backward_s=(models.NAP_S,) * SHAPE["num_sections"],
+        inter_vm=Link(latency_s=1e-4, bytes_per_s=1e9),
+        intra_vm=Link(latency_s=1e-4, bytes_per_s=1e9),
+        **dict.fromkeys(("operation_s", "message_s", "collective_s"), 1e-4),
+    )
+    file.write_text(replace(measured, rows=(replace(row, calibration=calm),)).to_text())
 
 
 def checkpoint_state(service: ServiceProcess, view: dict[str, Any]) -> dict[str, torch.Tensor]:
