@@ -103,11 +103,10 @@ def test_vms_killed_at_random_instants_change_nothing_in_the_result(
         service,
         entrypoint="train:slow_gpt",
         training={**BATCH, "steps": 100_000, "numerics": numerics},
-        resources={"min_nodes": 2, "max_nodes": 5, "device_memory": DEVICE_MEMORY},
         checkpoint={"interval": 3},
     )
-    calibrate_as_if_alone(service, slow())
-    job = slow()
+    calibrate_as_if_alone(service, slow(resources={"max_nodes": 1}))
+    job = slow(resources={"min_nodes": 2, "max_nodes": 5, "device_memory": DEVICE_MEMORY})
     # Workers that train before the next deaths (4 of 5 VMs may be as good as 5).
     kills = 0
     for workers, deaths, offered in ((4, 2, 3), (3, 1, 2), (2, 1, 3), (3, 1, 5), (4, 2, 5)):
