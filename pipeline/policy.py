@@ -18,40 +18,37 @@ So somebody can run.
 
 from __future__ import annotations
 
-UNKNOWN, NOTHING, FORWARD, RECOMPUTE, BACKWARD = -2, -1, 0, 1, 2
-NO, YES, MAYBE = 0, 1, 2
+NOTHING, FORWARD, RECOMPUTE, BACKWARD = -1, 0, 1, 2
 
 
 def decide(
     is_forward_planned: bool,
     is_held: bool,
-    is_forward_here: int,
+    is_forward_here: bool,
     is_admitted: bool,
     is_forward_recomputed: bool,
-    is_gradient_here: int,
+    is_gradient_here: bool,
     is_backward_recomputed: bool,
 ) -> int:
     """What a worker runs now, in terms of its first forward and its first backward that are not taken.
 
     `is_forward_planned`: of the two, the forward comes first in the static order. `is_held`: the first
     backward's recomputation was the last operation. `is_forward_here`, `is_gradient_here`: there is such a
-    forward, or backward, and its input has come; who looks ahead in virtual time may say `MAYBE`, and gets
-    `UNKNOWN` where it matters. `is_admitted`: the window admits the forward ahead of its turn.
-    `is_forward_recomputed`, `is_backward_recomputed`: their micro-batch is recomputed.
+    forward, or backward, and its input has come. `is_admitted`: the window admits the forward ahead of its
+    turn. `is_forward_recomputed`, `is_backward_recomputed`: their micro-batch is recomputed.
+
+    An input matters only to the operation that uses it and to what goes ahead without it: if the answer is no
+    forward, it is the same when the forward's input has not come.
     """
     if is_held:  # rule 2: a recomputed micro-batch waits for its backward, whatever else is ready
-        if is_gradient_here == MAYBE:
-            return UNKNOWN
         return BACKWARD if is_gradient_here else NOTHING
     if is_forward_planned and is_forward_here:
-        return FORWARD if is_forward_here == YES else UNKNOWN
-    if is_gradient_here == MAYBE:
-        return UNKNOWN
+        return FORWARD
     if is_gradient_here:
         return RECOMPUTE if is_backward_recomputed else BACKWARD
     if is_forward_planned:
         return NOTHING
     # A forward that keeps its activations would be a second set of them beside those recomputed.
     if is_forward_here and is_admitted and (is_forward_recomputed or not is_backward_recomputed):
-        return FORWARD if is_forward_here == YES else UNKNOWN
+        return FORWARD
     return RECOMPUTE if is_backward_recomputed else NOTHING

@@ -62,14 +62,14 @@ def round_ends(cells: Cells, turns: list[int], window: int | None) -> list[int]:
     return [*ends, len(turns)]
 
 
-def round_tasks(cells: Cells, turns: Cells, ends: Cells, recompute: bool) -> None:
+def round_tasks(cells: Cells, turns: Cells, ends: Cells, num_rounds: int, recompute: bool) -> None:
     """Write the order of all tasks. `turns` and `ends` are those of `paths_in_turn` and `round_ends`.
 
     Both directions follow one order that is the same on all workers, so crossing paths cannot wait in a
     circle. With `recompute`, a worker recomputes all but the micro-batch whose forward was the last.
     """
     start = 0
-    for number in range(len(ends)):
+    for number in range(num_rounds):
         for index in range(start, ends[number]):
             _forwards(cells, turns[index])
         for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):

@@ -74,7 +74,7 @@ class Scheduler:
 
     hold: Callable[[Sequence[int], int], Cells]
     list_tasks: Callable[[Cells, Cells, bool], None]
-    round_tasks: Callable[[Cells, Cells, Cells, bool], None]
+    round_tasks: Callable[[Cells, Cells, Cells, int, bool], None]
 
 
 def _held(values: Sequence[int], length: int) -> list[int]:
@@ -103,7 +103,7 @@ def write_order(plan: Plan, cells: Cells, scheduler: Scheduler, *, may_skip: boo
         turns = paths_in_turn(cells)
         ends = round_ends(cells, turns, plan.window)
         in_turn, ended = scheduler.hold(turns, len(turns)), scheduler.hold(ends, len(ends))
-        scheduler.round_tasks(cells, in_turn, ended, plan.recompute)
+        scheduler.round_tasks(cells, in_turn, ended, len(ends), plan.recompute)
     else:
         mark = scheduler.hold((), cells[HOPS_END])
         scheduler.list_tasks(cells, mark, may_skip and is_pipeline(cells))

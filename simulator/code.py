@@ -8,15 +8,12 @@ interpreted.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 from ..pipeline.flat import Cells, most_in_flight
@@ -25,7 +22,7 @@ from ..pipeline.rounds import round_tasks
 from ..pipeline.schedules import INTERPRETED as SCHEDULER
 from ..pipeline.schedules import Scheduler
 from .play import play
-from .records import close, empty_rooms, leave_open, take_over
+from .records import close, empty_rooms, find_open, furnish_ends, leave_open, take_over
 from .straight import play_straight
 
 
@@ -36,11 +33,15 @@ class Code:
     scheduler: Scheduler
     most_in_flight: Callable[[Cells, int], int]
     empty_rooms: Callable[[Cells], None]
-    play: Callable[[Cells, int], bool]
-    play_straight: Callable[[Cells], bool]
+    furnish_ends: Callable[[Cells], None]
+    play: Callable[[Cells, int], None]
+    play_straight: Callable[[Cells, Cells], bool]
+    find_open: Callable[[Cells, Cells, Cells], None]
     leave_open: Callable[[Cells, Cells], None]
     close: Callable[[Cells], None]
-    take_over: Callable[[Cells, Cells], None]
+    take_over: Callable[[Cells, Cells, Cells], None]
+    blank: Callable[[int], Cells]
+    """So many cells that hold anything."""
     copied: Callable[[Any, int], Cells]
     """Followed by cells up to a length."""
     write: Callable[[Any, int, list[int]], None]
@@ -49,6 +50,8 @@ class Code:
     """The first so many cells, as a list."""
     shelf: Shelf = field(default_factory=lambda: Shelf(), compare=False)
     """Orders that were written before (see `prepared`)."""
+    drawer: Drawer = field(default_factory=lambda: Drawer(), compare=False)
+    """Cells to be written over: a process pays more for new pages than a play does for its operations."""
 
 
 class Shelf:
@@ -56,20 +59,48 @@ class Shelf:
 
     def __init__(self, most_cells: int = 1 << 22) -> None:
         self._most_cells = most_cells
-        self._kept: OrderedDict[Hashable, Cells] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable) -> Cells | None:
+    def get(self, key: Hashable) -> Any:
+        """None if it is not there."""
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
 
-    def put(self, key: Hashable, cells: Cells) -> None:
+    def put(self, key: Hashable, value: object, num_cells: int) -> None:
         with self._lock:
-            self._kept[key] = cells
-            while self._kept and sum(len(kept) for kept in self._kept.values()) > self._most_cells:
+            self._kept[key] = value, num_cells
+            while self._kept and sum(size for _, size in self._kept.values()) > self._most_cells:
                 self._kept.popitem(last=False)
+
+
+class Drawer:
+    """Lends cells that hold anything, and keeps what comes back, up to so many cells."""
+
+    def __init__(self, most_cells: int = 1 << 22) -> None:
+        self._most_cells = most_cells
+        self._kept: list[Cells] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def lend(self, length: int, make: Callable[[int], Cells]) -> Generator[Cells]:
+        """At least so many cells, for the caller alone."""
+        with self._lock:
+            fitting = [cells for cells in self._kept if len(cells) >= length]
+            lent = fitting[-1] if fitting else None
+            self._kept = [cells for cells in self._kept if cells is not lent]
+        if lent is None:
+            lent = make(length)
+        try:
+            yield lent
+        finally:
+            with self._lock:
+                self._kept.append(lent)
+                while sum(map(len, self._kept)) > self._most_cells:
+                    del self._kept[0]
 
 
 def _write(cells: Any, start: int, values: list[int]) -> None:
@@ -80,25 +111,30 @@ INTERPRETED = Code(
     SCHEDULER,
     most_in_flight,
     empty_rooms,
+    furnish_ends,
     play,
     play_straight,
+    find_open,
     leave_open,
     close,
     take_over,
+    blank=lambda length: [0] * length,
     copied=lambda cells, length: [*cells, *(0 for _ in range(length - len(cells)))],
     write=_write,
     read=lambda cells, length: cells[:length],
 )
 _SIGNATURES = {
     list_tasks: "void(int64[::1], int64[::1], boolean)",
-    round_tasks: "void(int64[::1], int64[::1], int64[::1], boolean)",
+    round_tasks: "void(int64[::1], int64[::1], int64[::1], int64, boolean)",
     most_in_flight: "int64(int64[::1], int64)",
     empty_rooms: "void(int64[::1])",
-    play: "boolean(int64[::1], int64)",
-    play_straight: "boolean(int64[::1])",
+    furnish_ends: "void(int64[::1])",
+    play: "void(int64[::1], int64)",
+    play_straight: "boolean(int64[::1], int64[::1])",
+    find_open: "void(int64[::1], int64[::1], int64[::1])",
     leave_open: "void(int64[::1], int64[::1])",
     close: "void(int64[::1])",
-    take_over: "void(int64[::1], int64[::1])",
+    take_over: "void(int64[::1], int64[::1], int64[::1])",
 }
 
 
@@ -119,6 +155,8 @@ def compiled() -> Code:
     """The functions compiled, or loaded from what an earlier process left. Raises `ImportError`."""
     import numpy
 
+    from .compiling import compile_all
+
     def hold(values: Sequence[int], length: int) -> Any:
         cells = numpy.zeros(length, numpy.int64)
         cells[: len(values)] = values
@@ -130,45 +168,15 @@ def compiled() -> Code:
         result[len(cells) :] = 0
         return result
 
-    made: dict[Any, Any] = {}
-    one = [_compile(function, made, _digest()) for function in _SIGNATURES]
+    one = compile_all(_SIGNATURES)
     return Code(
         Scheduler(hold, one[0], one[1]),
         *one[2:],
+        blank=lambda length: numpy.empty(length, numpy.int64),
         copied=copied,
         write=_write,
         read=lambda cells, length: cells[:length].tolist(),
     )
-
-
-def _compile(function: Any, made: dict[Any, Any], digest: str) -> Any:
-    """The function and those of ours that it calls."""
-    import numba  # only here: it takes most of a second
-
-    if function not in made:
-        named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-        ours = {name: value for name, value in named.items() if inspect.isfunction(value)}
-        compiled = {name: _compile(value, made, digest) for name, value in ours.items()}
-        twin = FunctionType(function.__code__, {**function.__globals__, **compiled}, function.__name__)
-        twin.__module__ = function.__module__
-        twin.__qualname__ = f"{function.__qualname__}_{digest}"
-        signature = _SIGNATURES.get(function)
-        options: dict[str, Any] = {"nogil": True, "cache": signature is not None}
-        made[function] = (
-            numba.njit(signature, **options)(twin)
-            if signature
-            else numba.njit(forceinline=True, **options)(twin)
-        )
-    return made[function]
-
-
-def _digest() -> str:
-    """Of all sources: numba itself looks only at the file of a function, not at those that it calls."""
-    found = hashlib.sha256()
-    for name in ("pipeline", "simulator"):
-        for path in sorted((Path(__file__).parent.parent / name).glob("*.py")):
-            found.update(path.read_bytes())
-    return found.hexdigest()[:12]
 
 
 class _Compiler:

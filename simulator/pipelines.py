@@ -21,9 +21,9 @@ from ..pipeline.flat import (
 )
 from .cluster import Cluster
 from .code import Code
-from .prepared import prepared, records_of
-from .pricing import draw_apart, has_jitter, keep_log, price
-from .records import BACKWARDS, WINDOW
+from .prepared import left_open, prepared
+from .pricing import draw_apart, has_jitter, keep_log, list_sources, price
+from .records import BACKWARDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,59 +83,61 @@ class _Stage:
         counts = sorted(family, reverse=True)
         while counts:
             count = counts.pop(0)
-            cells = self._priced(family[count][0], count)
-            if has_jitter(cells):
-                result += [self._drawn(component, cells) for component in family[count]]
-            elif counts and counts[0] == count - 1 and not self.keeps_log:
-                alike = family[counts.pop(0)]
-                orders = prepared(self.plan, alike[0], count, self.code)
-                shorter = self.code.copied(orders, len(orders))
-                self._play_both(cells, shorter)
-                result += [self._seen(family[count], cells), self._seen(alike, shorter)]
+            alike = family[count]
+            ready = prepared(self.plan, alike[0], count, self.code)
+            records = list(ready.records)
+            price(alike[0], records, self.cluster)
+            if has_jitter(records):
+                result += [self._played([component], records, ready.orders) for component in alike]
+            elif self.keeps_log or not is_pipeline(records):
+                result.append(self._played(alike, records, ready.orders))
             else:
-                self._play(cells)
-                result.append(self._seen(family[count], cells))
+                shorter = family[counts.pop(0)] if counts and counts[0] == count - 1 else ()
+                result += self._played_straight(alike, shorter, records, ready.orders)
         return result
 
-    def _priced(self, component: Component, capacity: int) -> Cells:
-        """Cells to be played; on a lone path with room for as many micro-batches as `capacity`."""
-        orders = prepared(self.plan, component, capacity, self.code)
-        records = records_of(component, capacity)
-        price(component, records, self.cluster)
-        for worker in range(records[WORKERS], records[WORKERS_END], records[WORKER_SIZE]):
-            records[worker + WINDOW] = orders[worker + WINDOW]
+    def _played(self, alike: Sequence[Component], records: list[int], orders: Cells) -> Played:
+        """Operation by operation; the delays of messages, if they are drawn, are those of the first."""
+        records = list(records)
+        draw_apart(alike[0], records)
+        list_sources(records)
         if self.keeps_log:
             keep_log(records)
         cells = self.code.copied(orders, records[SIZE])
+        self._write(cells, records)
+        self.code.play(cells, self.seed)
+        return self._seen(alike, cells)
+
+    def _played_straight(
+        self, longer: Sequence[Component], shorter: Sequence[Component], records: list[int], orders: Cells
+    ) -> list[Played]:
+        """Those alike, and those with one micro-batch less, which do the same until that is noticed."""
+        code = self.code
+        with (
+            code.drawer.lend(records[SIZE], code.blank) as cells,
+            code.drawer.lend(records[SIZE], code.blank) as others,
+        ):
+            self._write(cells, records)
+            code.furnish_ends(cells)
+            if not shorter:
+                code.play_straight(cells, orders)
+                return [self._seen(longer, cells)]
+            other = prepared(self.plan, shorter[0], len(longer[0].paths[0].micro_batches), code)
+            open_at = left_open(self.plan, longer[0], orders, other.orders, code)
+            code.leave_open(cells, open_at)
+            code.play_straight(cells, orders)
+            code.take_over(others, cells, other.orders)
+            for played, listed in ((cells, orders), (others, other.orders)):
+                code.close(played)
+                code.play_straight(played, listed)
+            return [self._seen(longer, cells), self._seen(shorter, others)]
+
+    def _write(self, cells: Cells, records: list[int]) -> None:
+        """All but the orders and what they are read with."""
         self.code.write(cells, 0, records[: records[HOPS_END]])
         self.code.write(cells, records[FREE], records[records[FREE] : records[ROOMS]])
-        return cells
-
-    def _drawn(self, component: Component, priced: Cells) -> Played:
-        """One of several alike whose messages' delays are its own."""
-        cells = self.code.copied(priced, len(priced))
-        draw_apart(component, cells)
-        self._play(cells)
-        return self._seen([component], cells)
-
-    def _play_both(self, cells: Cells, shorter: Cells) -> None:
-        """Pipelines of which the second has a micro-batch less do the same until that is noticed."""
-        self.code.leave_open(cells, shorter)
-        assert not self._go_on(cells)
-        self.code.take_over(shorter, cells)
-        for one in (cells, shorter):
-            self.code.close(one)
-            self._play(one)
-
-    def _play(self, cells: Cells) -> None:
-        assert self._go_on(cells)
-        for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
-            assert cells[worker + BACKWARDS] == cells[worker + TOTAL], "the plan came to a halt"
-
-    def _go_on(self, cells: Cells) -> bool:
-        if self.keeps_log or has_jitter(cells) or not is_pipeline(cells):
-            return self.code.play(cells, self.seed)
-        return self.code.play_straight(cells)
 
     def _seen(self, alike: Sequence[Component], cells: Cells) -> Played:
+        for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
+            assert cells[worker + BACKWARDS] == cells[worker + TOTAL], "the plan came to a halt"
         return Played(alike, self.code.read(cells, cells[SIZE] if self.keeps_log else cells[HOPS_END]))

@@ -67,8 +67,6 @@ from .records import (
     NUMBERED,
     OCCUPIED,
     ONWARD,
-    OPEN_BACKWARD,
-    OPEN_FORWARD,
     PEAK,
     RESIDENT,
     RUNNING_BYTES,
@@ -85,41 +83,37 @@ from .records import (
 )
 
 
-def play(cells: Cells, seed: int) -> bool:
-    """Play on until all has run, or (then False) until a worker comes to what is left open."""
+def play(cells: Cells, seed: int) -> None:
+    """Play until all has run."""
     while True:
         num_started = 0
         for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
             bound = NEVER
             for source in range(cells[worker + SOURCES], cells[worker + SOURCES_END], SOURCE_FIELDS):
                 bound = min(bound, cells[cells[source + SENDER] + CLOCK] + cells[source + LEAST])
-            started = _go_on(cells, worker, bound, seed)
-            if started < 0:
-                return False
-            num_started += started
-        if not num_started and not put_forward(cells):
-            return True
+            num_started += _go_on(cells, worker, bound, seed)
+        if not num_started and not _put_forward(cells):
+            break
 
 
-def put_forward(cells: Cells) -> bool:
+def _put_forward(cells: Cells) -> bool:
     """Where nobody can start anything at its clock: to the next moment when somebody may. False: never."""
     nearest = NEVER
     for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
         nearest = min(nearest, cells[worker + WAKE])
     for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
         cells[worker + CLOCK] = max(cells[worker + CLOCK], nearest)
-    return 0 <= nearest < NEVER
+    return nearest < NEVER
 
 
 def _go_on(cells: Cells, worker: int, bound: int, seed: int) -> int:
-    """Let a worker choose while its clock is below `bound`. The number of operations that it starts, or -1
-    where it would decide what is left open."""
+    """Let a worker choose while its clock is below `bound`. The number of operations that it starts."""
     # What changes with each operation is held in variables: a store to the row would have to be read back.
     now, wake, current = cells[worker + CLOCK], cells[worker + WAKE], cells[worker + CURRENT]
     forward, backward = cells[worker + FORWARDS], cells[worker + BACKWARDS]
     in_flight, held = cells[worker + IN_FLIGHT], cells[worker + HELD]
     resident, peak, busy = cells[worker + RESIDENT], cells[worker + PEAK], cells[worker + BUSY]
-    is_open, num_started = False, 0
+    num_started = 0
     while now < bound:
         if current:  # an operation is over
             resident += _arrived(cells, worker, now)
@@ -128,9 +122,6 @@ def _go_on(cells: Cells, worker: int, bound: int, seed: int) -> int:
             current = 0
         if backward == cells[worker + TOTAL]:
             now = wake = NEVER
-            break
-        if forward >= cells[worker + OPEN_FORWARD] or backward >= cells[worker + OPEN_BACKWARD]:
-            is_open = True
             break
         hop, what, wake = _next(cells, worker, now, forward, backward, in_flight, held)
         if not hop:
@@ -155,7 +146,7 @@ def _go_on(cells: Cells, worker: int, bound: int, seed: int) -> int:
     cells[worker + FORWARDS], cells[worker + BACKWARDS] = forward, backward
     cells[worker + IN_FLIGHT], cells[worker + HELD] = in_flight, held
     cells[worker + RESIDENT], cells[worker + PEAK], cells[worker + BUSY] = resident, peak, busy
-    return -1 if is_open else num_started
+    return num_started
 
 
 def _next(

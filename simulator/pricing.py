@@ -23,7 +23,6 @@ from ..pipeline.flat import (
 )
 from .cluster import Cluster, to_ns
 from .records import (
-    ADDED_BYTES,
     BACK,
     CHANNEL,
     GRADIENT_BYTES,
@@ -43,7 +42,6 @@ from .records import (
     OPEN_FORWARD,
     PLAY_HOP_SIZE,
     PLAY_WORKER_SIZE,
-    RUNNING_BYTES,
     SENDER,
     SOURCE_FIELDS,
     SOURCES,
@@ -69,11 +67,16 @@ def price(component: Component, records: list[int], cluster: Cluster) -> None:
         _price_operations(records, record, hop, cluster)
         records[record + INPUTS_SEEN] = 0 if records[record + BEFORE] else records[record + COUNT]
         records[record + GRADIENTS_SEEN] = 0 if records[record + AFTER] else records[record + COUNT]
-    free = _lay_links(records, hops, cluster, records[FREE])
-    draw_apart(component, records)
+    _lay_links(records, hops, cluster)
+    for worker in range(records[WORKERS], records[WORKERS_END], records[WORKER_SIZE]):
+        records[worker + OPEN_FORWARD] = records[worker + OPEN_BACKWARD] = NEVER
+
+
+def list_sources(records: list[int]) -> None:
+    """Write down for every worker who sends to it."""
+    free = records[FREE] + 4 * len(_records(records))  # behind wires and channels
     for worker in range(records[WORKERS], records[WORKERS_END], records[WORKER_SIZE]):
         free = _list_sources(records, worker, free)
-        records[worker + OPEN_FORWARD] = records[worker + OPEN_BACKWARD] = NEVER
 
 
 def keep_log(records: list[int]) -> None:
@@ -83,7 +86,7 @@ def keep_log(records: list[int]) -> None:
         records[SIZE] += 6 * records[worker + TOTAL]
 
 
-def has_jitter(records: Cells) -> bool:
+def has_jitter(records: list[int]) -> bool:
     return any(records[record + field + JITTER] for record in _records(records) for field in (ONWARD, HOME))
 
 
@@ -104,24 +107,23 @@ def _records(cells: Cells) -> range:
     return range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE])
 
 
-def _price_operations(cells: Cells, record: int, hop: Hop, cluster: Cluster) -> None:
+def _price_operations(cells: list[int], record: int, hop: Hop, cluster: Cluster) -> None:
     """Inputs stay until the backward; without recomputation so does what the forward keeps."""
     sizes, span = cluster.sizes, hop.range
     forward_ns, kept, batch = cluster.forward_ns(hop.worker, span), sizes.kept(span), sizes.batch(span)
     peak, inputs, gradients = sizes.forward_peak(span), sizes.inputs(span), sizes.gradients(span)
     freed = kept + batch + inputs + gradients
-    takes_ns = (forward_ns, forward_ns, forward_ns, cluster.backward_ns(hop.worker, span))
-    running = (peak, sizes.brief_forward_peak(span), peak, sizes.backward_peak(span))
-    added = (batch + kept, batch, kept, -freed)
-    for field, values in ((TAKES, takes_ns), (RUNNING_BYTES, running), (ADDED_BYTES, added)):
-        for what, value in enumerate(values):
-            cells[record + field + what] = value
-    cells[record + INPUT_BYTES], cells[record + GRADIENT_BYTES] = inputs, gradients
+    cells[record + TAKES : record + ONWARD] = (
+        *(forward_ns, forward_ns, forward_ns, cluster.backward_ns(hop.worker, span)),
+        *(peak, sizes.brief_forward_peak(span), peak, sizes.backward_peak(span)),
+        *(batch + kept, batch, kept, -freed),
+        *(inputs, gradients),
+    )
 
 
-def _lay_links(cells: Cells, hops: list[Hop], cluster: Cluster, free: int) -> int:
-    """Activations and gradients from one worker to another share a wire. Where the free cells go on."""
-    message_s = cluster.calibration.message_s
+def _lay_links(cells: list[int], hops: list[Hop], cluster: Cluster) -> None:
+    """Activations and gradients from one worker to another share a wire."""
+    message_s, free = cluster.calibration.message_s, cells[FREE]
     places: dict[tuple[int, ...], int] = {}
     hop_of = dict(zip(_records(cells), hops, strict=True))
     for record, hop in hop_of.items():
@@ -137,7 +139,6 @@ def _lay_links(cells: Cells, hops: list[Hop], cluster: Cluster, free: int) -> in
             cells[way + OCCUPIED] = to_ns(link.occupied_s(size_bytes))
             cells[way + WAY] = to_ns(link.latency_s + message_s)
             cells[way + JITTER] = to_ns(link.jitter_s)
-    return free + len(places)
 
 
 def _list_sources(cells: Cells, worker: int, free: int) -> int:

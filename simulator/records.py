@@ -5,8 +5,6 @@ Times are in whole nanoseconds.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..pipeline.flat import (
     AHEAD,
     BACKWARD,
@@ -18,6 +16,7 @@ from ..pipeline.flat import (
     HOPS,
     HOPS_END,
     OTHER_ROOM,
+    OWNER,
     ROOM,
     ROOMS,
     TOTAL,
@@ -81,7 +80,6 @@ PLAY_HOP_SIZE = HOME + LINK_FIELDS
     BUSY,
     FORWARDS_COUNTED,  # whose memory has been counted, where that is done afterwards
     BACKWARDS_COUNTED,
-    AGAIN_COUNTED,  # 1: the recomputation of the next backward, too
     WINDOW,
     OPEN_FORWARD,  # numbers of forwards and backwards from which on it is left open what it does
     OPEN_BACKWARD,
@@ -90,7 +88,7 @@ PLAY_HOP_SIZE = HOME + LINK_FIELDS
     LOG,  # where its operations are written, if they are: hop + what, and the start
     NUM_LOGGED,
     PLAY_WORKER_SIZE,
-) = range(RECORDS[0], RECORDS[0] + 21)
+) = range(RECORDS[0], RECORDS[0] + 20)
 
 # Of a source, a worker that sends to another.
 (
@@ -109,22 +107,45 @@ def empty_rooms(cells: Cells) -> None:
             cells[cells[hop + OTHER_ROOM] + entry] = NEVER
 
 
-def leave_open(cells: Cells, shorter: Cells) -> None:
-    """Leave open what a pipeline may do otherwise than the same with one micro-batch less."""
-    for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
-        total, forward, backward = shorter[worker + TOTAL], cells[worker + FORWARD], cells[worker + BACKWARD]
+def furnish_ends(cells: Cells) -> None:
+    """Make the rooms of a straight pipeline ready in which no other hop's messages arrive."""
+    first, last = cells[HOPS], cells[HOPS_END] - cells[HOP_SIZE]
+    for entry in range(cells[first + COUNT]):
+        cells[cells[first + ROOM] + entry] = 0  # samples
+        cells[cells[last + OTHER_ROOM] + entry] = NEVER
+
+
+def find_open(orders: Cells, shorter: Cells, found: Cells) -> None:
+    """From which forward and which backward on each worker may do otherwise than the same with one
+    micro-batch less."""
+    place = 0
+    for worker in range(orders[WORKERS], orders[WORKERS_END], orders[WORKER_SIZE]):
+        total, forward, backward = (
+            shorter[worker + TOTAL],
+            orders[worker + FORWARD],
+            orders[worker + BACKWARD],
+        )
         entry = 0
-        while entry < total and cells[forward + entry] == shorter[forward + entry]:
+        while entry < total and orders[forward + entry] == shorter[forward + entry]:
             entry += 1
-        cells[worker + OPEN_FORWARD] = entry
-        ahead, entry = cells[worker + AHEAD], 0
+        found[place] = entry
+        ahead, entry = orders[worker + AHEAD], 0
         while (
             entry < total
-            and cells[ahead + entry] == shorter[ahead + entry]
-            and cells[backward + entry] == shorter[backward + entry]
+            and orders[ahead + entry] == shorter[ahead + entry]
+            and orders[backward + entry] == shorter[backward + entry]
         ):
             entry += 1
-        cells[worker + OPEN_BACKWARD] = entry
+        found[place + 1] = entry
+        place += 2
+
+
+def leave_open(cells: Cells, open_at: Cells) -> None:
+    """Leave open what `find_open` has found."""
+    place = 0
+    for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
+        cells[worker + OPEN_FORWARD], cells[worker + OPEN_BACKWARD] = open_at[place], open_at[place + 1]
+        place += 2
 
 
 def close(cells: Cells) -> None:
@@ -133,24 +154,36 @@ def close(cells: Cells) -> None:
         cells[worker + OPEN_BACKWARD] = cells[worker + OPEN_FORWARD] = NEVER
 
 
-def take_over(cells: Cells, played: Cells) -> None:
-    """Go on from where a pipeline is that is alike and was played so far. Records lie at the same places.
+def take_over(cells: Cells, played: Cells, orders: Cells) -> None:
+    """Go on from where a straight pipeline is that is alike and was played so far, under orders of its own.
 
-    Its own are its orders, from where they have not been followed, with their numbers and its windows.
+    Records lie at the same places. Of moments nobody looks at those before what was counted last.
     """
-    for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
-        window = cells[worker + WINDOW]
-        _copy(cells, played, worker + CLOCK, PLAY_WORKER_SIZE - CLOCK)
-        cells[worker + WINDOW] = window
-        _copy(cells, played, cells[worker + FORWARD], cells[worker + FORWARDS])
-        _copy(cells, played, cells[worker + BACKWARD], cells[worker + BACKWARDS])
-        _copy(cells, played, cells[worker + AHEAD], cells[worker + BACKWARDS] + cells[worker + HELD])
+    _copy(cells, played, 0, played[HOPS_END])
+    _copy(cells, played, played[FREE], played[ROOMS])
+    furnish_ends(cells)
     for hop in range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]):
-        _copy(cells, played, hop + FORWARDS_DONE, PLAY_HOP_SIZE - FORWARDS_DONE)
-        _copy(cells, played, cells[hop + ROOM], cells[hop + COUNT])
-        _copy(cells, played, cells[hop + OTHER_ROOM], cells[hop + COUNT])
-    _copy(cells, played, cells[FREE], cells[ROOMS] - cells[FREE])
+        worker = cells[hop + OWNER]
+        cells[hop + COUNT] = cells[worker + TOTAL] = orders[worker + TOTAL]
+        cells[worker + WINDOW] = orders[worker + WINDOW]
+        forward = max(0, cells[worker + FORWARDS_COUNTED] - 1)
+        backward = max(0, cells[worker + BACKWARDS_COUNTED] - 1)
+        _copy(
+            cells,
+            played,
+            cells[worker + FORWARD] + forward,
+            cells[worker + FORWARD] + cells[worker + FORWARDS],
+        )
+        for field in (BACKWARD, AHEAD):
+            start = cells[worker + field]
+            _copy(cells, played, start + backward, start + cells[worker + BACKWARDS] + cells[worker + HELD])
+        forward = min(cells[worker + FORWARDS], cells[hop + INPUTS_SEEN])
+        backward = min(cells[worker + BACKWARDS], cells[hop + GRADIENTS_SEEN])
+        for field, first in ((ROOM, forward), (OTHER_ROOM, backward)):
+            start = cells[hop + field]
+            _copy(cells, played, start + first, start + cells[hop + COUNT])
 
 
-def _copy(cells: Any, played: Any, start: int, length: int) -> None:
-    cells[start : start + length] = played[start : start + length]
+def _copy(cells: Cells, played: Cells, start: int, end: int) -> None:
+    for place in range(start, end):
+        cells[place] = played[place]

@@ -2,9 +2,11 @@
 
 A worker goes on beyond the clocks of its neighbours as long as what it chooses does not hang on anything
 that is not yet known: mostly the inputs that it looks at are known, in its own future or past. So each
-visit brings it far. What has come to it by the end of each operation is not always known then: memory is
-counted afterwards, and until that is done the end of an operation stands where its place in the static
-order stood.
+visit brings it far.
+
+The static orders are read from cells of their own, `orders`, that are laid out alike: several plays share
+them. Where they would stand, `cells` hold when each operation ended. Those and the rooms hold whatever an
+earlier play left there: of messages as many are known as the neighbour has sent.
 """
 
 from __future__ import annotations
@@ -27,26 +29,15 @@ from ..pipeline.flat import (
     Cells,
 )
 from ..pipeline.policy import FORWARD as FORTH
-from ..pipeline.policy import MAYBE, NO, NOTHING, RECOMPUTE, UNKNOWN, YES, decide
-from .play import put_forward
+from ..pipeline.policy import NOTHING, RECOMPUTE, decide
 from .records import (
-    ADDED_BYTES,
-    AGAIN,
-    AGAIN_COUNTED,
     BACK,
     BACKWARDS,
-    BACKWARDS_COUNTED,
-    BRIEF,
     BUSY,
     CLOCK,
     FORWARDS,
-    FORWARDS_COUNTED,
-    GRADIENT_BYTES,
-    GRADIENTS_SEEN,
     HELD,
     HOME,
-    INPUT_BYTES,
-    INPUTS_SEEN,
     IS_OPEN,
     KEPT,
     LAST_BACKWARD,
@@ -56,120 +47,149 @@ from .records import (
     ONWARD,
     OPEN_BACKWARD,
     OPEN_FORWARD,
-    PEAK,
-    RESIDENT,
-    RUNNING_BYTES,
     TAKES,
-    WAKE,
     WAY,
     WINDOW,
     WIRE,
 )
+from .resident import count_memory
+
+UNKNOWN = NOTHING - 1  # it hangs on what may come
 
 
-def play_straight(cells: Cells) -> bool:
+def play_straight(cells: Cells, orders: Cells) -> bool:
     """Play on until all has run, or (then False) until all that is left depends on what is left open."""
     while True:
         num_started = 0
         for hop in range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]):
-            num_started += _go_on(cells, hop)
-        if not num_started and not put_forward(cells):
+            num_started += _go_on(cells, orders, hop)
+        if not num_started and not _put_forward(cells, orders):
             break
     is_over = True
     for hop in range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]):
-        worker = cells[hop + OWNER]
-        _count_memory(cells, worker, hop)
-        if cells[worker + BACKWARDS] < cells[worker + TOTAL]:
-            is_over = False
+        inputs, gradients = _inputs_known(cells, hop), _gradients_known(cells, hop)
+        count_memory(cells, orders, hop, inputs[0], gradients[0], min(inputs[1], gradients[1]))
+        is_over &= _note_last(cells, hop)
     return is_over
 
 
-def _go_on(cells: Cells, hop: int) -> int:
+def _note_last(cells: Cells, hop: int) -> bool:
+    """Write down when the last operations began. Whether all of the hop's have run."""
+    worker = cells[hop + OWNER]
+    forward, backward = cells[worker + FORWARDS] - 1, cells[worker + BACKWARDS] - 1
+    if forward >= 0:
+        cells[hop + LAST_FORWARD] = cells[cells[worker + FORWARD] + forward] - cells[hop + TAKES + KEPT]
+    if backward >= 0:
+        cells[hop + LAST_BACKWARD] = cells[cells[worker + BACKWARD] + backward] - cells[hop + TAKES + BACK]
+    return backward == cells[worker + TOTAL] - 1
+
+
+def _go_on(cells: Cells, orders: Cells, hop: int) -> int:
     """Let the worker of a hop choose as long as what is known decides it. 0: it has started nothing."""
     # What is read again and again is held in variables: after a store the row has to be read again.
     worker, before, after = cells[hop + OWNER], cells[hop + BEFORE], cells[hop + AFTER]
-    now, wake, held = cells[worker + CLOCK], cells[worker + WAKE], cells[worker + HELD]
-    forward, backward, busy = cells[worker + FORWARDS], cells[worker + BACKWARDS], cells[worker + BUSY]
-    total, window, ahead = cells[worker + TOTAL], cells[worker + WINDOW], cells[worker + AHEAD]
-    forwards, backwards = cells[worker + FORWARD], cells[worker + BACKWARD]
-    open_forward, open_backward = cells[worker + OPEN_FORWARD], cells[worker + OPEN_BACKWARD]
-    inputs, gradients = cells[hop + ROOM], cells[hop + OTHER_ROOM]
-    inputs_until, gradients_until = _until(cells, before, ONWARD, KEPT), _until(cells, after, HOME, BACK)
+    now, held, busy = cells[worker + CLOCK], cells[worker + HELD], cells[worker + BUSY]
+    forward, backward = cells[worker + FORWARDS], cells[worker + BACKWARDS]
+    ahead, forwards, backwards = cells[worker + AHEAD], cells[worker + FORWARD], cells[worker + BACKWARD]
+    inputs, gradients = _inputs_known(cells, hop), _gradients_known(cells, hop)
+    if inputs[0] >= cells[worker + OPEN_FORWARD]:
+        inputs = cells[worker + OPEN_FORWARD], 0
     forward_ns, backward_ns = cells[hop + TAKES + KEPT], cells[hop + TAKES + BACK]
-    begun = forward + 2 * backward + held
-    while backward < total:
-        if backward >= open_backward:
-            wake = IS_OPEN
-            break
-        recomputes, gradient = cells[backwards + backward] & 1, cells[gradients + backward]
-        activations, brief, until = NEVER, 1, 0 if forward < total else NEVER
-        if forward < total and forward < open_forward:
-            activations, brief, until = cells[inputs + forward], cells[forwards + forward] & 1, inputs_until
-        is_planned, is_admitted = forward < cells[ahead + backward], forward - backward < window
-        here, back = _is_here(activations, until, now), _is_here(gradient, gradients_until, now)
-        kind = decide(is_planned, held != 0, here, is_admitted, brief != 0, back, recomputes != 0)
+    begun, end = forward + 2 * backward + held, min(cells[worker + TOTAL], cells[worker + OPEN_BACKWARD])
+    while backward < end:
+        kind, later = _choice(cells, orders, hop, now, forward, backward, held, inputs, gradients)
         if kind == UNKNOWN:
-            here, back = int(here == YES), int(back == YES)  # if nothing comes that is not known
-            kind = decide(is_planned, held != 0, here, is_admitted, brief != 0, back, recomputes != 0)
-            wake = now if kind != NOTHING else min(_later(activations, now), _later(gradient, now))
-            wake = wake if until else IS_OPEN
             break
         if kind == NOTHING:
-            activations = until if activations == NEVER else activations
-            gradient = gradients_until if gradient == NEVER else gradient
-            now = min(_later(activations, now), _later(gradient, now))
+            now = later
         elif kind == FORTH:
-            cells[hop + LAST_FORWARD] = now
             now, busy = now + forward_ns, busy + forward_ns
-            cells[forwards + forward] = 2 * now + brief
-            _pass_on(cells, hop, after, forward, now)
+            cells[forwards + forward] = now
+            _pass_on(cells, orders, hop, after, forward, now)
             forward += 1
         elif kind == RECOMPUTE:
             now, busy, held = now + forward_ns, busy + forward_ns, 1
             cells[ahead + backward] = now
         else:
-            cells[hop + LAST_BACKWARD] = now
             now, busy, held = now + backward_ns, busy + backward_ns, 0
-            cells[backwards + backward] = 2 * now + recomputes
-            _pass_back(cells, hop, before, backward, now)
+            cells[backwards + backward] = now
+            if before:
+                cells[cells[before + OTHER_ROOM] + backward] = _send(cells, hop + HOME, now)
             backward += 1
-    if backward == total:
-        now = wake = NEVER
-    cells[worker + CLOCK], cells[worker + WAKE], cells[worker + HELD] = now, wake, held
-    cells[worker + FORWARDS], cells[worker + BACKWARDS], cells[worker + BUSY] = forward, backward, busy
+    cells[worker + CLOCK] = NEVER if backward == cells[worker + TOTAL] else now
+    cells[worker + HELD], cells[worker + BUSY] = held, busy
+    cells[worker + FORWARDS], cells[worker + BACKWARDS] = forward, backward
     return forward + 2 * backward + held - begun
 
 
+def _choice(
+    cells: Cells,
+    orders: Cells,
+    hop: int,
+    now: int,
+    forward: int,
+    backward: int,
+    held: int,
+    inputs: tuple[int, int],
+    gradients: tuple[int, int],
+) -> tuple[int, int]:
+    """(what the worker of a hop does now, when it may be another if it is nothing).
+
+    What may have come counts as come: if that decides, it has to be known.
+    """
+    worker = cells[hop + OWNER]
+    activations, is_brief, gradient = inputs[1], True, gradients[1]
+    if forward < inputs[0]:
+        activations = cells[cells[hop + ROOM] + forward]
+        is_brief = orders[cells[worker + FORWARD] + forward] & 1 != 0
+    if backward < gradients[0]:
+        gradient = cells[cells[hop + OTHER_ROOM] + backward]
+    is_planned = forward < orders[cells[worker + AHEAD] + backward]
+    recomputes = orders[cells[worker + BACKWARD] + backward] & 1 != 0
+    here, is_admitted = activations <= now, forward - backward < cells[worker + WINDOW]
+    kind = decide(is_planned, held != 0, here, is_admitted, is_brief, gradient <= now, recomputes)
+    if kind == NOTHING:
+        return kind, min(_later(activations, now), _later(gradient, now))
+    if kind == FORTH:
+        return (kind if forward < inputs[0] else UNKNOWN), now
+    if backward >= gradients[0] and gradient <= now:
+        without = decide(is_planned, held != 0, here, is_admitted, is_brief, False, recomputes)
+        return (kind if kind == without else UNKNOWN), now
+    return kind, now
+
+
+def _inputs_known(cells: Cells, hop: int) -> tuple[int, int]:
+    """(how many inputs of a hop are known, and before when no other comes)."""
+    before = cells[hop + BEFORE]
+    known = cells[cells[before + OWNER] + FORWARDS] if before else cells[hop + COUNT]
+    return known, NEVER if known == cells[hop + COUNT] else _until(cells, before, ONWARD, KEPT)
+
+
+def _gradients_known(cells: Cells, hop: int) -> tuple[int, int]:
+    """(how many gradients of a hop are known, and before when no other comes)."""
+    after = cells[hop + AFTER]
+    if not after:  # those of forwards that have not run are known never to come so far
+        return cells[hop + COUNT], NEVER
+    known = cells[cells[after + OWNER] + BACKWARDS]
+    return known, NEVER if known == cells[hop + COUNT] else _until(cells, after, HOME, BACK)
+
+
 def _until(cells: Cells, sender: int, link: int, what: int) -> int:
-    """What arrives before then from the neighbouring hop is known."""
-    if not sender:
-        return NEVER
+    """Before then nothing more arrives from a neighbouring hop."""
     way = sender + link
     takes_ns = cells[sender + TAKES + what] + cells[way + OCCUPIED] + cells[way + WAY]
     return cells[cells[sender + OWNER] + CLOCK] + takes_ns
-
-
-def _is_here(moment: int, until: int, now: int) -> int:
-    """Whether what arrives at a moment, or is not known to arrive until then, is here now."""
-    if moment <= now:
-        return YES
-    return MAYBE if moment == NEVER and until <= now else NO
 
 
 def _later(moment: int, now: int) -> int:
     return moment if moment > now else NEVER
 
 
-def _pass_on(cells: Cells, hop: int, after: int, turn: int, stop: int) -> None:
+def _pass_on(cells: Cells, orders: Cells, hop: int, after: int, turn: int, stop: int) -> None:
     if after:
         cells[cells[after + ROOM] + turn] = _send(cells, hop + ONWARD, stop)
     else:
-        cells[cells[hop + OTHER_ROOM] + cells[cells[hop + PLACE] + turn]] = stop
-
-
-def _pass_back(cells: Cells, hop: int, before: int, turn: int, stop: int) -> None:
-    if before:
-        cells[cells[before + OTHER_ROOM] + turn] = _send(cells, hop + HOME, stop)
+        cells[cells[hop + OTHER_ROOM] + orders[orders[hop + PLACE] + turn]] = stop
 
 
 def _send(cells: Cells, link: int, ready: int) -> int:
@@ -180,47 +200,41 @@ def _send(cells: Cells, link: int, ready: int) -> int:
     return sent + cells[link + WAY]
 
 
-def _count_memory(cells: Cells, worker: int, hop: int) -> None:
-    """Count on through the operations that have run, as far as it is known what had come by their ends."""
-    inputs_until = _until(cells, cells[hop + BEFORE], ONWARD, KEPT)
-    gradients_until = _until(cells, cells[hop + AFTER], HOME, BACK)
-    inputs, gradients = cells[hop + ROOM], cells[hop + OTHER_ROOM]
-    num_inputs, num_gradients, count = (
-        cells[hop + INPUTS_SEEN],
-        cells[hop + GRADIENTS_SEEN],
-        cells[hop + COUNT],
+def _put_forward(cells: Cells, orders: Cells) -> bool:
+    """Where nobody can start anything at its clock: to the next moment when somebody may. False: never."""
+    nearest = NEVER
+    for hop in range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]):
+        nearest = min(nearest, _wakes(cells, orders, hop))
+    for hop in range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]):
+        worker = cells[hop + OWNER]
+        cells[worker + CLOCK] = max(cells[worker + CLOCK], nearest)
+    return 0 <= nearest < NEVER
+
+
+def _wakes(cells: Cells, orders: Cells, hop: int) -> int:
+    """When the worker of a hop may start something if nothing comes that is not known; or `IS_OPEN`."""
+    worker = cells[hop + OWNER]
+    now, forward, backward = cells[worker + CLOCK], cells[worker + FORWARDS], cells[worker + BACKWARDS]
+    if backward == cells[worker + TOTAL]:
+        return NEVER
+    if (
+        backward >= cells[worker + OPEN_BACKWARD]
+        or cells[worker + OPEN_FORWARD] <= forward < cells[worker + TOTAL]
+    ):
+        return IS_OPEN
+    activations, gradient, is_brief = NEVER, NEVER, True
+    if forward < _inputs_known(cells, hop)[0]:
+        activations = cells[cells[hop + ROOM] + forward]
+        is_brief = orders[cells[worker + FORWARD] + forward] & 1 != 0
+    if backward < _gradients_known(cells, hop)[0]:
+        gradient = cells[cells[hop + OTHER_ROOM] + backward]
+    kind = decide(
+        forward < orders[cells[worker + AHEAD] + backward],
+        cells[worker + HELD] != 0,
+        activations <= now,
+        forward - backward < cells[worker + WINDOW],
+        is_brief,
+        gradient <= now,
+        orders[cells[worker + BACKWARD] + backward] & 1 != 0,
     )
-    forward, backward = cells[worker + FORWARDS_COUNTED], cells[worker + BACKWARDS_COUNTED]
-    resident, peak, held = cells[worker + RESIDENT], cells[worker + PEAK], cells[worker + AGAIN_COUNTED]
-    while forward < cells[worker + FORWARDS] or backward < cells[worker + BACKWARDS]:
-        what, stop = _ended(cells, worker, forward, backward, held)
-        while num_inputs < count and cells[inputs + num_inputs] < stop:
-            num_inputs, resident = num_inputs + 1, resident + cells[hop + INPUT_BYTES]
-        while num_gradients < count and cells[gradients + num_gradients] < stop:
-            num_gradients, resident = num_gradients + 1, resident + cells[hop + GRADIENT_BYTES]
-        if inputs_until < stop and num_inputs < count and cells[inputs + num_inputs] == NEVER:
-            break
-        if gradients_until < stop and num_gradients < count and cells[gradients + num_gradients] == NEVER:
-            break
-        peak = max(peak, resident + cells[hop + RUNNING_BYTES + what])
-        resident += cells[hop + ADDED_BYTES + what]
-        held = int(what == AGAIN)
-        backward += int(what == BACK)
-        forward += int(what < AGAIN)
-    cells[hop + INPUTS_SEEN], cells[hop + GRADIENTS_SEEN] = num_inputs, num_gradients
-    cells[worker + FORWARDS_COUNTED], cells[worker + BACKWARDS_COUNTED] = forward, backward
-    cells[worker + RESIDENT], cells[worker + PEAK], cells[worker + AGAIN_COUNTED] = resident, peak, held
-
-
-def _ended(cells: Cells, worker: int, forward: int, backward: int, held: int) -> tuple[int, int]:
-    """(what it did, when that ended) of the worker's next operation, of those that have run."""
-    forth, back = 2 * NEVER - 1, 2 * NEVER - 1
-    if forward < cells[worker + FORWARDS]:
-        forth = cells[cells[worker + FORWARD] + forward]
-    if backward < cells[worker + BACKWARDS]:
-        back = cells[cells[worker + BACKWARD] + backward]
-    if forth < back:
-        return BRIEF if forth & 1 else KEPT, forth >> 1
-    if back & 1 and not held:
-        return AGAIN, cells[cells[worker + AHEAD] + backward]
-    return BACK, back >> 1
+    return now if kind != NOTHING else min(_later(activations, now), _later(gradient, now))

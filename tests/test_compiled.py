@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -137,6 +138,22 @@ def test_pipelines_of_very_different_stages_do_too(fast: Code, seed: int) -> Non
     cluster = Cluster(calibration, [f"vm{n}" for n in range(plan.num_workers)], [1.0] * plan.num_workers)
     whole = simulate_with(fast, plan, cluster, seed=0, timeline=True)
     assert simulate_with(fast, plan, cluster, seed=0, timeline=False) == bare(whole)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_simulations_in_several_threads_do_not_disturb_each_other(fast: Code, compiles: bool) -> None:
+    # Cells are used again by the next simulation, orders by several at once.
+    code = fast if compiles else INTERPRETED
+    plans = [grid(stages(4), 2, 61, window=window, recompute=True) for window in (None, 3, 5)]
+    cluster = Cluster(uniform(4, cut_bytes=(4,) * 3), [f"vm{n}" for n in range(8)], [1.0] * 8)
+
+    def steps(plan: Plan) -> list[MiniBatch]:
+        return [simulate_with(code, plan, cluster, seed=0, timeline=False) for _ in range(20)]
+
+    alone = [steps(plan)[0] for plan in plans]
+    with ThreadPoolExecutor(len(plans)) as threads:
+        for plan_alone, together in zip(alone, threads.map(steps, plans), strict=True):
+            assert together == [plan_alone] * 20
 
 
 def bare(step: MiniBatch) -> MiniBatch:

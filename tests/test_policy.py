@@ -20,7 +20,8 @@ from makara.pipeline import (
     orders,
     peak_in_flight,
 )
-from makara.pipeline.policy import MAYBE, NO, UNKNOWN, YES, decide
+from makara.pipeline.policy import FORWARD as FORTH
+from makara.pipeline.policy import decide
 from plans import World, crossing_plans, grids, stages
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
@@ -73,22 +74,23 @@ def test_the_same_calls_give_the_same_answers(plan: Plan, seed: int) -> None:
     assert first.ran == second.ran
 
 
-@pytest.mark.parametrize("rules", list(itertools.product([False, True], repeat=5)))
-def test_an_answer_that_does_not_wait_for_what_may_have_come_does_not_hang_on_it(
-    rules: tuple[bool, ...],
-) -> None:
-    is_planned, is_held, is_admitted, is_forward_recomputed, is_backward_recomputed = rules
-
-    def answer(forward: int, gradient: int) -> int:
-        return decide(
-            is_planned, is_held, forward, is_admitted, is_forward_recomputed, gradient, is_backward_recomputed
+@pytest.mark.parametrize("rules", list(itertools.product([False, True], repeat=6)))
+def test_an_answer_that_is_no_forward_does_not_hang_on_the_input_of_one(rules: tuple[bool, ...]) -> None:
+    is_planned, is_held, is_admitted, is_forward_recomputed, is_gradient_here, is_backward_recomputed = rules
+    with_input, without = (
+        decide(
+            is_planned,
+            is_held,
+            is_forward_here,
+            is_admitted,
+            is_forward_recomputed,
+            is_gradient_here,
+            is_backward_recomputed,
         )
-
-    either = {NO: [NO], YES: [YES], MAYBE: [NO, YES]}
-    for forward, gradient in itertools.product(either, repeat=2):
-        answers = {answer(one, other) for one in either[forward] for other in either[gradient]}
-        assert answer(forward, gradient) in {UNKNOWN, *(answers if len(answers) == 1 else ())}
-        assert (forward == MAYBE or gradient == MAYBE) or answer(forward, gradient) != UNKNOWN
+        for is_forward_here in (True, False)
+    )
+    assert with_input in (FORTH, without)
+    assert without != FORTH
 
 
 def middle_stage(recompute: bool, **change: object) -> Dispatcher:
