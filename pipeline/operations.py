@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Kind(StrEnum):
@@ -16,9 +16,10 @@ class Kind(StrEnum):
     WEIGHT_GRADIENT = "W"
     RECOMPUTE = "R"
 
+    __hash__ = str.__hash__  # an enum's own is Python code, and tables go by kinds and operations
 
-@dataclass(frozen=True, slots=True, order=True)
-class Operation:
+
+class Operation(NamedTuple):
     """One operation; `stage` is the index of the hop on the micro-batch's path."""
 
     stage: int

@@ -77,6 +77,15 @@ class Sections:
         return self.crossing[stop - 1] if stop < self.num_sections else ()
 
     @property
+    def relayed(self) -> tuple[tuple[str, ...], ...]:
+        """For each section the values that cross both before and after it and are not its own."""
+        after = (*self.crossing, ())
+        return tuple(
+            tuple(value.name for value in values if value.name not in section.outputs)
+            for section, values in zip(self.sections, after, strict=True)
+        )
+
+    @property
     def updated_buffers(self) -> tuple[str, ...]:
         """Buffers that training changes (running statistics, counters), in the model's order."""
         found = {name for section in self.sections for name in section.updates}

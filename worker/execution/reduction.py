@@ -19,7 +19,7 @@ from torch import Tensor
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
 from ..cutting.partition import Sections
-from ..sections.ranges import RangeOutput
+from ..sections.ranges import Piece, RangeOutput
 from ..sections.running import RunningSum
 from ..sections.sums import GradientSum, new_sum
 from .buckets import Bucket
@@ -27,6 +27,8 @@ from .gloo import Group
 from .interrupt import Call
 from .session import Session
 from .staging import Staged, Stager
+
+_NO_PIECE = Piece(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,9 @@ class Reduction:
         self._running = [part.running for part in self.parts if part.bucket.buffers]
         self._num_forwards = sum(task.kind is Kind.FORWARD for task in order)
         self._num_backwards = _backwards_of_sections(session.plan, order)
-        self._table = torch.zeros(num, 2, dtype=torch.float64)
+        self._num_micro_batches = num
+        self._pieces: dict[int, Piece] = {}
+        self._table = torch.zeros(0)
         self._started: list[Call[list[Staged]]] = []
 
     def begin(self, scales: Mapping[str, float]) -> None:
@@ -76,10 +80,10 @@ class Reduction:
         for part in self.parts:
             part.gradients.reset(scales)
             part.running.reset()
-        self._table.zero_()
+        self._pieces.clear()
         self._started.clear()
         self._forwards_left = self._num_forwards
-        self._backwards_left = Counter(self._num_backwards)
+        self._backwards_left = dict(self._num_backwards)
         self._next = 0  # of the sums in their global order: 0 is the tally, then the buckets
         self._advance()
 
@@ -89,8 +93,7 @@ class Reduction:
             for running in self._running:
                 running.add(micro_batch, output.updates)
         if output.piece is not None:
-            self._table[micro_batch, 0] = output.piece.loss_sum
-            self._table[micro_batch, 1] = output.piece.weight
+            self._pieces[micro_batch] = output.piece
         self._forwards_left -= 1
         if not self._forwards_left:
             self._advance()
@@ -101,8 +104,8 @@ class Reduction:
 
     def section_done(self, section: int) -> None:
         """A backward of `section` has handed in all its gradients."""
-        self._backwards_left[section] -= 1
-        if not self._backwards_left[section]:
+        left = self._backwards_left[section] = self._backwards_left[section] - 1
+        if not left:
             self._advance()
 
     def finish(self, idle: Callable[[Call[Any]], None]) -> list[tuple[float, float]]:
@@ -122,6 +125,8 @@ class Reduction:
         while self._next <= len(self.parts) and self._is_complete(self._next):
             if self._next == 0:
                 # One worker brings each micro-batch's row and the others zeros, so the sum is exact.
+                rows = [self._pieces.get(number, _NO_PIECE) for number in range(self._num_micro_batches)]
+                self._table = torch.tensor(rows, dtype=torch.float64)
                 self._start([(self._table, self._everyone.sum)])
             else:
                 self._start(self._collectives(self.parts[self._next - 1]))
@@ -130,7 +135,8 @@ class Reduction:
     def _is_complete(self, number: int) -> bool:
         if number == 0:
             return not self._forwards_left
-        return not any(self._backwards_left[section] for section in self.parts[number - 1].bucket.sections)
+        sections = self.parts[number - 1].bucket.sections
+        return not any(self._backwards_left.get(section) for section in sections)
 
     def _collectives(self, part: BucketSum) -> list[tuple[Tensor, Callable[[Tensor], None]]]:
         if len(part.bucket.hosts) == 1:

@@ -39,7 +39,8 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 def canonical(tensor: Tensor) -> Tensor:
     """Contiguous, aligned, in memory of its own form: the same here as after a journey."""
-    return aligned(tensor.contiguous())
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
 def aligned(tensor: Tensor) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..cutting.partition import Sections, Value
+from ..cutting.partition import Sections
 from ..training import Training
 from .loss_scale import LossScale
 from .runtime import Piece, Saved, SectionRuntime
@@ -46,13 +46,12 @@ class _Kept:
 
     step: int
     span: tuple[int, int]
-    inputs: dict[str, Tensor]
+    inputs: Mapping[str, Tensor]
     batch: Mapping[str, Tensor]
     saved: dict[int, Saved] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RangeOutput:
+class RangeOutput(NamedTuple):
     """`values`: what crosses after the range, in the order of `Sections.outputs_of`; empty at the end."""
 
     values: dict[str, Tensor]
@@ -68,6 +67,7 @@ class RangeRuntime:
         self, chain: Sections, training: Training, seed: int, device: torch.device | str = "cpu"
     ) -> None:
         self.chain = chain
+        self._relayed = chain.relayed
         self.sections: dict[int, SectionRuntime] = {}
         self._training = training
         self._seed = seed
@@ -128,7 +128,7 @@ class RangeRuntime:
 
         `keep` False keeps only the inputs: `recompute` must come before `backward`.
         """
-        kept = _Kept(step, (start, stop), dict(inputs), batch)
+        kept = _Kept(step, (start, stop), inputs, batch)
         self._kept[micro_batch, start] = kept
         return self._run(micro_batch, kept, keep)
 
@@ -166,28 +166,23 @@ class RangeRuntime:
                 section_done(index)
             for name, gradient in inputs.items():
                 flowing[name] = flowing[name] + gradient if name in flowing else gradient
-        return {value.name: flowing[value.name] for value in self.gradients_of(start)}
-
-    def gradients_of(self, cut_section: int) -> tuple[Value, ...]:
-        """The values whose gradients flow back over the cut before section `cut_section`."""
-        return tuple(value for value in self.chain.inputs_of(cut_section) if value.needs_grad)
+        return flowing  # what the sections made has been taken out; what they took, or passed on, is left
 
     def discard(self) -> None:
         """Forgets all micro-batches in flight (an abandoned attempt)."""
         self._kept.clear()
 
     def _run(self, micro_batch: int, kept: _Kept, keep: bool) -> RangeOutput:
-        start, stop = kept.span
         values = dict(kept.inputs)
         updates: dict[str, Tensor] = {}
         piece: Piece | None = None
-        for index in range(start, stop):
+        for index in range(*kept.span):
             output = self.sections[index].forward(kept.step, micro_batch, values, kept.batch)
-            known = values | output.values
-            values = {value.name: known[value.name] for value in self.chain.outputs_of(index + 1)}
+            relayed = {name: values[name] for name in self._relayed[index]}
+            values = relayed | output.values
             updates |= output.updates
             piece = output.piece
             if keep:
                 kept.saved[index] = output.saved
-            del output, known  # what is not kept is gone before the next section runs
+            del output  # what is not kept is gone before the next section runs
         return RangeOutput(values, piece, updates)

@@ -8,9 +8,9 @@ be recomputed: otherwise other kernels might be chosen the second time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from ..errors import UserCodeError
 from ..precision import Precision, autocast
 from ..seeds import seed64
 from ..training import Training, call_user_code
+from . import engine
 from .loss_scale import LossScale
 from .optimizers import OwnSettings, make_optimizer
 from .placing import aligned, canonical, on_device, seed_device
@@ -31,15 +32,14 @@ from .state import Scalar, load_section_state, section_state
 
 @dataclass(slots=True)
 class Saved:
-    """What a section's backward needs from its forward."""
+    """What a section's backward needs from its forward. `leaves`: the inputs that need a gradient."""
 
     leaves: dict[str, Tensor]
     results: dict[str, Tensor]
     loss: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One micro-batch's part of the loss: added up in the order of the micro-batches, divided by the
     weights."""
 
@@ -47,8 +47,7 @@ class Piece:
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
-class SectionOutput:
+class SectionOutput(NamedTuple):
     values: dict[str, Tensor]
     piece: Piece | None  # of the last section only
     saved: Saved
@@ -82,10 +81,8 @@ class SectionRuntime:
         self._seed = seed
         self._device = torch.device(device)
         self._sections = sections
-        self._precision: Precision = sections.traced.precision
         self._last = index == sections.num_sections - 1
         self._module = on_device(sections.modules[index], self._device)
-        self._crossing = {value.name: value for values in sections.crossing for value in values}
         self.parameters: dict[str, nn.Parameter] = {
             name: nn.Parameter(self._make(name, initialise), requires_grad=name in self.info.trainable)
             for name in self.info.parameters
@@ -95,17 +92,22 @@ class SectionRuntime:
             name: self._make(name, initialise or name not in persistent) for name in self.info.buffers
         }
         self._constants = [self._make(name, True) for name in self.info.constants]
-        self._module, self.folded = fold(self._module, self._unchanging(), self._device, self._precision)
+        precision: Precision = sections.traced.precision
+        self._module, self.folded = fold(self._module, self._unchanging(), self._device, precision)
+        # Looked up once: after a long operation the caches are cold, and lookups cost several times more.
+        self.trainable = {name: self.parameters[name] for name in self.info.trainable}
+        self._stored = [*self.parameters.values(), *self.buffers.values(), *self._constants]
+        self._autocast = autocast(self._device.type, precision)
+        self._call = self._module.forward  # nobody sets hooks on a section's graph
+        crossing = {value.name: value for values in sections.crossing for value in values}
+        self._inputs = [(name, crossing[name].needs_grad) for name in self.info.inputs]
+        self._outputs = [(name, crossing[name].torch_dtype) for name in self.info.outputs]
         self.optimizer_on_host = optimizer_on_host
         self._owned = self._copied_to_host() if optimizer_on_host else self.trainable
         """What the optimizer updates: the parameters, or their copies."""
         self.optimizer = make_optimizer(training, list(self._owned.items()))
         self._settings = OwnSettings(self.optimizer, index, scheduled=training.schedule is not None)
         self._rates = LearningRates(self.optimizer, training.schedule) if self.optimizer else None
-
-    @property
-    def trainable(self) -> dict[str, nn.Parameter]:
-        return {name: self.parameters[name] for name in self.info.trainable}
 
     @property
     def operations(self) -> list[str]:
@@ -118,23 +120,31 @@ class SectionRuntime:
         """Runs the section on detached `values` (those of `info.inputs`); its random numbers come from
         (seed, step, micro-batch, section). `batch` is needed where `info.batch` names entries, and by the
         loss."""
-        leaves = {name: self._leaf(name, values[name]) for name in self.info.inputs}
+        if not torch.is_grad_enabled():  # asked first: the context costs more than all else here
+            with torch.enable_grad():
+                return self.forward(step, micro_batch, values, batch)
         seed_device(self._device, seed64("section", self._seed, step, micro_batch, self.info.index))
-        entries = [aligned(batch[name].to(self._device)) for name in self.info.batch]
-        arguments = [*self.parameters.values(), *self.buffers.values(), *self._constants, *entries]
-        with torch.enable_grad(), autocast(self._device.type, self._precision):
-            returned: list[Any] = list(self._module(*arguments, *leaves.values(), *self.folded))
-            own = len(returned) - len(self.info.updates)
-            new = zip(self.info.updates, returned[own:], strict=True)
-            updates: dict[str, Tensor] = {name: value.detach() for name, value in new}
+        arguments: list[Tensor] = self._stored.copy()
+        for name in self.info.batch:
+            arguments.append(aligned(batch[name].to(self._device)))
+        leaves: dict[str, Tensor] = {}
+        for name, needs_grad in self._inputs:
+            value = canonical(values[name].detach().to(self._device))
+            arguments.append(value)
+            if needs_grad:
+                leaves[name] = value.requires_grad_()
+        arguments += self.folded
+        with self._autocast:
+            returned: list[Any] = list(self._call(*arguments))
+            own, updates = self._without_updates(returned)
             if self._last:
-                return self._finish(returned[:own], batch, leaves, updates)
-            named = {
-                name: result.to(self._crossing[name].torch_dtype)  # as it was traced, on any device
-                for name, result in zip(self.info.outputs, returned[:own], strict=True)
-            }
-        outputs = {name: canonical(result.detach()) for name, result in named.items()}
-        return SectionOutput(outputs, None, Saved(leaves, named, None), updates)
+                return self._finish(own, batch, leaves, updates)
+            results: dict[str, Tensor] = {}
+            outputs: dict[str, Tensor] = {}
+            for (name, dtype), value in zip(self._outputs, own, strict=True):
+                results[name] = result = value.to(dtype)  # as it was traced, on any device
+                outputs[name] = canonical(result.detach())
+        return SectionOutput(outputs, None, Saved(leaves, results, None), updates)
 
     def backward(
         self, saved: Saved, gradients: Mapping[str, Tensor]
@@ -142,24 +152,24 @@ class SectionRuntime:
         """(gradients of `info.inputs` that need one, gradients of parameters), by name. `gradients`: those
         of `info.outputs`; with fp16 all of them are of the loss times `loss_scale`. An input that nothing
         flows to gets zeros; such a parameter is left out."""
+        roots: list[Tensor] = []
+        seeds: list[Tensor] = []
         if saved.loss is not None:
             scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
             roots, seeds = [saved.loss], [torch.full_like(saved.loss, scale)]
-        else:
-            names = [name for name, result in saved.results.items() if result.requires_grad]
-            roots = [saved.results[name] for name in names]
-            seeds = [aligned(gradients[name]) for name in names]
-        leaves = {name: leaf for name, leaf in saved.leaves.items() if leaf.requires_grad}
-        parameters = self.trainable
-        found: list[Tensor | None] = [None] * (len(leaves) + len(parameters))
-        if roots and found:
-            wanted = [*leaves.values(), *parameters.values()]
-            found = list(torch.autograd.grad(roots, wanted, seeds, allow_unused=True))
-        inputs = {
-            name: torch.zeros_like(leaf) if gradient is None else canonical(gradient)
-            for (name, leaf), gradient in zip(leaves.items(), found, strict=False)
-        }
-        own = zip(parameters, found[len(leaves) :], strict=True)
+        for name, result in saved.results.items():
+            if result.requires_grad:
+                roots.append(result)
+                seeds.append(aligned(gradients[name]))
+        leaves = saved.leaves
+        wanted = [*leaves.values(), *self.trainable.values()]
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        if roots and wanted:
+            found = engine.gradients(roots, seeds, wanted)
+        inputs: dict[str, Tensor] = {}
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=False):
+            inputs[name] = torch.zeros_like(leaf) if gradient is None else canonical(gradient)
+        own = zip(self.trainable, found[len(leaves) :], strict=True)
         return inputs, {name: gradient for name, gradient in own if gradient is not None}
 
     def set_lr(self, step: int) -> None:
@@ -262,9 +272,13 @@ class SectionRuntime:
         fake = traced.tensors[name]
         return torch.zeros(fake.shape, dtype=fake.dtype, device=self._device)
 
-    def _leaf(self, name: str, value: Tensor) -> Tensor:
-        leaf = canonical(value.detach().to(self._device))
-        return leaf.detach().requires_grad_(self._crossing[name].needs_grad)
+    def _without_updates(self, returned: list[Any]) -> tuple[list[Any], dict[str, Tensor]]:
+        """(what the graph returns but for new values of buffers, those)."""
+        if not self.info.updates:
+            return returned, {}
+        own = len(returned) - len(self.info.updates)
+        new = zip(self.info.updates, returned[own:], strict=True)
+        return returned[:own], {name: value.detach() for name, value in new}
 
     def _finish(
         self,
