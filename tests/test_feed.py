@@ -53,9 +53,9 @@ def test_what_is_loaded_ahead_is_what_would_have_been_loaded() -> None:
             assert torch.equal(feed.take(micro_batch)["x"], expected)
 
 
-def test_no_more_than_four_micro_batches_are_kept() -> None:
+def test_no_more_than_four_micro_batches_are_kept_where_they_are_large() -> None:
     data = Noisy()
-    feed = Feed(Batches(data, 5, 4, 1), [0, 1, 2, 3])
+    feed = Feed(Batches(data, 5, 4, 1), [0, 1, 2, 3], ahead_bytes=0)
     data.loaded = 0
     feed.begin(0)
     feed.take(0)
@@ -67,6 +67,20 @@ def test_no_more_than_four_micro_batches_are_kept() -> None:
     feed.begin(1)
     feed.take(0)
     assert data.loaded == 1 + 4
+
+
+@pytest.mark.parametrize(("ahead_bytes", "kept"), [(6 * 16 + 15, 6), (1 << 20, 7)])
+def test_small_ones_are_kept_up_to_the_bytes_given_or_the_end_of_the_next_step(
+    ahead_bytes: int, kept: int
+) -> None:
+    data = Noisy()
+    feed = Feed(Batches(data, 5, 4, 1), [0, 1, 2, 3], ahead_bytes)  # two numbers of 8 bytes each
+    data.loaded = 0
+    feed.begin(0)
+    feed.take(0)
+    while feed.load_ahead():
+        pass
+    assert data.loaded == 1 + kept
 
 
 def test_a_worker_without_samples_loads_none() -> None:

@@ -3,6 +3,7 @@ peers."""
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from ...pipeline.plan import Plan
 from ...pipeline.traffic import output_of
 from ..data import Sample
 from ..sections.ranges import Accumulate, RangeOutput
-from .feed import Feed
+from .feed import SOON_S, Feed
 from .lanes import Lanes, Tensors
 
 
@@ -115,13 +116,13 @@ class Executor:
         self._feed.begin(step)
         lanes.begin_step()
         while dispatcher.remaining:
-            for operation, tensors in lanes.collect():
-                inputs[operation] = tensors
-                dispatcher.arrived(operation)
+            for arrived, tensors in lanes.collect():
+                inputs[arrived] = tensors
+                dispatcher.arrived(arrived)
             operation = dispatcher.next()
             if operation is None:
-                if not self._feed.load_ahead():
-                    lanes.wait()
+                arrived, inputs[arrived] = self._wait()
+                dispatcher.arrived(arrived)
                 continue
             task, kind = self._tasks[operation], operation.kind
             began = time.perf_counter()
@@ -136,6 +137,15 @@ class Executor:
             else:
                 lanes.send(task.consumer, produced)
         return work
+
+    def _wait(self) -> tuple[Operation, Tensors]:
+        """What arrives next; samples are loaded while it does not come."""
+        most_s = SOON_S
+        while True:
+            try:
+                return self._lanes.wait(most_s)
+            except queue.Empty:
+                most_s = 0.0 if self._feed.load_ahead() else None
 
     def _perform(self, step: int, operation: Operation, task: _Task, sink: Sink) -> Tensors:
         micro_batch, runtime = operation.micro_batch, self._runtime

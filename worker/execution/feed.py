@@ -8,50 +8,68 @@ docs/decisions/0041-samples-are-loaded-in-idle-moments.md).
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 from ..data import Batches, Sample
 from ..errors import UserCodeError
 
-_AHEAD = 4  # micro-batches that are kept loaded
+_AHEAD = 4  # micro-batches that are kept loaded, whatever their size
+_AHEAD_BYTES = 4 << 20  # and more of them as long as all take no more than this: a busy stage rarely waits
+
+SOON_S = 0.001
+"""Who waits no longer loads nothing: it would keep the interpreter from the thread that ends the wait."""
 
 
 class Feed:
     """`micro_batches`: those whose samples this worker takes in a step, in the order of their forwards."""
 
-    def __init__(self, batches: Batches, micro_batches: Sequence[int]) -> None:
+    def __init__(
+        self, batches: Batches, micro_batches: Sequence[int], ahead_bytes: int = _AHEAD_BYTES
+    ) -> None:
         self._batches = batches
         self._micro_batches = tuple(micro_batches)
-        self._loaded: dict[tuple[int, int], Sample] = {}
+        self._ahead_bytes = ahead_bytes
+        self._loaded: deque[tuple[tuple[int, int], Sample]] = deque()  # those that are taken next, no gap
         self._step = self._taken = 0
         self._refused: tuple[int, int] | None = None
 
     def begin(self, step: int) -> None:
         """The step, or another attempt at it, begins."""
         self._step, self._taken = step, 0
-        wanted = set(self._upcoming())
-        self._loaded = {key: sample for key, sample in self._loaded.items() if key in wanted}
+        if self._loaded and self._loaded[0][0] != self._upcoming(0):
+            self._loaded.clear()
 
     def take(self, micro_batch: int) -> Sample:
         """The samples of the step's next micro-batch. Raises what `Batches.micro_batch` raises."""
         self._taken += 1
-        loaded = self._loaded.pop((self._step, micro_batch), None)
-        return self._batches.micro_batch(self._step, micro_batch) if loaded is None else loaded
+        if self._loaded:
+            key, sample = self._loaded.popleft()
+            assert key == (self._step, micro_batch), "micro-batches are taken in the order of their forwards"
+            return sample
+        return self._batches.micro_batch(self._step, micro_batch)
 
     def load_ahead(self) -> bool:
         """Load one more micro-batch of this step or the next; False when there is none to load."""
-        key = next((key for key in self._upcoming() if key not in self._loaded), None)
+        key = None if self._is_full() else self._upcoming(len(self._loaded))
         if key is None or key == self._refused:
             return False
         try:
-            self._loaded[key] = self._batches.micro_batch(*key)
+            self._loaded.append((key, self._batches.micro_batch(*key)))
         except UserCodeError:  # raised again if it is ever needed; the job may end before
             self._refused = key
             return False
         return True
 
-    def _upcoming(self) -> Iterator[tuple[int, int]]:
-        here = ((self._step, micro_batch) for micro_batch in self._micro_batches[self._taken :])
-        after = ((self._step + 1, micro_batch) for micro_batch in self._micro_batches)
-        return itertools.islice(itertools.chain(here, after), _AHEAD)
+    def _upcoming(self, number: int) -> tuple[int, int] | None:
+        """(step, micro-batch) that is taken after `number` others; None beyond the next step."""
+        place, num = self._taken + number, len(self._micro_batches)
+        if place < num:
+            return self._step, self._micro_batches[place]
+        return (self._step + 1, self._micro_batches[place - num]) if place < 2 * num else None
+
+    def _is_full(self) -> bool:
+        if len(self._loaded) < _AHEAD:
+            return False
+        size_bytes = sum(tensor.nbytes for tensor in self._loaded[0][1].values())
+        return (len(self._loaded) + 1) * size_bytes > self._ahead_bytes

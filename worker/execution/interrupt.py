@@ -1,7 +1,8 @@
 """How a compute thread that waits for its peers is woken.
 
 Nothing wakes a thread inside a gloo call (see docs/transport.md), so the compute thread never makes one:
-helper threads do, and the compute thread waits for them on the condition of its generation's `Interrupt`.
+helper threads do, and the compute thread waits for them on the condition of its generation's `Interrupt`, or
+on a queue into which the interrupt puts something when it trips.
 An order from the manager or a lost peer trips the interrupt; helpers that are still blocked then are
 abandoned together with their groups, and end with the process.
 """
@@ -38,13 +39,25 @@ class Interrupt:
     def __init__(self) -> None:
         self.condition = threading.Condition()
         self._cause: Exception | None = None
+        self._wakes: list[Callable[[], None]] = []
+
+    def on_trip(self, wake: Callable[[], None]) -> None:
+        """`wake` is called once, when the interrupt trips; now, if it has. For those who wait on a queue."""
+        with self.condition:
+            if self._cause is None:
+                self._wakes.append(wake)
+                return
+        wake()
 
     def trip(self, cause: Exception) -> None:
         """Wake the compute thread with `cause`: an `Interrupted`, or what went wrong in a helper thread."""
         with self.condition:
             if self._cause is None:
                 self._cause = cause
+            wakes, self._wakes = self._wakes, []
             self.condition.notify_all()
+        for wake in wakes:
+            wake()
 
     @property
     def tripped(self) -> bool:
@@ -54,11 +67,11 @@ class Interrupt:
         if self._cause is not None:
             raise self._cause
 
-    def wait_for(self, predicate: Callable[[], bool]) -> None:
-        """Block until `predicate()`; it is evaluated under the condition. Raises the cause if tripped
-        first."""
+    def wait_for(self, predicate: Callable[[], bool], most_s: float | None = None) -> None:
+        """Block until `predicate()`, which is evaluated under the condition, or for `most_s`. Raises the
+        cause if tripped first."""
         with self.condition:
-            self.condition.wait_for(lambda: self._cause is not None or predicate())
+            self.condition.wait_for(lambda: self._cause is not None or predicate(), most_s)
             self.check()
 
 

@@ -3,6 +3,9 @@
 For each directed pair of workers and each kind of message the order on the wire is known beforehand (see
 `pipeline.traffic`): receives are posted ahead of need, and activations and gradients travel in separate
 groups and cannot be confused.
+
+The threads are there because gloo wakes nobody who waits for it; what need not wait, the compute thread does
+itself, and sparing a thread that it does not compete for the interpreter's lock just when an operation ends.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,7 +31,6 @@ _AHEAD = 2  # receives posted on each lane: while one is handed over, the next i
 
 Tensors = dict[str, torch.Tensor]
 _Marked = dict[str, Staged]
-_Outbox = queue.SimpleQueue[tuple[Message, _Marked] | None]
 
 
 def values_of(plan: Plan, sections: Sections, message: Message) -> tuple[Value, ...]:
@@ -55,11 +57,8 @@ class Lanes:
         self._interrupt = interrupt
         self._device = device
         self._compute = Stager(device)
-        self._arrived: queue.SimpleQueue[tuple[Operation, _Marked]] = queue.SimpleQueue()
-        self._outgoing = {
-            message.operation: (message, tuple(value.name for value in values(message)))
-            for message in traffic.sends
-        }
+        self._arrived: queue.SimpleQueue[tuple[Operation, _Marked] | None] = queue.SimpleQueue()
+        interrupt.on_trip(lambda: self._arrived.put(None))
         self._starters: list[queue.SimpleQueue[bool]] = []
         self._outboxes: dict[tuple[int, Kind], _Outbox] = {}
         incoming: dict[tuple[int, Kind], list[tuple[Message, tuple[Value, ...]]]] = {}
@@ -69,6 +68,16 @@ class Lanes:
             self._start_receiver(peer, kind, expected)
         for peer, kind in sorted({(message.peer, message.kind) for message in traffic.sends}):
             self._start_sender(peer, kind)
+        self._outgoing = {
+            message.operation: _Outgoing(
+                self._outboxes[message.peer, message.kind],
+                groups[message.kind],
+                message.peer,
+                _first_tag(message),
+                tuple(value.name for value in values(message)),
+            )
+            for message in traffic.sends
+        }
 
     def begin_step(self) -> None:
         """Post the first receives of the next step."""
@@ -76,24 +85,34 @@ class Lanes:
             starter.put(True)
 
     def send(self, consumer: Operation, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Queue what `consumer` needs, as device tensors by value name; never blocks on the wire. They must
-        not be written to afterwards: on the CPU the wire reads them where they are."""
-        message, names = self._outgoing[consumer]
-        marked = {name: self._compute.mark(tensors[name]) for name in names}
-        self._outboxes[message.peer, message.kind].put((message, marked))
+        """Send what `consumer` needs, as device tensors by value name; never blocks on the wire. They must
+        not be written to afterwards: on the CPU the wire reads them where they are. Raises what trips the
+        interrupt."""
+        outgoing = self._outgoing[consumer]
+        sending = _Sending(outgoing, [self._compute.mark(tensors[name]) for name in outgoing.names])
+        if self._compute.is_host:
+            try:
+                sending.start(self._compute)
+            except RuntimeError as error:
+                self._interrupt.trip(PeersLost([outgoing.peer], error))
+                self._interrupt.check()
+        outgoing.outbox.put(sending)
 
-    def wait(self) -> None:
-        """Block until something has arrived. Raises what tripped the interrupt."""
-        self._interrupt.wait_for(lambda: not self._arrived.empty())
+    def wait(self, most_s: float | None = None) -> tuple[Operation, Tensors]:
+        """Block until something has arrived: the operation that it enables, and its tensors on the device.
+        Raises what tripped the interrupt, and `queue.Empty` after `most_s`."""
+        item = self._arrived.get(timeout=most_s)
+        self._interrupt.check()
+        assert item is not None, "only a tripped interrupt puts none"
+        operation, marked = item
+        return operation, {name: self._compute.take(staged) for name, staged in marked.items()}
 
     def collect(self) -> list[tuple[Operation, Tensors]]:
-        """What arrived since the last call: the operation that it enables, and its tensors on the
-        device."""
+        """All that arrived since the last call, as `wait` tells it."""
         self._interrupt.check()
         items: list[tuple[Operation, Tensors]] = []
         while not self._arrived.empty():
-            operation, marked = self._arrived.get()
-            items.append((operation, {name: self._compute.take(staged) for name, staged in marked.items()}))
+            items.append(self.wait())
         return items
 
     def close(self) -> None:
@@ -109,24 +128,23 @@ class Lanes:
         starter: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._starters.append(starter)
         group, stager = self._groups[kind], Stager(self._device)
+        operations = [message.operation for message, _ in expected]
 
         def post(number: int) -> tuple[Tensors, list[Any]]:
             message, values = expected[number]
             tensors = {value.name: stager.empty(value.shape, value.torch_dtype) for value in values}
-            tagged = _tagged(message, list(tensors.values()))
+            tagged = enumerate(tensors.values(), _first_tag(message))
             return tensors, [group.start_receive(tensor, peer, tag) for tag, tensor in tagged]
 
         def loop() -> None:
             while starter.get():
                 posted = deque(post(number) for number in range(min(_AHEAD, len(expected))))
-                for number, (message, _) in enumerate(expected):
+                for number, operation in enumerate(operations):
                     tensors, works = posted.popleft()
                     for work in works:
                         work.wait()
                     marked = {name: stager.to_device(tensor) for name, tensor in tensors.items()}
-                    self._arrived.put((message.operation, marked))
-                    with self._interrupt.condition:
-                        self._interrupt.condition.notify_all()
+                    self._arrived.put((operation, marked))
                     if number + _AHEAD < len(expected):
                         posted.append(post(number + _AHEAD))
 
@@ -135,15 +153,15 @@ class Lanes:
     def _start_sender(self, peer: int, kind: Kind) -> None:
         outbox: _Outbox = queue.SimpleQueue()
         self._outboxes[peer, kind] = outbox
-        group, stager = self._groups[kind], Stager(self._device)
+        stager = Stager(self._device)
 
         def loop() -> None:
-            while (item := outbox.get()) is not None:
-                message, marked = item
-                host = [stager.to_host(staged) for staged in marked.values()]
-                works = [group.start_send(tensor, peer, tag) for tag, tensor in _tagged(message, host)]
-                for work in works:
+            while (sending := outbox.get()) is not None:
+                if not stager.is_host:
+                    sending.start(stager)
+                for work in sending.works:
                     work.wait()
+                del sending  # and with it the tensors, before the next one is waited for
 
         self._start(loop, f"send {kind} to {peer}", peer)
 
@@ -159,7 +177,34 @@ class Lanes:
         threading.Thread(target=guarded, name=name, daemon=True).start()
 
 
-def _tagged(message: Message, tensors: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
-    assert len(tensors) <= _TENSORS_PER_MESSAGE
-    first = message.micro_batch * _TENSORS_PER_MESSAGE
-    return [(first + number, tensor) for number, tensor in enumerate(tensors)]
+class _Outgoing(NamedTuple):
+    """What is known of a message before any step."""
+
+    outbox: _Outbox
+    group: Group
+    peer: int
+    first_tag: int
+    names: tuple[str, ...]
+
+
+class _Sending:
+    """A message on its way; its tensors stay as they are while this is kept."""
+
+    __slots__ = ("_host", "_marked", "_outgoing", "works")
+
+    def __init__(self, outgoing: _Outgoing, marked: list[Staged]) -> None:
+        self._outgoing = outgoing
+        self._marked = marked
+
+    def start(self, stager: Stager) -> None:
+        """Hand the tensors to the wire; `works` are over when the peer has taken them."""
+        _, group, peer, first_tag, _ = self._outgoing
+        self._host = [stager.to_host(staged) for staged in self._marked]
+        self.works = [group.start_send(tensor, peer, tag) for tag, tensor in enumerate(self._host, first_tag)]
+
+
+_Outbox = queue.SimpleQueue[_Sending | None]
+
+
+def _first_tag(message: Message) -> int:
+    return message.micro_batch * _TENSORS_PER_MESSAGE

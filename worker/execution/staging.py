@@ -8,15 +8,13 @@ serves both, but the CUDA half has not been run: no test here has a GPU.)
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(NamedTuple):
     """A tensor that a stream may still be writing; `ready` is None when it is complete."""
 
     tensor: Tensor
@@ -30,6 +28,11 @@ class Stager:
         self._device = device
         self._cuda = device.type == "cuda"
         self._stream: Any = torch.cuda.Stream(device) if self._cuda else None
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the device's memory is the host's: then nothing here waits."""
+        return not self._cuda
 
     def mark(self, tensor: Tensor) -> Staged:
         """`tensor` as the operations issued so far leave it."""

@@ -20,7 +20,7 @@ from ..sections.verdict import is_usable
 from .buckets import Bucket
 from .commit import CommitRecord, Flag, Vote
 from .executor import Executor, Work, batches_of
-from .feed import Feed
+from .feed import SOON_S, Feed
 from .gloo import Group
 from .interrupt import Call
 from .lanes import Lanes, values_of
@@ -107,6 +107,7 @@ class Stepper:
 
     def _use_idle(self, call: Call[Any]) -> None:
         """Load samples of the next step while a sum is not over."""
+        self._session.interrupt.wait_for(lambda: call.done, SOON_S)
         while not call.done and self._feed.load_ahead():
             self._session.interrupt.check()
 
