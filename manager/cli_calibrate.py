@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..checkpoint import CheckpointError, open_store, save_calibration
 from ..simulator import Measurements
 from ..worker.messages import JobSettings
 from .calibration_picture import draw
@@ -67,6 +66,8 @@ def _known(options: argparse.Namespace) -> Measurements:
 
 
 def _store(settings: JobSettings, measured: Measurements) -> None:
+    from ..checkpoint import CheckpointError, open_store, save_calibration  # here: other commands need none
+
     assert measured.basis is not None, "what was measured here says what it depends on"
     where = settings.store
     store = open_store(where.uri, endpoint=where.endpoint, region=where.region)

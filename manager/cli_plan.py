@@ -7,16 +7,15 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..morphing import Candidate, Impossible, Request, Slot
 from ..simulator import Calibration, simulate
 from ..simulator.timeline import Timeline, chrome_trace, timeline_of
 from ..simulator.timeline import draw as draw_timeline
 from .calibration_source import Source, of_file, of_manager, of_this_machine
-from .cli_apply import Checked, check
-from .cli_check import summary
 from .client import Unreachable
+from .fast_code import wait_for_code
 from .job_file import read_spec
 from .plan_text import Cluster, report
 from .planning import offload
@@ -24,6 +23,9 @@ from .ranking import Ranking, rank
 from .reading import BadFile, positive, write_file
 from .replay import Prices
 from .spec import JobSpec, size_of
+
+if TYPE_CHECKING:
+    from .cli_apply import Checked
 
 _WRITERS: dict[str, Callable[[Timeline], str]] = {".svg": draw_timeline, ".json": chrome_trace}
 _NO_LIMIT = 2**62
@@ -83,6 +85,7 @@ def plan(options: argparse.Namespace) -> int:
     if not options.json:
         for line in (*_described(spec, model), ""):
             print(line)
+    wait_for_code()
     ranking = rank(request(spec, calibration, cluster), options.rows)
     if isinstance(ranking, Impossible):
         raise NoPlan(f"there is no plan for {cluster.num_vms} VMs: {ranking.reason}")
@@ -127,6 +130,8 @@ def _job(options: argparse.Namespace) -> tuple[JobSpec, dict[str, Any] | None, S
     """(specification, what its model is unless its code was left alone, what was measured of it)."""
     if options.calibration is not None:
         return read_spec(options.file), None, of_file(options.calibration)
+    from .cli_apply import check  # here: most plans are of calibrations that are there
+
     checked = check(options.file)
     return checked.spec, checked.model, _measured(options, checked)
 
@@ -172,6 +177,8 @@ def _described(spec: JobSpec, model: dict[str, Any] | None) -> list[str]:
     steps = f"{training.steps} steps of {training.global_batch_size} samples, numerics {training.numerics}"
     if model is None:
         return [f"{spec.name}: {steps}"]
+    from .cli_check import summary
+
     lines = [f"{spec.name}: {model['num_parameters']:,} parameters in {model['num_sections']} sections"]
     if model["shared_parameters"]:
         lines.append(f"shared between sections: {', '.join(model['shared_parameters'])}")

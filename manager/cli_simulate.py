@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,17 +11,16 @@ from ..simulator import (
     Calibration,
     MorphCosts,
     read_availability,
-    warm_up,
 )
 from .calibration_source import of_file, of_manager
 from .client import Unreachable
+from .fast_code import wait_for_code
 from .job_file import read_spec
 from .reading import read_file
 from .replay import POLICIES, Outcome, Prices, ReplayError, Scenario, replay
 from .replay.picture import draw
 from .spec import JobSpec
 
-_PATIENCE_S = 2.0
 _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("time", lambda o: f"{o.wall_s / 3600:.2f} h" + (", finished" if o.finished else "")),
     ("steps that count", lambda o: f"{o.steps}"),
@@ -87,7 +84,7 @@ def simulate(options: argparse.Namespace) -> int:
             f"fixed-depth: {options.fixed_depth} is not in 1..{scenario.calibration.num_sections}, "
             "the sections of the calibration"
         )
-    _compile()
+    wait_for_code()
     outcomes = replay(
         scenario,
         list(dict.fromkeys(options.policy.split(","))),
@@ -105,16 +102,6 @@ def simulate(options: argparse.Namespace) -> int:
     else:
         _show(scenario, outcomes, options)
     return 0
-
-
-def _compile() -> None:
-    """The planner is asked dozens of times; compiled code, where numba is installed, is worth its loading."""
-    notice = threading.Timer(
-        _PATIENCE_S, print, ("compiling the simulator, once on this machine",), {"file": sys.stderr}
-    )
-    notice.start()
-    warm_up(wait=True)
-    notice.cancel()
 
 
 def _calibration(options: argparse.Namespace, spec: JobSpec) -> Calibration:

@@ -7,9 +7,10 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
+if TYPE_CHECKING:
+    import httpx  # where it is used, for commands without a manager do not wait for it
 
 
 class Unreachable(Exception):
@@ -29,6 +30,8 @@ class Client:
     """Calls with a user's or the admin's token; a context manager. Raises `Unreachable` and `Refused`."""
 
     def __init__(self, url: str, token: str) -> None:
+        import httpx
+
         self.url = url.rstrip("/")
         self._http = httpx.Client(
             base_url=f"{self.url}/api/v1",
@@ -46,6 +49,8 @@ class Client:
     @contextmanager
     def stream(self, path: str) -> Generator[Iterator[tuple[str, Any]]]:
         """Server-sent events as (event, data). Ends when the manager ends the stream."""
+        import httpx
+
         timeout = httpx.Timeout(60.0, read=60.0)  # the manager sends a comment every 15 s
         try:
             with self._http.stream("GET", path, timeout=timeout) as response:
@@ -66,6 +71,8 @@ class Client:
         self.close()
 
     def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        import httpx
+
         try:
             response = self._http.request(method, path, **arguments)
         except httpx.TransportError as error:

@@ -189,6 +189,15 @@ def test_the_server_listens_beyond_loopback_only_when_told(
     assert cli.main(["server", "--home", str(tmp_path / "home"), "--port", "70000"]) == 2
 
 
+def test_commands_that_need_no_manager_import_no_client_of_it() -> None:
+    code = (
+        "import sys, makara.manager.cli\n"
+        "heavy = {'httpx', 'rich', 'fastapi', 'numba', 'numpy', 'makara.checkpoint'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_no_command_but_the_check_needs_torch() -> None:
     modules = "makara.manager.cli, makara.manager.server, makara.manager.demo"
     code = f"import sys, {modules}; print('torch' in sys.modules)"

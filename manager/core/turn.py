@@ -138,11 +138,12 @@ class Turn:
         pulse = self.vitals.pulses.get(vm.vm)
         if pulse is None:
             return False
-        return any(
-            other.worker == worker
-            and (other.incarnation > incarnation or (other.incarnation == incarnation and has_ended(other)))
-            for other in pulse.report.workers
-        )
+        for other in pulse.report.workers:
+            if other.worker == worker and (
+                other.incarnation > incarnation or (other.incarnation == incarnation and has_ended(other))
+            ):
+                return True
+        return False
 
     def since_heard(self, vm: Vm) -> float:
         """Seconds since the VM was last heard of, or since this manager began to listen."""

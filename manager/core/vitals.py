@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .drift import Pace
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
+_STEPPED = frozenset((Phase.RUNNING, Phase.HELD, Phase.FINISHED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +111,4 @@ def _heard(state: JobState, vitals: Vitals, events: Iterable[Event]) -> Vitals:
 
 def _steps_on(members: Collection[str], worker: WorkerReport) -> bool:
     """Whether the worker's step is one of the surviving history, as far as can be told."""
-    return worker.phase in (Phase.RUNNING, Phase.HELD, Phase.FINISHED) and worker.worker in members
+    return worker.worker in members and worker.phase in _STEPPED
