@@ -7,7 +7,7 @@ from .report import Row
 from .sides import Setting
 
 TITLE = "a step of Makara's against torch.distributed.pipelining, loopback, N=32 (ratio: higher is faster)"
-ROUNDS = 5
+ROUNDS = 11
 FORWARD_S = 0.010
 NUM_MICRO_BATCHES = 32
 
