@@ -28,7 +28,7 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# All parts take about forty minutes, half of them `choices`; one alone: make bench PARTS=planning
+# All parts take about fifty minutes, half of them `choices`; one alone: make bench PARTS=planning
 bench: setup
 	$(BIN)/python -m benchmarks $(PARTS)
 

@@ -20,10 +20,10 @@ PARTS = {
     "replay": "a whole job over an availability trace, a month, a thousand VMs (1 minute)",
     "networks": "GPipe and Varuna, deep and shallow pipelines over slower networks, simulated (seconds)",
     "overhead": "what the executor costs for each operation (1 minute)",
-    "throughput": "against torch.distributed.pipelining, undisturbed (3 minutes)",
+    "throughput": "against torch.distributed.pipelining, undisturbed (6 minutes)",
     "memory": "peak resident memory of trainers, and as predicted (5 minutes)",
     "predictions": "steps of up to 24 emulated workers, as predicted and as measured (5 minutes)",
-    "choices": "whether the plan that is chosen is the fastest of all, as measured (15 minutes)",
+    "choices": "whether the plan that is chosen is the fastest of all, as measured (25 minutes)",
     "links": "the same over emulated links, and the simulation (3 minutes)",
 }
 
