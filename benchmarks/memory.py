@@ -10,9 +10,12 @@ from pathlib import Path
 from makara.checkpoint import open_generation, open_store
 from makara.pipeline.plan import Plan, Range, grid
 from makara.simulator import Calibration, simulate
-from makara.worker.messages import JobSettings, Phase, Recipe, StoreConfig
+from makara.worker.messages import JobSettings, Phase, Profile, Recipe, StoreConfig
+from makara.worker.profiling import profile
 from makara.worker.trainers import ALLOCATOR
+from makara.worker.training import load_entrypoint
 
+from .emulated.fleet import in_fresh_process
 from .report import Row
 from .trainers import Trainer, form
 
@@ -44,14 +47,15 @@ def rows_of(model: str) -> list[Row]:
             store=StoreConfig(uri=f"file://{folder}"),
             bundle_sha256="0" * 64,
         )
-        recipe, calibration = _profile(job)
+        first = in_fresh_process(_profile, job, environment=ALLOCATOR)
+        calibration = Calibration.from_json(first.calibration)
         found: list[Row] = []
         for recompute in (False, True):
             own = job.model_copy(update={"store": StoreConfig(uri=f"file://{folder}/{recompute}")})
             plan = grid(_stages(calibration), 1, num_micro_batches, recompute=recompute, generation=1)
             open_generation(open_store(own.store.uri), own.job, plan.generation)
             predicted = simulate(plan, calibration).peak_bytes
-            measured = _peaks(own, plan, recipe)
+            measured = _peaks(own, plan, first.recipe)
             for rank, (guess, peak) in enumerate(zip(predicted, measured, strict=True)):
                 found.append(
                     {
@@ -71,13 +75,9 @@ def _stages(calibration: Calibration) -> list[Range]:
     return [Range(0, middle), Range(middle, calibration.num_sections)]
 
 
-def _profile(job: JobSettings) -> tuple[Recipe, Calibration]:
-    """What a first worker finds, in a process of its own."""
-    with Trainer("profiler", job, BUNDLE, ENVIRONMENT) as trainer:
-        trainer.order(action="profile", profile_worker="profiler")
-        profile = trainer.wait(lambda report: report.profile is not None).profile
-        assert profile is not None
-        return profile.recipe, Calibration.from_json(profile.calibration)
+def _profile(job: JobSettings) -> Profile:
+    """What a first worker finds that is alone, in a process of its own."""
+    return profile(load_entrypoint(BUNDLE, job.entrypoint), job)
 
 
 def _peaks(job: JobSettings, plan: Plan, recipe: Recipe) -> list[int]:

@@ -8,11 +8,12 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -126,18 +127,18 @@ class Fleet:
         return [answers[index] for index in indices]
 
 
-def in_fresh_process(function: Callable[..., R], *arguments: Any) -> R:
+def in_fresh_process(
+    function: Callable[..., R], *arguments: Any, environment: Mapping[str, str] = MappingProxyType({})
+) -> R:
     """`function(*arguments)` in a process of its own that has one thread, as forking needs it."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"  # else torch starts threads when it is imported
+    before = dict(os.environ)
+    os.environ.update({"OMP_NUM_THREADS": "1", **environment})  # else torch starts threads when imported
     try:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
             return alone.submit(function, *arguments).result()
     finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextlib.contextmanager
