@@ -117,13 +117,15 @@ def _close_current(turn: Turn, current: Generation) -> None:
 def _forms_since(turn: Turn, current: Generation) -> float:
     """For how many seconds its workers have been free to form it.
 
-    Until then, those of the generation before finish the step that is under way, however long steps are.
+    Until then, those of the generation before finish the step that is under way, however long steps are. None
+    is where one of them has finished the last step.
     """
     before = turn.state.history[-1].seats if turn.state.history else ()
     if any(turn.is_dead(seat) for seat in before):
         before = ()  # a step with a dead worker in it comes to no end; its last report says what was
     reports = [report for report in _reports(turn, before) if report.phase is not Phase.STARTING]
     stepping = any(r.phase is Phase.RUNNING and r.generation < current.number for r in reports)
+    stepping &= not any(report.phase is Phase.FINISHED for report in reports)
     if stepping and all(report.generation < current.number for report in reports):
         turn.vitals = replace(turn.vitals, forming=None)
         return 0.0
