@@ -211,7 +211,8 @@ class JobState:
 
     @cached_property
     def live_vms(self) -> tuple[Vm, ...]:
-        return tuple(vm for vm in self.vms.values() if vm.live)
+        ended = VmStatus.ENDED
+        return tuple(vm for vm in self.vms.values() if vm.status is not ended)
 
     @property
     def running(self) -> bool:

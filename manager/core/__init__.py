@@ -54,6 +54,8 @@ def decide(state: JobState, vitals: Vitals, event: Event, timing: Timing = _DEFA
     vitals = observe(state, vitals, event, timing)
     turn = Turn(state, vitals, event, timing)
     for part in event.events if isinstance(event, Together) else (event,):
+        if isinstance(part, ReportReceived):
+            continue  # observed; the rules look at what is reported
         turn.event = part
         for intake in (ending.take, membership.take, planning.take, generations.take):
             intake(turn)

@@ -94,7 +94,7 @@ def _slowest(formed: list[Formed]) -> Formed:
 
 def _close_current(turn: Turn, current: Generation) -> None:
     needed = current.members if current.formed is None else current.seats
-    dead = [seat for seat in needed if turn.is_dead(seat)]
+    dead = turn.dead(needed)
     if dead:
         _close(turn, f"lost {_names(dead)}", turn.now)
         return
@@ -121,7 +121,7 @@ def _forms_since(turn: Turn, current: Generation) -> float:
     is where one of them has finished the last step.
     """
     before = turn.state.history[-1].seats if turn.state.history else ()
-    if any(turn.is_dead(seat) for seat in before):
+    if turn.dead(before):
         before = ()  # a step with a dead worker in it comes to no end; its last report says what was
     reports = [report for report in _reports(turn, before) if report.phase is not Phase.STARTING]
     stepping = any(r.phase is Phase.RUNNING and r.generation < current.number for r in reports)
@@ -136,7 +136,7 @@ def _forms_since(turn: Turn, current: Generation) -> float:
 
 
 def _close_planned(turn: Turn, planned: Generation) -> None:
-    dead = [seat for seat in planned.members if turn.is_dead(seat)]
+    dead = turn.dead(planned.members)
     if dead:
         _give_up_planned(turn, planned, f"lost {_names(dead)} while it was prepared")
         return

@@ -18,9 +18,10 @@ def record_published(turn: Turn) -> None:
 
 def record(turn: Turn, checkpoints: Iterable[CheckpointRef]) -> None:
     """Make facts of checkpoints not known yet. One not newer than a retired one is on its way out."""
-    for checkpoint in sorted(set(map(order_of, checkpoints))):
-        ref = CheckpointRef(generation=checkpoint[0], step=checkpoint[1])
-        if checkpoint > turn.state.retired and ref not in turn.state.published:
+    known = set(map(order_of, turn.state.published))
+    for checkpoint in sorted(set(map(order_of, checkpoints)) - known):
+        if checkpoint > turn.state.retired:
+            ref = CheckpointRef(generation=checkpoint[0], step=checkpoint[1])
             turn.fact(CheckpointPublished(at=turn.now, checkpoint=ref))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...worker.messages import Phase, WorkerReport
 from ..commands import Command, ReleaseVm
@@ -14,7 +14,7 @@ from ..fold import apply
 from ..state import JobState, Seat, Vm, vm_of
 
 if TYPE_CHECKING:
-    from .vitals import Vitals
+    from .vitals import Pulse, Vitals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,15 @@ class Decision:
     state: JobState  # with the facts applied
 
 
+class _Heard(NamedTuple):
+    """The newest reports of workers on live VMs, and the VMs and pulses that they are of."""
+
+    vms: Mapping[str, Vm]
+    pulses: Mapping[str, Pulse]
+    reports: Sequence[tuple[Vm, WorkerReport]]
+    by_seat: Mapping[Seat, WorkerReport]
+
+
 class Turn:
     """The workplace of the rules while one event is decided. `fact` applies at once; later rules see it."""
 
@@ -69,8 +78,7 @@ class Turn:
         self.now = event.now
         self._facts: list[Fact] = []
         self._commands: list[Command] = []
-        # The answer of `reports`, for the VMs and pulses it was made from: many rules ask for it.
-        self._reports: tuple[object, object, Sequence[tuple[Vm, WorkerReport]]] | None = None
+        self._known: _Heard | None = None
 
     def fact(self, fact: Fact) -> None:
         self._facts.append(fact)
@@ -86,26 +94,31 @@ class Turn:
 
     def reports(self) -> Sequence[tuple[Vm, WorkerReport]]:
         """The newest report of each worker on a live VM, in the order in which VMs were requested."""
-        vms, pulses = self.state.vms, self.vitals.pulses
-        if self._reports is None or self._reports[0] is not vms or self._reports[1] is not pulses:
-            reports = tuple(
-                (vm, worker)
-                for vm in self.state.live_vms
-                if vm.vm in pulses
-                for worker in pulses[vm.vm].report.workers
-            )
-            self._reports = vms, pulses, reports
-        return self._reports[2]
+        return self._heard().reports
 
     def report_of(self, seat: Seat) -> WorkerReport | None:
         """The newest report of exactly this incarnation."""
+        report = self._heard().by_seat.get(seat)
+        if report is not None:
+            return report
         pulse = self.vitals.pulses.get(vm_of(seat[0]))
         if pulse is None:
             return None
-        for worker in pulse.report.workers:
-            if worker.worker == seat[0]:
-                return worker if worker.incarnation == seat[1] else None
-        return None
+        return next((worker for worker in pulse.report.workers if seat_of(worker) == seat), None)
+
+    def _heard(self) -> _Heard:
+        """Made anew where VMs or pulses changed: many rules ask."""
+        vms, pulses = self.state.vms, self.vitals.pulses
+        if self._known is None or self._known.vms is not vms or self._known.pulses is not pulses:
+            reports = [
+                (vm, worker)
+                for vm in self.state.live_vms
+                if (pulse := pulses.get(vm.vm)) is not None
+                for worker in pulse.report.workers
+            ]
+            by_seat = {seat_of(worker): worker for vm, worker in reports if vm_of(worker.worker) == vm.vm}
+            self._known = _Heard(vms, pulses, reports, by_seat)
+        return self._known
 
     def must_save(self) -> bool:
         """Whether a job that is to stop has steps that only its workers hold, and no generation to save them.
@@ -128,6 +141,16 @@ class Turn:
         """Whether a job was told to stop so long ago that it is ended as it is."""
         since = max(self.state.stop_ordered_at or self.now, self.vitals.started_at)
         return self.now - since > self.timing.stop_timeout_s
+
+    def dead(self, seats: Iterable[Seat]) -> list[Seat]:
+        """Those whose trainers are known to be gone."""
+        by_seat, failed = self._heard().by_seat, self.state.failed
+        unsure = [
+            seat
+            for seat in seats
+            if (report := by_seat.get(seat)) is None or has_ended(report) or seat[0] in failed
+        ]
+        return [seat for seat in unsure if self.is_dead(seat)]
 
     def is_dead(self, seat: Seat) -> bool:
         """Whether the trainer is known to be gone. Silence alone, or a report of its past, is no proof."""

@@ -64,10 +64,10 @@ class SimVm:
     sequence: int = 0
 
     def event(self, now_ns: int, now: float, device: DeviceInfo, version: int) -> ReportReceived:
-        """Its newest report. Built unchecked: thousands are made, of values that are ours."""
+        """Its newest report."""
         self.sequence += 1
         left_s = None if self.deadline_ns is None else max(0, self.deadline_ns - now_ns) / 1e9
-        report = Report.model_construct(
+        report = Report(
             vm=self.vm,
             sequence=self.sequence,
             orders_version=version,
@@ -78,7 +78,7 @@ class SimVm:
             notice_deadline_s=left_s,
             leaving=None,
         )
-        return ReportReceived.model_construct(event="report_received", now=now, report=report)
+        return ReportReceived(now=now, report=report)
 
 
 @dataclass(eq=False)
