@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 
 from ..pipeline import Range
@@ -49,27 +49,38 @@ class Sizes:
 
     def _forward_peak(self, span: Range) -> int:
         """While a forward runs that keeps what its backward needs, beyond the inputs."""
-        peaks, activations = self._column("forward_peak_bytes"), self._calibration.activation_bytes
-        before = accumulate(activations[span.start : span.stop], initial=0)
-        running = (kept + peaks[section] for section, kept in zip(span.sections, before, strict=False))
-        return max(self.kept(span), *running)
+        before = self._sums("activation_bytes")[span.start]
+        return max(self.kept(span), max(self._forward_reach[span.start : span.stop]) - before)
+
+    @cached_property
+    def _forward_reach(self) -> list[int]:
+        """The most that there is while a section's forward runs, had the range begun with the first."""
+        peaks, kept = self._column("forward_peak_bytes"), self._sums("activation_bytes")
+        return [peak + before for peak, before in zip(peaks, kept, strict=False)]
 
     def _brief_forward_peak(self, span: Range) -> int:
         """While a forward runs that will be recomputed, and keeps nothing."""
-        peaks, cuts = self._column("forward_peak_bytes"), self._calibration.cut_bytes
-        activations = self._calibration.activation_bytes
-        return max(
-            max(peaks[section], activations[section]) + (cuts[section - 1] if section > span.start else 0)
-            for section in span.sections
-        )
+        peaks, activations = self._column("forward_peak_bytes"), self._calibration.activation_bytes
+        first = max(peaks[span.start], activations[span.start])
+        return max([first, *self._entered_peaks[span.start + 1 : span.stop]])
+
+    @cached_property
+    def _entered_peaks(self) -> list[int]:
+        """What a section's forward holds at the most, with its input, where the one before is in the range."""
+        peaks, activations = self._column("forward_peak_bytes"), self._calibration.activation_bytes
+        cuts = (0, *self._calibration.cut_bytes)
+        return [max(peak, own) + cut for peak, own, cut in zip(peaks, activations, cuts, strict=True)]
 
     def _backward_peak(self, span: Range) -> int:
         """While a backward runs, beyond what was there when it began; it frees section after section."""
-        peaks, activations = self._column("backward_peak_bytes"), self._calibration.activation_bytes
-        freed = accumulate(reversed(activations[span.start : span.stop]), initial=0)
-        return max(
-            0, *(peaks[section] - gone for section, gone in zip(reversed(span.sections), freed, strict=False))
-        )
+        freed = self._sums("activation_bytes")[span.stop]
+        return max(0, max(self._backward_reach[span.start : span.stop]) - freed)
+
+    @cached_property
+    def _backward_reach(self) -> list[int]:
+        """The most that there is while a section's backward runs, had the range begun with the first."""
+        peaks, kept = self._column("backward_peak_bytes"), self._sums("activation_bytes")
+        return [peak + left for peak, left in zip(peaks, kept[1:], strict=True)]
 
     def update(self, span: Range) -> int:
         """While a step is applied, beyond the state: all gradients, and one section's update at a time."""
@@ -91,7 +102,11 @@ class Sizes:
         return self._columns[name]
 
     def _total(self, name: str, span: Range) -> int:
+        sums = self._sums(name)
+        return sums[span.stop] - sums[span.start]
+
+    def _sums(self, name: str) -> list[int]:
+        """Of the sections before each place."""
         if name not in self._totals:
             self._totals[name] = list(accumulate(self._column(name), initial=0))
-        totals = self._totals[name]
-        return totals[span.stop] - totals[span.start]
+        return self._totals[name]
