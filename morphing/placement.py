@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import itemgetter
 from typing import TypeVar
 
 from ..pipeline import Range
@@ -77,7 +79,7 @@ def place(
     (bytes per section).
     """
     depth, ranks = len(stages), range(len(slots))
-    inside = _Inside(stages, weights)
+    inside = _inside(tuple(stages), tuple(weights))
     by_speed = sorted(slots, key=speed_class)
     if slow is None:
         placed = _filled(by_speed, ranks, holding, inside)
@@ -129,6 +131,12 @@ _Held = tuple[Range | None, ...]  # what each worker of a VM holds
 _Wanted = tuple[int, ...]  # the stages of consecutive ranks
 
 
+@lru_cache(maxsize=16)
+def _inside(stages: Sequence[Range], weights: Sequence[int]) -> _Inside:
+    """The same object for the same stages, with what it has answered already."""
+    return _Inside(stages, weights)
+
+
 class _Inside:
     """How the workers of a VM divide consecutive ranks: computed once for VMs that are alike."""
 
@@ -149,7 +157,8 @@ class _Inside:
         return self._solved(held, wanted)[1]
 
     def _solved(self, held: _Held, wanted: _Wanted) -> tuple[dict[int, int], int]:
-        if (held, wanted) not in self._known:
+        known = self._known.get((held, wanted))
+        if known is None:
             worth = {
                 (index, offset): self._kept(span, stage)
                 for index, span in enumerate(held)
@@ -157,8 +166,8 @@ class _Inside:
             }
             pairs = _greedy(worth)
             match = {offset: index for index, offset in pairs}
-            self._known[held, wanted] = match, sum(worth[pair] for pair in pairs)
-        return self._known[held, wanted]
+            known = self._known[held, wanted] = match, sum(worth[pair] for pair in pairs)
+        return known
 
     def _kept(self, held: Range | None, stage: int) -> int:
         wanted = self._stages[stage]
@@ -189,24 +198,32 @@ def _greedy_alike(
     lefts: Sequence[L], rights: Sequence[R], worth: Callable[[L, R], int]
 ) -> list[tuple[int, int]]:
     """`_greedy` for what comes in a few kinds, without a look at every pair: many workers hold few ranges."""
-    kinds: dict[int, dict[L, list[R]]] = {}
-    for left in dict.fromkeys(lefts):
-        for right in dict.fromkeys(rights):
-            kinds.setdefault(worth(left, right), {}).setdefault(left, []).append(right)
-    free_left: dict[L, list[int]] = {}
-    for index, left in enumerate(lefts):
-        free_left.setdefault(left, []).append(index)
-    free_right: dict[R, deque[int]] = {}
-    for index, right in enumerate(rights):
-        free_right.setdefault(right, deque()).append(index)
+    free_left = _indices(lefts)
+    free_right = {right: deque(indices) for right, indices in _indices(rights).items()}
+    kinds: dict[int, dict[L, list[deque[int]]]] = {}
+    for left in free_left:
+        for right, queue in free_right.items():
+            kinds.setdefault(worth(left, right), {}).setdefault(left, []).append(queue)
     pairs: list[tuple[int, int]] = []
+    most = min(len(lefts), len(rights))
     for _, fitting in sorted(kinds.items(), reverse=True):
+        if len(pairs) == most:
+            break
+        open_to = [(index, queues) for left, queues in fitting.items() for index in free_left[left]]
         taken: set[int] = set()
-        for index in sorted(index for left in fitting for index in free_left[left]):
-            open_to = [queue for right in fitting[lefts[index]] if (queue := free_right[right])]
-            if open_to:
-                pairs.append((index, min(open_to, key=lambda queue: queue[0]).popleft()))
+        for index, queues in sorted(open_to, key=itemgetter(0)):
+            queue = min((queue for queue in queues if queue), key=itemgetter(0), default=None)
+            if queue is not None:
+                pairs.append((index, queue.popleft()))
                 taken.add(index)
         for left in fitting:
             free_left[left] = [index for index in free_left[left] if index not in taken]
     return pairs
+
+
+def _indices(kinds: Iterable[L]) -> dict[L, list[int]]:
+    """Where each kind is, in the order in which they come."""
+    found: dict[L, list[int]] = {}
+    for index, kind in enumerate(kinds):
+        found.setdefault(kind, []).append(index)
+    return found
