@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ..pipeline.plan import Plan
+from ..pipeline.plan import shape_of
 from ..worker.messages import CheckpointRef
 from . import fold_measuring
 from .facts import (
@@ -124,14 +124,13 @@ def _recipe_fixed(state: JobState, fact: RecipeFixed) -> JobState:
 
 
 def _planned(state: JobState, fact: GenerationPlanned) -> JobState:
-    plan = Plan.from_json(fact.plan)
     planned = Generation(
         number=fact.number,
         cause=fact.cause,
         plan=fact.plan,
-        shape=plan.shape,
+        shape=shape_of(fact.plan),
         members=fact.members,
-        num_workers=plan.num_workers,
+        num_workers=len(fact.plan["ranges"]),
         detected_at=fact.detected_at,
         planned_at=fact.at,
         decided_s=fact.decided_s,

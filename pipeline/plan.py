@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 
@@ -106,10 +106,7 @@ class Plan:
     @property
     def shape(self) -> str:
         """`PxD` for a grid of equal ranges, else the depths of the pipelines joined by `+`."""
-        depths = [len(path.hops) for path in self.paths]
-        used = {hop.worker for path in self.paths for hop in path.hops}
-        straight = len(set(depths)) == 1 and len(used) == sum(depths)
-        return f"{depths[0]}x{len(depths)}" if straight else "+".join(str(depth) for depth in depths)
+        return _shape([[hop.worker for hop in path.hops] for path in self.paths])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -137,10 +134,10 @@ class Plan:
             return cls(
                 num_sections=int(value["num_sections"]),
                 num_micro_batches=int(value["num_micro_batches"]),
-                ranges=tuple(Range(int(start), int(stop)) for start, stop in value["ranges"]),
+                ranges=tuple(_range(int(start), int(stop)) for start, stop in value["ranges"]),
                 paths=tuple(
                     Path(
-                        tuple(Hop(int(w), Range(int(start), int(stop))) for w, start, stop in path["hops"]),
+                        tuple(Hop(int(w), _range(int(start), int(stop))) for w, start, stop in path["hops"]),
                         tuple(map(int, path["micro_batches"])),
                     )
                     for path in value["paths"]
@@ -155,6 +152,11 @@ class Plan:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidPlan(f"malformed plan: {error!r}") from error
+
+
+def shape_of(value: Mapping[str, Any]) -> str:
+    """`Plan.shape` of what `Plan.to_json` wrote, which is not checked again."""
+    return _shape([[worker for worker, _, _ in path["hops"]] for path in value["paths"]])
 
 
 def grid(
@@ -215,6 +217,19 @@ def _dealt(replicas: int, num_micro_batches: int, shares: Sequence[int] | None) 
     return [tuple(taken) for taken in dealt]
 
 
+def _shape(pipelines: Sequence[Sequence[int]]) -> str:
+    depths = [len(workers) for workers in pipelines]
+    used = set(itertools.chain.from_iterable(pipelines))
+    straight = len(set(depths)) == 1 and len(used) == sum(depths)
+    return f"{depths[0]}x{len(depths)}" if straight else "+".join(str(depth) for depth in depths)
+
+
+@lru_cache(maxsize=4096)
+def _range(start: int, stop: int) -> Range:
+    """A plan's workers, and its plans one after another, have few different ranges."""
+    return Range(start, stop)
+
+
 def _check(plan: Plan) -> None:
     if plan.num_sections < 1 or plan.num_micro_batches < 1 or not plan.ranges:
         raise InvalidPlan("a plan needs at least one section, one micro-batch and one worker")
@@ -235,13 +250,13 @@ def _check(plan: Plan) -> None:
 
 
 def _check_path(plan: Plan, number: int, path: Path) -> None:
-    reached = 0
+    reached, ranges = 0, plan.ranges
     for hop in path.hops:
-        if not 0 <= hop.worker < plan.num_workers:
-            raise InvalidPlan(f"path {number}: worker {hop.worker} is not in 0..{plan.num_workers - 1}")
+        if not 0 <= hop.worker < len(ranges):
+            raise InvalidPlan(f"path {number}: worker {hop.worker} is not in 0..{len(ranges) - 1}")
         if hop.range.start != reached:
             raise InvalidPlan(f"path {number}: section {reached} is run by no hop or by two")
-        if not plan.ranges[hop.worker].covers(hop.range):
+        if not ranges[hop.worker].covers(hop.range):
             raise InvalidPlan(f"path {number}: worker {hop.worker} does not host the sections of its hop")
         reached = hop.range.stop
     if reached != plan.num_sections:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...worker.messages import CheckpointRef, Formed, GenerationOrder, Phase
-from ..orders import orders
+from ...worker.messages import CheckpointRef, Formed, Phase
+from ..orders import generation_order
 from ..state import Generation, vm_of
 from .fleet import SimVm, Trainer
 from .group import Doing, Group, make_group, make_stretch
@@ -117,18 +117,11 @@ class Training:
             assert group.stretch is not None, "a group that steps has a stretch"
             self.world.at(group.stretch.next_end_ns(self.world.now_ns), self._save, group)
 
-    def _order(self, generation: Generation) -> GenerationOrder:
-        """What every member is told; all are told the same."""
-        told = orders(self.world.state, vm_of(generation.members[0][0])).generation
-        assert told is not None, "members get an order"
-        assert told.number == generation.number, "and it is their generation's"
-        return told
-
     def _prepared(self, generation: Generation) -> None:
         planned = self.world.state.planned
         if planned is None or planned.number != generation.number:
             return
-        order = self._order(planned)
+        order = generation_order(self.world.state, planned)
         for member in order.members:
             trainer = self.world.fleet.trainers.get(member.worker)
             if trainer is not None:
@@ -166,7 +159,7 @@ class Training:
         current = self.world.state.current
         if generation is None or current is None or current.number != generation.number:
             return  # closed in the meantime
-        order = self._order(current)
+        order = generation_order(self.world.state, current)
         living = self.world.fleet.trainers
         members = [t for member in order.members if (t := living.get(member.worker)) is not None]
         num_sections = self.world.scenario.calibration.num_sections
