@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from xml.sax.saxutils import escape
+from html import escape
 
 from ..simulator.measurements import Measurements, Row, best_microbatch_size
 from ..simulator.quantities import seconds as written
@@ -24,10 +24,11 @@ def draw(measured: Measurements, title: str, m: int | None = None) -> str:
     lower = _TOP + _PANEL + _GAP
     height = lower + _PANEL + 40
     body = _per_sample(measured.rows, best, _TOP) + _sections(measured.row(best), lower)
+    name = escape(title, quote=False)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">'
-        f'<title>{escape(title)}</title><style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
-        f'<text class="t" x="{_LEFT}" y="24">{escape(title)}</text>{body}</svg>\n'
+        f'<title>{name}</title><style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
+        f'<text class="t" x="{_LEFT}" y="24">{name}</text>{body}</svg>\n'
     )
 
 
@@ -51,7 +52,7 @@ def _per_sample(rows: Sequence[Row], best: int, y: int) -> str:
             about = f"{name}({row.microbatch_size})/{row.microbatch_size} = {written(seconds)}"
             parts.append(
                 f'<circle cx="{x:.1f}" cy="{height:.1f}" r="4" fill="{_COLOURS[name]}">'
-                f"<title>{escape(about)}</title></circle>"
+                f"<title>{escape(about, quote=False)}</title></circle>"
             )
     for index, row in enumerate(rows):
         parts.append(_label(place(index, 0)[0], y + _PANEL + 16, f"{row.microbatch_size}"))
@@ -74,7 +75,7 @@ def _sections(row: Row, y: int) -> str:
             base -= tall
             parts.append(
                 f'<rect x="{x:.1f}" y="{base:.1f}" width="{0.7 * step:.1f}" height="{tall:.1f}" '
-                f'fill="{_COLOURS[name]}"><title>{escape(about)}</title></rect>'
+                f'fill="{_COLOURS[name]}"><title>{escape(about, quote=False)}</title></rect>'
                 f'<line class="e" x1="{x + 0.35 * step:.1f}" x2="{x + 0.35 * step:.1f}" '
                 f'y1="{base - spread:.1f}" y2="{base + spread:.1f}"/>'
             )
@@ -84,13 +85,13 @@ def _sections(row: Row, y: int) -> str:
 
 
 def _frame(y: int, most: float, text: str) -> str:
-    parts = [f'<text x="{_LEFT}" y="{y - 12}">{escape(text)}</text>']
+    parts = [f'<text x="{_LEFT}" y="{y - 12}">{escape(text, quote=False)}</text>']
     for share in (0.0, 0.5, 1.0):
         height = y + _PANEL * (1 - share)
         parts.append(
             f'<line class="g" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>'
             f'<text class="s" x="{_LEFT - 8}" y="{height + 4:.1f}" text-anchor="end">'
-            f"{escape(written(share * most))}</text>"
+            f"{escape(written(share * most), quote=False)}</text>"
         )
     return "".join(parts)
 
@@ -105,4 +106,4 @@ def _legend(y: int) -> str:
 
 
 def _label(x: float, y: float, text: str) -> str:
-    return f'<text class="s" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escape(text)}</text>'
+    return f'<text class="s" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escape(text, quote=False)}</text>'

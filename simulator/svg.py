@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from xml.sax.saxutils import escape
+from html import escape
 
 from .quantities import SECONDS
 
@@ -25,11 +25,12 @@ _STYLE = (
 
 def document(title: str, width: float, height: float, parts: Iterable[str], left: float = 24) -> str:
     """The text of an SVG file with its title on top; it follows the viewer's light or dark scheme."""
+    name = escape(title, quote=False)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
+        f"<title>{name}</title><style>{_STYLE}</style>"
         '<rect class="p" width="100%" height="100%"/>'
-        f'<text class="t" x="{left:g}" y="28">{escape(title)}</text>' + "".join(parts) + "</svg>\n"
+        f'<text class="t" x="{left:g}" y="28">{name}</text>' + "".join(parts) + "</svg>\n"
     )
 
 
@@ -37,7 +38,7 @@ def text(x: float, y: float, words: str, kind: str = "", anchor: str = "") -> st
     """`kind` is a class of the style, `anchor` middle or end (left out: start)."""
     kind = f' class="{kind}"' if kind else ""
     anchor = f' text-anchor="{anchor}"' if anchor else ""
-    return f'<text{kind} x="{x:.1f}" y="{y:.1f}"{anchor}>{escape(words)}</text>'
+    return f'<text{kind} x="{x:.1f}" y="{y:.1f}"{anchor}>{escape(words, quote=False)}</text>'
 
 
 def legend(entries: Sequence[tuple[str, str]], x: float, y: float, step: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from xml.sax.saxutils import escape
+from html import escape
 
 from ...simulator.svg import document, legend, text
 from .ledger import Item
@@ -83,7 +83,7 @@ def _throughput(outcome: Outcome, colour: str, y: int, hours: float, most: float
         about = f"{morph.before or 'start'} to {morph.after}: {morph.cause}"
         parts.append(
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 7}" stroke="{mark}">'
-            f"<title>{escape(about)}</title></line>"
+            f"<title>{escape(about, quote=False)}</title></line>"
         )
     parts += scale.shapes(outcome.series, outcome.wall_s)
     entries = [*_KINDS.items(), ("other", _OTHER)]
@@ -100,7 +100,7 @@ def _where_time_went(outcomes: Sequence[Outcome], y: int) -> str:
             width = share * _INNER
             parts.append(
                 f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="22" fill="{colour}">'
-                f"<title>{escape(name)}: {100 * share:.1f} %</title></rect>"
+                f"<title>{escape(name, quote=False)}: {100 * share:.1f} %</title></rect>"
             )
             if width > 34:
                 ink = "w" if name in ("useful", "steps done again") else "k"
