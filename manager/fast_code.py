@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 
@@ -16,5 +17,8 @@ def wait_for_code() -> None:
         _PATIENCE_S, print, ("compiling the simulator, once on this machine",), {"file": sys.stderr}
     )
     notice.start()
+    gc.disable()  # what is loaded stays: collections would look at all of it in vain, now and later
     warm_up(wait=True)
+    gc.freeze()
+    gc.enable()
     notice.cancel()
