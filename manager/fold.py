@@ -40,8 +40,8 @@ from .state import Generation, JobState, Rounds, Vm, VmStatus, order_of, vm_of
 
 def apply(state: JobState, fact: Fact) -> JobState:
     """The state after `fact`. Pure; the fold of a job's facts from `JobState()` is the job."""
-    changed = _RULES[type(fact)](state, fact)
-    return replace(changed, num_facts=state.num_facts + 1)
+    after = _RULES[type(fact)](state, fact)
+    return after.changed(num_facts=state.num_facts + 1)
 
 
 def fold(facts: Iterable[Fact]) -> JobState:
@@ -54,7 +54,7 @@ def fold(facts: Iterable[Fact]) -> JobState:
 
 def _submitted(state: JobState, fact: Submitted) -> JobState:
     spec = JobSpec.model_validate(fact.spec)
-    return replace(state, job=fact.job, spec=spec, bundle_sha256=fact.bundle_sha256, submitted_at=fact.at)
+    return state.changed(job=fact.job, spec=spec, bundle_sha256=fact.bundle_sha256, submitted_at=fact.at)
 
 
 def _vm_requested(state: JobState, fact: VmRequested) -> JobState:
@@ -68,7 +68,7 @@ def _vm_joined(state: JobState, fact: VmJoined) -> JobState:
     joined = replace(
         vm, status=VmStatus.JOINED, joined_at=fact.at, address=fact.address, devices=fact.devices
     )
-    return replace(state.with_vm(joined), request_failures=0)
+    return state.with_vm(joined).changed(request_failures=0)
 
 
 def _vm_noticed(state: JobState, fact: VmNoticed) -> JobState:
@@ -84,37 +84,36 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
         return state
     if fact.reason is EndReason.REQUEST_FAILED and vm.requested_at >= state.request_failed_at:
         # VMs asked for together and refused together are one failure: the wait doubles once, not six times.
-        state = replace(state, request_failures=state.request_failures + 1, request_failed_at=fact.at)
+        state = state.changed(request_failures=state.request_failures + 1, request_failed_at=fact.at)
     ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)
     if any(vm_of(worker) == fact.vm for worker in state.slow):
         slow = {worker: how for worker, how in state.slow.items() if vm_of(worker) != fact.vm}
-        state = replace(state, slow=MappingProxyType(slow))
+        state = state.changed(slow=MappingProxyType(slow))
     return state.with_vm(ended)
 
 
 def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
-    state = replace(state, failed=MappingProxyType({**state.failed, fact.worker: fact.incarnation}))
+    state = state.changed(failed=MappingProxyType({**state.failed, fact.worker: fact.incarnation}))
     if fact.step > state.progress_step:
-        state = replace(state, progress_step=fact.step, internal_errors=Rounds())
+        state = state.changed(progress_step=fact.step, internal_errors=Rounds())
     if fact.kind == "recipe":
-        return replace(state, unfit=state.unfit | {fact.worker}, last_error=fact.message)
+        return state.changed(unfit=state.unfit | {fact.worker}, last_error=fact.message)
     if fact.kind not in ("user", "internal"):
         return state
-    state = replace(state, last_error=fact.message, last_traceback=fact.traceback)
+    state = state.changed(last_error=fact.message, last_traceback=fact.traceback)
     mark = fact.at, state.last_generation, fact.worker, fact.incarnation
     if fact.kind == "user":
-        return replace(state, user_errors=state.user_errors.failed(*mark))
-    return replace(state, internal_errors=state.internal_errors.failed(*mark))
+        return state.changed(user_errors=state.user_errors.failed(*mark))
+    return state.changed(internal_errors=state.internal_errors.failed(*mark))
 
 
 def _profiler_chosen(state: JobState, fact: ProfilerChosen) -> JobState:
-    return replace(state, profiler=(fact.worker, fact.incarnation))
+    return state.changed(profiler=(fact.worker, fact.incarnation))
 
 
 def _recipe_fixed(state: JobState, fact: RecipeFixed) -> JobState:
     version = state.num_facts + 1
-    return replace(
-        state,
+    return state.changed(
         recipe=fact.recipe,
         calibration=fact.calibration,
         measurements=fact.measurements,
@@ -136,14 +135,14 @@ def _planned(state: JobState, fact: GenerationPlanned) -> JobState:
         decided_s=fact.decided_s,
         predicted_s=fact.predicted_s,
     )
-    return replace(state, planned=planned, last_generation=fact.number, impossible=None)
+    return state.changed(planned=planned, last_generation=fact.number, impossible=None)
 
 
 def _prepared(state: JobState, fact: GenerationPrepared) -> JobState:
     if state.planned is None or state.planned.number != fact.number:
         return state
     planned = replace(state.planned, endpoint=fact.endpoint, prepared_at=fact.at)
-    return replace(state, planned=planned, head_generation=max(state.head_generation, fact.number))
+    return state.changed(planned=planned, head_generation=max(state.head_generation, fact.number))
 
 
 def _opened(state: JobState, fact: GenerationOpened) -> JobState:
@@ -155,8 +154,8 @@ def _opened(state: JobState, fact: GenerationOpened) -> JobState:
     current = replace(state.planned, endpoint=fact.endpoint, opened_at=fact.at, checkpoints=fact.checkpoints)
     base = fact.checkpoints[0] if fact.checkpoints else None
     head = max(state.head_generation, fact.number)
-    return replace(
-        state, planned=None, current=current, history=history, base=base, hold=False, head_generation=head
+    return state.changed(
+        planned=None, current=current, history=history, base=base, hold=False, head_generation=head
     )
 
 
@@ -166,7 +165,7 @@ def _formed(state: JobState, fact: GenerationFormed) -> JobState:
     formed = replace(state.current, formed=fact.formed, formed_at=fact.at, lost_steps=fact.lost_steps)
     ranges = ((start, stop) for start, stop in formed.plan["ranges"])
     hosts = MappingProxyType(dict(zip(formed.seats, ranges, strict=True)))
-    return _progressed(replace(state, current=formed, hosts=hosts), fact.formed.step)
+    return _progressed(state.changed(current=formed, hosts=hosts), fact.formed.step)
 
 
 def _generation_closed(state: JobState, fact: GenerationClosed) -> JobState:
@@ -174,10 +173,10 @@ def _generation_closed(state: JobState, fact: GenerationClosed) -> JobState:
         history = (*state.history, _closed(state.planned, fact.at, fact.reason))
         # With an older generation still stepping, only the preparation ends: nobody must be woken mid-step.
         abandoned = state.abandoned if state.current is not None else fact.number
-        return replace(state, planned=None, history=history, abandoned=abandoned)
+        return state.changed(planned=None, history=history, abandoned=abandoned)
     if state.current is not None and state.current.number == fact.number:
         history = (*state.history, _closed(state.current, fact.at, fact.reason))
-        return replace(state, current=None, history=history, abandoned=fact.number)
+        return state.changed(current=None, history=history, abandoned=fact.number)
     return state
 
 
@@ -186,41 +185,41 @@ def _closed(generation: Generation, at: float, reason: str) -> Generation:
 
 
 def _plan_impossible(state: JobState, fact: PlanImpossible) -> JobState:
-    return replace(state, impossible=fact.reason)
+    return state.changed(impossible=fact.reason)
 
 
 def _published(state: JobState, fact: CheckpointPublished) -> JobState:
     if fact.checkpoint in state.published:
         return state
     published = tuple(sorted((*state.published, fact.checkpoint), key=order_of))
-    return _progressed(replace(state, published=published), fact.checkpoint.step)
+    return _progressed(state.changed(published=published), fact.checkpoint.step)
 
 
 def _progressed(state: JobState, step: int) -> JobState:
     if step <= state.progress_step:
         return state
-    return replace(state, progress_step=step, internal_errors=Rounds())
+    return state.changed(progress_step=step, internal_errors=Rounds())
 
 
 def _retired(state: JobState, fact: CheckpointRetired) -> JobState:
     kept: tuple[CheckpointRef, ...] = tuple(c for c in state.published if c != fact.checkpoint)
-    return replace(state, published=kept, retired=max(state.retired, order_of(fact.checkpoint)))
+    return state.changed(published=kept, retired=max(state.retired, order_of(fact.checkpoint)))
 
 
 def _hold_changed(state: JobState, fact: HoldChanged) -> JobState:
-    return replace(state, hold=fact.hold)
+    return state.changed(hold=fact.hold)
 
 
 def _stop_ordered(state: JobState, fact: StopOrdered) -> JobState:
-    return replace(state, stop_ordered_at=fact.at)
+    return state.changed(stop_ordered_at=fact.at)
 
 
 def _training_finished(state: JobState, fact: TrainingFinished) -> JobState:
-    return replace(state, finished=fact.checkpoint)
+    return state.changed(finished=fact.checkpoint)
 
 
 def _job_ended(state: JobState, fact: JobEnded) -> JobState:
-    return replace(state, ended=fact, ended_at=fact.at)
+    return state.changed(ended=fact, ended_at=fact.at)
 
 
 _RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {

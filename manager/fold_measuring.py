@@ -21,36 +21,34 @@ from .state import JobState, Measuring, Probe, Slow
 
 
 def _surveyed(state: JobState, fact: Surveyed) -> JobState:
-    return replace(state, measuring=Measuring(fact.survey, fact.at))
+    return state.changed(measuring=Measuring(fact.survey, fact.at))
 
 
 def _share_dealt(state: JobState, fact: ShareDealt) -> JobState:
     if state.measuring is None:
         return state
     dealt = (*state.measuring.dealt, ((fact.worker, fact.incarnation), fact.share))
-    return replace(state, measuring=replace(state.measuring, dealt=dealt))
+    return state.changed(measuring=replace(state.measuring, dealt=dealt))
 
 
 def _sections_measured(state: JobState, fact: SectionsMeasured) -> JobState:
     if state.measuring is None:
         return state
-    return replace(state, measuring=replace(state.measuring, rows=(*state.measuring.rows, *fact.rows)))
+    return state.changed(measuring=replace(state.measuring, rows=(*state.measuring.rows, *fact.rows)))
 
 
 def _probe_dealt(state: JobState, fact: ProbeDealt) -> JobState:
     if state.measuring is None:
         return state
     probe = Probe(fact.number, fact.members, fact.at)
-    return replace(state, measuring=replace(state.measuring, probe=probe, last_probe=fact.number))
+    return state.changed(measuring=replace(state.measuring, probe=probe, last_probe=fact.number))
 
 
 def _probe_opened(state: JobState, fact: ProbeOpened) -> JobState:
     measuring = state.measuring
     if measuring is None or measuring.probe is None or measuring.probe.number != fact.number:
         return state
-    return replace(
-        state, measuring=replace(measuring, probe=replace(measuring.probe, endpoint=fact.endpoint))
-    )
+    return state.changed(measuring=replace(measuring, probe=replace(measuring.probe, endpoint=fact.endpoint)))
 
 
 def _probe_ended(state: JobState, fact: ProbeEnded) -> JobState:
@@ -58,14 +56,14 @@ def _probe_ended(state: JobState, fact: ProbeEnded) -> JobState:
     if measuring is None or measuring.probe is None or measuring.probe.number != fact.number:
         return state
     ended = replace(measuring, probe=None, wires=fact.wires, allreduces=fact.allreduces)
-    return replace(state, measuring=ended)
+    return state.changed(measuring=ended)
 
 
 def _recalibrated(state: JobState, fact: Recalibrated) -> JobState:
     calibration = dict(state.calibration or {})
     for name in ("forward_s", "backward_s"):
         calibration[name] = [t * scale for t, scale in zip(calibration[name], fact.scales, strict=True)]
-    return replace(state, calibration=calibration, recalibrated_at=fact.at, paces_changed_at=fact.at)
+    return state.changed(calibration=calibration, recalibrated_at=fact.at, paces_changed_at=fact.at)
 
 
 def _worker_paced(state: JobState, fact: WorkerPaced) -> JobState:
@@ -74,8 +72,7 @@ def _worker_paced(state: JobState, fact: WorkerPaced) -> JobState:
     if fact.slowdown != 1.0:
         times[fact.worker] = times.get(fact.worker, 0) + (before is None)
         slow[fact.worker] = Slow(fact.slowdown, fact.incarnation, fact.at, times[fact.worker])
-    return replace(
-        state,
+    return state.changed(
         slow=MappingProxyType(slow),
         times_slow=MappingProxyType(times),
         paces_changed_at=fact.at,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -241,8 +242,17 @@ class JobState:
         """The planned or current generation of this number."""
         return next((g for g in (self.planned, self.current) if g is not None and g.number == number), None)
 
+    def changed(self, **changes: Any) -> JobState:
+        """As `dataclasses.replace`, which sets each of the fields anew: every fact makes two states."""
+        assert changes.keys() <= JobState.__dataclass_fields__.keys(), "only fields change"
+        made = copy(self)
+        if "vms" in changes:
+            vars(made).pop("live_vms", None)
+        vars(made).update(changes)
+        return made
+
     def with_vm(self, vm: Vm) -> JobState:
-        return replace(self, vms=MappingProxyType({**self.vms, vm.vm: vm}))
+        return self.changed(vms=MappingProxyType({**self.vms, vm.vm: vm}))
 
 
 def vm_of(worker: str) -> str:
