@@ -74,10 +74,11 @@ def _longer(
             if best is not None and stage_ns > best.slowest_ns:
                 break  # it only gets longer
             before = prefixes[start]
-            if before is None or not fits(start, stop):
+            if before is None:
                 continue
             slowest_ns = max(before.slowest_ns, stage_ns)
-            if best is None or (slowest_ns, before.stops) < (best.slowest_ns, best.stops):
+            better = best is None or (slowest_ns, before.stops) < (best.slowest_ns, best.stops)
+            if better and fits(start, stop):
                 best = _Prefix(slowest_ns, before.stops, before.slow)
         longer[stop] = best and best._replace(stops=(*best.stops, stop))
     return longer

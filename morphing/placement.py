@@ -101,13 +101,14 @@ def _filled(
     by_vm: dict[str, list[Slot]] = {}
     for slot in slots:
         by_vm.setdefault(slot.vm, []).append(slot)
-    groups = sorted(by_vm.values(), key=_kind)
+    by_kind = sorted(((_kind(group), group) for group in by_vm.values()), key=itemgetter(0))
+    groups = [group for _, group in by_kind]
     if not holding:
         return dict(zip(ranks, itertools.chain.from_iterable(groups), strict=True))
     starts = list(itertools.accumulate((len(group) for group in groups), initial=0))
     placed: dict[int, Slot] = {}
     numbers = range(len(groups))
-    for _, alike in itertools.groupby(numbers, key=lambda number: _kind(groups[number])):
+    for _, alike in itertools.groupby(numbers, key=lambda number: by_kind[number][0]):
         members = list(alike)
         places = [ranks[starts[number] : starts[number + 1]] for number in members]
         wants = [inside.stages_of(taken) for taken in places]

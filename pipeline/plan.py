@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -261,5 +262,5 @@ def _check_path(plan: Plan, number: int, path: Path) -> None:
         reached = hop.range.stop
     if reached != plan.num_sections:
         raise InvalidPlan(f"path {number}: ends before section {reached} of K={plan.num_sections}")
-    if list(path.micro_batches) != sorted(set(path.micro_batches)):
+    if any(map(operator.ge, path.micro_batches, path.micro_batches[1:])):
         raise InvalidPlan(f"path {number}: its micro-batches must ascend without repetition")

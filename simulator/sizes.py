@@ -66,7 +66,7 @@ class Sizes:
 
     @cached_property
     def _entered_peaks(self) -> list[int]:
-        """What a section's forward holds at the most, with its input, where the one before is in the range."""
+        """What a section's forward holds at the most, with its input, where the range itself makes that."""
         peaks, activations = self._column("forward_peak_bytes"), self._calibration.activation_bytes
         cuts = (0, *self._calibration.cut_bytes)
         return [max(peak, own) + cut for peak, own, cut in zip(peaks, activations, cuts, strict=True)]
