@@ -80,12 +80,11 @@ def _generation_for(state: JobState, vm: str) -> GenerationOrder | None:
     """The newest generation that concerns the VM: the planned one to prepare, else the open one."""
     for generation in (state.planned, state.current):
         if generation is not None and any(vm_of(worker) == vm for worker, _ in generation.members):
-            return generation_order(state, generation)
+            return _order(state, generation)
     return None
 
 
-def generation_order(state: JobState, generation: Generation) -> GenerationOrder:
-    """What every member of a generation is told about it; all are told the same."""
+def _order(state: JobState, generation: Generation) -> GenerationOrder:
     return GenerationOrder(
         number=generation.number,
         phase="prepare" if generation.opened_at is None else "go",

@@ -139,7 +139,7 @@ class Plan:
                 paths=tuple(
                     Path(
                         tuple(Hop(int(w), _range(int(start), int(stop))) for w, start, stop in path["hops"]),
-                        tuple(map(int, path["micro_batches"])),
+                        tuple(map(operator.index, path["micro_batches"])),
                     )
                     for path in value["paths"]
                 ),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...worker.messages import CheckpointRef, Formed, Phase
-from ..orders import generation_order
 from ..state import Generation, vm_of
 from .fleet import SimVm, Trainer
 from .group import Doing, Group, make_group, make_stretch
@@ -121,12 +120,11 @@ class Training:
         planned = self.world.state.planned
         if planned is None or planned.number != generation.number:
             return
-        order = generation_order(self.world.state, planned)
-        for member in order.members:
-            trainer = self.world.fleet.trainers.get(member.worker)
+        for worker, _ in planned.members:
+            trainer = self.world.fleet.trainers.get(worker)
             if trainer is not None:
-                trainer.prepared = order.number
-                self.world.dirty[vm_of(member.worker)] = None
+                trainer.prepared = planned.number
+                self.world.dirty[vm_of(worker)] = None
 
     def _switch_when_it_can(self) -> None:
         """After the step under way, if there is one."""
@@ -159,13 +157,12 @@ class Training:
         current = self.world.state.current
         if generation is None or current is None or current.number != generation.number:
             return  # closed in the meantime
-        order = generation_order(self.world.state, current)
         living = self.world.fleet.trainers
-        members = [t for member in order.members if (t := living.get(member.worker)) is not None]
+        members = [trainer for worker, _ in current.members if (trainer := living.get(worker)) is not None]
         num_sections = self.world.scenario.calibration.num_sections
         keeps = self.policy.keeps_state
-        beginning = agree(members, order.checkpoints, num_sections, keeps_state=keeps)
-        whole = len(members) == len(order.members)
+        beginning = agree(members, current.checkpoints, num_sections, keeps_state=keeps)
+        whole = len(members) == len(current.members)
         group = make_group(current, members, beginning, Doing.FORMING if whole else Doing.BROKEN)
         self.group = group
         for trainer in members:
