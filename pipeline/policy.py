@@ -52,3 +52,31 @@ def decide(
     if is_forward_here and is_admitted and (is_forward_recomputed or not is_backward_recomputed):
         return FORWARD
     return RECOMPUTE if is_backward_recomputed else NOTHING
+
+
+def foresee(
+    now: int,
+    activations: int,
+    gradient: int,
+    is_forward_planned: bool,
+    is_held: bool,
+    is_admitted: bool,
+    is_forward_recomputed: bool,
+    is_backward_recomputed: bool,
+) -> tuple[int, int]:
+    """(what a worker that is free at `now` runs next, when that starts), by `decide`.
+
+    `activations`, `gradient`: when the input of the first forward comes, and that of the first backward;
+    later than all else if there is none. The rest is as in `decide`.
+    """
+    forward_at, backward_at = max(now, activations), max(now, gradient)
+    back = RECOMPUTE if is_backward_recomputed else BACKWARD
+    if is_held:
+        return BACKWARD, backward_at
+    if is_forward_planned:
+        return (FORWARD, forward_at) if forward_at <= backward_at else (back, backward_at)
+    if not is_backward_recomputed:
+        return (FORWARD, forward_at) if is_admitted and forward_at < backward_at else (back, backward_at)
+    # A recomputation waits for nothing: only a forward that can run at once goes first.
+    goes_first = is_admitted and is_forward_recomputed and forward_at == now < backward_at
+    return (FORWARD if goes_first else back), now

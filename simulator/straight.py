@@ -11,6 +11,8 @@ earlier play left there: of messages as many are known as the neighbour has sent
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..pipeline.flat import (
     AFTER,
     AHEAD,
@@ -29,7 +31,7 @@ from ..pipeline.flat import (
     Cells,
 )
 from ..pipeline.policy import FORWARD as FORTH
-from ..pipeline.policy import NOTHING, RECOMPUTE, decide
+from ..pipeline.policy import NOTHING, RECOMPUTE, foresee
 from .records import (
     BACK,
     BACKWARDS,
@@ -53,8 +55,6 @@ from .records import (
     WIRE,
 )
 from .resident import count_memory
-
-UNKNOWN = NOTHING - 1  # it hangs on what may come
 
 
 def play_straight(cells: Cells, orders: Cells) -> bool:
@@ -84,35 +84,47 @@ def _note_last(cells: Cells, hop: int) -> bool:
     return backward == cells[worker + TOTAL] - 1
 
 
+class _Rows(NamedTuple):
+    """Where it stands when a hop's operations ended and when what they need arrives; the worker's window."""
+
+    forwards: int
+    backwards: int
+    recomputations: int
+    inputs: int
+    gradients: int
+    window: int
+
+
 def _go_on(cells: Cells, orders: Cells, hop: int) -> int:
-    """Let the worker of a hop choose as long as what is known decides it. 0: it has started nothing."""
+    """Let the worker of a hop go on as long as what is known decides it. 0: it has started nothing."""
     # What is read again and again is held in variables: after a store the row has to be read again.
     worker, before, after = cells[hop + OWNER], cells[hop + BEFORE], cells[hop + AFTER]
     now, held, busy = cells[worker + CLOCK], cells[worker + HELD], cells[worker + BUSY]
     forward, backward = cells[worker + FORWARDS], cells[worker + BACKWARDS]
-    ahead, forwards, backwards = cells[worker + AHEAD], cells[worker + FORWARD], cells[worker + BACKWARD]
-    inputs, gradients = _inputs_known(cells, hop), _gradients_known(cells, hop)
+    forward_ns, backward_ns = cells[hop + TAKES + KEPT], cells[hop + TAKES + BACK]
+    rows, inputs, gradients = _rows(cells, hop), _inputs_known(cells, hop), _gradients_known(cells, hop)
     if inputs[0] >= cells[worker + OPEN_FORWARD]:
         inputs = cells[worker + OPEN_FORWARD], 0
-    forward_ns, backward_ns = cells[hop + TAKES + KEPT], cells[hop + TAKES + BACK]
     begun, end = forward + 2 * backward + held, min(cells[worker + TOTAL], cells[worker + OPEN_BACKWARD])
     while backward < end:
-        kind, later = _choice(cells, orders, hop, now, forward, backward, held, inputs, gradients)
-        if kind == UNKNOWN:
-            break
+        kind, start = _next(cells, orders, rows, now, forward, backward, held, inputs, gradients)
         if kind == NOTHING:
-            now = later
-        elif kind == FORTH:
-            now, busy = now + forward_ns, busy + forward_ns
-            cells[forwards + forward] = now
-            _pass_on(cells, orders, hop, after, forward, now)
+            now = start
+            break
+        if kind == FORTH:
+            now, busy = start + forward_ns, busy + forward_ns
+            cells[rows.forwards + forward] = now
+            if after:
+                cells[cells[after + ROOM] + forward] = _send(cells, hop + ONWARD, now)
+            else:
+                cells[rows.gradients + orders[orders[hop + PLACE] + forward]] = now
             forward += 1
         elif kind == RECOMPUTE:
-            now, busy, held = now + forward_ns, busy + forward_ns, 1
-            cells[ahead + backward] = now
+            now, busy, held = start + forward_ns, busy + forward_ns, 1
+            cells[rows.recomputations + backward] = now
         else:
-            now, busy, held = now + backward_ns, busy + backward_ns, 0
-            cells[backwards + backward] = now
+            now, busy, held = start + backward_ns, busy + backward_ns, 0
+            cells[rows.backwards + backward] = now
             if before:
                 cells[cells[before + OTHER_ROOM] + backward] = _send(cells, hop + HOME, now)
             backward += 1
@@ -122,10 +134,10 @@ def _go_on(cells: Cells, orders: Cells, hop: int) -> int:
     return forward + 2 * backward + held - begun
 
 
-def _choice(
+def _next(
     cells: Cells,
     orders: Cells,
-    hop: int,
+    rows: _Rows,
     now: int,
     forward: int,
     backward: int,
@@ -133,29 +145,60 @@ def _choice(
     inputs: tuple[int, int],
     gradients: tuple[int, int],
 ) -> tuple[int, int]:
-    """(what the worker of a hop does now, when it may be another if it is nothing).
+    """(what the worker of a hop runs next, when that starts).
 
-    What may have come counts as come: if that decides, it has to be known.
+    `NOTHING`: it hangs on what is not known, and nothing starts before.
     """
-    worker = cells[hop + OWNER]
+    kind, start = _foreseen(cells, orders, rows, now, forward, backward, held, inputs, gradients)
+    if kind == FORTH:
+        return (kind if forward < inputs[0] else NOTHING), start
+    if backward < gradients[0]:
+        return kind, start
+    if kind == RECOMPUTE:  # it goes ahead of its gradient if it does so however late that comes
+        late = gradients[0], NEVER
+        kind, _ = _foreseen(cells, orders, rows, now, forward, backward, held, inputs, late)
+    return (kind if kind == RECOMPUTE else NOTHING), start
+
+
+def _foreseen(
+    cells: Cells,
+    orders: Cells,
+    rows: _Rows,
+    now: int,
+    forward: int,
+    backward: int,
+    held: int,
+    inputs: tuple[int, int],
+    gradients: tuple[int, int],
+) -> tuple[int, int]:
+    """`foresee`, where inputs and gradients that are not known come as early as they may."""
     activations, is_brief, gradient = inputs[1], True, gradients[1]
     if forward < inputs[0]:
-        activations = cells[cells[hop + ROOM] + forward]
-        is_brief = orders[cells[worker + FORWARD] + forward] & 1 != 0
+        activations, is_brief = cells[rows.inputs + forward], orders[rows.forwards + forward] & 1 != 0
     if backward < gradients[0]:
-        gradient = cells[cells[hop + OTHER_ROOM] + backward]
-    is_planned = forward < orders[cells[worker + AHEAD] + backward]
-    recomputes = orders[cells[worker + BACKWARD] + backward] & 1 != 0
-    here, is_admitted = activations <= now, forward - backward < cells[worker + WINDOW]
-    kind = decide(is_planned, held != 0, here, is_admitted, is_brief, gradient <= now, recomputes)
-    if kind == NOTHING:
-        return kind, min(_later(activations, now), _later(gradient, now))
-    if kind == FORTH:
-        return (kind if forward < inputs[0] else UNKNOWN), now
-    if backward >= gradients[0] and gradient <= now:
-        without = decide(is_planned, held != 0, here, is_admitted, is_brief, False, recomputes)
-        return (kind if kind == without else UNKNOWN), now
-    return kind, now
+        gradient = cells[rows.gradients + backward]
+    return foresee(
+        now,
+        activations,
+        gradient,
+        forward < orders[rows.recomputations + backward],
+        held != 0,
+        forward - backward < rows.window,
+        is_brief,
+        orders[rows.backwards + backward] & 1 != 0,
+    )
+
+
+def _rows(cells: Cells, hop: int) -> _Rows:
+    worker = cells[hop + OWNER]
+    return _Rows(
+        forwards=cells[worker + FORWARD],
+        backwards=cells[worker + BACKWARD],
+        recomputations=cells[worker + AHEAD],
+        inputs=cells[hop + ROOM],
+        gradients=cells[hop + OTHER_ROOM],
+        window=cells[worker + WINDOW],
+    )
 
 
 def _inputs_known(cells: Cells, hop: int) -> tuple[int, int]:
@@ -179,17 +222,6 @@ def _until(cells: Cells, sender: int, link: int, what: int) -> int:
     way = sender + link
     takes_ns = cells[sender + TAKES + what] + cells[way + OCCUPIED] + cells[way + WAY]
     return cells[cells[sender + OWNER] + CLOCK] + takes_ns
-
-
-def _later(moment: int, now: int) -> int:
-    return moment if moment > now else NEVER
-
-
-def _pass_on(cells: Cells, orders: Cells, hop: int, after: int, turn: int, stop: int) -> None:
-    if after:
-        cells[cells[after + ROOM] + turn] = _send(cells, hop + ONWARD, stop)
-    else:
-        cells[cells[hop + OTHER_ROOM] + orders[orders[hop + PLACE] + turn]] = stop
 
 
 def _send(cells: Cells, link: int, ready: int) -> int:
@@ -222,19 +254,6 @@ def _wakes(cells: Cells, orders: Cells, hop: int) -> int:
         or cells[worker + OPEN_FORWARD] <= forward < cells[worker + TOTAL]
     ):
         return IS_OPEN
-    activations, gradient, is_brief = NEVER, NEVER, True
-    if forward < _inputs_known(cells, hop)[0]:
-        activations = cells[cells[hop + ROOM] + forward]
-        is_brief = orders[cells[worker + FORWARD] + forward] & 1 != 0
-    if backward < _gradients_known(cells, hop)[0]:
-        gradient = cells[cells[hop + OTHER_ROOM] + backward]
-    kind = decide(
-        forward < orders[cells[worker + AHEAD] + backward],
-        cells[worker + HELD] != 0,
-        activations <= now,
-        forward - backward < cells[worker + WINDOW],
-        is_brief,
-        gradient <= now,
-        orders[cells[worker + BACKWARD] + backward] & 1 != 0,
-    )
-    return now if kind != NOTHING else min(_later(activations, now), _later(gradient, now))
+    inputs, gradients = (_inputs_known(cells, hop)[0], NEVER), (_gradients_known(cells, hop)[0], NEVER)
+    held, rows = cells[worker + HELD], _rows(cells, hop)
+    return _foreseen(cells, orders, rows, now, forward, backward, held, inputs, gradients)[1]
