@@ -23,7 +23,7 @@ TITLE = (
 )
 NUM_WORKERS = 24
 NUM_MICRO_BATCHES = 24
-STEPS = 3
+STEPS = 5
 FLAT = Network("10 Gbit/s", Emulation(bytes_per_s=1.25e9, latency_s=100e-6, jitter_s=0.0))
 RACKS = Network(
     "5 Gbit/s, jitter 2 ms, VMs of 4",
