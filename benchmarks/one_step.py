@@ -1,6 +1,6 @@
 """One configuration in virtual time: 36 stages, a batch of 8192, 128 GPUs, as in Varuna §7.2.
 
-The paper gives no micro-batch size; 8192 micro-batches are the most there can be, 2048 are micro-batches of 4.
+The paper gives no micro-batch size. 8192 micro-batches are the most that can be, 2048 are of 4 samples each.
 """
 
 from __future__ import annotations
