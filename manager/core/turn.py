@@ -143,7 +143,7 @@ class Turn:
         return self.now - since > self.timing.stop_timeout_s
 
     def dead(self, seats: Iterable[Seat]) -> list[Seat]:
-        """Those whose trainers are known to be gone."""
+        """Those for whom `is_dead`, which is not asked of whom a report shows alive."""
         by_seat, failed = self._heard().by_seat, self.state.failed
         unsure = [
             seat
