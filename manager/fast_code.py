@@ -18,7 +18,9 @@ def wait_for_code() -> None:
     )
     notice.start()
     gc.disable()  # what is loaded stays: collections would look at all of it in vain, now and later
-    warm_up(wait=True)
-    gc.freeze()
-    gc.enable()
-    notice.cancel()
+    try:
+        warm_up(wait=True)
+        gc.freeze()
+    finally:
+        gc.enable()
+        notice.cancel()

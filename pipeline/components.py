@@ -34,6 +34,9 @@ class Component:
     @property
     def visits(self) -> tuple[int, ...]:
         """Of every hop, the how-manieth worker of `by_first_visit` it comes to."""
+        num_hops = sum(len(path.hops) for path in self.paths)
+        if num_hops == len(self.workers):  # each comes once
+            return tuple(range(num_hops))
         first: dict[int, int] = {}
         return tuple(first.setdefault(hop.worker, len(first)) for path in self.paths for hop in path.hops)
 

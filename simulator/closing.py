@@ -47,8 +47,8 @@ class Seat:
     busy_ns: int = 0
     peak_bytes: int = 0
     """Beyond the state, while operations run."""
-    section_ends_ns: dict[int, int] = field(default_factory=dict[int, int])
-    """When the last backward of each section ended."""
+    ends_ns: dict[int, int] = field(default_factory=dict[int, int])
+    """By section: when its last backward ended."""
 
 
 class Closed(NamedTuple):
@@ -98,18 +98,16 @@ def _sum_all(
     tallied_ns = losses_ns + _allreduce_ns(cluster, seats, TALLY_BYTES * plan.num_micro_batches)
     closed.append(Closed(seats, ClosingKind.TALLY, None, losses_ns, tallied_ns))
     free_ns = [tallied_ns] * len(seats)
-    hosts_of: dict[int, list[int]] = {}
+    hosts_of: list[list[int]] = [[] for _ in range(plan.num_sections)]
     for number, seat in enumerate(seats):
         for section in seat.span.sections:
-            hosts_of.setdefault(section, []).append(number)
+            hosts_of[section].append(number)
     for section in reversed(range(plan.num_sections)):
-        numbers = hosts_of.get(section, [])
+        numbers = hosts_of[section]
         hosts = [seats[number] for number in numbers]
-        if sum(len(seat.workers) for seat in hosts) < 2:
+        if not numbers or (len(numbers) == 1 and len(hosts[0].workers) == 1):
             continue
-        begin_ns = max(
-            max(free_ns[number], seats[number].section_ends_ns.get(section, 0)) for number in numbers
-        )
+        begin_ns = max([max(free_ns[number], seats[number].ends_ns.get(section, 0)) for number in numbers])
         summed_ns = begin_ns + _allreduce_ns(cluster, hosts, cluster.calibration.gradient_bytes[section])
         closed.append(Closed(hosts, ClosingKind.SUM, section, begin_ns, summed_ns))
         for number in numbers:
@@ -119,14 +117,21 @@ def _sum_all(
 
 def _allreduce_ns(cluster: Cluster, seats: Sequence[Seat], size_bytes: int) -> int:
     """Over all workers of the seats."""
-    num_workers = sum(len(seat.workers) for seat in seats)
+    num_workers = sum([len(seat.workers) for seat in seats])
     if num_workers < 2:
         return 0
+    ring_s = cluster.calibration.link(_on_one_vm(cluster, seats)).allreduce_s(size_bytes, num_workers)
+    return to_ns(ring_s + cluster.calibration.collective_s)
+
+
+def _on_one_vm(cluster: Cluster, seats: Sequence[Seat]) -> bool:
     vm_of = cluster.vm_of
     home = vm_of[seats[0].workers[0]]
-    same_vm = all(vm_of[worker] == home for seat in seats for worker in seat.workers)
-    ring_s = cluster.calibration.link(same_vm).allreduce_s(size_bytes, num_workers)
-    return to_ns(ring_s + cluster.calibration.collective_s)
+    for seat in seats:
+        for worker in seat.workers:
+            if vm_of[worker] != home:
+                return False
+    return True
 
 
 def closings_of(ended: Ended) -> tuple[Closing, ...]:

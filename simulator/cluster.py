@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..pipeline import Range
-from .calibration import Calibration, Link
+from .calibration import Calibration
 from .sizes import Sizes, sizes_of
 
 NS_PER_S = 1_000_000_000
@@ -38,9 +38,6 @@ class Cluster:
     def _total(self, name: str, span: Range) -> float:
         return self._sums[name][span.stop] - self._sums[name][span.start]
 
-    def link(self, one: int, other: int) -> Link:
-        return self.calibration.link(self.vm_of[one] == self.vm_of[other])
-
     def forward_ns(self, worker: int, span: Range) -> int:
         return self._operation_ns("forward_s", worker, span)
 
@@ -57,14 +54,15 @@ class Cluster:
 
     def backward_shares(self, span: Range) -> list[tuple[int, float]]:
         """(section, how much of the range's backward is over when the section's is), sections descending."""
-        if span not in self._shares:
+        shares = self._shares.get(span)
+        if shares is None:
             sums = self._sums["backward_s"]
             whole = sums[span.stop] - sums[span.start]
-            self._shares[span] = [
+            shares = self._shares[span] = [
                 (section, (sums[span.stop] - sums[section]) / whole if whole else 1.0)
                 for section in reversed(span.sections)
             ]
-        return self._shares[span]
+        return shares
 
     @cached_property
     def _shares(self) -> dict[Range, list[tuple[int, float]]]:

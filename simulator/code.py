@@ -22,7 +22,7 @@ from ..pipeline.rounds import round_tasks
 from ..pipeline.schedules import INTERPRETED as SCHEDULER
 from ..pipeline.schedules import Scheduler
 from .play import play
-from .records import close, empty_rooms, find_open, furnish_ends, leave_open, take_over
+from .records import close, empty_rooms, find_open, furnish_ends, leave_open, recomputed, take_over
 from .straight import play_straight
 
 
@@ -32,6 +32,7 @@ class Code:
 
     scheduler: Scheduler
     most_in_flight: Callable[[Cells, int], int]
+    recomputed: Callable[[Cells, int], int]
     empty_rooms: Callable[[Cells], None]
     furnish_ends: Callable[[Cells], None]
     play: Callable[[Cells, int], None]
@@ -110,6 +111,7 @@ def _write(cells: Any, start: int, values: list[int]) -> None:
 INTERPRETED = Code(
     SCHEDULER,
     most_in_flight,
+    recomputed,
     empty_rooms,
     furnish_ends,
     play,
@@ -127,6 +129,7 @@ _SIGNATURES = {
     list_tasks: "void(int64[::1], int64[::1], boolean)",
     round_tasks: "void(int64[::1], int64[::1], int64[::1], int64, boolean)",
     most_in_flight: "int64(int64[::1], int64)",
+    recomputed: "int64(int64[::1], int64)",
     empty_rooms: "void(int64[::1])",
     furnish_ends: "void(int64[::1])",
     play: "void(int64[::1], int64)",

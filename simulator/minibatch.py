@@ -64,10 +64,11 @@ def simulate_with(code: Code, plan: Plan, cluster: Cluster, *, seed: int, timeli
     seats += _unused(plan, cluster, seats)
     ended = close_step(plan, cluster, seats, max(_losses_ns(played.cells) for played in parts))
     lasting = _lasting_bytes(cluster, seats)
+    update = {span: cluster.sizes.update(span) for span in lasting}
     times: list[tuple[float, float, int]] = [(0.0, 0.0, 0)] * plan.num_workers
     for seat in seats:
         busy_ns = seat.busy_ns + seat.apply_ns
-        peak = lasting[seat.span] + max(seat.peak_bytes, cluster.sizes.update(seat.span))
+        peak = lasting[seat.span] + max(seat.peak_bytes, update[seat.span])
         one = busy_ns / NS_PER_S, (ended.end_ns - busy_ns) / NS_PER_S, peak
         for worker in seat.workers:
             times[worker] = one
@@ -119,10 +120,14 @@ def _seats(plan: Plan, cluster: Cluster, played: Played) -> list[Seat]:
     hops = (hop for path in played.alike[0].paths for hop in path.hops)
     for record, hop in zip(range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]), hops, strict=True):
         seat = seats[cells[record + OWNER]]
-        seat.stop_ns = max(seat.stop_ns, cells[record + LAST_BACKWARD] + cells[record + TAKES + BACK])
+        began_ns, takes_ns, ends_ns = (
+            cells[record + LAST_BACKWARD],
+            cells[record + TAKES + BACK],
+            seat.ends_ns,
+        )
+        seat.stop_ns = max(seat.stop_ns, began_ns + takes_ns)
         for section, share in cluster.backward_shares(hop.range):  # within an operation, by their shares
-            at_ns = cells[record + LAST_BACKWARD] + round(cells[record + TAKES + BACK] * share)
-            seat.section_ends_ns[section] = max(at_ns, seat.section_ends_ns.get(section, 0))
+            ends_ns[section] = max(began_ns + round(takes_ns * share), ends_ns.get(section, 0))
     return list(seats.values())
 
 

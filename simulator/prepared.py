@@ -10,7 +10,7 @@ from ..pipeline.flat import SIZE, WORKER_SIZE, WORKERS, WORKERS_END, Cells, flat
 from ..pipeline.schedules import prepare_order, write_order
 from .code import Code
 from .pricing import SIZES, cells_for
-from .records import NEVER, WINDOW
+from .records import NEVER, RECOMPUTED, WINDOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Prepared:
     """Nobody may write into either."""
 
     records: list[int]
-    """The cells before the orders, windows among them; nothing has a price yet."""
+    """The cells before the orders, what orders say of a worker among them; nothing has a price yet."""
     orders: Cells
     """All cells; rooms are empty."""
 
@@ -65,5 +65,6 @@ def _prepare(plan: Plan, component: Component, capacity: int, code: Code) -> Pre
             # Bounded memory is the point of 1F1B: running ahead may not exceed what its own order needs.
             window = min(window, code.most_in_flight(orders, worker))
         records[worker + WINDOW] = orders[worker + WINDOW] = window
+        records[worker + RECOMPUTED] = orders[worker + RECOMPUTED] = code.recomputed(orders, worker)
     code.empty_rooms(orders)
     return Prepared(records, orders)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..pipeline import Component, Hop
+from functools import lru_cache
+
+from ..pipeline import Component, Hop, Range
 from ..pipeline.flat import (
     AFTER,
     BEFORE,
@@ -21,6 +23,7 @@ from ..pipeline.flat import (
     WORKERS_END,
     Cells,
 )
+from .calibration import Calibration
 from .cluster import Cluster, to_ns
 from .records import (
     BACK,
@@ -51,6 +54,7 @@ from .records import (
     WAY,
     WIRE,
 )
+from .sizes import Sizes
 
 SIZES = (PLAY_WORKER_SIZE, PLAY_HOP_SIZE)
 
@@ -109,36 +113,54 @@ def _records(cells: Cells) -> range:
 
 def _price_operations(cells: list[int], record: int, hop: Hop, cluster: Cluster) -> None:
     """Inputs stay until the backward; without recomputation so does what the forward keeps."""
-    sizes, span = cluster.sizes, hop.range
-    forward_ns, kept, batch = cluster.forward_ns(hop.worker, span), sizes.kept(span), sizes.batch(span)
-    peak, inputs, gradients = sizes.forward_peak(span), sizes.inputs(span), sizes.gradients(span)
-    freed = kept + batch + inputs + gradients
+    forward_ns = cluster.forward_ns(hop.worker, hop.range)
     cells[record + TAKES : record + ONWARD] = (
-        *(forward_ns, forward_ns, forward_ns, cluster.backward_ns(hop.worker, span)),
+        *(forward_ns, forward_ns, forward_ns, cluster.backward_ns(hop.worker, hop.range)),
+        *_bytes(cluster.sizes, hop.range),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _bytes(sizes: Sizes, span: Range) -> tuple[int, ...]:
+    """What operations of a range hold, what they leave, and what comes to it."""
+    kept, batch, peak = sizes.kept(span), sizes.batch(span), sizes.forward_peak(span)
+    inputs, gradients = sizes.inputs(span), sizes.gradients(span)
+    return (
         *(peak, sizes.brief_forward_peak(span), peak, sizes.backward_peak(span)),
-        *(batch + kept, batch, kept, -freed),
+        *(batch + kept, batch, kept, -(kept + batch + inputs + gradients)),
         *(inputs, gradients),
     )
 
 
 def _lay_links(cells: list[int], hops: list[Hop], cluster: Cluster) -> None:
     """Activations and gradients from one worker to another share a wire."""
-    message_s, free = cluster.calibration.message_s, cells[FREE]
+    free = cells[FREE]
     places: dict[tuple[int, ...], int] = {}
+    prices: dict[tuple[bool, int], tuple[int, int, int]] = {}
     hop_of = dict(zip(_records(cells), hops, strict=True))
     for record, hop in hop_of.items():
         for direction, (field, neighbour) in enumerate(((ONWARD, AFTER), (HOME, BEFORE))):
             target = hop_of.get(cells[record + neighbour])
             if target is None or target.worker == hop.worker:
                 continue
-            way, link = record + field, cluster.link(hop.worker, target.worker)
+            way, same_vm = record + field, cluster.vm_of[hop.worker] == cluster.vm_of[target.worker]
             size_bytes = cells[cells[record + neighbour] + (GRADIENT_BYTES if direction else INPUT_BYTES)]
             wire, channel = (hop.worker, target.worker), (hop.worker, target.worker, direction)
             cells[way + WIRE] = places.setdefault(wire, free + len(places))
             cells[way + CHANNEL] = places.setdefault(channel, free + len(places))
-            cells[way + OCCUPIED] = to_ns(link.occupied_s(size_bytes))
-            cells[way + WAY] = to_ns(link.latency_s + message_s)
-            cells[way + JITTER] = to_ns(link.jitter_s)
+            if (same_vm, size_bytes) not in prices:
+                prices[same_vm, size_bytes] = _price_message(cluster.calibration, same_vm, size_bytes)
+            cells[way + OCCUPIED : way + JITTER + 1] = prices[same_vm, size_bytes]
+
+
+def _price_message(calibration: Calibration, same_vm: bool, size_bytes: int) -> tuple[int, int, int]:
+    """Nanoseconds that it occupies a wire, that it is on its way, and of jitter."""
+    link = calibration.link(same_vm)
+    return (
+        to_ns(link.occupied_s(size_bytes)),
+        to_ns(link.latency_s + calibration.message_s),
+        to_ns(link.jitter_s),
+    )
 
 
 def _list_sources(cells: Cells, worker: int, free: int) -> int:

@@ -30,6 +30,8 @@ from ..pipeline.schedules import RECORDS
 NEVER = 1 << 62  # a time that does not come, a number that is not reached
 IS_OPEN = -1  # instead of a time: what comes is left open
 
+NONE, ALL, SOME = range(3)
+
 # What a hop does: a forward that keeps what its backward needs; one that does not, for it will be done again;
 # that; a backward.
 KEPT, BRIEF, AGAIN, BACK = range(4)
@@ -81,6 +83,7 @@ PLAY_HOP_SIZE = HOME + LINK_FIELDS
     FORWARDS_COUNTED,  # whose memory has been counted, where that is done afterwards
     BACKWARDS_COUNTED,
     WINDOW,
+    RECOMPUTED,  # NONE, ALL or SOME of its micro-batches
     OPEN_FORWARD,  # numbers of forwards and backwards from which on it is left open what it does
     OPEN_BACKWARD,
     SOURCES,  # where its sources stand
@@ -88,7 +91,7 @@ PLAY_HOP_SIZE = HOME + LINK_FIELDS
     LOG,  # where its operations are written, if they are: hop + what, and the start
     NUM_LOGGED,
     PLAY_WORKER_SIZE,
-) = range(RECORDS[0], RECORDS[0] + 20)
+) = range(RECORDS[0], RECORDS[0] + 21)
 
 # Of a source, a worker that sends to another.
 (
@@ -105,6 +108,16 @@ def empty_rooms(cells: Cells) -> None:
         for entry in range(cells[hop + COUNT]):
             cells[cells[hop + ROOM] + entry] = arrival
             cells[cells[hop + OTHER_ROOM] + entry] = NEVER
+
+
+def recomputed(orders: Cells, worker: int) -> int:
+    """Whether `NONE`, `ALL` or `SOME` of a worker's micro-batches are recomputed."""
+    count = 0
+    for entry in range(orders[worker + TOTAL]):
+        count += orders[orders[worker + BACKWARD] + entry] & 1
+    if count == 0:
+        return NONE
+    return ALL if count == orders[worker + TOTAL] else SOME
 
 
 def furnish_ends(cells: Cells) -> None:
@@ -165,7 +178,10 @@ def take_over(cells: Cells, played: Cells, orders: Cells) -> None:
     for hop in range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]):
         worker = cells[hop + OWNER]
         cells[hop + COUNT] = cells[worker + TOTAL] = orders[worker + TOTAL]
-        cells[worker + WINDOW] = orders[worker + WINDOW]
+        cells[worker + WINDOW], cells[worker + RECOMPUTED] = (
+            orders[worker + WINDOW],
+            orders[worker + RECOMPUTED],
+        )
         forward = max(0, cells[worker + FORWARDS_COUNTED] - 1)
         backward = max(0, cells[worker + BACKWARDS_COUNTED] - 1)
         _copy(

@@ -12,6 +12,7 @@ from ..pipeline.flat import AHEAD, BACKWARD, FORWARD, OTHER_ROOM, OWNER, ROOM, C
 from .records import (
     ADDED_BYTES,
     AGAIN,
+    ALL,
     BACK,
     BACKWARDS,
     BACKWARDS_COUNTED,
@@ -24,8 +25,10 @@ from .records import (
     INPUTS_SEEN,
     KEPT,
     PEAK,
+    RECOMPUTED,
     RESIDENT,
     RUNNING_BYTES,
+    SOME,
 )
 
 
@@ -44,15 +47,21 @@ def count_memory(
     again_bytes, freed_bytes = cells[hop + ADDED_BYTES + AGAIN], -cells[hop + ADDED_BYTES + BACK]
     running_bytes, beyond_bytes = cells[hop + RUNNING_BYTES + BACK], _beyond(cells, hop)
     beyond_again_bytes = max(beyond_bytes, cells[hop + RUNNING_BYTES + AGAIN])
+    recomputed = cells[worker + RECOMPUTED]
+    left_bytes = cells[hop + ADDED_BYTES + (BRIEF if recomputed == ALL else KEPT)]
     while backward < end and cells[backwards + backward] <= until:
         stop, begun, seen, seen_back = cells[backwards + backward], forward, came, returned
         forward = _past(cells, forwards, forward, ended, stop)
-        came = _past(cells, inputs, came, num_inputs, stop)
-        returned = _past(cells, gradients, returned, num_gradients, stop)
+        # A forward's input has come before it ended, and a backward's gradient.
+        came = _past(cells, inputs, max(came, forward), num_inputs, stop)
+        returned = _past(cells, gradients, max(returned, backward + 1), num_gradients, stop)
         most = resident + (came - seen) * input_bytes + (returned - seen_back) * gradient_bytes
-        most += _left(cells, orders, hop, forwards + begun, forwards + forward)
+        if recomputed == SOME:
+            most += _left(cells, orders, hop, forwards + begun, forwards + forward)
+        else:
+            most += (forward - begun) * left_bytes
         possible = most + beyond_bytes
-        if orders[backwards + backward] & 1:
+        if recomputed == ALL or (recomputed == SOME and orders[backwards + backward] & 1):
             possible, most = most + beyond_again_bytes, most + again_bytes
         peak = max(peak, most + running_bytes)
         if possible > peak:

@@ -33,6 +33,7 @@ from ..pipeline.flat import (
 from ..pipeline.policy import FORWARD as FORTH
 from ..pipeline.policy import NOTHING, RECOMPUTE, foresee
 from .records import (
+    ALL,
     BACK,
     BACKWARDS,
     BUSY,
@@ -49,6 +50,8 @@ from .records import (
     ONWARD,
     OPEN_BACKWARD,
     OPEN_FORWARD,
+    RECOMPUTED,
+    SOME,
     TAKES,
     WAY,
     WINDOW,
@@ -85,7 +88,8 @@ def _note_last(cells: Cells, hop: int) -> bool:
 
 
 class _Rows(NamedTuple):
-    """Where it stands when a hop's operations ended and when what they need arrives; the worker's window."""
+    """Where it stands when a hop's operations ended and when what they need arrives; the worker's window, and
+    which of its micro-batches it recomputes."""
 
     forwards: int
     backwards: int
@@ -93,6 +97,7 @@ class _Rows(NamedTuple):
     inputs: int
     gradients: int
     window: int
+    recomputed: int
 
 
 def _go_on(cells: Cells, orders: Cells, hop: int) -> int:
@@ -174,7 +179,10 @@ def _foreseen(
     """`foresee`, where inputs and gradients that are not known come as early as they may."""
     activations, is_brief, gradient = inputs[1], True, gradients[1]
     if forward < inputs[0]:
-        activations, is_brief = cells[rows.inputs + forward], orders[rows.forwards + forward] & 1 != 0
+        activations, is_brief = (
+            cells[rows.inputs + forward],
+            _recomputes(orders, rows, rows.forwards + forward),
+        )
     if backward < gradients[0]:
         gradient = cells[rows.gradients + backward]
     return foresee(
@@ -185,8 +193,13 @@ def _foreseen(
         held != 0,
         forward - backward < rows.window,
         is_brief,
-        orders[rows.backwards + backward] & 1 != 0,
+        _recomputes(orders, rows, rows.backwards + backward),
     )
+
+
+def _recomputes(orders: Cells, rows: _Rows, place: int) -> bool:
+    """Whether an operation is of a micro-batch that is recomputed; its cell is read only where it tells."""
+    return orders[place] & 1 != 0 if rows.recomputed == SOME else rows.recomputed == ALL
 
 
 def _rows(cells: Cells, hop: int) -> _Rows:
@@ -198,6 +211,7 @@ def _rows(cells: Cells, hop: int) -> _Rows:
         inputs=cells[hop + ROOM],
         gradients=cells[hop + OTHER_ROOM],
         window=cells[worker + WINDOW],
+        recomputed=cells[worker + RECOMPUTED],
     )
 
 
