@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rich.table import Table
 
 Row = Mapping[str, str | int | float | bool]
 _MOST_COLUMNS = 5
+_FILE_WIDTH = 240  # columns where nobody's terminal is: cut cells would tell nothing
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -42,7 +44,7 @@ def show(part: str, title: str, rows: Sequence[Row]) -> None:
         cells = [list(line) for line in zip(names, *cells, strict=True)]
     for line in cells:
         table.add_row(*line)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else _FILE_WIDTH).print(table)
 
 
 def save(part: str, title: str, rows: Sequence[Row]) -> None:
