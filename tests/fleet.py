@@ -5,6 +5,7 @@ Processes are forked from a server that has imported torch already, so that a tr
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
@@ -224,14 +225,17 @@ class Fleet:
 
 
 def _trainer(connection: socket.socket, worker: str, log: str, fault: str | None) -> None:
-    """`fault` "loses-commit-3": the all-reduce of step 3 happens, but on this worker it never returns."""
+    """`fault` "loses-commit-3": the all-reduce of step 3 happens, but on this worker it never returns.
+    "never-collects": Python does not look for reference cycles."""
     from makara.worker import trainer
 
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"{worker} %(asctime)s %(message)s")
-    if fault is not None:
+    if fault == "never-collects":
+        gc.disable()
+    elif fault is not None:
         _lose_commit(int(fault.removeprefix("loses-commit-")), Path(log).with_name(f"{worker}.lost"))
     trainer.run(connection, worker, 1, BUNDLE, "127.0.0.1")
 

@@ -95,6 +95,16 @@ def test_generations_broken_by_a_death_leave_no_sockets_and_no_threads(run: Run)
         run.fleet.wait(lambda: all(run.fleet.reports[w].phase in (Phase.IDLE, Phase.BROKEN) for w in "ab"))
 
 
+def test_generations_that_newer_ones_follow_leave_no_sockets_and_no_threads(run: Run) -> None:
+    # What waits for the collector stays for hours, gradient sums and all, or goes in the middle of a step.
+    run.fleet.start("a", "b", "c", fault="never-collects")
+    holdings = Holdings(run, "b")
+    for number in range(1, 7):
+        run.fleet.form(run.plan(number, 2, 5), ["a", "b", "c"])
+        run.step_on("b")
+        holdings.stay()
+
+
 def test_a_replacement_takes_no_part_in_what_its_predecessor_prepared(run: Run) -> None:
     """Its place is known to the others by what the dead one said; the manager will close the generation."""
     run.fleet.start("a", "b")

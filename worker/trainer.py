@@ -53,7 +53,9 @@ class Trainer:
         self._listener: Listener | None = None
         self._prepared = 0
         self._entered = 0  # the newest generation that this trainer went into
-        self._left: Session | None = None  # an interrupted one, whose threads may still be blocked
+        self._left: Session | None = None
+        """The one before. If it was interrupted, its threads may still be blocked; if not, slower members may
+        still need its store, until they have formed a newer generation."""
 
     def serve(self) -> None:
         self.control.start()
@@ -115,19 +117,18 @@ class Trainer:
         self.control.report(phase=Phase.FORMING, generation=order.number, formed=None, lost=[])
         if self._left is not None:
             self._left.close()  # not before: peers would take it for a death of this worker
-            self._left = None
         try:
             outcome = run_generation(
                 session, model, orders.job, orders.recipe, self.control, self._may_switch
             )
         except Interrupted as cause:
-            self._left = session
             self._tell_interrupted(session, cause)
             cause.__traceback__ = None  # its frames would keep the generation's groups
         else:
             session.close()
             self._settle(outcome)
         finally:
+            self._left = session
             with self._lock:
                 self._session = None
 

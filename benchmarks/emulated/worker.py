@@ -101,6 +101,7 @@ class WorkerProcess:
         self._state = ModelState(self._runtime, None)
         self._batches = Batches(self._training.dataset(), SEED, samples, MICROBATCH_SIZE)
         self._listener: Listener | None = None
+        self._newest: Session | None = None
 
     def live(self, connection: Connection) -> None:
         """Answer orders until there are no more."""
@@ -171,7 +172,9 @@ class WorkerProcess:
     def _session(self, order: Assignment | StandIn | Sums) -> tuple[_Session, Wires]:
         rank = [member.worker for member in order.order.members].index(self.name)
         wires = Wires(lambda peer: order.network.between([order.vms[rank], order.vms[peer]]), rank)
-        return _Session(order, self.name, self._listener if rank == 0 else None, wires), wires
+        session = _Session(order, self.name, self._listener if rank == 0 else None, wires)
+        self._newest = session  # others may need its store until all have come to the next one
+        return session, wires
 
     def _listen(self) -> str:
         self._listener = Listener("127.0.0.1")
@@ -183,6 +186,8 @@ class WorkerProcess:
         with tempfile.TemporaryDirectory() as nowhere:  # there are no checkpoints
             form(session, self._state, Source(open_store(Path(nowhere).as_uri()), "job"), parts)
         if not session.trains:
+            session.close()
+            wires.close()
             return Report((), 0.0, 0.0, 0)
         stepper = Stepper(session, self._state, self._batches, parts, "fast", torch.device("cpu"))
         try:

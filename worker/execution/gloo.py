@@ -93,8 +93,9 @@ class Group:
         self._rank = rank
         self._index = {member: index for index, member in enumerate(self.ranks)}
         self._group: Any = None
-        if len(self.ranks) == 1:
-            return  # alone: every sum and maximum is one's own
+        self._is_alone = len(self.ranks) == 1
+        if self._is_alone:
+            return  # every sum and maximum is one's own
         options = dist.ProcessGroupGloo._Options()  # pyright: ignore
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # pyright: ignore
         options._timeout = _FOREVER  # pyright: ignore
@@ -119,11 +120,11 @@ class Group:
 
     def start_send(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
         """As `send`, but returns at once; keep the tensor as it is until the work has been waited for."""
-        return self._group.send([tensor], self._index[peer], tag)
+        return self._open().send([tensor], self._index[peer], tag)
 
     def start_receive(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
         """As `receive`, but returns at once; the tensor is filled when the work has been waited for."""
-        return self._group.recv([tensor], self._index[peer], tag)
+        return self._open().recv([tensor], self._index[peer], tag)
 
     def close(self) -> None:
         """Cut the connections: whoever is blocked in this group, here or at a peer, gets a RuntimeError.
@@ -142,9 +143,20 @@ class Group:
             except RuntimeError as error:
                 log.debug("a group of ranks %s is closed: %s", self.ranks, error)
 
-    def _all_reduce(self, tensor: torch.Tensor, operation: Any) -> None:
+    def release(self) -> object:
+        """Give the connections up: they end with what this returns. That waits for gloo's loop once for every
+        peer, 10 ms at a time, so it is nothing for a thread that is waited for."""
+        group, self._group = self._group, None
+        return group
+
+    def _open(self) -> Any:
         if self._group is None:
+            raise RuntimeError(f"the group of ranks {self.ranks} is closed")
+        return self._group
+
+    def _all_reduce(self, tensor: torch.Tensor, operation: Any) -> None:
+        if self._is_alone:
             return
         options = dist.AllreduceOptions()
         options.reduceOp = operation
-        self._group.allreduce([tensor], options).wait()
+        self._open().allreduce([tensor], options).wait()

@@ -58,7 +58,8 @@ class Lanes:
         self._device = device
         self._compute = Stager(device)
         self._arrived: queue.SimpleQueue[tuple[Operation, _Marked] | None] = queue.SimpleQueue()
-        interrupt.on_trip(lambda: self._arrived.put(None))
+        arrived = self._arrived
+        interrupt.on_trip(lambda: arrived.put(None))  # no reference to the lanes, which keep the interrupt
         self._starters: list[queue.SimpleQueue[bool]] = []
         self._outboxes: dict[tuple[int, Kind], _Outbox] = {}
         incoming: dict[tuple[int, Kind], list[tuple[Message, tuple[Value, ...]]]] = {}

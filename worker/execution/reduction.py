@@ -120,6 +120,10 @@ class Reduction:
                 self._compute.take(staged)
         return [(float(total), float(weight)) for total, weight in self._table.tolist()]
 
+    def close(self) -> None:
+        """Forget the calls of the last step: they keep this object, and with it the sums and the session."""
+        self._started.clear()
+
     def _advance(self) -> None:
         """Begin the sums whose turn it is, as far as this worker has brought its share."""
         while self._next <= len(self.parts) and self._is_complete(self._next):

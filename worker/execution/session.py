@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -107,8 +108,13 @@ class Session:
         return self._hosts[bucket.hosts]
 
     def close(self) -> None:
-        """Let the helper threads end; those still blocked in a group are woken, here and at the peers."""
+        """Let the helper threads end; those still blocked in a group are woken, here and at the peers. The
+        groups are taken down by a thread of their own. On rank 0 the rendezvous store is there as long as
+        this object."""
         self.courier.close()
         if self.interrupt.tripped:
             for group in self._groups:
                 group.close()
+        released = [group.release() for group in self._groups]
+        self._groups.clear()
+        threading.Thread(target=released.clear, name=f"closing-g{self.number}", daemon=True).start()

@@ -104,6 +104,7 @@ class Stepper:
 
     def close(self) -> None:
         self._lanes.close()
+        self._reduction.close()
 
     def _use_idle(self, call: Call[Any]) -> None:
         """Load samples of the next step while a sum is not over."""
