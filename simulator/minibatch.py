@@ -120,11 +120,8 @@ def _seats(plan: Plan, cluster: Cluster, played: Played) -> list[Seat]:
     hops = (hop for path in played.alike[0].paths for hop in path.hops)
     for record, hop in zip(range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]), hops, strict=True):
         seat = seats[cells[record + OWNER]]
-        began_ns, takes_ns, ends_ns = (
-            cells[record + LAST_BACKWARD],
-            cells[record + TAKES + BACK],
-            seat.ends_ns,
-        )
+        began_ns, takes_ns = cells[record + LAST_BACKWARD], cells[record + TAKES + BACK]
+        ends_ns = seat.ends_ns
         seat.stop_ns = max(seat.stop_ns, began_ns + takes_ns)
         for section, share in cluster.backward_shares(hop.range):  # within an operation, by their shares
             ends_ns[section] = max(began_ns + round(takes_ns * share), ends_ns.get(section, 0))

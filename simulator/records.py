@@ -178,10 +178,8 @@ def take_over(cells: Cells, played: Cells, orders: Cells) -> None:
     for hop in range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]):
         worker = cells[hop + OWNER]
         cells[hop + COUNT] = cells[worker + TOTAL] = orders[worker + TOTAL]
-        cells[worker + WINDOW], cells[worker + RECOMPUTED] = (
-            orders[worker + WINDOW],
-            orders[worker + RECOMPUTED],
-        )
+        cells[worker + WINDOW] = orders[worker + WINDOW]
+        cells[worker + RECOMPUTED] = orders[worker + RECOMPUTED]
         forward = max(0, cells[worker + FORWARDS_COUNTED] - 1)
         backward = max(0, cells[worker + BACKWARDS_COUNTED] - 1)
         _copy(

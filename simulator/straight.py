@@ -179,10 +179,8 @@ def _foreseen(
     """`foresee`, where inputs and gradients that are not known come as early as they may."""
     activations, is_brief, gradient = inputs[1], True, gradients[1]
     if forward < inputs[0]:
-        activations, is_brief = (
-            cells[rows.inputs + forward],
-            _recomputes(orders, rows, rows.forwards + forward),
-        )
+        activations = cells[rows.inputs + forward]
+        is_brief = _recomputes(orders, rows, rows.forwards + forward)
     if backward < gradients[0]:
         gradient = cells[rows.gradients + backward]
     return foresee(

@@ -99,3 +99,13 @@ def test_an_interrupt_that_has_tripped_wakes_who_comes_later() -> None:
     interrupt.on_trip(lambda: woken.append(1))
     interrupt.trip(Abandoned())
     assert woken == [0, 1]
+
+
+def test_a_group_that_was_released_refuses_and_sums_nothing_in_silence(
+    workers: tuple[Worker, Worker],
+) -> None:
+    group = workers[0].channels[Kind.FORWARD]
+    group.release()
+    for use in (lambda: group.sum(torch.zeros(1)), lambda: group.start_send(torch.zeros(1), 1, 0)):
+        with pytest.raises(RuntimeError, match=r"the group of ranks \(0, 1\) is closed"):
+            use()

@@ -110,11 +110,13 @@ class Session:
     def close(self) -> None:
         """Let the helper threads end; those still blocked in a group are woken, here and at the peers. The
         groups are taken down by a thread of their own. On rank 0 the rendezvous store is there as long as
-        this object."""
+        this object. A second time changes nothing."""
         self.courier.close()
+        groups, self._groups = self._groups, []
+        if not groups:
+            return
         if self.interrupt.tripped:
-            for group in self._groups:
+            for group in groups:
                 group.close()
-        released = [group.release() for group in self._groups]
-        self._groups.clear()
+        released = [group.release() for group in groups]
         threading.Thread(target=released.clear, name=f"closing-g{self.number}", daemon=True).start()
