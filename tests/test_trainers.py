@@ -244,6 +244,33 @@ def test_a_corrupt_checkpoint_is_passed_over_by_all_for_the_next_older(tmp_path:
         run.fleet.close()
 
 
+def test_peers_that_fell_back_past_an_unreadable_checkpoint_keep_their_state_at_a_morph(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, checkpoint_interval_steps=2)
+    try:
+        run.fleet.start("a")
+        run.fleet.form(run.plan(1, []), ["a"])
+        run.finish("a")
+        for newest in run.published()[:2]:
+            for part in (tmp_path / "store").rglob(f"sections/{newest.step}-g1/0.0.safetensors"):
+                part.write_bytes(part.read_bytes()[:-8])
+        run.fleet.start("b", "c")
+        run.fleet.hold = True
+        run.fleet.form(run.plan(2, [4]), ["b", "c"], checkpoints=run.published())
+        run.fleet.wait_phase(Phase.HELD, "b", "c")
+        run.fleet.hold = False
+        held_at = run.fleet.reports["b"].step
+        assert held_at < STEPS, "the unreadable checkpoints are of later steps than the workers'"
+        run.fleet.form(run.plan(3, [2]), ["c", "b"], checkpoints=run.published())
+        formed = run.fleet.reports["b"].formed
+        assert formed is not None
+        assert (formed.rung, formed.step) == ("peers", held_at)
+        assert_same(run.finish("b", "c"), reference("models:tied_gpt", "exact")[1])
+    finally:
+        run.fleet.close()
+
+
 @pytest.mark.parametrize("losers", [("a",), ("b",), ("b", "c"), ("a", "b", "c")])
 def test_survivors_that_disagree_about_the_last_commit_reach_one_state(
     run: Run, losers: tuple[str, ...]

@@ -4,7 +4,7 @@ lacks."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -85,6 +85,7 @@ def form(session: Session, state: ModelState, source: Source, buckets: Sequence[
     # Before the others are told: from then on a donor may let go of what only this member has, too.
     state.applied = step
     state.branch = branch if loaded_branch is None else loaded_branch
+    state.agreed_in = session.number
     session.gather("ready", step)
     state.keep_only(session.wanted)
     phases.end("ready")
@@ -100,6 +101,7 @@ def _agree(session: Session, state: ModelState) -> tuple[Agreement, int]:
             "standing": _standing_to_json(state.standing()),
             "record": None if record is None else record.to_json(),
             "branch": state.branch,
+            "agreed_in": state.agreed_in,
         },
     )
     standings = [_standing_from_json(report["standing"]) for report in reports]
@@ -109,8 +111,8 @@ def _agree(session: Session, state: ModelState) -> tuple[Agreement, int]:
         for standing, report in zip(standings, reports, strict=True)
     ]
     agreement = agree(standings, num_sections=session.plan.num_sections)
-    base = max((ref.step for ref in session.checkpoints), default=-1)
-    if agreement.step is None or agreement.step < base:
+    agreed_in = max((_agreed_in(reports[member]) for member in agreement.keep), default=0)
+    if agreement.step is None or _is_overtaken(agreement.step, agreed_in, session.checkpoints):
         state.forget()
         return Agreement("store", None, None, (), (), (), {}), branch
     if session.rank in agreement.drop or standings[session.rank] is _NOTHING:
@@ -133,6 +135,19 @@ def _is_current(standing: Standing, own: int, newest: int) -> bool:
     if standing.applied_step is None:
         return False
     return own == newest or (standing.reduced_by is not None and standing.reduced_by[0] == newest)
+
+
+def _agreed_in(report: Mapping[str, Any]) -> int:
+    return report.get("agreed_in", report["branch"])  # a trainer of an older version does not say
+
+
+def _is_overtaken(step: int, agreed_in: int, checkpoints: Iterable[CheckpointRef]) -> bool:
+    """Whether a checkpoint is newer than the state at `step` of members that agreed in that generation.
+
+    Those of earlier generations were there to choose from when they agreed: they went on from one, or passed
+    over one that nobody could read, which may be of a later step than theirs.
+    """
+    return any((ref.generation, ref.step) > (agreed_in, step) for ref in checkpoints)
 
 
 def _load(

@@ -110,7 +110,7 @@ class _Loop:
     def run(self, step: int) -> Outcome:
         # What was due while the generation changed hands is made up for at once. All members know both
         # numbers, so all come to the same answer.
-        published = max((ref.step for ref in self._session.checkpoints), default=0)
+        published = max((ref.step for ref in self._session.checkpoints if ref.step <= step), default=0)
         interval = self._job.checkpoint_interval_steps
         if step < self._job.steps and interval is not None and step - published >= interval:
             self._save(step)

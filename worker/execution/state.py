@@ -57,6 +57,7 @@ class ModelState:
         self.runtime = runtime
         self.applied: int | None = None  # steps; None: holds nothing
         self.branch = 0  # the generation of the newest commit that went into the state
+        self.agreed_in = 0  # the newest generation whose members agreed on the state that this one is of
         self.record: CommitRecord | None = None
         self.settled: Settled | None = None  # the last step that this process applied
         self.reduced: Reduced | None = None
@@ -112,7 +113,7 @@ class ModelState:
         for index in list(self.runtime.sections):
             self.runtime.drop(index)
         self.applied = self.record = self.reduced = self.settled = None
-        self.branch = 0
+        self.branch = self.agreed_in = 0
 
     def keep_only(self, wanted: range) -> None:
         for index in set(self.runtime.sections) - set(wanted):
