@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from makara.worker.agent import Agent
+from makara.worker.bounds import MOST_METRICS
 from makara.worker.messages import (
     BootConfig,
     Credential,
@@ -264,6 +265,20 @@ def test_an_acknowledgement_says_nothing_of_what_was_not_sent_yet(tmp_path: Path
     agent._add_metrics(step)
     agent._accept(ReportAck(sequence=sent.sequence).model_dump_json())
     assert agent._report().metrics == [step]
+
+
+def test_metrics_of_a_long_time_without_a_manager_go_in_several_reports(tmp_path: Path) -> None:
+    agent = Agent(Manager(tmp_path, "plain").boot())
+    steps = [
+        StepMetrics(step=n, generation=1, loss=1.0, grad_norm=1.0, seconds=1.0, samples=1)
+        for n in range(MOST_METRICS + 2)
+    ]
+    for step in steps:
+        agent._add_metrics(step)
+    first = agent._report()
+    assert first.metrics == steps[:MOST_METRICS]
+    agent._accept(ReportAck(sequence=first.sequence).model_dump_json())
+    assert agent._report().metrics == steps[MOST_METRICS:]
 
 
 def test_a_manager_that_does_not_know_the_vm_ends_it(play: Callable[..., None]) -> None:

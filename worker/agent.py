@@ -24,6 +24,7 @@ import websockets
 from pydantic import ValidationError
 from websockets.asyncio.client import ClientConnection, connect
 
+from .bounds import MOST_METRICS
 from .bundles import BundleError, SetupFailed, fetch_secrets, prepare_bundle
 from .messages import (
     TO_AGENT,
@@ -152,6 +153,8 @@ class Agent:
                 write_secret(self._token_file, token)
             case ReportAck(sequence=sequence):
                 self._metrics = [(n, item) for n, item in self._metrics if n == _UNSENT or n > sequence]
+                if len(self._metrics) >= MOST_METRICS:
+                    self._changed()  # more than one report holds: on with it
             case Orders() as orders:
                 self._obey(orders)
 
@@ -194,7 +197,8 @@ class Agent:
 
     def _report(self) -> Report:
         self._sequence += 1
-        self._metrics = [(number or self._sequence, item) for number, item in self._metrics]
+        told = [(number or self._sequence, item) for number, item in self._metrics[:MOST_METRICS]]
+        self._metrics[:MOST_METRICS] = told
         return Report(
             vm=self._boot.vm,
             sequence=self._sequence,
@@ -202,7 +206,7 @@ class Agent:
             address=self._boot.address,
             devices=self._devices,
             workers=[self._worker_report(trainer) for trainer in self._trainers],
-            metrics=[item for _, item in self._metrics],
+            metrics=[item for _, item in told],
             notice_deadline_s=remaining_notice_s(self._directory),
             leaving=self._leaving,
         )

@@ -10,7 +10,21 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+from .bounds import (
+    MOST_DEVICES,
+    MOST_ENTRIES,
+    MOST_METRICS,
+    Count,
+    Finite,
+    JsonObject,
+    Name,
+    Seconds,
+    Text,
+)
+
+_INDICES = frozenset(str(index) for index in range(MOST_DEVICES))
 
 
 class Message(BaseModel):
@@ -23,8 +37,8 @@ class Message(BaseModel):
 class CheckpointRef(Message):
     """A published checkpoint: the state after commit `step`, written by `generation`."""
 
-    step: int = Field(ge=0)
-    generation: int = Field(ge=0)
+    step: Count
+    generation: Count
 
 
 class StoreConfig(Message):
@@ -41,12 +55,12 @@ class Recipe(Message):
 
     microbatch_size: int = Field(ge=1)
     num_micro_batches: int = Field(ge=1)
-    cuts: list[int]  # graph positions before which sections 1..K-1 begin
-    graph_hash: str
+    cuts: list[Count] = Field(max_length=MOST_ENTRIES)  # graph positions before which sections 1..K-1 begin
+    graph_hash: Name
     threads: int = Field(ge=1)
     device_kind: Literal["cpu", "cuda"]
-    torch_version: str
-    bundle_sha256: str
+    torch_version: Name
+    bundle_sha256: Name
 
     @property
     def num_sections(self) -> int:
@@ -143,29 +157,29 @@ class Failure(Message):
     itself."""
 
     kind: Literal["user", "recipe", "internal", "killed", "lease"]
-    message: str
-    traceback: str | None = None
+    message: Text
+    traceback: Text | None = None
     exit_code: int | None = None
 
 
 class Formed(Message):
     """How a generation came to be on one worker: the rung it took and where the time went."""
 
-    generation: int
-    step: int  # the committed step that the generation starts from
+    generation: Count
+    step: Count  # the committed step that the generation starts from
     rung: Literal["start", "peers", "store"]
-    phases_s: dict[str, float]  # groups, exchange, load, ... in seconds
+    phases_s: dict[Name, Seconds] = Field(max_length=100)  # groups, exchange, load, ... in seconds
 
 
 class StepMetrics(Message):
     """One committed step, reported by the first and the last rank."""
 
-    step: int
-    generation: int
-    loss: float
-    grad_norm: float
-    seconds: float
-    samples: int
+    step: Count
+    generation: Count
+    loss: float  # may be no number, or infinite: it is kept as it is
+    grad_norm: float  # likewise
+    seconds: Seconds
+    samples: Count
     loss_scale: float | None = None  # fp16: what the step's loss was multiplied by
     skipped: bool = False  # fp16: its gradient overflowed and nothing was updated
 
@@ -173,24 +187,28 @@ class StepMetrics(Message):
 class WorkerReport(Message):
     """Where one worker (a trainer process on one device) stands."""
 
-    worker: str
-    incarnation: int = 0
+    worker: Name
+    incarnation: Count = 0
     phase: Phase
-    generation: int = 0  # the generation that `phase` speaks of
-    prepared: int = 0  # the highest generation it is prepared for
-    endpoint: str | None = None  # rendezvous it listens on, if it is rank 0 of `prepared`
-    graph_hash: str | None = None  # of the model as traced under the orders' recipe; None: not traced yet
-    step: int = 0  # steps committed and applied
+    generation: Count = 0  # the generation that `phase` speaks of
+    prepared: Count = 0  # the highest generation it is prepared for
+    endpoint: Name | None = None  # rendezvous it listens on, if it is rank 0 of `prepared`
+    graph_hash: Name | None = None  # of the model as traced under the orders' recipe; None: not traced yet
+    step: Count = 0  # steps committed and applied
     formed: Formed | None = None
-    lost: list[str] = Field(default_factory=list)  # workers of `generation` it could not reach
+    # Workers of `generation` that it could not reach:
+    lost: list[Name] = Field(default_factory=list, max_length=MOST_ENTRIES)
     published: CheckpointRef | None = None  # newest checkpoint this trainer published
-    forward_s: float | None = None  # mean compute time of a micro-batch per section (fail-stutter detection)
-    backward_s: float | None = None
+    forward_s: Seconds | None = (
+        None  # mean compute time of a micro-batch per section (fail-stutter detection)
+    )
+    backward_s: Seconds | None = None
     failure: Failure | None = None
     # Repeated until the recipe is in the orders:
     profile: Profile | None = None
     survey: Survey | None = None
-    rows: list[SectionRow] = Field(default_factory=list)  # that it measured for `measure` orders
+    # That it measured for `measure` orders:
+    rows: list[SectionRow] = Field(default_factory=list, max_length=MOST_ENTRIES)
     probe: ProbeReport | None = None
 
 
@@ -198,40 +216,40 @@ class Profile(Message):
     """What the profiling worker found: the recipe's model part, and the calibration of this hardware."""
 
     recipe: Recipe
-    calibration: dict[str, Any]  # makara.simulator.Calibration.to_json()
-    measurements: dict[str, Any] | None = None  # all that it is of: makara.simulator Measurements.to_json()
+    calibration: JsonObject  # makara.simulator.Calibration.to_json()
+    measurements: JsonObject | None = None  # all that it is of: makara.simulator Measurements.to_json()
     stored: bool = False  # they were found in the store, where an earlier job had left them
-    note: str = ""  # why what was found there was not used
+    note: Text = ""  # why what was found there was not used
 
 
 class Timed(Message):
     """A measured time in seconds; see makara.simulator.figures."""
 
-    median: float = Field(ge=0)
-    spread: float = Field(ge=0)
+    median: Seconds
+    spread: Seconds
     repeats: int = Field(ge=1)
-    dropped: int = Field(ge=0)
+    dropped: Count
 
 
 class SectionRow(Message):
     """One section, measured for one m: the columns of a calibration, by field name."""
 
     microbatch_size: int = Field(ge=1)
-    section: int = Field(ge=0)
-    times: dict[str, Timed]
-    sizes: dict[str, int]
-    seconds: float  # that measuring it took
+    section: Count
+    times: dict[Name, Timed] = Field(max_length=100)
+    sizes: dict[Name, Count] = Field(max_length=100)
+    seconds: Seconds  # that measuring it took
 
 
 class Layout(Message):
     """The model for micro-batches of m: how it is cut, and what crosses each cut."""
 
     microbatch_size: int = Field(ge=1)
-    graph_hash: str
-    cuts: list[int]
-    cut_bytes: list[int]
-    grad_cut_bytes: list[int]
-    labels: list[str]
+    graph_hash: Name
+    cuts: list[Count] = Field(max_length=MOST_ENTRIES)
+    cut_bytes: list[Count] = Field(max_length=MOST_ENTRIES)
+    grad_cut_bytes: list[Count] = Field(max_length=MOST_ENTRIES)
+    labels: list[Text] = Field(max_length=MOST_ENTRIES)
 
 
 class Share(Message):
@@ -244,14 +262,15 @@ class Share(Message):
 class Survey(Message):
     """What the first worker found that is to be measured, and the part of it that it has measured itself."""
 
-    basis: dict[str, Any]  # makara.simulator.measurements.Basis
+    basis: JsonObject  # makara.simulator.measurements.Basis
     recipe: Recipe  # of the most likely m; that of another differs in m, N, cuts and graph hash
-    layouts: list[Layout]  # one for each m
-    rows: list[SectionRow]
-    executor: dict[str, float]  # what a worker's own code takes: fields of a calibration
-    wires: list[dict[str, Any]]  # what one machine can tell of links: makara.simulator.links.Wire
-    seconds: float  # that it took, without the rows
-    note: str = ""  # why a stored calibration was not used
+    layouts: list[Layout] = Field(max_length=100)  # one for each m
+    rows: list[SectionRow] = Field(max_length=MOST_ENTRIES)
+    executor: dict[Name, Finite] = Field(max_length=100)  # what a worker's own code takes: calibration fields
+    # What one machine can tell of links: makara.simulator.links.Wire
+    wires: list[JsonObject] = Field(max_length=1000)
+    seconds: Seconds  # that it took, without the rows
+    note: Text = ""  # why a stored calibration was not used
 
 
 class MeasureOrder(Message):
@@ -274,32 +293,43 @@ class ProbeOrder(Message):
 class ProbeReport(Message):
     """Where a worker stands with probe `number`; what was found comes from its first member."""
 
-    number: int
-    endpoint: str | None = None
+    number: Count
+    endpoint: Name | None = None
     done: bool = False
-    failure: str = ""
-    wires: list[dict[str, Any]] = Field(default_factory=list)  # makara.simulator.links.Wire
-    allreduces: list[dict[str, Any]] = Field(default_factory=list)
+    failure: Text = ""
+    wires: list[JsonObject] = Field(default_factory=list, max_length=1000)  # makara.simulator.links.Wire
+    allreduces: list[JsonObject] = Field(default_factory=list, max_length=1000)
 
 
 class DeviceInfo(Message):
     kind: Literal["cpu", "cuda"]
-    name: str
-    memory_bytes: int
+    name: Name
+    memory_bytes: Count
 
 
 class Report(Message):
-    """Everything that one VM is now, with the metrics since the last acknowledged report."""
+    """Everything that one VM is now, with the oldest metrics that are not acknowledged yet."""
 
-    vm: str
-    sequence: int  # grows with each report of this agent process
-    orders_version: int  # the newest orders it has seen
-    address: str
-    devices: list[DeviceInfo]
-    workers: list[WorkerReport]
-    metrics: list[StepMetrics] = Field(default_factory=list)
-    notice_deadline_s: float | None = None  # seconds until the cloud takes the VM, if it said so
-    leaving: str | None = None  # the VM ends itself, and why
+    vm: Name
+    sequence: Count  # grows with each report of this agent process
+    orders_version: Count  # the newest orders it has seen
+    address: Name
+    devices: list[DeviceInfo] = Field(min_length=1, max_length=MOST_DEVICES)
+    workers: list[WorkerReport] = Field(max_length=MOST_DEVICES)
+    metrics: list[StepMetrics] = Field(default_factory=list, max_length=MOST_METRICS)
+    notice_deadline_s: Finite | None = None  # seconds until the cloud takes the VM, if it said so
+    leaving: Text | None = None  # the VM ends itself, and why
+
+    @model_validator(mode="after")
+    def _names_its_own_workers(self) -> Report:
+        names = [worker.worker for worker in self.workers]
+        for name in names:
+            vm, _, index = name.rpartition(".")
+            if vm != self.vm or index not in _INDICES:
+                raise ValueError(f"worker {name!r}: expected {self.vm}.0, {self.vm}.1, ...")
+        if len(set(names)) < len(names):
+            raise ValueError(f"workers: each is reported once, not {names}")
+        return self
 
 
 class ReportAck(Message):
