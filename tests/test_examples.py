@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import zoo
 from makara.manager.cli_apply import check
 from makara.worker import Training
 from makara.worker.reference import run_reference
+from test_packaging import ROOT, repository_files
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
+NAMES = [path.parent.name for path in repository_files(ROOT) if path.match("examples/*/train.py")]
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in EXAMPLES.glob("*/train.py")))
+@pytest.mark.parametrize("name", NAMES)
 def test_apply_accepts_an_example_and_finds_enough_sections_for_its_vms(name: str) -> None:
     checked = check(EXAMPLES / name / "job.yaml")
     assert checked.spec.name == name

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import fnmatch
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -32,9 +34,30 @@ def setuptools() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
 
+@cache
+def repository_files(root: Path) -> tuple[Path, ...]:
+    """What git tracks below `root`; in a copy without git, all that lies in the folders of the packages.
+
+    A clone also holds what others wrote into it: a demo's VMs, checkpoints, a user's own model.
+    """
+    if (root / ".git").exists() and shutil.which("git"):
+        # A checkout may belong to another user, as in a container: git refuses to read it unless told to.
+        command = ["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z"]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        paths = [root / name for name in listed.split("\0") if name]
+    else:
+        packages: list[str] = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"][
+            "packages"
+        ]
+        tops = {package.split(".")[1] for package in packages}
+        paths = [path for top in tops for path in (root / top).rglob("*")]
+    return tuple(path for path in sorted(paths) if path.is_file() and "__pycache__" not in path.parts)
+
+
 def sources(*rooms: str) -> Iterator[Path]:
-    for room in rooms:
-        yield from sorted((ROOT / room).rglob("*.py"))
+    for path in repository_files(ROOT):
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in rooms:
+            yield path
 
 
 def folder_of(package: str) -> Path:
@@ -45,14 +68,29 @@ def folder_of(package: str) -> Path:
 
 
 def test_every_folder_with_code_is_a_package_that_is_installed(setuptools: dict[str, Any]) -> None:
-    tops = [path for path in ROOT.iterdir() if path.is_dir() and path.name not in NOT_INSTALLED]
-    visible = [path.name for path in tops if not path.name.startswith(".") and not path.match("*.egg-info")]
-    folders = {path.parent for path in sources(*visible)}
+    tops = {path.relative_to(ROOT).parts[0] for path in repository_files(ROOT) if path.parent != ROOT}
+    folders = {path.parent for path in sources(*tops - NOT_INSTALLED)}
     assert len(folders) >= 10
     assert set(setuptools["packages"]) == {
         ".".join(("makara", *folder.relative_to(ROOT).parts)) for folder in folders
     }
     assert setuptools["package-dir"] == {"makara": "."}
+
+
+@pytest.mark.parametrize("git", [True, False])
+def test_what_is_written_into_a_clone_is_not_taken_for_code(tmp_path: Path, git: bool) -> None:
+    packages = '[tool.setuptools]\npackages = ["makara.worker"]\n'
+    ours = {"pyproject.toml": packages, "worker/__init__.py": ""}
+    demo = "makara-demo/20261122-084537/home/vms/vm1/bundles/b8357b/train.py"
+    theirs = {demo: "", "my-model/train.py": "", "checkpoints/head.json": "{}", ".makara/journal": ""}
+    for name, text in {**ours, **theirs}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    if git:
+        subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+        subprocess.run(["git", "-C", str(tmp_path), "add", *ours], check=True)
+    found = {path.relative_to(tmp_path).as_posix() for path in repository_files(tmp_path)}
+    assert found - {"pyproject.toml"} == {"worker/__init__.py"}
 
 
 def test_every_package_says_what_it_is_for(setuptools: dict[str, Any]) -> None:
@@ -66,9 +104,9 @@ def test_files_that_are_no_code_are_installed_with_it(setuptools: dict[str, Any]
     for package in setuptools["packages"]:
         patterns = data.get(package, []) + data.get("*", [])
         folder = folder_of(package)
-        for path in folder.rglob("*"):
+        for path in repository_files(ROOT):
             inner = any((parent / "__init__.py").exists() for parent in _between(path, folder))
-            if not path.is_file() or path.suffix == ".py" or "__pycache__" in path.parts or inner:
+            if folder not in path.parents or path.suffix == ".py" or inner:
                 continue
             found += 1
             name = path.relative_to(folder).as_posix()
