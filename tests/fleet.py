@@ -196,6 +196,13 @@ class Fleet:
         """Until a trainer started with the fault "loses-commit" waits for its lost commit."""
         self.wait(lambda: self.log.with_name(f"{worker}.lost").exists())
 
+    def attempts(self) -> list[tuple[int, int]]:
+        """(step, attempt), each counted from 0, as trainers with the fault "tells-attempts" took them."""
+        lines = {
+            line for path in self.log.parent.glob("*.attempts") for line in path.read_text().splitlines()
+        }
+        return sorted((int(step), int(attempt)) for step, attempt in map(str.split, lines))
+
     def losses(self) -> Mapping[int, float]:
         return {metrics.step: metrics.loss for metrics in self.metrics}
 
@@ -226,7 +233,8 @@ class Fleet:
 
 def _trainer(connection: socket.socket, worker: str, log: str, fault: str | None) -> None:
     """`fault` "loses-commit-3": the all-reduce of step 3 happens, but on this worker it never returns.
-    "never-collects": Python does not look for reference cycles."""
+    "never-collects": Python does not look for reference cycles. "tells-attempts": it writes down the number
+    of each attempt at a step, see `Fleet.attempts`."""
     from makara.worker import trainer
 
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -235,9 +243,24 @@ def _trainer(connection: socket.socket, worker: str, log: str, fault: str | None
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"{worker} %(asctime)s %(message)s")
     if fault == "never-collects":
         gc.disable()
+    elif fault == "tells-attempts":
+        _tell_attempts(Path(log).with_name(f"{worker}.attempts"))
     elif fault is not None:
         _lose_commit(int(fault.removeprefix("loses-commit-")), Path(log).with_name(f"{worker}.lost"))
     trainer.run(connection, worker, 1, BUNDLE, "127.0.0.1")
+
+
+def _tell_attempts(path: Path) -> None:
+    from makara.worker.execution.stepper import Stepper
+
+    original = Stepper._commit
+
+    def commit(self: Stepper, step: int, attempt: int, *args: Any) -> Any:
+        with path.open("a") as file:
+            file.write(f"{step} {attempt}\n")
+        return original(self, step, attempt, *args)
+
+    Stepper._commit = commit
 
 
 def _lose_commit(step: int, marker: Path) -> None:

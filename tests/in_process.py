@@ -48,7 +48,7 @@ class Workers:
         self.batches = Batches(training.dataset(), seed, global_batch_size, m)
         self.replicas: list[list[RangeRuntime]] = []
         self.ranges: list[Ranges] = []
-        self.scales: dict[str, float] = {}
+        self.attempts: list[int] = []  # that each step took
         self.skipped = 0  # steps whose gradient overflowed
 
     def form(self, replicas: Sequence[Ranges]) -> None:
@@ -78,12 +78,14 @@ class Workers:
 
     def step(self, step: int, shuffle: random.Random) -> float:
         """One step, with micro-batches in random order, on random replicas, recomputed at random."""
+        scales = self._scales()
+        self.attempts.append(0)
         while True:
-            pieces, sums, running = self._attempt(step, shuffle)
+            self.attempts[-1] += 1
+            pieces, sums, running = self._attempt(step, shuffle, scales)
             overflow = any(total.overflow() for total in sums)
             finite = not any(total.non_finite() for total in sums)
             scales = {name: scale for total in sums for name, scale in total.next_scales().items()}
-            self.scales = scales
             if not overflow or not finite:
                 break
         loss, weight = mean_loss([pieces[i] for i in sorted(pieces)])
@@ -104,7 +106,13 @@ class Workers:
                 section.loss_scale = None if loss_scale is None else loss_scale.after(not usable)
         return loss
 
-    def _attempt(self, step: int, shuffle: random.Random):
+    def _scales(self) -> dict[str, float]:
+        """As sections hold them: they travel with a section's state."""
+        workers = [worker for replica in self.replicas for worker in replica]
+        sections = [section for worker in workers for section in worker.sections.values()]
+        return {name: scale for section in sections for name, scale in section.scales.items()}
+
+    def _attempt(self, step: int, shuffle: random.Random, scales: dict[str, float]):
         names = list(self.chain.trainable_names)
         shuffle.shuffle(names)
         buckets = [names[start::3] for start in range(3)]
@@ -115,7 +123,7 @@ class Workers:
         ]
         for sums in parts:
             for total in sums:
-                total.reset(self.scales)
+                total.reset(scales)
         changing = {name: self.chain.traced.tensors[name] for name in self.chain.updated_buffers}
         running = [RunningSum(changing, count) for _ in self.replicas]
         order = list(range(count))

@@ -248,3 +248,29 @@ def exploding() -> Training:
         return next_token_loss(output, batch) * torch.where(late, 1e38, 1.0) * torch.where(late, 1e38, 1.0)
 
     return dataclasses.replace(normed_mlp(), loss=loss)
+
+
+class Intermittent(nn.Module):
+    """A layer that takes part in every other step, as a buffer counts: its gradient is zero in the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 16)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.sometimes = nn.Linear(16, 16)
+        self.out = nn.Linear(16, VOCABULARY)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.steps.add_(1)
+        x = self.embed(tokens)
+        for layer in self.layers[:2]:
+            x = x + torch.tanh(layer(x))
+        x = x + (self.steps % 2) * self.sometimes(x)
+        for layer in self.layers[2:]:
+            x = x + torch.tanh(layer(x))
+        return self.out(x)
+
+
+def intermittent() -> Training:
+    return dataclasses.replace(untied_mlp(), model=Intermittent, loss=next_token_loss)

@@ -3,6 +3,7 @@ reference."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,7 @@ from makara.worker.data import Batches
 from makara.worker.errors import NonFiniteGradient, RecipeMismatch
 from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
-from models import skip_model, tied_gpt, untied_mlp
+from models import intermittent, skip_model, tied_gpt, untied_mlp
 from torch import Tensor, nn
 
 STEPS = 4
@@ -53,6 +54,58 @@ def test_any_partition_order_and_recompute_gives_the_reference_bits(
     assert found == losses
     assert state.keys() == expected.keys()
     assert [name for name in state if not same_bits(state[name], expected[name])] == []
+
+
+def test_a_gradient_that_is_zero_in_every_other_step_doubles_none_but_the_first() -> None:
+    shuffle = random.Random(3)
+    training = intermittent()
+    chain = chain_of(training)
+    losses, expected = reference(training, chain, steps=6)
+    workers = Workers(chain, training, 11, M * N)
+    found: list[float] = []
+    for step in range(6):
+        workers.form([random_ranges(chain.num_sections, shuffle) for _ in range(1 + step % 3)])
+        found.append(workers.step(step, shuffle))
+    state = workers.state()
+    assert workers.attempts == [2, 1, 1, 1, 1, 1]
+    assert found == losses
+    assert [name for name in expected if not same_bits(state[name], expected[name])] == []
+
+
+def test_a_gradient_that_comes_back_much_larger_than_it_went_takes_one_more_attempt() -> None:
+    shuffle = random.Random(4)
+    training = dataclasses.replace(intermittent(), clip_grad_norm=None)
+    chain = chain_of(training)
+    workers = Workers(chain, training, 11, M * N)
+    workers.form([random_ranges(chain.num_sections, shuffle)])
+    workers.step(0, shuffle)
+    workers.step(1, shuffle)  # in which it is zero
+    for section in (section for worker in workers.replicas[0] for section in worker.sections.values()):
+        section.scales = {
+            name: scale * 2.0**30 if name == "sometimes.weight" else scale
+            for name, scale in section.scales.items()
+        }
+    workers.step(2, shuffle)
+    workers.step(3, shuffle)
+    assert workers.attempts == [2, 1, 2, 1]
+
+
+def test_a_checkpoint_from_before_scales_were_kept_can_be_gone_on_from() -> None:
+    """Such a one holds a scale of 0 where the last gradient was zero, or none."""
+    shuffle = random.Random(5)
+    training = intermittent()
+    workers = Workers(chain_of(training), training, 11, M * N)
+    workers.form([random_ranges(workers.chain.num_sections, shuffle)])
+    workers.step(0, shuffle)
+    workers.step(1, shuffle)  # in which it is zero
+    for section in (section for worker in workers.replicas[0] for section in worker.sections.values()):
+        if "sometimes.weight" in section.scales:
+            section.scales["sometimes.weight"] = 0.0
+        section.scales.pop("sometimes.bias", None)
+    workers.form([random_ranges(workers.chain.num_sections, shuffle)])
+    for step in range(2, 6):
+        workers.step(step, shuffle)
+    assert workers.attempts == [2, 1, 2, 1, 1, 1]
 
 
 def test_loss_falls() -> None:

@@ -119,6 +119,15 @@ def test_a_gradient_of_zeros_stays_zero_and_has_no_scale() -> None:
     assert total.finalise(3.0)["w"].tolist() == [0.0, 0.0]
 
 
+def test_a_gradient_of_zeros_leaves_the_scale_as_it_is() -> None:
+    total = ExactSum({"w": (2,)}, {"w": 3})
+    total.reset({"w": 8.0})
+    total.add("w", torch.zeros(2))
+    assert not total.overflow()
+    assert total.next_scales() == {"w": 8.0}
+    assert total.finalise(3.0)["w"].tolist() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_overflow_and_named(value: float) -> None:
     total = ExactSum({"u": (2,), "w": (2,)}, {"u": 3, "w": 3})

@@ -224,6 +224,30 @@ def test_the_only_host_of_a_section_dies_and_all_go_back_to_the_checkpoint(tmp_p
         run.fleet.close()
 
 
+def test_a_scale_survives_a_gradient_of_zeros_and_goes_to_peers_and_into_checkpoints(tmp_path: Path) -> None:
+    """The gradient is zero in every second step. In each generation but the last, one step is taken."""
+    run = Run(tmp_path, entrypoint="models:intermittent")
+    try:
+        for worker in "abc":
+            run.fleet.start(worker, fault="tells-attempts")
+        run.fleet.hold = True
+        for generation, cuts in enumerate([[1], [2], [3], [2]], 1):
+            run.fleet.form(run.plan(generation, cuts), ["a", "b"], checkpoints=run.published())
+            run.fleet.wait(lambda: all(run.fleet.reports[w].step == generation for w in "ab"))  # noqa: B023
+            run.fleet.wait_phase(Phase.HELD, "a", "b")
+        run.fleet.kill("b")
+        run.fleet.abandon(4, "a")
+        run.fleet.hold = False
+        run.fleet.form(run.plan(5, [2]), ["c", "a"], checkpoints=run.published())
+        formed = run.fleet.reports["c"].formed
+        assert formed is not None
+        assert (formed.rung, formed.step) == ("store", 4)
+        assert_same(run.finish("a", "c"), reference("models:intermittent", "exact")[1])
+        assert run.fleet.attempts() == [(0, 0), (0, 1), *((step, 0) for step in range(1, STEPS))]
+    finally:
+        run.fleet.close()
+
+
 def test_a_corrupt_checkpoint_is_passed_over_by_all_for_the_next_older(tmp_path: Path) -> None:
     run = Run(tmp_path, checkpoint_interval_steps=2)
     try:

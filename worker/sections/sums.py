@@ -3,7 +3,8 @@
 Exact. Each micro-batch's gradient g of a tensor becomes the integers round(g·S), S a power of two; the
 integers are summed here and all-reduced. Integer addition is associative, so no order, grouping or routing
 changes a bit. With n contributions in all, S is such that a contribution 2^HEADROOM_BITS times as large as
-the largest of the last step still keeps |g|·S <= 2^62/n, so that the sum stays below 2^62.
+the largest of the last step still keeps |g|·S <= 2^62/n, so that the sum stays below 2^62. A step whose
+gradient is zero says nothing of the next: the scale stays.
 Error bound: S > 2^62 / (n · 2^(HEADROOM_BITS+2) · max|g|). Rounding moves each contribution by 1/(2S) at
 most, so the sum by at most n/(2S) < n^2 · 2^(HEADROOM_BITS-61) · max|g|: for n = 64, 2^-39 of the largest
 |g|. The sum is then converted once to float64 (relative error 2^-53), divided, and rounded once to float32.
@@ -54,8 +55,8 @@ class GradientSum(Protocol):
         ...
 
     def next_scales(self) -> dict[str, float]:
-        """After the all-reduce: the scales of the next attempt or step; that of a gradient which is not
-        finite stays."""
+        """After the all-reduce: the scales of the next attempt or step. A gradient that is zero, or not
+        finite, leaves its scale as it is."""
         ...
 
     def finalise(self, total_weight: float) -> dict[str, Tensor]:
@@ -133,7 +134,7 @@ class ExactSum:
 
     def next_scales(self) -> dict[str, float]:
         return {
-            name: _scale(largest, limit) if math.isfinite(largest) else self.scales[name]
+            name: _scale(largest, limit) if 0.0 < largest < math.inf else self.scales[name]
             for name, largest, limit in zip(self.names, self.maxima.tolist(), self._limits, strict=True)
         }
 
@@ -217,8 +218,6 @@ def clip_coefficient(total: Tensor, max_norm: float) -> Tensor:
 
 
 def _scale(largest: float, limit: float) -> float:
-    if largest == 0.0:
-        return 0.0
     # frexp: largest < 2^exponent, so largest · 2^(bits - exponent) < 2^bits.
     _, exponent = math.frexp(largest)
     bits = math.frexp(limit)[1] - 1 - HEADROOM_BITS
