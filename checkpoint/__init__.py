@@ -23,6 +23,7 @@ from .errors import (
     Retained,
     StoreRefused,
     StoreUnavailable,
+    Superseded,
 )
 from .export import Export, export, weights_sha256
 from .head import (
@@ -34,9 +35,9 @@ from .head import (
     publish,
     read_head,
     retire,
-    sweep,
 )
 from .layout import CheckpointId
+from .leftovers import Swept, sweep
 from .manifest import Manifest, Part, load_manifest, parts_with
 from .reader import Readable, Skipped, newest_readable, read_part, read_sections
 from .store import Store, check_writable, open_store, retrying
@@ -65,6 +66,8 @@ __all__ = [
     "Store",
     "StoreRefused",
     "StoreUnavailable",
+    "Superseded",
+    "Swept",
     "assemble",
     "candidates",
     "check_writable",

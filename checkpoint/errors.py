@@ -9,8 +9,9 @@ CheckpointError
 ├── Corrupt            an object is there and is not what was written: torn, truncated, altered
 ├── Incomplete         parts are missing, or contradict one another
 ├── Fenced             a newer generation is open: this writer is of the past and must stop
-├── Retained           the checkpoint may not be deleted (base of the open generation, the only one, still
-listed) ├── NoReadable         none of the candidate checkpoints can be read
+├── Superseded         its generation has published a later step: this one is not wanted any more
+├── Retained           the checkpoint may not be deleted (base of the open generation, the only one, listed)
+├── NoReadable         none of the candidate checkpoints can be read
 └── Cancelled          the caller's event was set while waiting to try again
 """
 
@@ -56,6 +57,10 @@ class Fenced(CheckpointError):
         super().__init__(f"generation {generation} is fenced: generation {open_generation} is open")
         self.generation = generation
         self.open_generation = open_generation
+
+
+class Superseded(CheckpointError):
+    """A later step of its generation was published: what is stored of this one may be gone already."""
 
 
 class Retained(CheckpointError):

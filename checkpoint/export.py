@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from .errors import Corrupt, Incomplete, NotFound
-from .layout import CheckpointId, export_prefix
+from .layout import CheckpointId, export_done_key, export_prefix, export_step_of
 from .manifest import Manifest, Part, load_manifest
 from .reader import read_part
 from .records import FORMAT, CheckpointRecord, Count, Record, Sha256, canonical, decode, encode
@@ -25,7 +25,6 @@ from .store import Store
 SHARD_BYTES = 5_000_000_000  # what the model hubs use
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_DONE = "export.json"  # written last: the export exists iff this does
 _EXPORTED = ("weights/", "buffers/")
 _CHUNK_BYTES = 8 << 20
 _HEADER_GUESS_BYTES = 64 << 10
@@ -60,12 +59,12 @@ def export(
     repeat.
     """
     prefix = export_prefix(job, checkpoint.step)
-    done = _done(store, prefix, checkpoint)
+    done = _done(store, job, prefix, checkpoint)
     if done is None:
         manifest = load_manifest(store, job, checkpoint)
-        store.delete_all(prefix)
+        store.delete_many(key for key, _ in store.list(prefix) if export_step_of(job, key) is not None)
         done = _write(store, prefix, manifest, max_shard_bytes, scratch)
-        store.put(prefix + _DONE, encode(done))
+        store.put(export_done_key(job, checkpoint.step), encode(done))
     name = _SINGLE if len(done.files) == 1 else _INDEX
     return Export(f"{store.uri}/{prefix}{name}", done.sha256, checkpoint.step, sum(done.files.values()))
 
@@ -126,10 +125,11 @@ class _Done(Record):
     files: dict[str, Count]  # safetensors files and their sizes in bytes
 
 
-def _done(store: Store, prefix: str, checkpoint: CheckpointId) -> _Done | None:
+def _done(store: Store, job: str, prefix: str, checkpoint: CheckpointId) -> _Done | None:
     """The finished export of exactly this checkpoint, if it is there and whole."""
+    key = export_done_key(job, checkpoint.step)
     try:
-        done = decode(_Done, store.get(prefix + _DONE), prefix + _DONE)
+        done = decode(_Done, store.get(key), key)
         if done.checkpoint.model_dump() != checkpoint.to_json():
             return None
         return done if all(store.size(prefix + name) == size for name, size in done.files.items()) else None

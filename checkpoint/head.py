@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from .errors import Conflict, Corrupt, Fenced, Incomplete, Retained, StoreUnavailable
-from .layout import CheckpointId, head_key, manifest_key, manifests_prefix, parts_prefix, sections_prefix
+from .errors import Conflict, Corrupt, Fenced, Incomplete, Retained, StoreUnavailable, Superseded
+from .layout import CheckpointId, checkpoint_of, head_key, manifest_key, parts_prefix
 from .manifest import Manifest
 from .records import FORMAT, CheckpointRecord, Count, Record, decode, encode
 from .store import Store
@@ -107,7 +107,8 @@ def publish(store: Store, job: str, generation: int, manifest: Manifest) -> Head
     """Store the manifest and list it in the head, after all its parts were found in the store at their sizes.
 
     Publishing again changes nothing, also when the checkpoint was retired since. Raises `Fenced` unless
-    `generation` is the open one, `NotFound` or `Corrupt` naming a part that is not there or not whole.
+    `generation` is the open one, `Superseded` if it has published a later step, `NotFound` or `Corrupt`
+    naming a part that is not there or not whole.
     """
     checkpoint = manifest.checkpoint
     if (manifest.job, manifest.generation) != (job, generation):
@@ -120,6 +121,8 @@ def publish(store: Store, job: str, generation: int, manifest: Manifest) -> Head
             raise Fenced(generation, -1 if head is None else head.generation)
         if checkpoint in head.manifests or any(r.checkpoint == checkpoint for r in head.retired):
             return None
+        if not can_be_published(head, checkpoint):
+            raise Superseded(f"checkpoint {checkpoint} of {job}: a later one of its generation is published")
         # Within the loop: a checkpoint deleted between two tries is found missing by the second.
         _check_stored(store, manifest)
         store.put(manifest_key(job, checkpoint), manifest.to_bytes())
@@ -127,6 +130,13 @@ def publish(store: Store, job: str, generation: int, manifest: Manifest) -> Head
         return replace(head, manifests=tuple(newest_first))
 
     return _swap(store, job, change)
+
+
+def can_be_published(head: Head, checkpoint: CheckpointId) -> bool:
+    """Whether a writer may still list it: its generation is open and has published none of a later step."""
+    known = (*head.manifests, *(retired.checkpoint for retired in head.retired))
+    newest = max((other.step for other in known if other.generation == head.generation), default=-1)
+    return checkpoint.generation >= head.generation and checkpoint.step > newest
 
 
 def retire(store: Store, job: str, checkpoint: CheckpointId, *, now: float) -> Head:
@@ -170,28 +180,6 @@ def delete_parts(store: Store, job: str, checkpoint: CheckpointId) -> Head:
     return _swap(store, job, forget)
 
 
-def sweep(store: Store, job: str, older_than: int | None = None) -> tuple[CheckpointId, ...]:
-    """Delete what is stored of checkpoints that never were published and never can be; which these were.
-
-    They are of generations below `older_than`, at most (and by default) the open one: their writers are
-    fenced. Retired checkpoints wait for `delete_parts`.
-    """
-    head = read_head(store, job)
-    if head is None:
-        return ()
-    limit = head.generation if older_than is None else min(older_than, head.generation)
-    kept = {*head.manifests, *(retired.checkpoint for retired in head.retired)}
-    names = {*store.children(sections_prefix(job)), *store.children(manifests_prefix(job))}
-    stored = {_named(name) for name in names} - {None, *kept}
-    orphans = [
-        checkpoint for checkpoint in stored if checkpoint is not None and checkpoint.generation < limit
-    ]
-    orphans.sort(key=lambda c: c.age_rank)
-    for orphan in orphans:
-        _delete_objects(store, job, orphan)
-    return tuple(orphans)
-
-
 def _swap(store: Store, job: str, change: Callable[[Head | None], Head | None]) -> Head:
     """Apply `change` to the head until it is swapped in; None from `change` leaves the head as it is."""
     key = head_key(job)
@@ -219,17 +207,13 @@ def _check_stored(store: Store, manifest: Manifest) -> None:
 
 
 def _delete_objects(store: Store, job: str, checkpoint: CheckpointId) -> None:
-    # The manifest last: as long as it is there, `sweep` and `delete_parts` find what is left of the parts.
-    store.delete_all(parts_prefix(job, checkpoint))
+    """All that is of our own layout; the manifest last: as long as it is there, what is left is found."""
+    prefix = parts_prefix(job, checkpoint)
+    store.delete_many(key for key, _ in store.list(prefix) if checkpoint_of(job, key) == checkpoint)
+    for unfinished in store.unfinished(prefix):
+        if checkpoint_of(job, unfinished.key) == checkpoint:
+            store.abort(unfinished)
     store.delete(manifest_key(job, checkpoint))
-
-
-def _named(name: str) -> CheckpointId | None:
-    """The checkpoint that a name below sections/ or manifests/ belongs to; None for a foreign file."""
-    try:
-        return CheckpointId.parse(name.removesuffix(".json"))
-    except ValueError:
-        return None
 
 
 class _RetiredRecord(Record):

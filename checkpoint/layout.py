@@ -17,6 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 _NAME = re.compile(r"(\d+)-g(\d+)")
+_PART = re.compile(r"sections/([^/]+)/(?:\d+\.\d+\.safetensors|\.tmp-[0-9a-f-]+)")
+_MANIFEST = re.compile(r"manifests/([^/]+)\.json")
+_EXPORTED = re.compile(
+    r"export/(0|[1-9]\d*)/"
+    r"(?:model\.safetensors|model-\d+-of-\d+\.safetensors|model\.safetensors\.index\.json|export\.json|"
+    r"\.tmp-[0-9a-f-]+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,30 @@ class CheckpointId:
         return cls(value["step"], value["generation"])
 
 
+def job_prefix(job: str) -> str:
+    return f"{job}/"
+
+
+def checkpoint_of(job: str, key: str) -> CheckpointId | None:
+    """The checkpoint that a part, a manifest, or a temporary file of a part belongs to; None for any other
+    key."""
+    below = key.removeprefix(job_prefix(job))
+    match = _PART.fullmatch(below) or _MANIFEST.fullmatch(below)
+    if match is None or below == key:
+        return None
+    try:
+        return CheckpointId.parse(match[1])
+    except ValueError:
+        return None
+
+
+def export_step_of(job: str, key: str) -> int | None:
+    """The step whose export a file belongs to; None for any other key."""
+    below = key.removeprefix(job_prefix(job))
+    match = _EXPORTED.fullmatch(below) if below != key else None
+    return int(match[1]) if match else None
+
+
 def head_key(job: str) -> str:
     return f"{job}/head.json"
 
@@ -82,8 +113,17 @@ def part_key(job: str, checkpoint: CheckpointId, section: int, part: int) -> str
     return f"{parts_prefix(job, checkpoint)}{section}.{part}.safetensors"
 
 
+def exports_prefix(job: str) -> str:
+    return f"{job}/export/"
+
+
 def export_prefix(job: str, step: int) -> str:
-    return f"{job}/export/{step}/"
+    return f"{exports_prefix(job)}{step}/"
+
+
+def export_done_key(job: str, step: int) -> str:
+    """Written last: the export exists iff this does."""
+    return f"{export_prefix(job, step)}export.json"
 
 
 def calibration_key(fingerprint: str) -> str:

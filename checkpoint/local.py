@@ -10,13 +10,13 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from .errors import Conflict, NotFound, StoreRefused, StoreUnavailable
-from .store import check_key
+from .store import StoredObject, Unfinished, check_key
 
 # Refusals that waiting does not mend. All other failures of the file system count as transient.
 _REFUSALS = {
@@ -77,49 +77,46 @@ class LocalStore:
         return True
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        folder = prefix.rpartition("/")[0]
-        top = self._path(folder) if folder else self.root
-        found: list[tuple[str, int]] = []
-        with self._translated(prefix):
-            for directory, _, names in os.walk(top, onerror=_unless_absent):
-                for name in names:
-                    path = Path(directory, name)
-                    key = path.relative_to(self.root).as_posix()
-                    if not name.startswith(".") and key.startswith(prefix):
-                        try:
-                            found.append((key, path.stat().st_size))
-                        except FileNotFoundError:  # deleted since it was listed
-                            continue
-        return iter(sorted(found))
+        return iter([(found.key, found.size_bytes) for found in self.list_objects(prefix)])
 
-    def children(self, prefix: str) -> Iterator[str]:
-        top = self._path(prefix.removesuffix("/"))
-        with self._translated(prefix):
-            try:
-                names = [path.name for path in top.iterdir()]
-            except FileNotFoundError:
-                names = []
-        return iter(sorted(name for name in names if not name.startswith(".")))
+    def list_objects(self, prefix: str) -> Iterator[StoredObject]:
+        found = [
+            StoredObject(key, stat.st_size, stat.st_mtime)
+            for key, stat in self._files(prefix)
+            if not key.rpartition("/")[2].startswith(".")
+        ]
+        return iter(sorted(found, key=lambda stored: stored.key))
 
     def delete(self, key: str) -> None:
         path = self._path(key)
         with self._translated(key):
             path.unlink(missing_ok=True)
-            if path.parent.is_dir():
-                _sync_folder(path.parent)
+            self._leave(path.parent)
 
-    def delete_all(self, prefix: str) -> None:
-        path = self._path(prefix.removesuffix("/"))
-        with self._translated(prefix):
-            try:
-                shutil.rmtree(path)
-            except FileNotFoundError as error:
-                if path.exists():  # somebody renamed or deleted a file while it was being removed
-                    raise StoreUnavailable(
-                        f"{prefix} in {self.uri}: changed while deleted: {error}"
-                    ) from error
-                return
-            _sync_folder(path.parent)
+    def delete_many(self, keys: Iterable[str]) -> None:
+        folders: set[Path] = set()
+        for key in keys:
+            path = self._path(key)
+            with self._translated(key):
+                path.unlink(missing_ok=True)
+            folders.add(path.parent)
+        for folder in sorted(folders):
+            with self._translated(folder.as_posix()):
+                self._leave(folder)
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        found = [
+            Unfinished(key, stat.st_mtime, key)
+            for key, stat in self._files(prefix)
+            if key.rpartition("/")[2].startswith(_TEMPORARY)
+        ]
+        return iter(sorted(found, key=lambda unfinished: unfinished.key))
+
+    def abort(self, unfinished: Unfinished) -> None:
+        path = self.root / unfinished.upload
+        with self._translated(unfinished.key):
+            path.unlink(missing_ok=True)
+            self._leave(path.parent)
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         try:
@@ -137,6 +134,30 @@ class LocalStore:
                 raise Conflict(f"{key} in {self.uri}: expected tag {expected_etag}, found {found}")
             self.put(key, data)
         return _etag(data)
+
+    def _files(self, prefix: str) -> list[tuple[str, os.stat_result]]:
+        """Files whose keys start with `prefix`, hidden ones too."""
+        folder = prefix.rpartition("/")[0]
+        top = self._path(folder) if folder else self.root
+        found: list[tuple[str, os.stat_result]] = []
+        with self._translated(prefix):
+            for directory, _, names in os.walk(top, onerror=_unless_absent):
+                for name in names:
+                    path = Path(directory, name)
+                    key = path.relative_to(self.root).as_posix()
+                    if key.startswith(prefix):
+                        with suppress(FileNotFoundError):  # deleted since it was listed
+                            found.append((key, path.stat()))
+        return found
+
+    def _leave(self, folder: Path) -> None:
+        """After a deletion: make it durable; a folder that it left empty goes as well."""
+        if not folder.is_dir():
+            return
+        _sync_folder(folder)
+        if folder != self.root:
+            with suppress(OSError):  # not empty; or a writer has just put something there
+                folder.rmdir()
 
     def _path(self, key: str) -> Path:
         return self.root.joinpath(*check_key(key).split("/"))

@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import io
 import os
-from collections.abc import Generator, Iterator
+import threading
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,12 +31,13 @@ from minio.deleteobjects import DeleteObject
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
 from .errors import Conflict, NotFound, StoreRefused, StoreUnavailable
-from .store import check_key
+from .store import StoredObject, Unfinished, check_key
 
 _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 30.0  # of silence, not of the whole transfer
 _MAX_CONNECTIONS = 16
 _ABSENT = "NoSuchKey"
+_NO_UPLOAD = "NoSuchUpload"
 _LOST_SWAP = {"PreconditionFailed", "ConditionalRequestConflict", "412", _ABSENT}
 # 4xx codes that say "not now" (AWS, Error responses).
 _TRANSIENT = {
@@ -47,7 +50,26 @@ _TRANSIENT = {
     "OperationAborted",
     "BadDigest",
     "IncompleteBody",
+    "InternalError",
+    "ServiceUnavailable",
+    "RequestTimeTooSkewed",  # one of the clocks is wrong, which somebody will mend
+    _NO_UPLOAD,  # it was aborted meanwhile: it may begin anew
+    "InvalidPart",
 }
+# 4xx codes that speak of the credentials rather than of what was asked.
+_STALE_CREDENTIALS = {
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "TokenRefreshRequired",
+    "RequestExpired",
+    "InvalidToken",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "SignatureDoesNotMatch",
+}
+
+
+_NOT_ALLOWED = {400, 401, 403}  # all that an answer to HEAD says, which has no body
 
 
 class S3Store:
@@ -58,17 +80,9 @@ class S3Store:
         self._prefix = f"{prefix}/" if prefix else ""
         self._uri = f"s3://{bucket}/{prefix}".rstrip("/")
         self._endpoint = endpoint
-        session = _session(region)
-        credentials = session.get_credentials()
-        if credentials is None:
-            raise StoreRefused(
-                f"{self._where}: no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            )
-        # A service of one's own has no regions, but a signature needs one.
-        region = session.region_name or ("us-east-1" if endpoint else None)
-        with self._translated("client"):
-            self._data = self._data_client(credentials, region)
-            self._conditional = self._conditional_client(session, region)
+        self._region = region
+        self._renewing = threading.Lock()
+        self._clients = self._sign_in()
 
     @property
     def uri(self) -> str:
@@ -109,34 +123,57 @@ class S3Store:
         return True
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        return iter([(found.key, found.size_bytes) for found in self.list_objects(prefix)])
+
+    def list_objects(self, prefix: str) -> Iterator[StoredObject]:
         with self._translated(prefix):
             found = [
-                (str(item.object_name).removeprefix(self._prefix), int(item.size or 0))
+                StoredObject(
+                    str(item.object_name).removeprefix(self._prefix),
+                    int(item.size or 0),
+                    item.last_modified.timestamp() if item.last_modified is not None else 0.0,
+                )
                 for item in self._data.list_objects(
                     self._bucket, prefix=self._prefix + prefix, recursive=True
                 )
                 if not item.is_dir
             ]
-        return iter(sorted(found))
-
-    def children(self, prefix: str) -> Iterator[str]:
-        check_key(prefix.removesuffix("/"))
-        # From all keys: a listing by prefixes may name one whose objects are gone (SeaweedFS 4.48 does).
-        names = {key.removeprefix(prefix).partition("/")[0] for key, _ in self.list(prefix)}
-        return iter(sorted(names))
+        return iter(sorted(found, key=lambda stored: stored.key))
 
     def delete(self, key: str) -> None:
         name = self._name(key)
         with self._translated(key):
             self._data.remove_object(self._bucket, name)
 
-    def delete_all(self, prefix: str) -> None:
-        check_key(prefix.removesuffix("/"))
-        names = [DeleteObject(self._prefix + key) for key, _ in self.list(prefix)]
-        with self._translated(prefix):
+    def delete_many(self, keys: Iterable[str]) -> None:
+        names = [DeleteObject(self._name(key)) for key in keys]
+        with self._translated("delete"):
             failed = list(self._data.remove_objects(self._bucket, names))
         if failed:
-            raise StoreUnavailable(f"{self._where}: {failed[0].name}: not deleted: {failed[0].message}")
+            raise self._answer(str(failed[0].name), str(failed[0].code), 0, str(failed[0].message))
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        found: list[Unfinished] = []
+        with self._translated(prefix):
+            pages = self._conditional.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
+                for upload in page.get("Uploads", []):
+                    name = str(upload["Key"])
+                    if name.startswith(self._prefix + prefix):
+                        key = name.removeprefix(self._prefix)
+                        found.append(Unfinished(key, upload["Initiated"].timestamp(), upload["UploadId"]))
+        return iter(sorted(found, key=lambda unfinished: unfinished.key))
+
+    def abort(self, unfinished: Unfinished) -> None:
+        name = self._name(unfinished.key)
+        with self._translated(unfinished.key):
+            try:
+                self._conditional.abort_multipart_upload(
+                    Bucket=self._bucket, Key=name, UploadId=unfinished.upload
+                )
+            except botocore.exceptions.ClientError as error:
+                if _code(error) != _NO_UPLOAD:
+                    raise
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         name = self._name(key)
@@ -159,6 +196,14 @@ class S3Store:
         return str(answer["ETag"])
 
     @property
+    def _data(self) -> minio.Minio:
+        return self._clients.data
+
+    @property
+    def _conditional(self) -> Any:
+        return self._clients.conditional
+
+    @property
     def _where(self) -> str:
         return f"checkpoint.uri {self._uri}" + (f" at {self._endpoint}" if self._endpoint else "")
 
@@ -173,6 +218,32 @@ class S3Store:
         finally:
             response.close()
             response.release_conn()
+
+    def _sign_in(self) -> _Clients:
+        """Clients with credentials as they are found now. Raises `StoreRefused` if there are none."""
+        session = _session(self._region)
+        credentials = session.get_credentials()
+        if credentials is None:
+            raise StoreRefused(
+                f"{self._where}: no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+        # A service of one's own has no regions, but a signature needs one.
+        region = session.region_name or ("us-east-1" if self._endpoint else None)
+        with self._translated("client"):
+            data = self._data_client(credentials, region)
+            conditional = self._conditional_client(session, region)
+            found = credentials.get_frozen_credentials()
+        return _Clients(data, conditional, (found.access_key, found.secret_key, found.token))
+
+    def _renewed(self, used: _Clients) -> bool:
+        """Look credentials up anew after those of `used` were refused; whether there are others now."""
+        with self._renewing:
+            if self._clients is used:
+                found = self._sign_in()
+                if found.signature == used.signature:
+                    return False
+                self._clients = found
+            return True
 
     def _data_client(self, credentials: Any, region: str | None) -> minio.Minio:
         url = urlsplit(self._endpoint or "https://s3.amazonaws.com")
@@ -209,14 +280,15 @@ class S3Store:
     @contextmanager
     def _translated(self, key: str) -> Generator[None]:
         """Failures of either client as ours."""
+        used = getattr(self, "_clients", None)
         try:
             yield
         except S3Error as error:
             status = getattr(error.response, "status", 0)
-            raise self._answer(key, str(error.code), int(status), str(error.message)) from error
+            raise self._answer(key, str(error.code), int(status), str(error.message), used) from error
         except botocore.exceptions.ClientError as error:
             status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-            raise self._answer(key, _code(error), status, str(error)) from error
+            raise self._answer(key, _code(error), status, str(error), used) from error
         except (botocore.exceptions.HTTPClientError, botocore.exceptions.ConnectionError) as error:
             raise StoreUnavailable(f"{self._where}: {key}: {error}") from error
         except botocore.exceptions.BotoCoreError as error:
@@ -226,7 +298,9 @@ class S3Store:
         except (MinioException, ValueError) as error:  # minio reports malformed names as ValueError
             raise StoreRefused(f"{self._where}: {key}: {error}") from error
 
-    def _answer(self, key: str, code: str, status: int, message: str) -> Exception:
+    def _answer(
+        self, key: str, code: str, status: int, message: str, used: _Clients | None = None
+    ) -> Exception:
         if code == _ABSENT:
             return NotFound(f"{key} in {self.uri}: no such object")
         transient = status == 429 or (
@@ -234,7 +308,19 @@ class S3Store:
         )  # 501: the service lacks this operation
         if transient or code in _TRANSIENT:
             return StoreUnavailable(f"{self._where}: {key}: {code}: {message}")
+        stale = code in _STALE_CREDENTIALS or status in _NOT_ALLOWED
+        if stale and used is not None and self._renewed(used):
+            return StoreUnavailable(f"{self._where}: {key}: {code}: {message} (credentials were taken anew)")
         return StoreRefused(f"{self._where}: {key}: {code}: {message}")
+
+
+@dataclass(frozen=True)
+class _Clients:
+    """Both clients, and what they sign with."""
+
+    data: minio.Minio
+    conditional: Any
+    signature: tuple[str, str, str | None]
 
 
 @functools.cache

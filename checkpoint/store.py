@@ -10,7 +10,8 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Protocol, TypeVar
@@ -21,6 +22,27 @@ from .errors import Cancelled, Conflict, InvalidKey, StoreRefused, StoreUnavaila
 T = TypeVar("T")
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object in a listing; `written_at` is Unix seconds by the store's clock."""
+
+    key: str
+    size_bytes: int
+    written_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A write begun at Unix second `began_at` that has not ended: under way, or left by a dead writer.
+
+    `key` is that of the object where the store knows it; of a local temporary file it is the file's own path.
+    """
+
+    key: str
+    began_at: float
+    upload: str  # by which the store knows it
 
 
 class Store(Protocol):
@@ -61,19 +83,27 @@ class Store(Protocol):
         """(key, size in bytes) of all objects whose key starts with `prefix`, in key order."""
         ...
 
-    def children(self, prefix: str) -> Iterator[str]:
-        """The names directly below `prefix` (it ends with a slash), in order, of objects and of prefixes.
-
-        A prefix below which a writer left nothing but an unfinished object may be among them.
-        """
+    def list_objects(self, prefix: str) -> Iterator[StoredObject]:
+        """As `list`, with the time at which each was written."""
         ...
 
     def delete(self, key: str) -> None:
         """Remove the object; one that is not there is no error."""
         ...
 
-    def delete_all(self, prefix: str) -> None:
-        """Remove all below `prefix` (it ends with a slash), and what writers left unfinished there."""
+    def delete_many(self, keys: Iterable[str]) -> None:
+        """Remove these objects; those that are not there are no error."""
+        ...
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        """Writes below `prefix` (it ends with a slash) that have not ended, in order of their keys."""
+        ...
+
+    def abort(self, unfinished: Unfinished) -> None:
+        """End a write that has not ended, and free what it holds; one that has ended since is no error.
+
+        If its writer lives, its write fails as `StoreUnavailable` and it may begin again.
+        """
         ...
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
+import boto3
 import torch
+from conftest import StoreAddress
 from makara.checkpoint import (
     CheckpointId,
     Manifest,
@@ -75,3 +79,16 @@ def published(store: Store, step: int, generation: int) -> Manifest:
     manifest = written(store, step, generation)
     publish(store, JOB, generation, manifest)
     return manifest
+
+
+def begin_write(address: StoreAddress, key: str) -> str:
+    """A writer begins to store an object and dies; the key that the store knows its write by."""
+    if address.endpoint is None:
+        folder = Path(unquote(urlsplit(address.uri).path), key).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".tmp-1-abc").write_bytes(b"half a part")
+        return f"{key.rpartition('/')[0]}/.tmp-1-abc"
+    bucket, _, prefix = address.uri.removeprefix("s3://").partition("/")
+    client = boto3.client("s3", endpoint_url=address.endpoint, region_name=address.region)
+    client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/{key}")
+    return key

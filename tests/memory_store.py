@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from makara.checkpoint import Conflict, NotFound
+from makara.checkpoint.store import StoredObject, Unfinished
 
 
 class MemoryStore:
@@ -40,16 +41,20 @@ class MemoryStore:
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         return iter([(key, len(self.objects[key])) for key in sorted(self.objects) if key.startswith(prefix)])
 
-    def children(self, prefix: str) -> Iterator[str]:
-        below = {key.removeprefix(prefix).partition("/")[0] for key, _ in self.list(prefix)}
-        return iter(sorted(below))
-
     def delete(self, key: str) -> None:
         self.objects.pop(key, None)
 
-    def delete_all(self, prefix: str) -> None:
-        for key, _ in self.list(prefix):
+    def list_objects(self, prefix: str) -> Iterator[StoredObject]:
+        return iter([StoredObject(key, size, 0.0) for key, size in self.list(prefix)])
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        for key in keys:
             self.delete(key)
+
+    def unfinished(self, _prefix: str) -> Iterator[Unfinished]:
+        return iter(())
+
+    def abort(self, _unfinished: Unfinished) -> None: ...
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         data = self.objects.get(key)

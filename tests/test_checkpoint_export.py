@@ -176,7 +176,7 @@ def test_exporting_again_writes_nothing(store: Store, monkeypatch: pytest.Monkey
     def refuse(*_: object) -> None:
         raise AssertionError("written again")
 
-    for method in ("put", "put_file", "delete_all"):
+    for method in ("put", "put_file", "delete_many"):
         monkeypatch.setattr(store, method, refuse)
     assert export(store, JOB, checkpoint) == made
 

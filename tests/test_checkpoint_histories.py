@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from makara.checkpoint import (
     NotFound,
     Retained,
     StoreUnavailable,
+    Superseded,
     assemble,
     candidates,
     delete_parts,
@@ -101,7 +103,7 @@ class History:
         acts = [*often, *often, *often, *sometimes]
         try:
             self.rng.choice(acts)(store)
-        except (Crash, Fenced, NotFound, Retained, StoreUnavailable):
+        except (Crash, Fenced, NotFound, Retained, StoreUnavailable, Superseded):
             return  # NotFound: a publication of what was swept or deleted meanwhile
 
     def open(self, store: MortalStore) -> None:
@@ -133,7 +135,8 @@ class History:
             delete_parts(store, JOB, self.rng.choice(head.retired).checkpoint)
 
     def sweep(self, store: MortalStore) -> None:
-        sweep(store, JOB)
+        lease_s = self.rng.choice([0.0, 3.0])  # the clock of the world is `step`
+        sweep(store, JOB, now=float(self.step), lease_s=lease_s)
 
     def check(self) -> None:
         store = MemoryStore()
@@ -236,5 +239,7 @@ def test_a_writer_killed_at_any_instant_loses_no_checkpoint_that_it_reported(
     head = open_generation(store, JOB, 4)
     found = newest_readable(store, JOB, candidates(head), lambda manifest: manifest.data_position)
     assert (found.value, found.skipped) == (reported, ())
-    sweep(store, JOB)
-    assert len(list(store.children(f"{JOB}/sections/"))) == len(head.manifests)
+    sweep(store, JOB, now=time.time(), lease_s=0.0)
+    left = {key.split("/")[2] for key, _ in store.list(f"{JOB}/sections/")}
+    assert left == {str(checkpoint) for checkpoint in head.manifests}
+    assert list(store.unfinished(f"{JOB}/")) == []

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from makara.checkpoint import (
@@ -20,6 +21,9 @@ from makara.checkpoint import (
     retrying,
 )
 from makara.checkpoint.local import LocalStore
+from minio import Minio
+from minio.deleteobjects import DeleteError
+from minio.error import S3Error
 from s3_server import S3Server, free_ports
 
 
@@ -77,6 +81,54 @@ def test_wrong_credentials_are_refused(s3_server: S3Server, monkeypatch: pytest.
     for use in (store.get, store.size, store.delete, lambda key: store.put(key, b"x")):
         with pytest.raises(StoreRefused, match=re.escape(s3_server.endpoint)):
             use("key")
+
+
+def test_credentials_that_were_replaced_are_taken_anew(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "credentials"
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    right = [s3_server.environment[name] for name in names]
+    for name in names:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    write = "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n"
+    file.write_text(write.format("expired", "expired"))
+    store = open_store(s3_server.uri("rotated"), endpoint=s3_server.endpoint)
+    with pytest.raises(StoreRefused):
+        store.put("job/a", b"x")
+    file.write_text(write.format(*right))
+    with pytest.raises(StoreUnavailable, match="credentials were taken anew"):
+        store.put("job/a", b"x")
+    store.put("job/a", b"x")
+    etag = store.swap("job/head", b"x", None)
+    file.write_text(write.format("expired", "expired"))
+    store.swap("job/head", b"y", etag)  # as long as they are not refused, they are kept
+
+
+@pytest.mark.parametrize("code", ["RequestTimeTooSkewed", "NoSuchUpload", "InternalError", "InvalidPart"])
+def test_an_answer_that_passes_is_worth_trying_again(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    store = open_store(s3_server.uri("transient"), endpoint=s3_server.endpoint)
+
+    def answer(*_: object) -> None:
+        nothing: Any = None
+        raise S3Error(nothing, code, "the store's own words", "r", "1", "h")
+
+    monkeypatch.setattr(Minio, "put_object", answer)
+    with pytest.raises(StoreUnavailable, match=f"{code}: the store's own words"):
+        store.put("job/a", b"x")
+
+
+def test_a_refused_deletion_says_what_the_store_said(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(s3_server.uri("denied"), endpoint=s3_server.endpoint)
+    denied = DeleteError("AccessDenied", "not yours to delete", "job/a", None)
+    monkeypatch.setattr(Minio, "remove_objects", lambda *_: iter([denied]))
+    with pytest.raises(StoreRefused, match="AccessDenied: not yours to delete"):
+        store.delete_many(["job/a"])
 
 
 def test_missing_credentials_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +288,9 @@ def test_a_writer_killed_midway_leaves_the_old_object_and_nothing_to_see(tmp_pat
     assert store.get("job/parts/a") == b"old"
     assert list(store.list("")) == [("job/parts/a", 3)]
     assert len(list((tmp_path / "store/job/parts").iterdir())) == 2
-    store.delete_all("job/parts/")
+    store.delete("job/parts/a")
+    for unfinished in store.unfinished("job/"):
+        store.abort(unfinished)
     assert not (tmp_path / "store/job/parts").exists()
 
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
+from typing import Any
 
 import pytest
-from checkpoints import JOB, published, write_parts, written
+from checkpoints import JOB, begin_write, published, write_parts, written
+from conftest import StoreAddress
 from makara.checkpoint import (
     CheckpointId,
     Retained,
     Store,
+    Superseded,
+    Swept,
     delete_parts,
+    export,
     load_manifest,
     open_generation,
-    open_store,
     publish,
     retire,
     sweep,
 )
 from makara.checkpoint.layout import head_key, manifest_key
+
+LEASE_S = 60.0
 
 
 def ids(*pairs: tuple[int, int]) -> tuple[CheckpointId, ...]:
@@ -69,33 +75,96 @@ def test_retiring_and_deleting_twice_change_nothing(store: Store) -> None:
     assert retire(store, JOB, old.checkpoint, now=3.0) == gone
 
 
+def swept(store: Store, *, later_s: float = 0.0, **options: Any) -> Swept:
+    found = sweep(store, JOB, now=time.time() + later_s, lease_s=LEASE_S, **options)
+    assert found is not None
+    return found
+
+
 def test_sweeping_removes_what_fenced_writers_left_and_nothing_else(store: Store) -> None:
-    kept = [published(store, 10, 1), published(store, 20, 1)]
-    retire(store, JOB, kept[0].checkpoint, now=1.0)
-    write_parts(store, CheckpointId(30, 1), sections=[0, 1])  # died before the last section
+    kept = published(store, 20, 1)
+    retired = published(store, 30, 1)
+    published(store, 35, 1)
+    retire(store, JOB, retired.checkpoint, now=time.time() + LEASE_S)
+    write_parts(store, CheckpointId(40, 1), sections=[0, 1])  # died before the last section
     open_generation(store, JOB, 2)
-    in_flight = written(store, 30, 2)
-    store.put(f"{JOB}/sections/readme", b"not ours")
-    assert sweep(store, JOB, older_than=1) == ()
-    assert sweep(store, JOB) == ids((30, 1))
-    assert sweep(store, JOB) == ()
-    assert list(store.list(f"{JOB}/sections/30-g1/")) == []
-    for manifest in (*kept, in_flight):
+    in_flight = written(store, 40, 2)
+    foreign = [f"{JOB}/sections/readme", f"{JOB}/sections/40-g1/mine.txt", f"{JOB}/notes.txt", "other/x"]
+    foreign += [f"{JOB}/sections/040-g1/0.0.safetensors", f"{JOB}/export/10/mine.txt"]
+    for key in foreign:
+        store.put(key, b"not ours")
+    assert swept(store).orphans == (), "a lease has not passed"
+    assert swept(store, later_s=LEASE_S).orphans == ids((40, 1))
+    assert swept(store, later_s=LEASE_S).orphans == ()
+    for manifest in (kept, retired, in_flight):
         assert all(store.exists(part.key) for part in manifest.parts)
+    assert all(store.exists(key) for key in foreign)
+    assert not store.exists(f"{JOB}/sections/40-g1/0.0.safetensors")
     publish(store, JOB, 2, in_flight)
 
 
-def test_sweeping_finds_what_a_killed_writer_left_unfinished(tmp_path: Path) -> None:
-    store = open_store((tmp_path / "store").as_uri())
+def test_sweeping_removes_what_the_open_generation_can_no_longer_publish(store: Store) -> None:
+    given_up = written(store, 10, 1)
+    published(store, 20, 1)
+    coming = written(store, 30, 1)
+    assert swept(store, later_s=LEASE_S).orphans == ids((10, 1))
+    with pytest.raises(Superseded):
+        publish(store, JOB, 1, given_up)
+    publish(store, JOB, 1, coming)
+
+
+def test_sweeping_deletes_what_left_the_head_a_lease_ago(store: Store) -> None:
+    manifests = [published(store, step, 1) for step in (10, 20, 30, 40)]
+    now = time.time()
+    retire(store, JOB, manifests[0].checkpoint, now=now - LEASE_S)
+    retire(store, JOB, manifests[1].checkpoint, now=now)
+    found = swept(store, unwanted=lambda checkpoint: checkpoint.step == 30)
+    assert found.deleted == ids((10, 1))
+    assert found.head.manifests == ids((40, 1))
+    assert {retired.checkpoint for retired in found.head.retired} == set(ids((20, 1), (30, 1)))
+    assert not store.exists(manifests[0].parts[0].key)
+    assert store.exists(manifests[2].parts[0].key)
+    swept(store, later_s=LEASE_S)
+    assert {key.split("/")[2] for key, _ in store.list(f"{JOB}/sections/")} == {"40-g1"}
+
+
+def test_sweeping_never_retires_the_base_or_the_only_checkpoint(store: Store) -> None:
+    published(store, 10, 1)
+    assert swept(store, unwanted=lambda _: True).head.manifests == ids((10, 1))
     open_generation(store, JOB, 2)
-    folder = tmp_path / "store" / JOB / "sections" / "10-g1"
-    folder.mkdir(parents=True)
-    (folder / ".tmp-1-abc").write_bytes(b"half a part")
-    assert sweep(store, JOB) == ids((10, 1))
-    assert not folder.exists()
+    published(store, 20, 2)
+    assert swept(store, unwanted=lambda checkpoint: checkpoint.step == 10).head.base == CheckpointId(10, 1)
+
+
+def test_sweeping_aborts_writes_that_nobody_will_end(store_address: StoreAddress) -> None:
+    store = store_address.open()
+    published(store, 10, 1)
+    open_generation(store, JOB, 2)
+    left = begin_write(store_address, f"{JOB}/sections/20-g1/0.0.safetensors")
+    repeated = begin_write(store_address, f"{JOB}/sections/10-g1/0.0.safetensors")  # another try got through
+    going = begin_write(store_address, f"{JOB}/sections/20-g2/0.0.safetensors")
+    exported = begin_write(store_address, f"{JOB}/export/10/model.safetensors")
+    foreign = begin_write(store_address, "other/sections/20-g1/0.0.safetensors")
+    assert swept(store).aborted == 0
+    assert swept(store, later_s=LEASE_S).aborted == 1
+    under_way = {unfinished.key for unfinished in store.unfinished("")}
+    assert under_way == {repeated, going, exported, foreign}, f"{left} is given up"
+    assert swept(store, later_s=2 * 3600.0, exporting=True).aborted == 1
+    assert swept(store, later_s=2 * 3600.0).aborted == 1
+    assert {unfinished.key for unfinished in store.unfinished("")} == {going, foreign}
+
+
+def test_sweeping_removes_an_export_that_was_never_finished(store: Store) -> None:
+    checkpoint = published(store, 10, 1).checkpoint
+    export(store, JOB, checkpoint)
+    done = {key for key, _ in store.list(f"{JOB}/export/")}
+    store.put(f"{JOB}/export/20/model-00001-of-00002.safetensors", b"half")
+    assert swept(store, later_s=LEASE_S, exporting=True).exports == ()
+    assert swept(store, later_s=LEASE_S).exports == (20,)
+    assert {key for key, _ in store.list(f"{JOB}/export/")} == done
 
 
 def test_sweeping_a_job_without_a_head_touches_nothing(store: Store) -> None:
     manifest = written(store, 10, 1)
-    assert sweep(store, JOB) == ()
+    assert sweep(store, JOB, now=time.time() + LEASE_S, lease_s=LEASE_S) is None
     assert all(store.exists(part.key) for part in manifest.parts)

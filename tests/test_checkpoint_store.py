@@ -6,9 +6,11 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
+from checkpoints import begin_write
 from conftest import StoreAddress
 from makara.checkpoint import (
     Conflict,
@@ -62,14 +64,6 @@ def test_listing_is_by_key_prefix_in_key_order(store: Store) -> None:
     assert list(store.list("nothing/")) == []
 
 
-def test_children_are_the_names_directly_below_a_prefix(store: Store) -> None:
-    for key in ("job/b/2", "job/b/1/x", "job/a", "job/bb/1", "joke/a"):
-        store.put(key, b"x")
-    assert list(store.children("job/")) == ["a", "b", "bb"]
-    assert list(store.children("job/b/")) == ["1", "2"]
-    assert list(store.children("nothing/")) == []
-
-
 def test_deleting_twice_is_no_error(store: Store) -> None:
     store.put("job/a", b"x")
     store.delete("job/a")
@@ -77,12 +71,34 @@ def test_deleting_twice_is_no_error(store: Store) -> None:
     assert not store.exists("job/a")
 
 
-def test_deleting_below_a_prefix_leaves_its_neighbours(store: Store) -> None:
+def test_deleting_many_leaves_their_neighbours(store: Store) -> None:
     for key in ("job/1/a", "job/1/b/c", "job/10/a"):
         store.put(key, b"x")
-    store.delete_all("job/1/")
-    store.delete_all("job/1/")
+    for _ in range(2):
+        store.delete_many(["job/1/a", "job/1/b/c"])
     assert [key for key, _ in store.list("")] == ["job/10/a"]
+
+
+def test_a_listing_tells_when_each_object_was_written(store: Store) -> None:
+    before = time.time()
+    store.put("job/a", b"x")
+    (found,) = store.list_objects("job/")
+    assert (found.key, found.size_bytes) == ("job/a", 1)
+    assert abs(found.written_at - before) < 60
+
+
+def test_a_write_that_has_not_ended_is_found_and_can_be_ended(store_address: StoreAddress) -> None:
+    store = store_address.open()
+    store.put("job/a", b"x")
+    key = begin_write(store_address, "job/sections/1-g1/0.0.safetensors")
+    (found,) = store.unfinished("job/")
+    assert found.key == key
+    assert abs(found.began_at - time.time()) < 60
+    assert list(store.unfinished("jo/")) == []
+    for _ in range(2):
+        store.abort(found)
+    assert list(store.unfinished("job/")) == []
+    assert [key for key, _ in store.list("")] == ["job/a"]
 
 
 def test_a_swap_succeeds_only_against_the_object_that_was_read(store: Store) -> None:
@@ -139,14 +155,13 @@ def test_a_key_cannot_leave_the_root(store: Store, tmp_path: Path, key: str) -> 
         store.get,
         store.size,
         store.exists,
-        lambda k: store.children(k + "/"),
         store.delete,
         store.read_tagged,
         lambda k: store.put(k, b"x"),
         lambda k: store.swap(k, b"x", None),
         lambda k: store.put_file(k, Path(__file__)),
         lambda k: store.get_range(k, 0, 1),
-        lambda k: store.delete_all(k + "/"),
+        lambda k: store.delete_many([k]),
     ):
         with pytest.raises(InvalidKey):
             use(key)

@@ -1,0 +1,134 @@
+"""What nobody needs any more, found and removed: by the manager alone, under a job whose head it opened.
+
+Needed are what the head lists, what left it less than a lease ago, what writers of the open generation may
+still publish, and finished exports. All else *of our own layout* goes; a file of any other name is never
+touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from .errors import Retained
+from .head import Head, can_be_published, delete_parts, read_head, retire
+from .layout import (
+    CheckpointId,
+    checkpoint_of,
+    export_done_key,
+    export_step_of,
+    exports_prefix,
+    job_prefix,
+    manifests_prefix,
+)
+from .store import Store, StoredObject, Unfinished
+
+UNFINISHED_S = 3600.0  # an upload that takes longer is given up, unless it can still be published
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep found in the `head` when it was done, and what it removed."""
+
+    head: Head
+    deleted: tuple[CheckpointId, ...] = ()  # that had left the head
+    orphans: tuple[CheckpointId, ...] = ()  # that never were published and never can be
+    exports: tuple[int, ...] = ()  # steps of exports that were never finished
+    aborted: int = 0  # uploads that never ended
+
+
+def sweep(
+    store: Store,
+    job: str,
+    *,
+    now: float,
+    lease_s: float,
+    unwanted: Callable[[CheckpointId], bool] = lambda _: False,
+    exporting: bool = False,
+    unfinished_s: float = UNFINISHED_S,
+) -> Swept | None:
+    """Remove what nobody needs under `job`; None, and nothing is removed, if it has no head.
+
+    `unwanted`: listed checkpoints that are to leave the head now. `now` and `lease_s`: what left the head, or
+    was written, within the last `lease_s` before Unix second `now` stays. `exporting`: an export is being
+    written, so none is touched. Safe to repeat. Raises the store's errors, and `Corrupt` for a bad head.
+    """
+    head = read_head(store, job)
+    if head is None:
+        return None
+    for checkpoint in filter(unwanted, head.manifests):
+        try:
+            head = retire(store, job, checkpoint, now=now)
+        except Retained:
+            continue  # the base of the open generation: until the next one opens
+    due = [retired.checkpoint for retired in head.retired if now - retired.at >= lease_s]
+    for checkpoint in due:
+        head = delete_parts(store, job, checkpoint)
+    written = [found for found in store.list_objects(job_prefix(job)) if now - found.written_at >= lease_s]
+    orphans = _orphans(store, job, head, written)
+    exports = () if exporting else _unfinished_exports(store, job, written)
+    aborted = sum(
+        _abort(store, unfinished)
+        for unfinished in store.unfinished(job_prefix(job))
+        if _is_given_up(job, head, unfinished, now, lease_s, unfinished_s, exporting)
+    )
+    return Swept(head, tuple(due), orphans, exports, aborted)
+
+
+def _is_orphan(head: Head, checkpoint: CheckpointId) -> bool:
+    kept = checkpoint in head.manifests or any(r.checkpoint == checkpoint for r in head.retired)
+    return not kept and not can_be_published(head, checkpoint)
+
+
+def _orphans(store: Store, job: str, head: Head, written: Iterable[StoredObject]) -> tuple[CheckpointId, ...]:
+    found: dict[CheckpointId, list[str]] = {}
+    for stored in written:
+        checkpoint = checkpoint_of(job, stored.key)
+        if checkpoint is not None and _is_orphan(head, checkpoint):
+            found.setdefault(checkpoint, []).append(stored.key)
+    store.delete_many(key for keys in found.values() for key in keys)
+    return tuple(sorted(found, key=lambda checkpoint: checkpoint.age_rank))
+
+
+def _unfinished_exports(store: Store, job: str, written: Iterable[StoredObject]) -> tuple[int, ...]:
+    found: dict[int, list[str]] = {}
+    for stored in written:
+        step = export_step_of(job, stored.key)
+        if step is not None:
+            found.setdefault(step, []).append(stored.key)
+    left = [step for step, keys in found.items() if export_done_key(job, step) not in keys]
+    left = [step for step in left if not store.exists(export_done_key(job, step))]
+    store.delete_many(key for step in left for key in found[step])
+    return tuple(sorted(left))
+
+
+def _is_given_up(
+    job: str,
+    head: Head,
+    unfinished: Unfinished,
+    now: float,
+    lease_s: float,
+    unfinished_s: float,
+    exporting: bool,
+) -> bool:
+    age_s = now - unfinished.began_at
+    if exporting and unfinished.key.startswith(exports_prefix(job)):
+        return False
+    checkpoint = checkpoint_of(job, unfinished.key)
+    if checkpoint is not None and _is_orphan(head, checkpoint):
+        return age_s >= lease_s
+    if checkpoint is not None and can_be_published(head, checkpoint):
+        return False  # however long it takes
+    ours = checkpoint is not None or export_step_of(job, unfinished.key) is not None
+    return (ours or _is_temporary(job, unfinished)) and age_s >= unfinished_s
+
+
+def _is_temporary(job: str, unfinished: Unfinished) -> bool:
+    """A local store's own temporary file, which does not tell of which object it was to become."""
+    folders = (job_prefix(job), manifests_prefix(job), exports_prefix(job))
+    return unfinished.key.rpartition("/")[2].startswith(".tmp-") and unfinished.key.startswith(folders)
+
+
+def _abort(store: Store, unfinished: Unfinished) -> int:
+    store.abort(unfinished)
+    return 1
