@@ -39,6 +39,8 @@ def status(options: argparse.Namespace) -> int:
         return 0
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{job['job']}  {job['status']}" + (f": {job['reason']}" if job["reason"] else ""))
+    if job["isolated"]:
+        console.print(f"  {job['isolated']}")
     for trouble in job["trouble"]:
         console.print(f"  trying again   {trouble}")
     for name, text in _lines(job):

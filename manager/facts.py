@@ -15,7 +15,7 @@ class EndReason(StrEnum):
     """Why a VM left a job."""
 
     PREEMPTED = "preempted"  # the cloud says that it is gone
-    LEASE_EXPIRED = "lease_expired"  # silent for too long
+    LEASE_EXPIRED = "lease_expired"  # silent for so long that its agent has ended itself
     PEERS_LOST_IT = "peers_lost_it"  # connection closed, and its peers report the loss as well
     RELEASED = "released"  # no longer wanted
     REQUEST_FAILED = "request_failed"  # the cloud refused or never delivered

@@ -12,10 +12,11 @@ from .state import Generation, JobState, vm_of
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """Bounds that agents keep, in seconds."""
+    """Bounds that agents keep, in seconds; see the fields of `Orders`."""
 
     trainer_lease_s: float = 10.0
     orphan_timeout_s: float = 600.0
+    orphan_save_s: float = 60.0
 
 
 def orders(state: JobState, vm: str, leases: Leases = Leases()) -> Orders:
@@ -39,6 +40,7 @@ def orders(state: JobState, vm: str, leases: Leases = Leases()) -> Orders:
         probe=_probe(state, vm),
         lease_s=leases.trainer_lease_s,
         orphan_timeout_s=leases.orphan_timeout_s,
+        orphan_save_s=leases.orphan_save_s,
     )
 
 

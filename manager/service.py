@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ class Service:
         self.clock = clock
         self._failure: BaseException | None = None
         self._has_failed = asyncio.Event()
-        self._timing = timing or Timing()
         self._leases = leases or Leases()
+        self._timing = replace(timing or Timing(), leases=self._leases)
         self._tasks: list[asyncio.Task[None]] = []
         self._missing: dict[str, int] = {}
         self._turns: set[asyncio.Task[None]] = set()
@@ -204,6 +205,7 @@ class Service:
             except Exception as error:  # what is in the journal is not known any more
                 self._fail(error)
                 raise
+        runtime.dirty |= decision.vitals.unheard is not runtime.vitals.unheard
         runtime.state, runtime.vitals = decision.state, decision.vitals
         for command in decision.commands:
             self.effects.start(runtime.job, command)

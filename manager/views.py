@@ -81,6 +81,7 @@ class JobView(BaseModel):
     reason: str | None
     traceback: str | None
     trouble: list[str]
+    isolated: str | None  # the manager seems to be cut off from most VMs, and waits to hear of them
     step: int
     steps: int
     loss: float | None
@@ -137,6 +138,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         reason=_reason(state),
         traceback=state.ended.traceback if state.ended else state.last_traceback,
         trouble=sorted(set(trouble.values())),
+        isolated=_isolated(job),
         step=newest_step(state, last),
         steps=state.spec.training.steps,
         loss=_finite(last.loss) if last is not None else None,
@@ -151,7 +153,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         placement=placement(generation, workers) if generation else [],
         morphs=morphs(state, job.first_steps),
         checkpoints=list(reversed(state.published)),
-        vms=[vm_view(vm, workers.values()) for vm in state.vms.values()],
+        vms=[vm_view(vm, workers.values(), unheard=vm.vm in job.vitals.unheard) for vm in state.vms.values()],
         num_live_vms=len(state.live_vms),
         submitted_at=state.submitted_at,
         ended_at=state.ended_at,
@@ -159,6 +161,14 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         export_sha256=state.ended.export_sha256 if state.ended else None,
         checkpoint_uri=state.spec.checkpoint.uri,
     )
+
+
+def _isolated(job: Job) -> str | None:
+    if job.vitals.isolated_since is None or job.state.ended is not None:
+        return None
+    num_joined = sum(vm.joined for vm in job.state.live_vms)
+    silent = f"{len(job.vitals.unheard)} of {num_joined} VMs"
+    return f"isolated: {silent} fell silent at once; nothing is changed for it"
 
 
 def measured_s(job: Job) -> float | None:
@@ -257,7 +267,7 @@ def _morph(generation: Generation, before: str | None, first_step_at: float | No
     )
 
 
-def vm_view(vm: Vm, workers: Iterable[WorkerReport]) -> VmView:
+def vm_view(vm: Vm, workers: Iterable[WorkerReport], *, unheard: bool = False) -> VmView:
     return VmView(
         vm=vm.vm,
         status=vm.status.value,
@@ -266,7 +276,7 @@ def vm_view(vm: Vm, workers: Iterable[WorkerReport]) -> VmView:
         ended_at=vm.ended_at,
         deadline=vm.deadline,
         reason=vm.reason.value if vm.reason is not None else None,
-        detail=vm.detail,
+        detail=vm.detail or ("silent" if unheard and vm.live else ""),
         workers=[f"{w.worker}: {w.phase.value}" for w in workers if vm.live and vm_of(w.worker) == vm.vm],
     )
 

@@ -29,7 +29,7 @@ from makara.manager.events import (
 )
 from makara.manager.facts import Fact
 from makara.manager.fold import fold
-from makara.manager.orders import orders
+from makara.manager.orders import Leases, orders
 from makara.manager.state import JobState
 from makara.worker.messages import Failure, Report
 
@@ -54,6 +54,7 @@ TIMING = Timing(
     left_out_s=8.0,
     stop_timeout_s=40.0,
     delete_after_s=5.0,
+    leases=Leases(orphan_timeout_s=12.0, orphan_save_s=2.0),
 )
 
 

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from cluster_store import Broken
 from cluster_trainers import Group
 from makara.manager.facts import (
+    EndReason,
     Fact,
     GenerationFormed,
     GenerationOpened,
     GenerationPlanned,
     GenerationPrepared,
+    VmEnded,
 )
 from makara.manager.fold import fold
 
@@ -45,6 +47,10 @@ def _check_fact(world: Cluster, fact: Fact) -> None:
                     raise Broken(f"generation {fact.number} is prepared, but not by {trainer.worker}")
         case GenerationOpened() if fact.number != world.store.generation:
             raise Broken(f"generation {fact.number} goes, but the head is open at {world.store.generation}")
+        case VmEnded(reason=EndReason.LEASE_EXPIRED) if fact.vm in world.vms:
+            vm = world.vms[fact.vm]  # one that is cut off is back before its agent would end itself
+            if vm.alive and not vm.stopped:
+                raise Broken(f"{fact.vm} is ended for its silence, and lives")
         case GenerationFormed() if fact.lost_steps > world.num_steps:
             raise Broken(f"{fact.lost_steps} steps lost of {world.num_steps}")
         case _:

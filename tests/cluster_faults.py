@@ -74,6 +74,17 @@ def _reconnect(world: Cluster, vm: SimVm) -> None:
     world.changed(vm)
 
 
+def _isolate_manager(world: Cluster, _: SimVm) -> None:
+    """Everybody trains on, but the manager hears nobody; sooner or later they return, one after the other."""
+    away = [vm for vm in world.vms.values() if vm.alive]
+    silence_s = world.random.choice((1.0, 7.0, 11.0))
+    for vm in away:
+        vm.connected = False
+        if world.random.random() < 0.5:
+            world.close_connection(vm.name)
+        world.after(silence_s + world.random.uniform(0.0, 3.0), _reconnect, world, vm)
+
+
 def _kill_trainer(world: Cluster, vm: SimVm) -> None:
     die(world, world.random.choice(vm.trainers), Failure(kind="killed", message="SIGKILL"))
 
@@ -115,13 +126,14 @@ def _ask_to_stop(world: Cluster) -> None:
         world.after(1.0, _ask_to_stop, world)
 
 
-_ODDS = (6, 2, 5, 2, 3, 3, 2, 1, 1, 1, 3)
+_ODDS = (6, 2, 5, 2, 3, 2, 3, 2, 1, 1, 1, 3)
 _FAULTS = (
     _kill,
     _kill_two,
     _notice,
     _silence,
     _cut_off,
+    _isolate_manager,
     _kill_trainer,
     _stop_trainer,
     _raise_in_user_code,

@@ -135,7 +135,9 @@ def test_a_broken_generation_waits_a_moment_for_the_death_to_be_seen() -> None:
     assert script.state.current is not None
     script.wait(0.5)
     script.event(ConnectionClosed(now=script.now, vm=lost[:-2]))
-    script.wait()
+    script.wait(1.4)
+    assert script.count(VmEnded) == 0  # it may be back any moment
+    script.wait(0.2)
     assert script.last(VmEnded).reason is EndReason.PEERS_LOST_IT
     assert script.last(ReleaseVm).vm == lost[:-2]
     assert script.state.current is None
@@ -200,21 +202,6 @@ def test_when_everybody_lost_everybody_nobody_is_left_out() -> None:
     )
     script.wait(2.0)
     assert [slot.worker for slot in script.last(ComputePlan).workers] == workers
-
-
-def test_a_silent_vm_ends_with_its_lease() -> None:
-    script = Script()
-    first, second = script.run(2)
-    for _ in range(20):
-        script.wait(1.0)
-        script.report(silent=(second[:-2],))
-    ended = [fact for fact in script.facts if isinstance(fact, VmEnded)]
-    assert [(fact.vm, fact.reason) for fact in ended] == [(second[:-2], EndReason.LEASE_EXPIRED)]
-    assert script.last(ReleaseVm).vm == second[:-2]
-    # Its zombie is told to shut down, and what it says changes nothing.
-    assert orders(script.state, second[:-2]).action == "shutdown"
-    assert script.report(script.change(second, step=9)) == []
-    assert first in script.workers
 
 
 def test_a_manager_that_was_suspended_does_not_take_its_own_silence_for_a_massacre() -> None:

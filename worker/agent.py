@@ -49,7 +49,6 @@ _FIRST_RETRY_S = 0.2
 _LONGEST_RETRY_S = 5.0
 _WATCH_S = 0.25
 _UNSENT = 0  # in place of the number of the report that carried it
-_LEAVE_GRACE_S = 60.0  # how long an orphan waits for its checkpoint before it ends itself all the same
 
 
 class Refused(Exception):
@@ -250,7 +249,7 @@ class Agent:
         if self._orders is not None:
             for trainer in self._trainers:
                 trainer.give(self._orders.model_copy(update={"hold": True}))
-            stop = time.monotonic() + _LEAVE_GRACE_S
+            stop = time.monotonic() + self._orders.orphan_save_s
             while time.monotonic() < stop and any(t.running for t in self._trainers):  # noqa: ASYNC110
                 await asyncio.sleep(_WATCH_S)
         self._ended.set()

@@ -135,6 +135,7 @@ class Orders(Message):
     probe: ProbeOrder | None = None  # before there is a recipe
     lease_s: float = 10.0  # a trainer silent for this long is killed and replaced
     orphan_timeout_s: float = 600.0  # without a manager for this long: save, then end the VM
+    orphan_save_s: float = 60.0  # ... however long that checkpoint takes, after this much more
 
 
 class Phase(StrEnum):
@@ -196,7 +197,7 @@ class WorkerReport(Message):
     graph_hash: Name | None = None  # of the model as traced under the orders' recipe; None: not traced yet
     step: Count = 0  # steps committed and applied
     formed: Formed | None = None
-    # Workers of `generation` that it could not reach:
+    # Workers of `generation` whose connection it saw fail:
     lost: list[Name] = Field(default_factory=list, max_length=MOST_ENTRIES)
     published: CheckpointRef | None = None  # newest checkpoint this trainer published
     forward_s: Seconds | None = (

@@ -13,6 +13,7 @@ from ..events import HeadOpened
 from ..facts import GenerationClosed, GenerationFormed, GenerationOpened, GenerationPrepared
 from ..state import Generation, Seat, VmStatus, vm_of
 from . import retention
+from .silence import losses
 from .turn import Turn
 
 _EXACT_COVER = 12  # a smallest set is searched for among this many accused; beyond, a near-smallest will do
@@ -50,7 +51,7 @@ def close_failed(turn: Turn) -> None:
 def prepare(turn: Turn) -> None:
     """When every member is prepared and rank 0 listens, have the head swapped."""
     planned = turn.state.planned
-    if planned is None or planned.prepared_at is not None:
+    if planned is None or planned.prepared_at is not None or turn.isolated:
         return
     reports = [turn.report_of(seat) for seat in planned.members]
     if any(report is None or report.prepared < planned.number for report in reports):
@@ -98,17 +99,23 @@ def _close_current(turn: Turn, current: Generation) -> None:
     if dead:
         _close(turn, f"lost {_names(dead)}", turn.now)
         return
+    silent = turn.silent(needed)
+    if silent:
+        _close(turn, f"{_names(silent)} silent for {turn.timing.vm_lease_s:g} s", turn.now)
+        return
     broken = [worker for worker in _reports(turn, current.seats) if _is_broken(worker, current)]
     if not broken:
         turn.vitals = replace(turn.vitals, broken_since=None) if turn.vitals.broken_since else turn.vitals
     elif turn.vitals.broken_since is None:
         turn.vitals = replace(turn.vitals, broken_since=turn.now)
     elif turn.now - turn.vitals.broken_since >= turn.timing.suspect_grace_s:
-        _leave_out(turn, _blamed(current, broken))
+        _leave_out(turn, _blamed(turn, current, broken))
         _close(
             turn, f"broken at {_names((w.worker, w.incarnation) for w in broken)}", turn.vitals.broken_since
         )
         return
+    if turn.isolated:
+        return  # who is late cannot be told
     if current.formed is None and _forms_since(turn, current) > turn.timing.form_timeout_s:
         _leave_out(turn, [seat for seat in current.seats if not _tries(turn, seat, current)])
         _close(turn, f"did not form in {turn.timing.form_timeout_s:g} s", turn.now)
@@ -121,8 +128,10 @@ def _forms_since(turn: Turn, current: Generation) -> float:
     is where one of them has finished the last step.
     """
     before = turn.state.history[-1].seats if turn.state.history else ()
-    if turn.dead(before):
-        before = ()  # a step with a dead worker in it comes to no end; its last report says what was
+    if turn.dead(before) or turn.unheard(before):
+        # A step with a dead worker in it comes to no end, and its last report says what was. One that is
+        # unheard was perhaps not told to switch: its peers go on without a switch for as long as it votes.
+        before = ()
     reports = [report for report in _reports(turn, before) if report.phase is not Phase.STARTING]
     stepping = any(r.phase is Phase.RUNNING and r.generation < current.number for r in reports)
     stepping &= not any(report.phase is Phase.FINISHED for report in reports)
@@ -142,10 +151,14 @@ def _close_planned(turn: Turn, planned: Generation) -> None:
         return
     if planned.prepared_at is not None:
         return
+    unheard = turn.unheard(planned.members)
+    if unheard:
+        _give_up_planned(turn, planned, f"{_names(unheard)} silent while it was prepared")
+        return
     noticed = [seat for seat in planned.seats if turn.state.vms[vm_of(seat[0])].status is VmStatus.NOTICED]
     if noticed:
         _give_up_planned(turn, planned, f"notice for {_names(noticed)}")
-    elif _since(turn, planned.planned_at) > turn.timing.prepare_timeout_s:
+    elif not turn.isolated and _since(turn, planned.planned_at) > turn.timing.prepare_timeout_s:
         reports = {seat: turn.report_of(seat) for seat in planned.members}
         late = [seat for seat, r in reports.items() if r is None or r.prepared < planned.number]
         _leave_out(turn, late)
@@ -192,14 +205,16 @@ def _names(seats: Iterable[Seat]) -> str:
     return ", ".join(sorted(worker for worker, _ in seats))
 
 
-def _blamed(current: Generation, broken: list[WorkerReport]) -> list[Seat]:
+def _blamed(turn: Turn, current: Generation, broken: list[WorkerReport]) -> list[Seat]:
     """A smallest set of members that explains who could not reach whom, if it leaves most of them.
 
     Each report "a lost b" is explained by leaving out a or b. When one break has made everybody lose
     everybody, nothing can be learnt from the reports, and nobody is left out.
     """
     members = dict(current.seats)
-    pairs = {(w.worker, lost) for w in broken for lost in w.lost if lost in members and lost != w.worker}
+    pairs = {
+        (w.worker, lost) for w in broken for lost in losses(turn.state, turn.vitals, w) if lost in members
+    }
     accusers = {worker for worker, _ in pairs}
     suspects = sorted({name for pair in pairs for name in pair}, key=lambda name: (name in accusers, name))
     blamed = _cover(pairs, suspects)

@@ -7,6 +7,7 @@ from ..commands import RequestVm
 from ..events import Tick, VmRequestFailed, VmTerminated
 from ..facts import EndReason, VmJoined, VmNoticed, VmRequested, WorkerFailed
 from ..state import Vm, VmStatus, vm_of
+from .silence import heard_at, losses
 from .turn import Turn, has_ended
 
 
@@ -78,7 +79,8 @@ def take_notices(turn: Turn) -> None:
 
 
 def end_lost_vms(turn: Turn) -> None:
-    """VMs that are gone by every sign: they say so, their lease ended, or their peers lost them as well."""
+    """VMs that are gone by every sign: they say so, their agents must have ended themselves, or their peers
+    lost them as well."""
     accused = _accused_vms(turn)
     for vm in turn.state.live_vms:
         verdict = _verdict(turn, vm, accused)
@@ -91,12 +93,14 @@ def _verdict(turn: Turn, vm: Vm, accused: frozenset[str]) -> tuple[EndReason, st
     if pulse is not None and pulse.report.leaving is not None:
         return EndReason.LEFT, pulse.report.leaving
     if pulse is not None and pulse.closed_at is not None and vm.vm in accused:
-        return EndReason.PEERS_LOST_IT, "its connection closed and its peers lost it"
-    silent_s = turn.since_heard(vm)
+        closed_s = turn.now - pulse.closed_at
+        if closed_s >= turn.reconnection_s():
+            return EndReason.PEERS_LOST_IT, f"its connection closed {closed_s:.1f} s ago, and peers lost it"
+    silent_s = turn.now - heard_at(turn.vitals, vm)
     if vm.status is VmStatus.REQUESTED:
         late = silent_s > timing.request_timeout_s
         return (EndReason.REQUEST_FAILED, f"did not join in {timing.request_timeout_s:g} s") if late else None
-    if silent_s > timing.vm_lease_s:
+    if silent_s > timing.given_up_after_s:
         return EndReason.LEASE_EXPIRED, f"silent for {silent_s:.1f} s"
     if vm.deadline is not None and turn.now > vm.deadline + timing.vm_lease_s:
         return EndReason.PREEMPTED, "its notice ran out"
@@ -104,14 +108,12 @@ def _verdict(turn: Turn, vm: Vm, accused: frozenset[str]) -> tuple[EndReason, st
 
 
 def _accused_vms(turn: Turn) -> frozenset[str]:
-    current = turn.state.current
-    if current is None:
-        return frozenset()
+    """The VMs that workers of the newest generation, who are heard, know to be lost."""
     return frozenset(
         vm_of(lost)
-        for _, worker in turn.reports()
-        if worker.phase is Phase.BROKEN and worker.generation == current.number
-        for lost in worker.lost
+        for vm, worker in turn.reports()
+        if worker.lost and vm.vm not in turn.vitals.unheard
+        for lost in losses(turn.state, turn.vitals, worker)
     )
 
 

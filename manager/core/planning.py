@@ -43,7 +43,7 @@ def take(turn: Turn) -> None:
 def plan(turn: Turn) -> None:
     """Ask the planner when the workers that there are call for another plan than the one that runs."""
     state = turn.state
-    if not _wanted(turn) or state.spec is None or state.recipe is None:
+    if not _wanted(turn) or state.spec is None or state.recipe is None or turn.isolated:
         return
     usable = _usable(turn)
     seats = frozenset(usable)
@@ -63,6 +63,8 @@ def plan(turn: Turn) -> None:
     enough = len({vm_of(worker) for worker, _ in seats}) >= state.spec.resources.min_nodes
     if not enough and state.active:  # to save what they hold, any number will do
         _too_few(turn)
+        return
+    if not usable:
         return
     need = _need(turn, seats)
     if need is not None:
@@ -101,6 +103,8 @@ def _is_usable(turn: Turn, vm: Vm, worker: WorkerReport) -> bool:
         return False  # it has not traced the model under the recipe yet
     if turn.vitals.left_out.get(seat, turn.now) > turn.now:
         return False
+    if vm.vm in turn.vitals.unheard:
+        return False
     # With nothing running, a closed connection is reason enough not to count on a VM.
     return state.current is not None or turn.vitals.pulses[vm.vm].closed_at is None
 
@@ -122,6 +126,8 @@ def _need(turn: Turn, seats: frozenset[Seat]) -> tuple[str, float] | None:
     noticed = [w for w, _ in current.seats if state.vms[vm_of(w)].status is VmStatus.NOTICED]
     if noticed and seats != vitals.planned_for:
         return f"notice for {', '.join(noticed)}", turn.now
+    if turn.unheard(current.seats):
+        return None  # they could not be told to switch: what steps would be cut off
     newcomers = seats - vitals.planned_for - set(current.seats)
     if newcomers and not _gathering(turn, seats):
         return f"{', '.join(sorted(worker for worker, _ in newcomers))} joined", vitals.grown_at
@@ -132,7 +138,7 @@ def _paces_changed(turn: Turn) -> bool:
     """Whether workers or sections turned out slower or faster than they were when the plan was made."""
     current = turn.state.current
     changed_at = turn.state.paces_changed_at
-    if current is None or not turn.state.active:
+    if current is None or not turn.state.active or turn.unheard(current.seats):
         return False
     return changed_at > max(current.planned_at, turn.vitals.reconsidered_at)
 
@@ -153,7 +159,8 @@ def _is_worth_it(turn: Turn, event: PlanComputed) -> bool:
 def _gathering(turn: Turn, seats: frozenset[Seat]) -> bool:
     """Whether more workers are about to be ready, so that one plan can take them all in."""
     ready = {vm_of(worker) for worker, _ in seats}
-    coming = any(vm.vm not in ready for vm in turn.state.live_vms if vm.status is not VmStatus.NOTICED)
+    awaited = (vm.vm for vm in turn.state.live_vms if vm.status is not VmStatus.NOTICED)
+    coming = any(vm not in ready and vm not in turn.vitals.unheard for vm in awaited)
     return coming and turn.now - turn.vitals.grown_at < turn.timing.settle_s
 
 
@@ -161,10 +168,12 @@ def _expecting_word(turn: Turn) -> bool:
     """Whether VMs may soon tell whether they are alive: after a restart, or when connections just closed."""
     for vm in turn.state.live_vms:
         pulse = turn.vitals.pulses.get(vm.vm)
+        if vm.vm in turn.vitals.unheard:
+            continue
         if vm.joined and pulse is None:
             return True  # until its first report, or its lease ends
         closed_at = pulse.closed_at if pulse is not None else None
-        if closed_at is not None and turn.now - closed_at < turn.timing.suspect_grace_s:
+        if closed_at is not None and turn.now - closed_at < turn.reconnection_s():
             return True
     return False
 
@@ -272,6 +281,6 @@ def _donors(turn: Turn, seats: tuple[Seat, ...]) -> list[Seat]:
         if worker.phase in _HOLDS_STATE
         and worker.generation > 0
         and seat_of(worker) not in used
-        and not turn.is_dead(seat_of(worker))
+        and not turn.is_away(seat_of(worker))
         and turn.vitals.left_out.get(seat_of(worker), turn.now) <= turn.now
     ]

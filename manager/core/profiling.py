@@ -38,7 +38,7 @@ def fix_recipe(turn: Turn) -> None:
     if state.recipe is not None or not state.active:
         return
     if state.measuring is None and not _found(turn):
-        if state.profiler is None or turn.is_dead(state.profiler):
+        if state.profiler is None or turn.is_away(state.profiler):
             _choose(turn)
         return
     if turn.state.measuring is not None:
@@ -95,7 +95,7 @@ def _ready(turn: Turn) -> list[WorkerReport]:
         if worker.phase is Phase.IDLE
         and vm.status is VmStatus.JOINED
         and not has_ended(worker)
-        and not turn.is_dead(seat_of(worker))
+        and not turn.is_away(seat_of(worker))
         and worker.worker not in turn.state.unfit
     ]
 
@@ -129,7 +129,7 @@ def _deal(turn: Turn, measuring: Measuring, done: set[tuple[int, int]]) -> None:
     busy: set[Seat] = set()
     for seat, share in measuring.dealt:
         parts = {(share.microbatch_size, section) for section in share.sections}
-        if not turn.is_dead(seat) and not parts <= done:
+        if not turn.is_away(seat) and not parts <= done:
             taken |= parts
             busy.add(seat)
     free = [seat for seat in map(seat_of, _ready(turn)) if seat not in busy]
@@ -179,7 +179,7 @@ def _members(ready: list[WorkerReport]) -> list[Seat]:
 
 def _follow(turn: Turn, probe: Probe) -> None:
     """See that a probe begins, and that it ends."""
-    dead = [worker for worker, incarnation in probe.members if turn.is_dead((worker, incarnation))]
+    dead = [worker for worker, incarnation in probe.members if turn.is_away((worker, incarnation))]
     first = turn.report_of(probe.members[0])
     word = first.probe if first is not None else None
     if dead:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...worker.messages import Phase, WorkerReport
@@ -11,6 +11,7 @@ from ..commands import Command, ReleaseVm
 from ..events import Event
 from ..facts import EndReason, Fact, GenerationClosed, VmEnded
 from ..fold import apply
+from ..orders import Leases
 from ..state import JobState, Seat, Vm, vm_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class Timing:
     """The core's bounds, in seconds."""
 
-    vm_lease_s: float = 15.0  # a VM silent for this long is gone
+    vm_lease_s: float = 15.0  # a VM silent for this long is planned around; see `silence`
     request_timeout_s: float = 900.0  # a VM that has not joined by then never will
     request_backoff_s: float = 5.0  # after a refused request; doubles with each
     longest_backoff_s: float = 300.0
@@ -46,6 +47,13 @@ class Timing:
     stop_timeout_s: float = 300.0
     delete_after_s: float = 60.0  # a checkpoint's parts outlive their place in the head
     max_internal_errors: int = 5
+    leases: Leases = field(default_factory=Leases)  # what agents are told
+
+    @property
+    def given_up_after_s(self) -> float:
+        """A VM that was silent for this long has ended itself: its agent saw no manager for the orphan
+        timeout, then waited for its checkpoint; a lease more for what was on its way."""
+        return self.leases.orphan_timeout_s + self.leases.orphan_save_s + self.vm_lease_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +176,28 @@ class Turn:
                 return True
         return False
 
-    def since_heard(self, vm: Vm) -> float:
-        """Seconds since the VM was last heard of, or since this manager began to listen."""
-        pulse = self.vitals.pulses.get(vm.vm)
-        last = pulse.at if pulse is not None else vm.joined_at or vm.requested_at
-        return self.now - max(last, self.vitals.started_at)
+    @property
+    def isolated(self) -> bool:
+        """Whether this manager seems to be cut off from its VMs: nothing is concluded from silence."""
+        return self.vitals.isolated_since is not None
+
+    def silent(self, seats: Iterable[Seat]) -> list[Seat]:
+        """The workers on VMs of which nothing shows that they live; none while this manager is isolated."""
+        return [] if self.isolated else [seat for seat in seats if vm_of(seat[0]) in self.vitals.silent]
+
+    def unheard(self, seats: Iterable[Seat]) -> list[Seat]:
+        """The workers that can be told nothing: those on VMs that send no reports."""
+        return [] if self.isolated else [seat for seat in seats if vm_of(seat[0]) in self.vitals.unheard]
+
+    def reconnection_s(self) -> float:
+        """For how long a VM whose connection closed is expected back, before anything follows from that."""
+        dropped_at = self.vitals.dropped_at
+        dropped = dropped_at is not None and self.now - dropped_at < self.timing.vm_lease_s
+        return self.timing.vm_lease_s if dropped else self.timing.suspect_grace_s
+
+    def is_away(self, seat: Seat) -> bool:
+        """Whether the worker cannot be counted on: it is dead, or its VM is not heard."""
+        return vm_of(seat[0]) in self.vitals.unheard or self.is_dead(seat)
 
     # ---- what several rules do ----------------------------------------------------------------------------
 

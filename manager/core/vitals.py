@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...worker.messages import Phase, Report, WorkerReport
 from ..events import ConnectionClosed, Event, JobSubmitted, ManagerStarted, ReportReceived, Tick, Together
-from ..state import JobState, Seat
+from ..state import Generation, JobState, Seat
+from . import silence
 from .turn import Timing
 
 if TYPE_CHECKING:
@@ -59,6 +60,11 @@ class Vitals:
     broken_since: float | None = None
     forming: tuple[int, float] | None = None  # the opened generation, and since when it has been free to form
     left_out: Mapping[Seat, float] = field(default_factory=lambda: _EMPTY)  # until when
+    unheard: frozenset[str] = frozenset()  # VMs that sent no report for a lease; see `silence`
+    silent: frozenset[str] = frozenset()  # those of them of which nothing else shows that they live
+    isolated_since: float | None = None  # most fell silent at once: rather this manager is cut off
+    stepped_at: float = 0.0  # when a new step of the generation that steps was last reported
+    dropped_at: float | None = None  # when most connections had closed at once
 
 
 def observe(state: JobState, vitals: Vitals, event: Event, timing: Timing) -> Vitals:
@@ -69,11 +75,11 @@ def observe(state: JobState, vitals: Vitals, event: Event, timing: Timing) -> Vi
         case JobSubmitted():
             return Vitals(started_at=event.now) if state.spec is None else vitals
         case Tick():
-            return _ticked(vitals, event.now, timing)
+            return silence.judge(state, _ticked(vitals, event.now, timing), event.now, timing)
         case ReportReceived() | ConnectionClosed():
-            return _heard(state, vitals, (event,))
+            return _heard(state, vitals, (event,), event.now, timing)
         case Together():
-            return _heard(state, vitals, event.events)
+            return _heard(state, vitals, event.events, event.now, timing)
         case _:
             return vitals
 
@@ -84,16 +90,20 @@ def _ticked(vitals: Vitals, now: float, timing: Timing) -> Vitals:
     return replace(vitals, ticked_at=now, started_at=now if stalled else vitals.started_at)
 
 
-def _heard(state: JobState, vitals: Vitals, events: Iterable[Event]) -> Vitals:
+def _heard(state: JobState, vitals: Vitals, events: Iterable[Event], now: float, timing: Timing) -> Vitals:
     """What reports and closed connections change."""
     pulses: dict[str, Pulse] = {}
+    reported: set[str] = set()
+    stepped = closed = False
     newest_step = vitals.newest_step
     members = {worker for worker, _ in state.current.members} if state.current is not None else set[str]()
+    stepping = silence.stepping_generation(state)
     for event in events:
         if isinstance(event, ConnectionClosed):
             pulse = pulses.get(event.vm) or vitals.pulses.get(event.vm)
             if pulse is not None and pulse.closed_at is None:
                 pulses[event.vm] = replace(pulse, closed_at=event.now)
+                closed = True
         elif isinstance(event, ReportReceived):
             report = event.report
             vm = state.vms.get(report.vm)
@@ -101,12 +111,39 @@ def _heard(state: JobState, vitals: Vitals, events: Iterable[Event]) -> Vitals:
             if vm is None or not vm.live or (pulse is not None and report.sequence <= pulse.report.sequence):
                 continue
             pulses[report.vm] = Pulse(report, event.now)
+            reported.add(report.vm)
             steps = [worker.step for worker in report.workers if _steps_on(members, worker)]
             newest_step = max([newest_step, *steps])
+            if stepping is not None and pulse is not None and _has_stepped(stepping, pulse.report, report):
+                stepped = True
     if not pulses:
         return vitals
     everyone = MappingProxyType({**vitals.pulses, **pulses})
-    return replace(vitals, pulses=everyone, newest_step=newest_step)
+    vitals = replace(vitals, pulses=everyone, newest_step=newest_step)
+    if stepped:
+        vitals = replace(vitals, stepped_at=now)
+    if closed and _most_dropped(state, vitals, now, timing):
+        vitals = replace(vitals, dropped_at=now)
+    return silence.heard_again(vitals, reported, now)
+
+
+def _has_stepped(stepping: Generation, before: Report, report: Report) -> bool:
+    """Whether a worker of the VM reports a step of the generation that it did not before."""
+    known = {worker.worker: worker.step for worker in before.workers}
+    return any(
+        worker.generation == stepping.number
+        and worker.phase in _STEPPED
+        and worker.step > known.get(worker.worker, worker.step)
+        for worker in report.workers
+    )
+
+
+def _most_dropped(state: JobState, vitals: Vitals, now: float, timing: Timing) -> bool:
+    """Whether the connections of most VMs closed within a lease: no sign that any one of them is gone."""
+    joined = [vm.vm for vm in state.live_vms if vm.joined]
+    closed = [pulse.closed_at for vm in joined if (pulse := vitals.pulses.get(vm)) is not None]
+    together = sum(at is not None and now - at < timing.vm_lease_s for at in closed)
+    return 2 * together > len(joined)
 
 
 def _steps_on(members: Collection[str], worker: WorkerReport) -> bool:

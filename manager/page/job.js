@@ -88,7 +88,8 @@ function drawJob() {
   at("stop").hidden = [...ENDED, "stopping", "exporting"].includes(job.status);
   at("job-reason").textContent = job.reason || "";
   at("job-reason").className = job.status === "finished" || job.status === "stopped" ? "quiet" : "bad";
-  at("job-trouble").textContent = job.trouble.length ? `Trying again to ${job.trouble.map(task).join("; to ")}` : "";
+  const trying = job.trouble.length ? `Trying again to ${job.trouble.map(task).join("; to ")}` : "";
+  at("job-trouble").textContent = [job.isolated, trying].filter(Boolean).join(". ");
   at("job-traceback").hidden = !job.traceback;
   at("job-traceback").textContent = job.traceback || "";
   const percent = (100 * job.step) / job.steps;

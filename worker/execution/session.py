@@ -83,9 +83,10 @@ class Session:
         """A process group over `ranks`, of which this member is one; all of them must call."""
         store = self._store
         assert store is not None
+        others = [rank for rank in ranks if rank != self.rank]
         group = self.courier.call(
             lambda: Group(store, f"groups/{name}", self.rank, ranks, self._address),
-            [rank for rank in ranks if rank != self.rank],
+            others if len(others) == 1 else [],  # which of several it was, gloo does not say
         )
         self._groups.append(group)
         return group

@@ -1,0 +1,116 @@
+"""Which VMs are silent, and whether it is rather this manager that is cut off.
+
+A VM that sends no report for its lease is *unheard*: no plan counts on it, for it cannot be told to switch.
+It is *silent* if nothing else shows that it lives either. A step that its peers committed does: every member
+of a generation takes part in each commit. So a generation goes on while it steps, whoever is unheard.
+
+Silence is no death. A silent VM is planned around, and is a worker like any other when it is heard again; it
+is ended when its agent must have ended itself (`Timing.given_up_after_s`), or when the provider says so.
+While most VMs are unheard since about the same time, and nobody who is heard reports a loss, this manager
+takes itself for *isolated*: it closes, plans and opens nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...worker.messages import WorkerReport
+from ..state import Generation, JobState, Seat, Vm, vm_of
+
+if TYPE_CHECKING:
+    from .turn import Timing
+    from .vitals import Vitals
+
+
+def judge(state: JobState, vitals: Vitals, now: float, timing: Timing) -> Vitals:
+    """The vitals with who is unheard and silent at `now`. Called at each tick."""
+    lease_s = timing.vm_lease_s
+    joined = [vm for vm in state.live_vms if vm.joined]
+    heard = {vm.vm: heard_at(vitals, vm) for vm in joined}
+    unheard = frozenset(vm for vm, at in heard.items() if now - at > lease_s)
+    stepping = stepping_generation(state)
+    signs, bounds = dict(heard), dict.fromkeys(heard, lease_s)
+    if stepping is not None and unheard:
+        for worker, _ in stepping.seats:
+            vm = vm_of(worker)
+            if vm in signs:
+                signs[vm] = max(signs[vm], vitals.stepped_at)
+                # Closing a generation costs at least the step under way: that is given time to be committed.
+                bounds[vm] = lease_s + (stepping.predicted_s or 0.0)
+    silent = frozenset(vm for vm in unheard if now - signs[vm] > bounds[vm])
+    isolated = bool(unheard) and _most_at_once(heard, unheard, now, lease_s)
+    isolated = isolated and not any(_losses(state, vitals, set(heard) - unheard))
+    since = (vitals.isolated_since or now) if isolated else None
+    if (unheard, silent, since) == (vitals.unheard, vitals.silent, vitals.isolated_since):
+        return vitals
+    return replace(vitals, unheard=unheard, silent=silent, isolated_since=since)
+
+
+def heard_at(vitals: Vitals, vm: Vm) -> float:
+    """When the VM was last heard of, or this manager began to listen."""
+    pulse = vitals.pulses.get(vm.vm)
+    last = pulse.at if pulse is not None else vm.joined_at or vm.requested_at
+    return max(last, vitals.started_at)
+
+
+def heard_again(vitals: Vitals, vms: set[str], now: float) -> Vitals:
+    """The vitals when these VMs report. If the manager was isolated, all leases begin anew."""
+    if not vms & vitals.unheard:
+        return vitals
+    if vitals.isolated_since is not None:
+        nobody = frozenset[str]()
+        return replace(vitals, unheard=nobody, silent=nobody, isolated_since=None, started_at=now)
+    return replace(vitals, unheard=vitals.unheard - vms, silent=vitals.silent - vms)
+
+
+def stepping_generation(state: JobState) -> Generation | None:
+    """Whose steps tell that its members live: the generation before, until the open one has formed."""
+    if state.current is None or state.current.formed is not None:
+        return state.current
+    before = state.history[-1] if state.history else None
+    return before if before is not None and before.number > state.abandoned and before.formed else None
+
+
+def losses(state: JobState, vitals: Vitals, worker: WorkerReport) -> list[str]:
+    """Members of the newest generation that `worker` knows to be lost, for no reason that is known.
+
+    One that names all others of several has only seen the generation break: that accuses nobody.
+    """
+    newest = state.current or next((g for g in reversed(state.history) if g.opened_at is not None), None)
+    if newest is None or worker.generation != newest.number or not worker.lost:
+        return []
+    others = {name for name, _ in newest.members if name != worker.worker}
+    if len(others) > 1 and others <= set(worker.lost):
+        return []
+    return [
+        seat[0] for seat in newest.members if seat[0] in worker.lost and not _has_died(state, vitals, seat)
+    ]
+
+
+def _has_died(state: JobState, vitals: Vitals, seat: Seat) -> bool:
+    """Whether just this trainer is known to be gone, so that nothing follows for its VM."""
+    name, incarnation = seat
+    pulse = vitals.pulses.get(vm_of(name))
+    reports = pulse.report.workers if pulse is not None else []
+    newest = max((other.incarnation for other in reports if other.worker == name), default=0)
+    return newest > incarnation or state.failed.get(name, -1) >= incarnation
+
+
+def _losses(state: JobState, vitals: Vitals, vms: set[str]) -> Iterator[str]:
+    for vm in vms:
+        pulse = vitals.pulses.get(vm)
+        for worker in pulse.report.workers if pulse is not None else ():
+            yield from losses(state, vitals, worker)
+
+
+def _most_at_once(heard: dict[str, float], unheard: frozenset[str], now: float, lease_s: float) -> bool:
+    """Whether of the VMs that were heard a while ago most have been unheard since.
+
+    Heartbeats come at different moments, so those whose lease is half over count as well.
+    """
+    begins = max(heard[vm] for vm in unheard) - lease_s
+    before = sum(heard[vm] < begins for vm in unheard)
+    together = sum(at >= begins and now - at > lease_s / 2 for at in heard.values())
+    return 2 * together > len(heard) - before

@@ -1,0 +1,296 @@
+"""Silence is no death: what the core makes of VMs that it does not hear, and of its own isolation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from core_script import Script
+from makara.manager.commands import ComputePlan, ReleaseVm
+from makara.manager.core import Timing
+from makara.manager.events import ConnectionClosed, VmTerminated
+from makara.manager.facts import (
+    EndReason,
+    GenerationClosed,
+    GenerationPlanned,
+    VmEnded,
+)
+from makara.manager.orders import Leases, orders
+from makara.manager.runtime import Job
+from makara.manager.views import job_view
+from makara.worker.messages import Phase, WorkerReport
+
+
+def pass_time(script: Script, seconds: int, *, silent: list[str], step: bool = False) -> None:
+    """Ticks and heartbeats, a second apart, without those of the VMs of the workers `silent`."""
+    vms = tuple(vm_of(worker) for worker in silent)
+    for _ in range(seconds):
+        script.wait(1.0)
+        heard = [w for name, w in script.workers.items() if vm_of(name) not in vms]
+        steps = [
+            w.model_copy(update={"step": w.step + 1}) for w in heard if step and w.phase is Phase.RUNNING
+        ]
+        script.report(*steps, silent=vms)
+
+
+def vm_of(worker: str) -> str:
+    return worker.rpartition(".")[0]
+
+
+def test_a_manager_without_network_for_16_seconds_harms_nobody() -> None:
+    script = Script()
+    workers = script.run(4)
+    before = len(script.facts)
+    pass_time(script, 16, silent=workers)
+    assert script.facts[before:] == []
+    pass_time(script, 1, silent=workers[1:])  # the first is heard: leases begin anew
+    pass_time(script, 10, silent=workers[1:])
+    pass_time(script, 30, silent=[])
+    assert script.facts[before:] == []
+    assert script.state.running
+    assert script.count(ComputePlan) == 1
+
+
+def test_a_manager_that_hears_nobody_says_so() -> None:
+    script, job = Script(), Job("j", [], [])
+    workers = script.run(4)
+    pass_time(script, 14, silent=workers)
+    job.state, job.vitals = script.state, script.vitals
+    assert job_view(job, {}).isolated is None
+    pass_time(script, 3, silent=workers)
+    job.state, job.vitals = script.state, script.vitals
+    assert job_view(job, {}).isolated == "isolated: 4 of 4 VMs fell silent at once; nothing is changed for it"
+    assert {vm.detail for vm in job_view(job, {}).vms} == {"silent"}
+    script.report()
+    job.vitals = script.vitals
+    assert job_view(job, {}).isolated is None
+
+
+def test_an_isolated_manager_opens_no_generation_that_is_prepared() -> None:
+    script = Script()
+    workers = script.start(4)
+    pass_time(script, 1, silent=[])
+    for worker in workers[1:]:
+        script.workers[worker] = script.change(worker, prepared=1)
+    script.report()
+    pass_time(script, 200, silent=workers)
+    script.report(
+        script.change(workers[0], prepared=1, endpoint="10.0.0.1:1"), silent=tuple(map(vm_of, workers[1:]))
+    )
+    assert script.count(GenerationClosed) == 0
+    script.report()
+    assert script.state.planned is not None
+    assert script.state.planned.prepared_at is not None  # once it is heard it goes on where it was
+
+
+def test_a_silent_vm_is_planned_around_and_used_again_when_it_is_heard() -> None:
+    script = Script()
+    workers = script.run(4)
+    silent = workers[3]
+    pass_time(script, 14, silent=[silent])
+    assert script.state.running
+    pass_time(script, 3, silent=[silent])
+    assert script.last(GenerationClosed).reason == f"{silent} silent for 15 s"
+    assert [slot.worker for slot in script.last(ComputePlan).workers] == workers[:3]
+    assert script.count(VmEnded) == 0
+    assert orders(script.state, vm_of(silent)).action == "idle"
+    script.answer(2, 1)
+    assert silent not in [worker for worker, _ in script.last(GenerationPlanned).members]
+    asleep = script.workers.pop(silent)
+    script.prepare()
+    script.open()
+    script.form(step=3)
+    script.workers[silent] = asleep.model_copy(update={"phase": Phase.IDLE})
+    pass_time(script, 1, silent=[])
+    assert silent in [slot.worker for slot in script.last(ComputePlan).workers]
+    assert script.count(VmEnded) == 0
+
+
+def test_a_silent_vm_is_ended_when_its_agent_has_ended_itself() -> None:
+    leases = Leases(orphan_timeout_s=100.0, orphan_save_s=20.0)
+    script = Script(timing=replace(Timing(), leases=leases))
+    _, second = script.run(2)
+    pass_time(script, 134, silent=[second])
+    assert script.count(VmEnded) == 0
+    pass_time(script, 2, silent=[second])
+    ended = [fact for fact in script.facts if isinstance(fact, VmEnded)]
+    assert [(fact.vm, fact.reason) for fact in ended] == [(vm_of(second), EndReason.LEASE_EXPIRED)]
+    assert script.last(ReleaseVm).vm == vm_of(second)
+    # Its zombie is told to shut down, and what it says changes nothing.
+    assert orders(script.state, vm_of(second)).action == "shutdown"
+    assert script.report(script.change(second, step=9)) == []
+
+
+def test_isolation_ends_where_agents_must_have_ended_themselves() -> None:
+    leases = Leases(orphan_timeout_s=100.0, orphan_save_s=20.0)
+    script = Script(timing=replace(Timing(), leases=leases))
+    workers = script.run(2)
+    pass_time(script, 134, silent=workers)
+    assert script.count(VmEnded) == 0
+    pass_time(script, 2, silent=workers)
+    assert [fact.reason for fact in script.facts if isinstance(fact, VmEnded)] == [
+        EndReason.LEASE_EXPIRED
+    ] * 2
+
+
+def test_what_the_provider_says_holds_in_isolation_too() -> None:
+    script = Script()
+    workers = script.run(4)
+    pass_time(script, 20, silent=workers[1:])
+    assert script.state.running
+    for worker in workers[1:]:
+        script.event(VmTerminated(now=script.now, vm=vm_of(worker)))
+    pass_time(script, 1, silent=workers[1:])
+    assert [slot.worker for slot in script.last(ComputePlan).workers] == workers[:1]
+
+
+def test_a_generation_that_steps_is_kept_though_a_member_is_unheard() -> None:
+    script = Script()
+    workers = script.run(4)
+    before = len(script.facts)
+    pass_time(script, 60, silent=workers[3:], step=True)
+    assert script.facts[before:] == []
+    # Neither is it changed for a newcomer: the member that is unheard could not be told to switch.
+    script.report(WorkerReport(worker=workers[3], incarnation=1, phase=Phase.RUNNING, generation=1, step=60))
+    pass_time(script, 1, silent=[])
+    assert script.state.running
+    pass_time(script, 16, silent=workers[3:])  # it steps no more
+    assert script.last(GenerationClosed).reason == f"{workers[3]} silent for 15 s"
+
+
+def test_nothing_new_is_planned_for_newcomers_while_a_member_is_unheard() -> None:
+    script = Script()
+    workers = script.run(2, resources={"max_nodes": 3})
+    pass_time(script, 20, silent=workers[1:], step=True)
+    third = f"{list(script.state.vms)[2]}.0"
+    script.workers[third] = WorkerReport(worker=third, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7")
+    pass_time(script, 20, silent=workers[1:], step=True)
+    assert script.count(ComputePlan) == 1
+    script.workers[workers[1]] = script.workers[workers[0]].model_copy(update={"worker": workers[1]})
+    pass_time(script, 2, silent=[], step=True)
+    assert script.count(ComputePlan) == 2
+
+
+def test_a_long_step_is_given_time_to_be_committed() -> None:
+    script = Script()
+    workers = script.start(2, resources={"max_nodes": 3})
+    script.prepare()
+    script.open()
+    script.form()
+    current = script.state.current
+    assert current is not None
+    script.facts[:] = [
+        fact.model_copy(update={"predicted_s": 60.0}) if isinstance(fact, GenerationPlanned) else fact
+        for fact in script.facts
+    ]
+    script.state = script.state.changed(current=replace(current, predicted_s=60.0))
+    pass_time(script, 74, silent=workers[1:])
+    assert script.state.running
+    pass_time(script, 3, silent=workers[1:])
+    assert not script.state.running
+
+
+def test_a_switch_waits_for_an_unheard_member_no_longer_than_forming_may_take() -> None:
+    script = Script()
+    workers = script.run(2, resources={"max_nodes": 3})
+    third = f"{list(script.state.vms)[2]}.0"
+    script.report(WorkerReport(worker=third, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
+    script.wait(5.0)
+    script.report()
+    script.answer(1, 2)
+    script.prepare()
+    pass_time(script, 20, silent=workers[1:], step=True)
+    script.open()
+    pass_time(script, 170, silent=workers[1:], step=True)
+    assert script.state.current is not None
+    pass_time(script, 20, silent=workers[1:], step=True)
+    assert script.last(GenerationClosed).reason == "did not form in 180 s"
+    assert script.state.abandoned == 2  # which makes all of them leave the old one
+
+
+def test_a_planned_generation_does_without_a_member_that_falls_silent() -> None:
+    script = Script()
+    workers = script.start(4)
+    pass_time(script, 17, silent=workers[3:])
+    assert "silent while it was prepared" in script.last(GenerationClosed).reason
+    assert [slot.worker for slot in script.last(ComputePlan).workers] == workers[:3]
+
+
+def test_most_that_fall_silent_one_after_the_other_are_no_isolation() -> None:
+    script = Script()
+    workers = script.run(4)
+    pass_time(script, 20, silent=workers[3:])
+    assert script.count(GenerationClosed) == 1
+    script.answer(2, 1)
+    del script.workers[workers[3]]
+    script.prepare()
+    script.open()
+    script.form()
+    pass_time(script, 20, silent=workers[2:])
+    assert script.count(GenerationClosed) == 2 or workers[2] not in [w for w, _ in script.state.current.seats]
+    assert script.vitals.isolated_since is None
+
+
+def test_half_of_the_vms_are_not_most() -> None:
+    script = Script()
+    workers = script.run(2)
+    pass_time(script, 17, silent=workers[1:])
+    assert script.count(GenerationClosed) == 1
+    assert [slot.worker for slot in script.last(ComputePlan).workers] == workers[:1]
+
+
+def test_those_who_are_heard_and_report_the_loss_are_believed() -> None:
+    script = Script()
+    workers = script.run(4)
+    script.report(
+        script.change(workers[0], phase=Phase.BROKEN, lost=[workers[1]]),
+        silent=tuple(map(vm_of, workers[1:])),
+    )
+    pass_time(script, 20, silent=workers[1:])
+    assert script.vitals.isolated_since is None
+    assert script.state.current is None
+    assert [slot.worker for slot in script.last(ComputePlan).workers] == workers[:1]
+    assert script.count(VmEnded) == 0
+
+
+def test_connections_that_all_drop_for_a_moment_convict_nobody() -> None:
+    script = Script()
+    workers = script.run(4)
+    for worker in workers:
+        script.event(ConnectionClosed(now=script.now, vm=vm_of(worker)))
+    silent = tuple(map(vm_of, workers[1:]))
+    script.report(script.change(workers[0], phase=Phase.BROKEN, lost=workers[1:]), silent=silent)
+    for _ in range(20):
+        script.wait(0.25)
+        script.report(silent=silent)
+    assert script.count(VmEnded) == 0
+    assert script.count(ComputePlan) == 1  # nor is one of four planned with: the others are about to return
+    script.report(*(script.change(w, phase=Phase.BROKEN, lost=[workers[0]]) for w in workers[1:]))
+    assert [slot.worker for slot in script.last(ComputePlan).workers] == workers
+    assert script.count(VmEnded) == 0
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_only_a_precise_accusation_counts(lost: int) -> None:
+    script = Script()
+    workers = script.run(4)
+    named = workers[4 - lost :]
+    script.report(script.change(workers[0], phase=Phase.BROKEN, lost=named), silent=(vm_of(workers[3]),))
+    script.event(ConnectionClosed(now=script.now, vm=vm_of(workers[3])))
+    script.wait(1.4)
+    assert script.count(VmEnded) == 0
+    script.wait(0.2)
+    assert [fact.vm for fact in script.facts if isinstance(fact, VmEnded)] == (
+        [vm_of(workers[3])] if lost == 1 else []
+    )
+
+
+def test_a_loss_that_a_trainers_death_explains_does_not_accuse_its_vm() -> None:
+    script = Script()
+    workers = script.run(4)
+    fresh = WorkerReport(worker=workers[3], incarnation=2, phase=Phase.STARTING)
+    script.report(fresh, *(script.change(w, phase=Phase.BROKEN, lost=[workers[3]]) for w in workers[:3]))
+    script.wait(3.0)
+    script.event(ConnectionClosed(now=script.now, vm=vm_of(workers[3])))
+    script.wait(3.0)
+    assert script.count(VmEnded) == 0
