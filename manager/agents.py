@@ -1,7 +1,8 @@
 """The agents' side of the API: one WebSocket for each VM, the job's code, and its secrets.
 
-A VM shows its one-time join token first, and from then on the worker token that it got in return. Frames are
-JSON: `Report` from the agent, `ToAgent` to it. A VM that is no longer wanted is let in, to be told so.
+A VM shows its join token until it has shown the worker token that it gets in return. Frames are JSON:
+`Report` from the agent, `ToAgent` to it. A VM that is no longer wanted is let in, to be told so. One whose
+token is not good is refused with a `Refusal`: only that tells a VM that this manager does not know it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import asyncio
 import logging
 
 from fastapi import APIRouter, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
-from pydantic import ValidationError
 
-from ..worker.messages import Credential, Message, Orders, Report, ReportAck, Welcome
+from ..worker.frames import Malformed, Misfit, makara_version, read_report
+from ..worker.messages import PROTOCOL, Credential, Message, Orders, Refusal, ReportAck, Welcome
 from .auth import bearer, service_of
 from .service import Service
 from .tokens import Grant, Scope, TokenRefused
@@ -20,26 +21,35 @@ from .tokens import Grant, Scope, TokenRefused
 log = logging.getLogger("makara.manager")
 router = APIRouter(prefix="/api/v1", tags=["agents"])
 
-WORKER_TTL_S = 3600.0
-_REPLACED, _MALFORMED, _REFUSED = 4000, 4002, 4003
+_REPLACED, _MALFORMED = 4000, 4002
 
 
 @router.websocket("/agents/{vm}")
 async def agent(websocket: WebSocket, vm: str) -> None:
-    """One VM's connection. Refused with 403 before it opens, without a token that is bound to this VM."""
+    """One VM's connection. Without a token that is bound to this VM: 403 and a `Refusal`."""
     service = service_of(websocket)
-    token = bearer(websocket)
     try:
-        grant = await asyncio.to_thread(service.tokens.check, token or "", Scope.JOIN, Scope.WORKER)
+        grant = await asyncio.to_thread(
+            service.tokens.check, bearer(websocket) or "", Scope.JOIN, Scope.WORKER
+        )
     except TokenRefused as refusal:
-        log.warning("VM %s is refused: %s", vm, refusal)
-        await websocket.close(_REFUSED, "refused")
+        await _refuse(websocket, vm, str(refusal))
         return
-    if grant.vm != vm or grant.job not in service.jobs:
-        await websocket.close(_REFUSED, "refused")
-        return
-    await websocket.accept()
-    await AgentConnection(service, websocket, grant.job, vm).serve()
+    if grant.vm != vm:
+        await _refuse(websocket, vm, "this token is another VM's")
+    elif grant.job not in service.jobs:
+        await _refuse(websocket, vm, f"there is no job {grant.job}")
+    else:
+        await websocket.accept()
+        await AgentConnection(service, websocket, grant.job, vm).serve()
+
+
+async def _refuse(websocket: WebSocket, vm: str, reason: str) -> None:
+    log.warning("VM %s is refused: %s", vm, reason)
+    manager = service_of(websocket).tokens.identity
+    refusal = Refusal(refused=vm, manager=manager, reason=reason)
+    body = refusal.model_dump_json()
+    await websocket.send_denial_response(Response(body, 403, media_type="application/json"))
 
 
 class AgentConnection:
@@ -59,7 +69,7 @@ class AgentConnection:
     async def serve(self) -> None:
         """Until either side closes the connection or a newer one takes its place."""
         service = self._service
-        await self._send(Welcome(heartbeat_s=service.config.heartbeat_s, server_time=service.clock()))
+        await self._send(_welcome(service))
         service.connect(self._job, self._vm, self)
         tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._renew())]
         try:
@@ -86,9 +96,12 @@ class AgentConnection:
         while True:
             text = await self._websocket.receive_text()
             try:
-                report = Report.model_validate_json(text)
-            except ValidationError as error:
-                log.error("VM %s sent a malformed report: %s", self._vm, error)
+                report = read_report(text)
+            except Misfit as misfit:
+                self._service.not_understood(self._job, self._vm, f"{misfit}; it saves and holds")
+                continue  # it is not ended for that: it waits for a manager of its own kind
+            except Malformed as error:
+                self._service.not_understood(self._job, self._vm, f"its report cannot be read: {error}")
                 await self._websocket.close(_MALFORMED, "malformed report")
                 return
             if report.vm != self._vm:
@@ -119,16 +132,28 @@ class AgentConnection:
         while True:
             self._renewal_due = True
             self._wake.set()
-            await asyncio.sleep(WORKER_TTL_S / 3)
+            await asyncio.sleep(self._service.leases.worker_token_s / 3)
 
     async def _credential(self) -> Credential:
+        ttl_s = self._service.leases.worker_token_s
         token = await asyncio.to_thread(
-            self._service.tokens.issue, Scope.WORKER, job=self._job, vm=self._vm, ttl_s=WORKER_TTL_S
+            self._service.tokens.issue, Scope.WORKER, job=self._job, vm=self._vm, ttl_s=ttl_s
         )
-        return Credential(token=token, valid_for_s=WORKER_TTL_S)
+        return Credential(token=token, valid_for_s=ttl_s)
 
     async def _send(self, message: Message) -> None:
         await self._websocket.send_text(message.model_dump_json())
+
+
+def _welcome(service: Service) -> Welcome:
+    return Welcome(
+        heartbeat_s=service.config.heartbeat_s,
+        server_time=service.clock(),
+        protocol=PROTOCOL,
+        makara=makara_version(),
+        manager=service.tokens.identity,
+        max_report_bytes=service.config.max_report_bytes,
+    )
 
 
 @router.get("/jobs/{job}/bundle")

@@ -42,6 +42,8 @@ class ServerConfig:
     """How often time passes for the core, and how often providers are asked for dead VMs."""
     max_bundle_bytes: int = 64 * 1024 * 1024
     """Largest code bundle that a submission may carry."""
+    max_report_bytes: int = 16 * 1024 * 1024
+    """Largest report of an agent; it is told, and sends what is more in pieces."""
     agent_command: tuple[str, ...] | None = None
     """Local provider: what a VM runs before its boot file; None: this Python, `-m makara.worker.agent`."""
 

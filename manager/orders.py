@@ -14,9 +14,16 @@ from .state import Generation, JobState, vm_of
 class Leases:
     """Bounds that agents keep, in seconds; see the fields of `Orders`."""
 
-    trainer_lease_s: float = 10.0
-    orphan_timeout_s: float = 600.0
-    orphan_save_s: float = 60.0
+    trainer_lease_s: float = 10.0  # a trainer silent for this long is killed and replaced
+    orphan_timeout_s: float = 600.0  # a VM that sees no manager for this long saves and ends itself
+    orphan_save_s: float = 300.0  # for how long a VM that is to end waits for its checkpoint
+    least_worker_token_s: float = 3600.0
+
+    @property
+    def worker_token_s(self) -> float:
+        """For how long a VM's token is good. It is renewed after a third of that: a VM that was away for as
+        long as it may be still gets in."""
+        return max(self.least_worker_token_s, 3 * (self.orphan_timeout_s + self.orphan_save_s))
 
 
 def orders(state: JobState, vm: str, leases: Leases = Leases()) -> Orders:

@@ -38,6 +38,7 @@ class Job:
         self.sequence = facts[-1].sequence if facts else 0
         self.vitals = Vitals()
         self.reports: dict[str, Report] = {}
+        self.not_understood: dict[str, str] = {}  # VM -> why what its agent says cannot be read
         self.connections: dict[str, Connection] = {}
         self.recent: deque[StepMetrics] = deque(metrics, RECENT_STEPS)
         self.first_steps: dict[int, float] = {}  # generation -> when its first step was reported

@@ -60,7 +60,7 @@ async def _run(service: Service, listener: socket.socket) -> None:
             log_level="warning",
             access_log=False,
             ws="websockets-sansio",
-            ws_max_size=1 << 24,
+            ws_max_size=service.config.max_report_bytes,
             timeout_graceful_shutdown=1,
         )
     )

@@ -73,8 +73,8 @@ class Service:
         self.clock = clock
         self._failure: BaseException | None = None
         self._has_failed = asyncio.Event()
-        self._leases = leases or Leases()
-        self._timing = replace(timing or Timing(), leases=self._leases)
+        self.leases = leases or Leases()
+        self._timing = replace(timing or Timing(), leases=self.leases)
         self._tasks: list[asyncio.Task[None]] = []
         self._missing: dict[str, int] = {}
         self._turns: set[asyncio.Task[None]] = set()
@@ -156,7 +156,7 @@ class Service:
         if earlier is not None:
             earlier.replaced()
         runtime.connections[vm] = connection
-        connection.push(orders(runtime.state, vm, self._leases))
+        connection.push(orders(runtime.state, vm, self.leases))
 
     async def disconnect(self, job: str, vm: str, connection: Connection) -> None:
         """The connection closed. Suspicion only, and none if the VM has another one by now."""
@@ -174,9 +174,18 @@ class Service:
             for step in runtime.add_steps(report.metrics, self.clock()):
                 self.hub.publish(job, Update("step", to_json(step_view(step))))
         runtime.reports[report.vm] = report
+        runtime.not_understood.pop(report.vm, None)
         runtime.dirty = True
         if runtime.state.ended is None:
             await self.handle(job, ReportReceived(now=self.clock(), report=report))
+
+    def not_understood(self, job: str, vm: str, why: str) -> None:
+        """A VM's agent says what this manager cannot read; shown until it says something that can be."""
+        runtime = self.jobs[job]
+        if runtime.not_understood.get(vm) != why:
+            log.error("VM %s: %s", vm, why)
+            runtime.not_understood[vm] = why
+            runtime.dirty = True
 
     # ---- one event -----------------------------------------------------------------------------------------
 
@@ -214,7 +223,7 @@ class Service:
 
     def _tell(self, runtime: Job, facts: Any) -> None:
         for vm, connection in runtime.connections.items():
-            connection.push(orders(runtime.state, vm, self._leases))
+            connection.push(orders(runtime.state, vm, self.leases))
         first = runtime.sequence - len(facts) + 1
         for sequence, fact in enumerate(facts, first):
             log.info("job %s: %s", runtime.job, fact.fact)

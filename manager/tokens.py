@@ -27,7 +27,7 @@ class Scope(StrEnum):
     ADMIN = "admin"  # everything, other tokens and fault injection included
     USER = "user"  # submit, stop and read jobs
     SESSION = "session"  # a browser that signed in with a user or admin token
-    JOIN = "join"  # one connection of one VM of one job
+    JOIN = "join"  # connections of one VM of one job, until it shows its worker token
     WORKER = "worker"  # later connections of that VM, its bundle and its secrets
 
 
@@ -58,7 +58,10 @@ class TokenStore:
         self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")
-        self._database.execute(_TABLE)
+        self._database.executescript(_TABLES)
+        self._database.execute("INSERT OR IGNORE INTO identity VALUES (0, ?)", (secrets.token_hex(16),))
+        self.identity: str = self._database.execute("SELECT name FROM identity").fetchone()[0]
+        """Which manager this is: made with the file. Whoever lost it cannot judge the tokens of before."""
 
     def close(self) -> None:
         with self._lock:
@@ -81,7 +84,10 @@ class TokenStore:
         return f"{token_id}.{secret}"
 
     def check(self, token: str, *scopes: Scope) -> Grant:
-        """The grant behind `token` if it is one of `scopes`; uses up a join token. Raises `TokenRefused`."""
+        """The grant behind `token` if it is one of `scopes`. Raises `TokenRefused`.
+
+        A worker token that is shown was delivered: the join token of its VM has served then and is forgotten.
+        """
         token_id, _, secret = token.partition(".")
         with self._lock:
             row = self._database.execute(_FIND, (token_id,)).fetchone()
@@ -94,8 +100,8 @@ class TokenStore:
                 raise TokenRefused("this token has expired")
             if grant.scope not in scopes:
                 raise TokenRefused(f"a {grant.scope} token is not good for this")
-            if grant.scope is Scope.JOIN:
-                self._database.execute("DELETE FROM tokens WHERE id = ?", (token_id,))
+            if grant.scope is Scope.WORKER:
+                self._database.execute(_FORGET_JOIN, (Scope.JOIN.value, grant.job, grant.vm))
         return grant
 
     def revoke(self, token_id: str) -> bool:
@@ -148,10 +154,12 @@ def _hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
-_TABLE = """
+_TABLES = """
 CREATE TABLE IF NOT EXISTS tokens (
     id TEXT PRIMARY KEY, hash BLOB NOT NULL, scope TEXT NOT NULL, name TEXT NOT NULL,
     job TEXT, vm TEXT, created REAL NOT NULL, expires REAL
-) STRICT
+) STRICT;
+CREATE TABLE IF NOT EXISTS identity (one INTEGER PRIMARY KEY CHECK (one = 0), name TEXT NOT NULL) STRICT;
 """
+_FORGET_JOIN = "DELETE FROM tokens WHERE scope = ? AND job = ? AND vm = ?"
 _FIND = "SELECT hash, scope, name, job, vm, expires FROM tokens WHERE id = ?"

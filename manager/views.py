@@ -137,7 +137,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         status=state.status.value,
         reason=_reason(state),
         traceback=state.ended.traceback if state.ended else state.last_traceback,
-        trouble=sorted(set(trouble.values())),
+        trouble=sorted({*trouble.values(), *_not_understood(job)}),
         isolated=_isolated(job),
         step=newest_step(state, last),
         steps=state.spec.training.steps,
@@ -169,6 +169,11 @@ def _isolated(job: Job) -> str | None:
     num_joined = sum(vm.joined for vm in job.state.live_vms)
     silent = f"{len(job.vitals.unheard)} of {num_joined} VMs"
     return f"isolated: {silent} fell silent at once; nothing is changed for it"
+
+
+def _not_understood(job: Job) -> list[str]:
+    live = {vm.vm for vm in job.state.live_vms}
+    return [f"VM {vm}: {why}" for vm, why in job.not_understood.items() if vm in live]
 
 
 def measured_s(job: Job) -> float | None:

@@ -2,8 +2,9 @@
 
 The job's environment says how it behaves: `FAKE_TRAINER` is "plain" (reports the version of its orders as its
 step; holds when ordered, which leaves the file `held` in the VM's folder), "silent" (its first incarnation
-beats once and never again), "late" (begins to beat only with its second orders), or "survived" (dies, but a
-child of it keeps its socket open).
+beats once and never again), "late" (begins to beat only with its second orders), "survived" (dies, but a
+child of it keeps its socket open), "saves long" (told to hold, it runs on and saves for ever), "talkative"
+(tells of thousands of steps with each orders), or "huge" (its report is larger than any manager takes).
 """
 
 import json
@@ -48,12 +49,16 @@ def main() -> None:
             if not line:
                 return
             orders = json.loads(line)
-            phase = "held" if orders["hold"] else "running" if orders["action"] == "train" else "idle"
+            holds = orders["hold"] and mode != "saves long"
+            phase = "held" if holds else "running" if orders["action"] == "train" else "idle"
             if orders["hold"]:
                 Path(arguments["--bundle"], "..", "..", "held").touch()
             report |= {"phase": phase, "step": orders["version"], "generation": 1}
             metrics = {"generation": 1, "loss": 1.0, "grad_norm": 1.0, "seconds": 1.0, "samples": 1}
-            send(metrics=metrics | {"step": orders["version"]})
+            for n in range(3000 if mode == "talkative" else 1):
+                send(metrics=metrics | {"step": orders["version"] + n * 1000})
+            if mode == "huge":
+                report |= {"lost": ["x" * 400] * 60_000}
             send(report=report)
         send(beat=True)
 

@@ -305,6 +305,21 @@ def test_a_notice_for_a_vm_that_is_needed_has_a_checkpoint_made_first() -> None:
     assert script.count(HoldChanged) == 1
 
 
+def test_workers_that_held_though_nobody_told_them_go_on_in_a_new_generation() -> None:
+    """Their agents did not see the manager for long, or did not understand it; all members hold with one."""
+    script = Script()
+    workers = script.run(2)
+    script.report(*(script.change(w, phase=Phase.HELD, step=7) for w in workers))
+    assert script.last(GenerationClosed).reason == f"{workers[0]} held without an order"
+    script.answer(2, 1)
+    script.prepare()
+    script.open()
+    script.form(step=7)
+    assert script.state.current is not None
+    assert script.state.current.number == 2
+    assert script.state.current.formed is not None
+
+
 def test_an_unprepared_member_is_left_out_in_the_end() -> None:
     script = Script()
     workers = script.start(2)

@@ -49,14 +49,31 @@ def test_a_right_id_with_another_secret_is_refused(store: TokenStore) -> None:
         store.check(f"{token.split('.')[0]}.{other.split('.')[1]}", Scope.USER)
 
 
-def test_a_join_token_works_once_and_for_its_vm(store: TokenStore) -> None:
+def test_a_join_token_works_for_its_vm_until_its_successor_is_shown(store: TokenStore) -> None:
     token = store.issue(Scope.JOIN, job="j", vm="v", ttl_s=60)
+    other = store.issue(Scope.JOIN, job="j", vm="w", ttl_s=60)
     with pytest.raises(TokenRefused, match="not good for this"):
-        store.check(token, Scope.USER)  # a wrong use does not use it up
+        store.check(token, Scope.USER)
     grant = store.check(token, Scope.JOIN)
     assert (grant.job, grant.vm) == ("j", "v")
+    successor = store.issue(Scope.WORKER, job="j", vm="v", ttl_s=60)
+    store.check(token, Scope.JOIN)  # the connection broke before it was delivered
+    with pytest.raises(TokenRefused, match="not good for this"):
+        store.check(successor, Scope.USER)  # a wrong use shows nothing
+    store.check(token, Scope.JOIN)
+    store.check(successor, Scope.WORKER)
     with pytest.raises(TokenRefused, match="unknown"):
         store.check(token, Scope.JOIN)
+    store.check(other, Scope.JOIN)
+
+
+def test_a_manager_is_the_same_over_restarts_and_another_with_another_file(tmp_path: Path) -> None:
+    names: list[str] = []
+    for file in ("a", "a", "b"):
+        tokens = TokenStore(tmp_path / file)
+        names.append(tokens.identity)
+        tokens.close()
+    assert names[0] == names[1] != names[2]
 
 
 def test_tokens_expire_and_are_swept(store: TokenStore, clock: Clock) -> None:

@@ -2,7 +2,8 @@
 
 Both directions are *level-triggered*: an `Orders` message is all that a VM should now be doing, and a
 `Report` is all that it now is. Either may be lost, repeated or sent again after a reconnection without
-harm; only the newest counts. Everything is JSON; nothing here imports torch.
+harm; only the newest counts. Everything is JSON; nothing here imports torch. Manager and agents need not be
+of one version: `frames` reads what comes from the other.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from .bounds import (
 )
 
 _INDICES = frozenset(str(index) for index in range(MOST_DEVICES))
+
+# Raised when an older side would misread what a newer one says. New fields and frames need no new number:
+# they have defaults, and are passed over where they are not known.
+PROTOCOL = 1
 
 
 class Message(BaseModel):
@@ -135,7 +140,7 @@ class Orders(Message):
     probe: ProbeOrder | None = None  # before there is a recipe
     lease_s: float = 10.0  # a trainer silent for this long is killed and replaced
     orphan_timeout_s: float = 600.0  # without a manager for this long: save, then end the VM
-    orphan_save_s: float = 60.0  # ... however long that checkpoint takes, after this much more
+    orphan_save_s: float = 300.0  # for how long a VM that is to end waits for its checkpoint
 
 
 class Phase(StrEnum):
@@ -320,6 +325,8 @@ class Report(Message):
     metrics: list[StepMetrics] = Field(default_factory=list, max_length=MOST_METRICS)
     notice_deadline_s: Finite | None = None  # seconds until the cloud takes the VM, if it said so
     leaving: Text | None = None  # the VM ends itself, and why
+    protocol: Count = 1
+    makara: Name = ""  # version of the agent
 
     @model_validator(mode="after")
     def _names_its_own_workers(self) -> Report:
@@ -346,6 +353,21 @@ class Welcome(Message):
     type: Literal["welcome"] = "welcome"
     heartbeat_s: float
     server_time: float  # Unix seconds, for logs only
+    protocol: int = 1
+    makara: str = ""  # version of the manager
+    manager: str = ""  # which manager this is: the same over its restarts
+    max_report_bytes: int = 1 << 24  # a larger report closes the connection
+
+
+class Refusal(Message):
+    """The manager's own word that a VM has no place with it; the body of the answer to its connection.
+
+    Any other answer (a proxy's, that of another manager at the same address) says nothing about the VM.
+    """
+
+    refused: str  # the VM
+    manager: str  # as in `Welcome`
+    reason: str
 
 
 class Credential(Message):

@@ -51,7 +51,7 @@ class TrainerProcess:
         self._orders: Orders | None = None
         self._last_beat = 0.0
         self._beats = False  # it has begun to
-        self._killed_for: str | None = None
+        self._killed_for: Failure | None = None
 
     async def run(self, bundle: Path, environment: Mapping[str, str]) -> None:
         """Keep a trainer running until cancelled; each death ends an incarnation and starts the next."""
@@ -77,8 +77,7 @@ class TrainerProcess:
         """Kill the trainer if its beats stopped for `lease_s`; its peers wake from the closed sockets."""
         bound_s = lease_s if self._beats else max(lease_s, _START_S)
         if self._process is not None and time.monotonic() - self._last_beat > bound_s:
-            self._killed_for = f"no beat for {bound_s:g} s"
-            self.kill()
+            self.fail(Failure(kind="lease", message=f"no beat for {bound_s:g} s"))
 
     def renew_lease(self) -> None:
         """Begin the lease anew: the agent itself stood still, and has not read the beats of that time."""
@@ -87,6 +86,11 @@ class TrainerProcess:
     @property
     def running(self) -> bool:
         return self.report.phase is Phase.RUNNING
+
+    def fail(self, failure: Failure) -> None:
+        """Kill the trainer for a reason that it did not give itself."""
+        self._killed_for = failure
+        self.kill()
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -132,6 +136,8 @@ class TrainerProcess:
                 self._take(json.loads(line))
         except ConnectionResetError:
             return  # the same as the end of the stream
+        except ValueError as error:  # a line that is too long, or no report: the job's own code wrote there
+            self.fail(Failure(kind="internal", message=f"its report cannot be read: {error}"))
 
     def _take(self, value: dict[str, Any]) -> None:
         self._last_beat, self._beats = time.monotonic(), True
@@ -145,7 +151,7 @@ class TrainerProcess:
         self._process = None
         failure = self.report.failure
         if self._killed_for is not None:
-            failure = Failure(kind="lease", message=self._killed_for, exit_code=status)
+            failure = self._killed_for.model_copy(update={"exit_code": status})
         elif failure is None and status < 0:
             failure = Failure(
                 kind="killed", message=f"ended by {signal.Signals(-status).name}", exit_code=status

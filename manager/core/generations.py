@@ -116,6 +116,10 @@ def _close_current(turn: Turn, current: Generation) -> None:
         return
     if turn.isolated:
         return  # who is late cannot be told
+    held = [w for w in _reports(turn, current.seats) if _holds_unasked(turn, w, current)]
+    if held and turn.state.planned is None:
+        _close(turn, f"{_names((w.worker, w.incarnation) for w in held)} held without an order", turn.now)
+        return
     if current.formed is None and _forms_since(turn, current) > turn.timing.form_timeout_s:
         _leave_out(turn, [seat for seat in current.seats if not _tries(turn, seat, current)])
         _close(turn, f"did not form in {turn.timing.form_timeout_s:g} s", turn.now)
@@ -189,6 +193,12 @@ def _reports(turn: Turn, seats: Iterable[Seat]) -> list[WorkerReport]:
 
 def _is_broken(worker: WorkerReport, generation: Generation) -> bool:
     return worker.phase is Phase.BROKEN and worker.generation == generation.number
+
+
+def _holds_unasked(turn: Turn, worker: WorkerReport, generation: Generation) -> bool:
+    """Its agent had not seen or not understood this manager, and had it save."""
+    ordered = turn.state.hold or turn.state.stop_ordered_at is not None
+    return worker.phase is Phase.HELD and worker.generation == generation.number and not ordered
 
 
 def _tries(turn: Turn, seat: Seat, generation: Generation) -> bool:

@@ -1,0 +1,255 @@
+"""What ends a VM and what does not: proxies, other managers, other versions, frames that cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+
+import pytest
+from makara.worker.frames import Malformed, Misfit, read_report, read_to_agent
+from makara.worker.messages import PROTOCOL, DeviceInfo, Phase, Report, StepMetrics, Welcome
+from makara.worker.reports import Backlog
+from scripted_manager import Manager, ends, play, response
+
+__all__ = ["play"]  # the fixture
+
+Agent = asyncio.Task[None]
+
+
+async def running(manager: Manager, **changes: object) -> None:
+    """The VM trains."""
+    await manager.order("train", **changes)
+    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+
+
+async def trains_on(manager: Manager) -> None:
+    """It comes back, and its trainer is the same and was not told to hold."""
+    manager.answer = None
+    await manager.until(lambda: manager.connection is not None)
+    version = await manager.order("train")
+    found = await manager.worker(lambda worker: worker.step == version)
+    assert (found.phase, found.incarnation) == (Phase.RUNNING, 1)
+    assert not (manager.folder / "held").exists()
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 502])
+def test_a_proxys_answer_is_no_refusal(play: Callable[..., None], status: int) -> None:
+    async def scenario(manager: Manager, _agent: Agent) -> None:
+        await running(manager)
+        manager.answer = response(HTTPStatus(status), b"404 page not found\n")
+        shown = len(manager.tokens)
+        await manager.drop()
+        await manager.until(lambda: len(manager.tokens) >= shown + 3)
+        await trains_on(manager)
+
+    play(scenario)
+
+
+def test_a_refusal_of_another_manager_is_none(play: Callable[..., None]) -> None:
+    """Somebody started a manager with a home of its own at the address that the VM knows."""
+
+    async def scenario(manager: Manager, _agent: Agent) -> None:
+        await running(manager)
+        manager.refuse("manager-2")
+        shown = len(manager.tokens)
+        await manager.drop()
+        await manager.until(lambda: len(manager.tokens) >= shown + 2)
+        await trains_on(manager)
+
+    play(scenario)
+
+
+def test_a_vm_that_its_manager_refuses_saves_and_ends(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, agent: Agent) -> None:
+        await running(manager)
+        manager.refuse()
+        await manager.drop()
+        await ends(agent)
+        assert (manager.folder / "held").exists()
+
+    play(scenario)
+
+
+def test_a_vm_that_was_never_let_in_ends_when_it_is_refused(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, agent: Agent) -> None:
+        manager.refuse("whichever")
+        await ends(agent)
+        assert manager.connection is None
+
+    play(scenario)
+
+
+def test_a_close_by_whoever_it_is_does_not_end_the_vm(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, _agent: Agent) -> None:
+        await running(manager)
+        for code in (1008, 4001, 4002, 4003):
+            await manager.until(lambda: manager.connection is not None)
+            connection, manager.connection = manager.connection, None
+            assert connection is not None
+            await connection.close(code, "refused")
+        await trains_on(manager)
+
+    play(scenario)
+
+
+# ---- the manager away --------------------------------------------------------------------------------------
+
+
+def test_a_manager_that_only_answers_errors_is_not_seen(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, agent: Agent) -> None:
+        await running(manager, orphan_timeout_s=1.0)
+        manager.answer = response(HTTPStatus.BAD_GATEWAY, b"")
+        await manager.drop()
+        await ends(agent)
+        assert (manager.folder / "held").exists()
+
+    play(scenario)
+
+
+def test_an_orphan_whose_manager_returns_while_it_saves_goes_on(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, _agent: Agent) -> None:
+        await running(manager, orphan_timeout_s=0.5)
+        await manager.close()
+        await manager.until_file("held")
+        await manager.open()
+        version = await manager.order("train")  # at once also in what the trainer is told
+        found = await manager.worker(lambda worker: worker.step == version)
+        assert (found.phase, found.incarnation) == (Phase.RUNNING, 1)
+
+    play(scenario, mode="saves long")
+
+
+# ---- versions ----------------------------------------------------------------------------------------------
+
+
+def test_what_a_newer_manager_adds_is_passed_over(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, _agent: Agent) -> None:
+        await running(manager)
+        await manager.send_text('{"type": "weather", "sunny": true}')
+        added = {**json.loads(manager.sent), "version": 7, "colour": "red"}
+        added["job"] = {**added["job"], "flavour": {"sweet": 1}}
+        await manager.send_text(json.dumps(added))
+        found = await manager.worker(lambda worker: worker.step == 7)
+        assert (found.phase, found.incarnation) == (Phase.RUNNING, 1)
+        assert len(manager.tokens) == 1  # on the same connection
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("frame", ["", "[]", '{"type": "orders"}', '{"type": "orders", "version": "x"}'])
+def test_a_frame_that_cannot_be_read_costs_a_connection_and_no_vm(
+    play: Callable[..., None], frame: str
+) -> None:
+    async def scenario(manager: Manager, _agent: Agent) -> None:
+        await running(manager)
+        connection = manager.connection
+        await manager.send_text(frame)
+        await manager.until(lambda: manager.connection not in (None, connection))
+        await trains_on(manager)
+
+    play(scenario)
+
+
+def test_a_vm_that_does_not_understand_its_manager_saves_holds_and_says_so(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, agent: Agent) -> None:
+        await running(manager)
+        manager.protocol = PROTOCOL + 1
+        await manager.drop()
+        held = await manager.worker(lambda worker: worker.phase is Phase.HELD)
+        assert held.incarnation == 1
+        assert manager.reports[-1].protocol == PROTOCOL
+        assert manager.reports[-1].makara
+        await manager.send_text('{"type": "orders", "version": 99, "action": "shutdown"}')  # of that protocol
+        manager.protocol = PROTOCOL  # the older manager is back
+        await manager.drop()
+        version = await manager.order("train")
+        await manager.worker(lambda worker: worker.step == version and worker.phase is Phase.RUNNING)
+        assert not agent.done()
+
+    play(scenario)
+
+
+def a_report() -> Report:
+    device = DeviceInfo(kind="cpu", name="cpu0", memory_bytes=1)
+    return Report(vm="v", sequence=1, orders_version=0, address="10.0.0.1", devices=[device], workers=[])
+
+
+def test_reports_of_newer_agents_are_read_without_what_they_add() -> None:
+    value = {**a_report().model_dump(mode="json"), "colour": "red"}
+    assert read_report(json.dumps(value)) == a_report()
+
+
+def test_another_protocol_is_told_apart_from_a_frame_that_cannot_be_read() -> None:
+    value = {"vm": 7, "protocol": PROTOCOL + 1, "makara": "3.0", "all": "else"}
+    with pytest.raises(Misfit, match=f"3.0.*protocol {PROTOCOL + 1}"):
+        read_report(json.dumps(value))
+    welcome = Welcome(heartbeat_s=1.0, server_time=0.0, protocol=PROTOCOL + 1).model_dump_json()
+    for text in (welcome, json.dumps({"type": "welcome", "protocol": PROTOCOL + 1})):
+        with pytest.raises(Misfit):
+            read_to_agent(text)
+    for text in ("{", "[]", '{"vm": 7}'):
+        with pytest.raises(Malformed):
+            read_report(text)
+
+
+def test_a_malformed_frames_values_are_not_told() -> None:
+    with pytest.raises(Malformed) as told:
+        read_to_agent('{"type": "token", "token": {"a": "s3cret"}, "valid_for_s": 1}')
+    assert "s3cret" not in str(told.value)
+
+
+# ---- large reports -----------------------------------------------------------------------------------------
+
+
+def steps(numbers: range) -> list[StepMetrics]:
+    return [
+        StepMetrics(step=n, generation=1, loss=1 / 3, grad_norm=1 / 3, seconds=1 / 3, samples=2**20)
+        for n in numbers
+    ]
+
+
+def test_what_was_not_acknowledged_goes_out_in_pieces_and_none_is_lost() -> None:
+    backlog = Backlog()
+    for step in steps(range(5000)):
+        backlog.add(step)
+    told: dict[int, StepMetrics] = {}
+    sequence = 0
+    while backlog.waits or not told:
+        sequence += 1
+        sent = backlog.take(sequence, 1 << (24 if sequence % 3 else 17))  # a smaller frame now and then
+        lost = sequence % 2 == 0
+        if not lost:
+            told |= {step.step: step for step in sent}
+            backlog.acknowledge(sequence)
+    assert sorted(told) == list(range(5000))
+
+
+def test_reports_fit_what_the_manager_takes(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, _agent: Agent) -> None:
+        acknowledging = asyncio.create_task(manager.acknowledge_all())
+        manager.max_report_bytes = 1 << 17
+        await manager.drop()
+        version = await manager.order("train")
+        wanted = {version + n * 1000 for n in range(3000)}
+        await manager.until(lambda: wanted <= {m.step for r in manager.reports for m in r.metrics})
+        acknowledging.cancel()
+        assert max(manager.sizes) <= 1 << 17
+
+    play(scenario, mode="talkative")
+
+
+def test_a_worker_whose_report_fits_nowhere_fails_with_the_reason(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, agent: Agent) -> None:
+        await manager.order("train")
+        dead = await manager.worker(lambda worker: worker.failure is not None)
+        assert dead.failure is not None
+        assert "the manager takes" in dead.failure.message
+        assert not agent.done()
+        await manager.worker(lambda worker: worker.incarnation == 2)
+
+    play(scenario, mode="huge")
