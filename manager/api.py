@@ -117,7 +117,7 @@ async def submit(
 async def jobs(request: Request, _: User) -> JobsView:
     """All jobs, newest first."""
     service = service_of(request)
-    views = [_view(service, job) for job in service.jobs.values() if job.state.spec is not None]
+    views = [_view(service, job) for job in service.jobs.values() if job.submitted]
     return JobsView(jobs=views[::-1])
 
 
@@ -244,7 +244,7 @@ def _local(service: Service) -> LocalProvider:
 
 def _find(service: Service, job: str) -> Job:
     runtime = service.jobs.get(job)
-    if runtime is None or runtime.state.spec is None:
+    if runtime is None or not runtime.submitted:
         raise HTTPException(404, f"job: there is no job {job!r}")
     return runtime
 

@@ -40,6 +40,10 @@ class ServerConfig:
     """How often an agent reports when nothing changes."""
     tick_s: float = 0.25
     """How often time passes for the core, and how often providers are asked for dead VMs."""
+    quarantine_retry_s: float = 10.0
+    """After so long a job that the manager failed to decide about is taken up again; doubles each time."""
+    quarantine_longest_retry_s: float = 600.0
+    """The longest of these waits."""
     max_bundle_bytes: int = 64 * 1024 * 1024
     """Largest code bundle that a submission may carry."""
     max_report_bytes: int = 16 * 1024 * 1024

@@ -52,6 +52,7 @@ from .events import (
 )
 from .planning import compute_plan
 from .providers import NoCapacity, Provider, ProviderError
+from .quarantine import Quarantined
 from .state import JobState
 from .tokens import Scope, TokenStore
 
@@ -101,6 +102,7 @@ class Effects:
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, Command] = {}
+        self._held: dict[str, list[Command]] = {}  # of jobs that are set aside: run again when taken up
 
     def start(self, job: str, command: Command) -> None:
         """Begin `command`, or do nothing if it is already being run."""
@@ -108,6 +110,15 @@ class Effects:
             task = asyncio.create_task(self._settle(job, command), name=command.key)
             self._tasks[command.key] = task
             self._running[command.key] = command
+
+    def hold(self, job: str, command: Command) -> None:
+        """Keep `command` of a job that is set aside until `resume`."""
+        self._held.setdefault(job, []).append(command)
+
+    def resume(self, job: str) -> None:
+        """The job can be decided on again: run what was held."""
+        for command in self._held.pop(job, []):
+            self.start(job, command)
 
     def requesting(self, vm: str) -> bool:
         """Whether a request for this VM is still under way: its absence means nothing yet."""
@@ -133,6 +144,8 @@ class Effects:
             await self._mark_done(command.key)
         except asyncio.CancelledError:
             raise
+        except Quarantined:
+            self.hold(job, command)
         except BaseException as error:  # the journal is unusable: the manager must not go on
             self._fatal(error)
         finally:
@@ -203,12 +216,16 @@ class Effects:
 
     async def _release(self, job: str, command: ReleaseVm) -> Event:
         spec = self._state_of(job).spec
-        assert spec is not None, "a VM is released for a submitted job only"
-        provider = self._providers[spec.resources.provider]
-        # For ever: a VM that is not released bills for ever.
-        await self._persist(
-            job, command, lambda: provider.release(command.vm), ProviderError, wanted=lambda: True
-        )
+        names = [spec.resources.provider] if spec is not None else list(self._providers)  # not readable: all
+        for provider in [self._providers[name] for name in names]:
+            # For ever: a VM that is not released bills for ever.
+            await self._persist(
+                job,
+                command,
+                lambda provider=provider: provider.release(command.vm),
+                ProviderError,
+                wanted=lambda: True,
+            )
         await asyncio.to_thread(self._tokens.revoke_vm, job, command.vm)
         return VmTerminated(now=self._clock(), vm=command.vm)
 

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from ..worker.messages import StepMetrics
 from .commands import Command
 from .facts import Fact
+from .journal_text import Unreadable, read_back, readable_text
 
 SCHEMA_VERSION = 2
 _FACTS: TypeAdapter[Fact] = TypeAdapter(Fact)
@@ -68,12 +69,12 @@ class JournalConflict(JournalError):
 
 class StoredFact(NamedTuple):
     sequence: int  # 1 is the job's first
-    fact: Fact
+    fact: Fact | Unreadable
 
 
 class PendingCommand(NamedTuple):
     job: str
-    command: Command
+    command: Command | Unreadable
 
 
 class Journal(Protocol):
@@ -124,7 +125,10 @@ class SqliteJournal:
 
         `expected`: the sequence number that the caller's state stands at; anything else in the journal raises
         `JournalConflict` and stores nothing. A command whose key is stored already is not stored again.
+        Raises `NotReadable`, and stores nothing, for what would not read back as it is.
         """
+        fact_texts = [(fact.at, readable_text(_FACTS, fact)) for fact in facts]
+        command_texts = [(command.key, job, readable_text(_COMMANDS, command)) for command in commands]
         with self._transaction() as db:
             row = db.execute("SELECT coalesce(max(sequence), 0) FROM facts WHERE job = ?", (job,)).fetchone()
             newest = int(row[0])
@@ -132,20 +136,22 @@ class SqliteJournal:
                 raise JournalConflict(f"{self.path}: job {job} is at fact {newest}, expected {expected}")
             db.executemany(
                 "INSERT INTO facts (job, sequence, at, fact) VALUES (?, ?, ?, ?)",
-                [(job, newest + n, fact.at, fact.model_dump_json()) for n, fact in enumerate(facts, 1)],
+                [(job, newest + n, at, text) for n, (at, text) in enumerate(fact_texts, 1)],
             )
             db.executemany(
                 "INSERT INTO commands (key, job, command) VALUES (?, ?, ?) ON CONFLICT (key) DO NOTHING",
-                [(command.key, job, command.model_dump_json()) for command in commands],
+                command_texts,
             )
         return newest + len(facts)
 
     def facts(self, job: str, after: int = 0) -> list[StoredFact]:
         """The facts of a job in order, from the one after sequence number `after`."""
         rows = self._read(
-            "SELECT sequence, fact FROM facts WHERE job = ? AND sequence > ? ORDER BY sequence", job, after
+            "SELECT sequence, at, fact FROM facts WHERE job = ? AND sequence > ? ORDER BY sequence",
+            job,
+            after,
         )
-        return [StoredFact(int(sequence), _FACTS.validate_json(text)) for sequence, text in rows]
+        return [StoredFact(int(sequence), read_back(_FACTS, at, text)) for sequence, at, text in rows]
 
     def jobs(self) -> list[str]:
         """Every job ever submitted, oldest first."""
@@ -156,7 +162,7 @@ class SqliteJournal:
     def pending_commands(self) -> list[PendingCommand]:
         """Commands not marked done, in the order in which they were stored."""
         rows = self._read("SELECT job, command FROM commands WHERE done = 0 ORDER BY ordinal")
-        return [PendingCommand(str(job), _COMMANDS.validate_json(text)) for job, text in rows]
+        return [PendingCommand(str(job), read_back(_COMMANDS, 0.0, text)) for job, text in rows]
 
     def mark_done(self, key: str) -> None:
         with self._transaction() as db:

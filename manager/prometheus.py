@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from fastapi import APIRouter, Request, Response
 
 from .auth import User, service_of
+from .quarantine import STATUS
 from .service import Service
 from .views import job_view
 
@@ -28,8 +29,8 @@ async def metrics(request: Request, _: User) -> Response:
 
 
 def _lines(service: Service) -> Iterable[str]:
-    shown = [job for job in service.jobs.values() if job.state.spec is not None]
-    counts = Counter(job.state.status.value for job in shown)
+    shown = [job for job in service.jobs.values() if job.submitted]
+    counts = Counter(STATUS if job.set_aside else job.state.status.value for job in shown)
     yield from _family(
         "makara_jobs", "gauge", "Jobs by status", [({"status": k}, n) for k, n in counts.items()]
     )

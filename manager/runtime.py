@@ -9,8 +9,9 @@ from typing import Protocol
 
 from ..morphing import Impossible
 from ..worker.messages import Orders, Report, StepMetrics
-from .core import Vitals, fold
+from .core import Vitals
 from .journal import StoredFact
+from .quarantine import Quarantine, fold_readable
 from .ranking import Ranking
 from .state import JobState
 
@@ -34,7 +35,11 @@ class Job:
 
     def __init__(self, job: str, facts: list[StoredFact], metrics: list[StepMetrics]) -> None:
         self.job = job
-        self.state: JobState = fold(stored.fact for stored in facts)
+        self.state: JobState
+        self.quarantine: Quarantine | None
+        self.state, self.quarantine = fold_readable(facts)
+        self.failures = 0  # to decide about it, in a row
+        self.failed_at = 0.0
         self.sequence = facts[-1].sequence if facts else 0
         self.vitals = Vitals()
         self.reports: dict[str, Report] = {}
@@ -48,8 +53,22 @@ class Job:
         self.ranking_lock = asyncio.Lock()
 
     @property
+    def submitted(self) -> bool:
+        """Durably; that is known also of one whose submission cannot be read."""
+        return self.state.spec is not None or self.quarantine is not None
+
+    @property
     def active(self) -> bool:
-        return self.state.spec is not None and self.state.ended is None
+        return self.submitted and self.state.ended is None
+
+    @property
+    def set_aside(self) -> bool:
+        return self.quarantine is not None and self.state.ended is None
+
+    def may_own(self, vm: str) -> bool:
+        """Whether a VM of this name may be one of those that facts which cannot be read are about."""
+        hidden = self.active and self.quarantine is not None and not self.quarantine.readable
+        return hidden and vm.startswith(f"{self.job}-vm")
 
     def new_vms(self) -> tuple[str, ...]:
         """Names that no VM of the job ever had, as many as it could want."""

@@ -7,16 +7,18 @@ then the new state, the effects, orders to the agents whose orders changed, and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..worker.messages import Report
+from .commands import Command
 from .config import ServerConfig
-from .core import Timing, decide
+from .core import Timing
 from .effects import Effects
 from .events import (
     ConnectionClosed,
@@ -25,15 +27,18 @@ from .events import (
     ManagerStarted,
     ReportReceived,
     StopRequested,
-    Tick,
     Together,
     VmTerminated,
 )
+from .facts import Fact
 from .files import JobFiles
+from .job_loop import JobLoops, Outlets
 from .journal import Journal
+from .journal_text import Unreadable
 from .live import Hub, Update
 from .orders import Leases, orders
 from .providers import Provider, ProviderError, VmStatus
+from .quarantine import Quarantined, quarantine_for
 from .runtime import RECENT_STEPS, Connection, Job
 from .spec import JobSpec
 from .tokens import TokenStore
@@ -74,10 +79,8 @@ class Service:
         self._failure: BaseException | None = None
         self._has_failed = asyncio.Event()
         self.leases = leases or Leases()
-        self._timing = replace(timing or Timing(), leases=self.leases)
         self._tasks: list[asyncio.Task[None]] = []
         self._missing: dict[str, int] = {}
-        self._turns: set[asyncio.Task[None]] = set()
         self._submitting = asyncio.Lock()
         self.effects = Effects(
             providers=providers,
@@ -91,6 +94,19 @@ class Service:
             fatal=self._fail,
             clock=clock,
         )
+        self._loops = JobLoops(
+            Outlets(
+                append=self._append,
+                start=self.effects.start,
+                resume=self.effects.resume,
+                tell=self._tell,
+                fatal=self._fail,
+                clock=clock,
+            ),
+            replace(timing or Timing(), leases=self.leases),
+            retry_s=config.quarantine_retry_s,
+            longest_retry_s=config.quarantine_longest_retry_s,
+        )
 
     def vm_directory(self, vm: str) -> Path:
         return self.config.home / "vms" / vm
@@ -103,14 +119,25 @@ class Service:
             facts = await asyncio.to_thread(self.journal.facts, job)
             metrics = await asyncio.to_thread(self.journal.metrics, job, 0, RECENT_STEPS)
             self.jobs[job] = Job(job, facts, metrics)
-        pending = await asyncio.to_thread(self.journal.pending_commands)
-        for job, command in pending:
-            self.effects.start(job, command)
+        await self._start_pending()
         for job in self.active():
-            await self.handle(job.job, ManagerStarted(now=self.clock()))
+            with contextlib.suppress(Quarantined):  # what it is, the job shows
+                await self.handle(job.job, ManagerStarted(now=self.clock()))
         self._tasks = [
             asyncio.create_task(self._guard(loop)) for loop in (self._tick, self._watch, self._sweep)
         ]
+
+    async def _start_pending(self) -> None:
+        """Run what was under way again; of a job that is set aside, once it is taken up."""
+        for job, command in await asyncio.to_thread(self.journal.pending_commands):
+            runtime = self.jobs[job]
+            if isinstance(command, Unreadable):
+                fault = ValueError(f"a command in its journal cannot be read: {command.error}")
+                runtime.quarantine = runtime.quarantine or quarantine_for(fault, self.clock(), None)
+            elif runtime.quarantine is not None and runtime.active:
+                self.effects.hold(job, command)
+            else:
+                self.effects.start(job, command)
 
     async def close(self) -> None:
         """Stop. VMs and their training go on; the next manager takes over from the journal."""
@@ -118,7 +145,7 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.effects.close()
-        await asyncio.gather(*self._turns, return_exceptions=True)
+        await self._loops.close()
         self.hub.close()
 
     def active(self) -> list[Job]:
@@ -144,7 +171,11 @@ class Service:
 
     async def stop(self, job: str) -> None:
         """Have the job publish a checkpoint and end; one that has ended stays as it is."""
-        if self.jobs[job].state.ended is None:
+        if self.jobs[job].state.ended is not None:
+            return
+        try:
+            await self.handle(job, StopRequested(now=self.clock()))
+        except Quarantined:  # just now: it is stopped as a job that is set aside
             await self.handle(job, StopRequested(now=self.clock()))
 
     # ---- what agents say -----------------------------------------------------------------------------------
@@ -156,7 +187,8 @@ class Service:
         if earlier is not None:
             earlier.replaced()
         runtime.connections[vm] = connection
-        connection.push(orders(runtime.state, vm, self.leases))
+        if runtime.quarantine is None or runtime.quarantine.readable or not runtime.active:
+            connection.push(orders(runtime.state, vm, self.leases))
 
     async def disconnect(self, job: str, vm: str, connection: Connection) -> None:
         """The connection closed. Suspicion only, and none if the VM has another one by now."""
@@ -164,7 +196,8 @@ class Service:
         if runtime.connections.get(vm) is connection:
             del runtime.connections[vm]
             if runtime.state.ended is None:
-                await self.handle(job, ConnectionClosed(now=self.clock(), vm=vm))
+                with contextlib.suppress(Quarantined):  # silence will tell, once the job is taken up
+                    await self.handle(job, ConnectionClosed(now=self.clock(), vm=vm))
 
     async def report(self, job: str, report: Report) -> None:
         """Take in what a VM is now. When this returns, all that the report carried is stored."""
@@ -177,7 +210,8 @@ class Service:
         runtime.not_understood.pop(report.vm, None)
         runtime.dirty = True
         if runtime.state.ended is None:
-            await self.handle(job, ReportReceived(now=self.clock(), report=report))
+            with contextlib.suppress(Quarantined):  # it is kept above, for when the job is taken up
+                await self.handle(job, ReportReceived(now=self.clock(), report=report))
 
     def not_understood(self, job: str, vm: str, why: str) -> None:
         """A VM's agent says what this manager cannot read; shown until it says something that can be."""
@@ -190,38 +224,15 @@ class Service:
     # ---- one event -----------------------------------------------------------------------------------------
 
     async def handle(self, job: str, event: Event) -> None:
-        """Decide on one event and make the decision durable; the rest follows from it."""
-        await self._serially(self.jobs[job], lambda: event)
+        """Decide on one event and make the decision durable; the rest follows. Raises `Quarantined`."""
+        await self._loops.handle(self.jobs[job], event)
 
-    async def _serially(self, runtime: Job, make_event: Callable[[], Event]) -> None:
-        # A caller that is cancelled (a closed connection) must not leave the state behind the journal.
-        turn = asyncio.create_task(self._turn(runtime, make_event))
-        self._turns.add(turn)
-        turn.add_done_callback(self._turns.discard)
-        await asyncio.shield(turn)
+    async def _append(
+        self, job: str, facts: Sequence[Fact], commands: Sequence[Command], expected: int
+    ) -> int:
+        return await asyncio.to_thread(self.journal.append, job, facts, commands, expected)
 
-    async def _turn(self, runtime: Job, make_event: Callable[[], Event]) -> None:
-        async with runtime.lock:
-            await self._decide(runtime, make_event())
-
-    async def _decide(self, runtime: Job, event: Event) -> None:
-        decision = decide(runtime.state, runtime.vitals, event, self._timing)
-        if decision.facts or decision.commands:
-            try:
-                runtime.sequence = await asyncio.to_thread(
-                    self.journal.append, runtime.job, decision.facts, decision.commands, runtime.sequence
-                )
-            except Exception as error:  # what is in the journal is not known any more
-                self._fail(error)
-                raise
-        runtime.dirty |= decision.vitals.unheard is not runtime.vitals.unheard
-        runtime.state, runtime.vitals = decision.state, decision.vitals
-        for command in decision.commands:
-            self.effects.start(runtime.job, command)
-        if decision.facts:
-            self._tell(runtime, decision.facts)
-
-    def _tell(self, runtime: Job, facts: Any) -> None:
+    def _tell(self, runtime: Job, facts: Sequence[Fact]) -> None:
         for vm, connection in runtime.connections.items():
             connection.push(orders(runtime.state, vm, self.leases))
         first = runtime.sequence - len(facts) + 1
@@ -263,13 +274,15 @@ class Service:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self.config.tick_s)
-            for runtime in self.active():
-                await self._serially(
-                    runtime, lambda job=runtime: Tick(now=self.clock(), new_vms=job.new_vms())
-                )
-            for runtime in self.jobs.values():
-                if runtime.dirty:
-                    self._publish_status(runtime)
+            self.tick()
+
+    def tick(self) -> None:
+        """Have time pass for every job, and show what changed."""
+        for runtime in self.active():
+            self._loops.tick(runtime)
+        for runtime in self.jobs.values():
+            if runtime.dirty:
+                self._publish_status(runtime)
 
     async def _watch(self) -> None:
         """Ask the providers which VMs are there: report those that are gone, release those nobody wants."""
@@ -288,9 +301,9 @@ class Service:
         for job, vms in vanished(states, self.effects, name, present, self._missing).items():
             now = self.clock()
             gone = tuple(VmTerminated(now=now, vm=vm) for vm in vms)
-            await self.handle(job, Together(now=now, events=gone))
-        states = [runtime.state for runtime in self.jobs.values()]
-        for vm in unwanted(states, self.effects, present):
+            with contextlib.suppress(Quarantined):  # the next list says it again
+                await self.handle(job, Together(now=now, events=gone))
+        for vm in unwanted(self.jobs.values(), self.effects, present):
             log.warning("VM %s belongs to no running job: releasing it", vm)
             try:
                 await asyncio.to_thread(provider.release, vm)

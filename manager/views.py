@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from ..pipeline import Plan
 from ..worker.messages import CheckpointRef, StepMetrics, WorkerReport
+from .quarantine import STATUS
 from .runtime import Job
 from .state import Generation, JobState, Vm, vm_of
 
@@ -126,21 +127,21 @@ def step_view(metrics: StepMetrics) -> StepView:
 def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
     """Everything about one job that changes while it runs."""
     state = job.state
-    assert state.spec is not None, "only a submitted job is shown"
     last = job.recent[-1] if job.recent else None
     seconds = measured_s(job)
     workers = {w.worker: w for report in job.reports.values() for w in report.workers}
     generation = state.current
+    aside = job.quarantine if job.set_aside else None
     return JobView(
-        job=state.job,
-        name=state.spec.name,
-        status=state.status.value,
-        reason=_reason(state),
-        traceback=state.ended.traceback if state.ended else state.last_traceback,
+        job=job.job,
+        name=state.spec.name if state.spec else job.job,
+        status=STATUS if aside else state.status.value,
+        reason=aside.reason if aside else _reason(state),
+        traceback=aside.traceback if aside else _traceback(state),
         trouble=sorted({*trouble.values(), *_not_understood(job)}),
         isolated=_isolated(job),
         step=newest_step(state, last),
-        steps=state.spec.training.steps,
+        steps=state.spec.training.steps if state.spec else 0,
         loss=_finite(last.loss) if last is not None else None,
         seconds_per_step=seconds,
         samples_per_s=last.samples / seconds if last is not None and seconds else None,
@@ -159,7 +160,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         ended_at=state.ended_at,
         export_uri=state.ended.export_uri if state.ended else None,
         export_sha256=state.ended.export_sha256 if state.ended else None,
-        checkpoint_uri=state.spec.checkpoint.uri,
+        checkpoint_uri=state.spec.checkpoint.uri if state.spec else "",
     )
 
 
@@ -284,6 +285,10 @@ def vm_view(vm: Vm, workers: Iterable[WorkerReport], *, unheard: bool = False) -
         detail=vm.detail or ("silent" if unheard and vm.live else ""),
         workers=[f"{w.worker}: {w.phase.value}" for w in workers if vm.live and vm_of(w.worker) == vm.vm],
     )
+
+
+def _traceback(state: JobState) -> str | None:
+    return state.ended.traceback if state.ended else state.last_traceback
 
 
 def _reason(state: JobState) -> str | None:

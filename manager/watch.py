@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from .effects import Effects
 from .providers import VmStatus
+from .runtime import Job
 from .state import JobState
 
 _PATIENCE = 2  # lists in a row without a VM before it counts as gone: a cloud's lists lag behind
@@ -33,8 +34,9 @@ def vanished(
     return found
 
 
-def unwanted(states: Iterable[JobState], effects: Effects, present: Mapping[str, VmStatus]) -> list[str]:
+def unwanted(jobs: Iterable[Job], effects: Effects, present: Mapping[str, VmStatus]) -> list[str]:
     """Running VMs that no job has, and whose release is not under way: left over from the unforeseen."""
-    wanted = {vm.vm for state in states for vm in state.live_vms if state.ended is None}
-    running = (vm for vm, status in present.items() if status is VmStatus.RUNNING)
-    return [vm for vm in running if vm not in wanted and not effects.releasing(vm)]
+    jobs = [job for job in jobs if job.state.ended is None]
+    wanted = {vm.vm for job in jobs for vm in job.state.live_vms}
+    running = [vm for vm, status in present.items() if status is VmStatus.RUNNING and vm not in wanted]
+    return [vm for vm in running if not effects.releasing(vm) and not any(job.may_own(vm) for job in jobs)]

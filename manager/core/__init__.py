@@ -15,10 +15,11 @@ from ..events import Event, ReportReceived, Together
 from ..fold import apply, fold
 from ..state import JobState
 from . import drift, ending, generations, membership, planning, profiling, retention
+from .set_aside import stop_set_aside
 from .turn import Decision, Timing, Turn
 from .vitals import Planning, Pulse, Vitals, observe
 
-__all__ = ["Decision", "Planning", "Pulse", "Timing", "Vitals", "apply", "decide", "fold"]
+__all__ = ["Decision", "Planning", "Pulse", "Timing", "Vitals", "apply", "decide", "fold", "stop_set_aside"]
 
 _RULES: tuple[Callable[[Turn], None], ...] = (
     membership.join_vms,

@@ -29,9 +29,9 @@ def take(turn: Turn) -> None:
                 export_uri=event.uri,
                 export_sha256=event.sha256,
             )
-            _end(turn, ended)
+            end(turn, ended)
         case JobCommandFailed():
-            _end(turn, JobEnded(at=turn.now, status="failed", reason=f"{event.command}: {event.error}"))
+            end(turn, JobEnded(at=turn.now, status="failed", reason=f"{event.command}: {event.error}"))
         case _:
             pass
 
@@ -74,7 +74,7 @@ def give_up(turn: Turn) -> None:
         reason = f"{bound} failures without a new step in between; the last: {state.last_error}"
     if reason:
         traceback = state.last_traceback
-        _end(turn, JobEnded(at=turn.now, status="failed", reason=reason, traceback=traceback))
+        end(turn, JobEnded(at=turn.now, status="failed", reason=reason, traceback=traceback))
 
 
 def stop(turn: Turn) -> None:
@@ -83,10 +83,10 @@ def stop(turn: Turn) -> None:
     if state.stop_ordered_at is None or state.finished is not None:
         return
     if state.planned is None and not turn.must_save() and (state.current is None or _all_held(turn)):
-        _end(turn, JobEnded(at=turn.now, status="stopped", reason="as requested"))
+        end(turn, JobEnded(at=turn.now, status="stopped", reason="as requested"))
     elif turn.stop_is_late():
         reason = f"as requested, though its workers did not hold in {turn.timing.stop_timeout_s:g} s"
-        _end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
+        end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
 
 
 def _all_held(turn: Turn) -> bool:
@@ -97,7 +97,8 @@ def _all_held(turn: Turn) -> bool:
     return all(r is not None and r.phase in (Phase.HELD, Phase.FINISHED) for r in reports)
 
 
-def _end(turn: Turn, ended: JobEnded) -> None:
+def end(turn: Turn, ended: JobEnded) -> None:
+    """Close what is open, and have every VM released."""
     turn.close_generations(f"the job {ended.status}")
     turn.fact(ended)
     for vm in turn.state.live_vms:
