@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,13 @@ class JobFiles:
 
     def __init__(self, home: Path) -> None:
         self._folder = home / "jobs"
+        self._generation_secret = home / "generations.secret"
+
+    def generation_secret(self) -> bytes:
+        """What the keys of generations are made of; made at the first call, and the same ever after."""
+        if not self._generation_secret.exists():
+            write_private(self._generation_secret, secrets.token_bytes(32))
+        return self._generation_secret.read_bytes()
 
     def store(self, job: str, bundle: bytes, secrets: Mapping[str, str]) -> str:
         """Keep both, durably; the bundle's SHA-256."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import hmac
+from dataclasses import dataclass, field
 
 from ..worker.measuring.assembly import SHARE_S, section_time_s
 from ..worker.messages import GenerationOrder, JobSettings, MeasureOrder, Member, Orders, ProbeOrder
@@ -12,12 +14,15 @@ from .state import Generation, JobState, vm_of
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """Bounds that agents keep, in seconds; see the fields of `Orders`."""
+    """Bounds that agents keep, in seconds (see the fields of `Orders`), and what the keys of generations are
+    made of."""
 
     trainer_lease_s: float = 10.0  # a trainer silent for this long is killed and replaced
+    link_timeout_s: float = 10.0  # a member that another cannot reach for this long is lost to it
     orphan_timeout_s: float = 600.0  # a VM that sees no manager for this long saves and ends itself
     orphan_save_s: float = 300.0  # for how long a VM that is to end waits for its checkpoint
     least_worker_token_s: float = 3600.0
+    secret: bytes = field(default=b"", repr=False)
 
     @property
     def worker_token_s(self) -> float:
@@ -31,7 +36,7 @@ def orders(state: JobState, vm: str, leases: Leases = Leases()) -> Orders:
     known = state.vms.get(vm)
     if known is None or not known.live or state.ended is not None or state.spec is None:
         return Orders(version=state.num_facts, action="shutdown", abandoned=state.last_generation)
-    generation = _generation_for(state, vm)
+    generation = _generation_for(state, vm, leases.secret)
     profiler = state.profiler[0] if state.profiler is not None and state.recipe is None else None
     profiles = profiler is not None and state.measuring is None and vm_of(profiler) == vm
     return Orders(
@@ -46,6 +51,7 @@ def orders(state: JobState, vm: str, leases: Leases = Leases()) -> Orders:
         measure=_measure(state, vm),
         probe=_probe(state, vm),
         lease_s=leases.trainer_lease_s,
+        link_timeout_s=leases.link_timeout_s,
         orphan_timeout_s=leases.orphan_timeout_s,
         orphan_save_s=leases.orphan_save_s,
     )
@@ -85,15 +91,15 @@ def _probe(state: JobState, vm: str) -> ProbeOrder | None:
     return ProbeOrder(number=probe.number, members=members, endpoint=probe.endpoint)
 
 
-def _generation_for(state: JobState, vm: str) -> GenerationOrder | None:
+def _generation_for(state: JobState, vm: str, secret: bytes) -> GenerationOrder | None:
     """The newest generation that concerns the VM: the planned one to prepare, else the open one."""
     for generation in (state.planned, state.current):
         if generation is not None and any(vm_of(worker) == vm for worker, _ in generation.members):
-            return _order(state, generation)
+            return _order(state, generation, secret)
     return None
 
 
-def _order(state: JobState, generation: Generation) -> GenerationOrder:
+def _order(state: JobState, generation: Generation, secret: bytes) -> GenerationOrder:
     return GenerationOrder(
         number=generation.number,
         phase="prepare" if generation.opened_at is None else "go",
@@ -104,4 +110,5 @@ def _order(state: JobState, generation: Generation) -> GenerationOrder:
         ],
         checkpoints=list(generation.checkpoints),
         endpoint=generation.endpoint if generation.opened_at is not None else None,
+        key=hmac.new(secret, f"{state.job}/{generation.number}".encode(), hashlib.sha256).hexdigest(),
     )

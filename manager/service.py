@@ -78,7 +78,7 @@ class Service:
         self.clock = clock
         self._failure: BaseException | None = None
         self._has_failed = asyncio.Event()
-        self.leases = leases or Leases()
+        self.leases = replace(leases or Leases(), secret=self.files.generation_secret())
         self._tasks: list[asyncio.Task[None]] = []
         self._missing: dict[str, int] = {}
         self._submitting = asyncio.Lock()

@@ -5,6 +5,7 @@ Processes are forked from a server that has imported torch already, so that a tr
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import logging
@@ -60,8 +61,18 @@ def settings(folder: Path, **changes: Any) -> JobSettings:
 class Fleet:
     """Trainers by name. `close` kills them all."""
 
-    def __init__(self, folder: Path, job: JobSettings, recipe: Recipe | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        job: JobSettings,
+        recipe: Recipe | None,
+        addresses: Mapping[str, str] | None = None,
+        namespaces: Mapping[str, int] | None = None,
+    ) -> None:
+        """`addresses`: of workers that are not on 127.0.0.1. `namespaces`: process ids in whose network
+        namespace they live."""
         self.job, self.recipe = job, recipe
+        self._addresses, self._namespaces = addresses or {}, namespaces or {}
         self.log = folder / "trainers.log"
         self.reports: dict[str, WorkerReport] = {}
         self.metrics: list[StepMetrics] = []
@@ -69,6 +80,7 @@ class Fleet:
         self._processes: dict[str, Any] = {}
         self._sockets: dict[str, socket.socket] = {}
         self.hold = False  # of all orders from now on
+        self.link_timeout_s = 10.0
         self._version = 0
         self._abandoned = 0
         self._generations: dict[str, GenerationOrder] = {}
@@ -77,7 +89,8 @@ class Fleet:
         """Start trainers; `fault` is what goes wrong inside them, see `_trainer`."""
         for worker in workers:
             ours, theirs = socket.socketpair()
-            arguments = (theirs, worker, str(self.log), fault)
+            place = self.address(worker), self._namespaces.get(worker)
+            arguments = (theirs, worker, str(self.log), fault, *place)
             process = CONTEXT.Process(target=_trainer, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -99,12 +112,13 @@ class Fleet:
                 "generation": generation,
                 "abandoned": self._abandoned,
                 "hold": self.hold,
+                "link_timeout_s": self.link_timeout_s,
             }
             line = Orders(**{**values, **changes}).model_dump_json().encode() + b"\n"
             self._sockets[worker].sendall(line)
 
     def prepare(self, plan: Plan, workers: Sequence[str], donors: Sequence[str] = ()) -> None:
-        members = [Member(worker=worker, address="127.0.0.1") for worker in [*workers, *donors]]
+        members = [Member(worker=w, address=self.address(w)) for w in [*workers, *donors]]
         order = GenerationOrder(number=plan.generation, phase="prepare", plan=plan.to_json(), members=members)
         for member in members:
             self._generations[member.worker] = order
@@ -136,6 +150,9 @@ class Fleet:
         self.prepare(plan, workers, donors)
         self.go(plan.generation, checkpoints)
         self.wait(lambda: all(self.formed(worker, plan.generation) for worker in [*workers, *donors]))
+
+    def address(self, worker: str) -> str:
+        return self._addresses.get(worker, "127.0.0.1")
 
     def formed(self, worker: str, number: int) -> bool:
         formed = self.reports[worker].formed
@@ -231,12 +248,21 @@ class Fleet:
             self._changed.notify_all()
 
 
-def _trainer(connection: socket.socket, worker: str, log: str, fault: str | None) -> None:
+def _trainer(
+    connection: socket.socket,
+    worker: str,
+    log: str,
+    fault: str | None,
+    address: str = "127.0.0.1",
+    namespace: int | None = None,
+) -> None:
     """`fault` "loses-commit-3": the all-reduce of step 3 happens, but on this worker it never returns.
     "never-collects": Python does not look for reference cycles. "tells-attempts": it writes down the number
     of each attempt at a step, see `Fleet.attempts`."""
     from makara.worker import trainer
 
+    if namespace is not None:
+        enter_network(namespace)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -247,7 +273,15 @@ def _trainer(connection: socket.socket, worker: str, log: str, fault: str | None
         _tell_attempts(Path(log).with_name(f"{worker}.attempts"))
     elif fault is not None:
         _lose_commit(int(fault.removeprefix("loses-commit-")), Path(log).with_name(f"{worker}.lost"))
-    trainer.run(connection, worker, 1, BUNDLE, "127.0.0.1")
+    trainer.run(connection, worker, 1, BUNDLE, address)
+
+
+def enter_network(pid: int) -> None:
+    """Have this thread, and those that it starts, live in the network namespace of a process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/proc/{pid}/ns/net", "rb") as namespace:
+        if libc.setns(namespace.fileno(), 0):
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 def _tell_attempts(path: Path) -> None:

@@ -77,10 +77,13 @@ def form(session: Session, state: ModelState, source: Source, buckets: Sequence[
     session.rendezvous()
     phases.end("rendezvous")
     agreement, branch = _agree(session, state)
+    moves = _moves(session, agreement)
     phases.end("agree")
+    session.link(_neighbours(session, moves))
+    phases.end("links")
     session.open_groups(buckets)
     phases.end("groups")
-    rung, step, loaded_branch = _load(session, state, source, agreement)
+    rung, step, loaded_branch = _load(session, state, source, agreement, moves)
     phases.end("load")
     # Before the others are told: from then on a donor may let go of what only this member has, too.
     state.applied = step
@@ -150,13 +153,31 @@ def _is_overtaken(step: int, agreed_in: int, checkpoints: Iterable[CheckpointRef
     return any((ref.generation, ref.step) > (agreed_in, step) for ref in checkpoints)
 
 
+def _moves(session: Session, agreement: Agreement) -> tuple[Transfer, ...]:
+    """Which sections members copy from each other."""
+    if agreement.step is None:
+        return ()
+    wanted = [*session.plan.ranges, *([None] * (len(session.members) - session.plan.num_workers))]
+    return transfers(agreement.holders, wanted)
+
+
+def _neighbours(session: Session, moves: Sequence[Transfer]) -> list[int]:
+    """The members with whom this one shares a group: gloo connects all of a group with each other."""
+    workers = set(range(session.plan.num_workers))
+    groups = [workers, _involved(moves)]
+    return sorted(set().union(*(group for group in groups if session.rank in group)) - {session.rank})
+
+
+def _involved(moves: Sequence[Transfer]) -> set[int]:
+    return {rank for move in moves for rank in (move.source, move.destination)}
+
+
 def _load(
-    session: Session, state: ModelState, source: Source, agreement: Agreement
+    session: Session, state: ModelState, source: Source, agreement: Agreement, moves: Sequence[Transfer]
 ) -> tuple[Rung, int, int | None]:
     """(rung, step, the branch if it is another than the agreement's)."""
     if agreement.step is not None:
-        wanted = [*session.plan.ranges, *([None] * (len(session.members) - session.plan.num_workers))]
-        _copy_from_peers(session, state, transfers(agreement.holders, wanted))
+        _copy_from_peers(session, state, moves)
         return "peers", agreement.step, None
     if session.checkpoints:
         loaded = _load_from_store(session, state, source)
@@ -169,9 +190,7 @@ def _load(
 def _copy_from_peers(session: Session, state: ModelState, moves: Sequence[Transfer]) -> None:
     """All members walk the transfers in one order, so each send finds its receiver there sooner or
     later."""
-    if not moves:
-        return
-    involved = sorted({rank for move in moves for rank in (move.source, move.destination)})
+    involved = sorted(_involved(moves))
     if session.rank not in involved:
         return
     group = session.group("transfer", involved)

@@ -120,6 +120,7 @@ class GenerationOrder(Message):
     members: list[Member]
     checkpoints: list[CheckpointRef] = Field(default_factory=list)  # published, newest first; the base first
     endpoint: str | None = None  # host:port of the rendezvous on rank 0; present with `go`
+    key: str = Field(default="", repr=False)  # by which its members know each other
 
 
 class Orders(Message):
@@ -139,6 +140,7 @@ class Orders(Message):
     measure: list[MeasureOrder] = Field(default_factory=list)  # before there is a recipe
     probe: ProbeOrder | None = None  # before there is a recipe
     lease_s: float = 10.0  # a trainer silent for this long is killed and replaced
+    link_timeout_s: float = 10.0  # a member that another cannot reach for this long is lost to it
     orphan_timeout_s: float = 600.0  # without a manager for this long: save, then end the VM
     orphan_save_s: float = 300.0  # for how long a VM that is to end waits for its checkpoint
 
@@ -202,7 +204,8 @@ class WorkerReport(Message):
     graph_hash: Name | None = None  # of the model as traced under the orders' recipe; None: not traced yet
     step: Count = 0  # steps committed and applied
     formed: Formed | None = None
-    # Workers of `generation` whose connection it saw fail:
+    # Workers of `generation` that it cannot reach, each known by a connection of its own; empty where
+    # something broke and it does not know who.
     lost: list[Name] = Field(default_factory=list, max_length=MOST_ENTRIES)
     published: CheckpointRef | None = None  # newest checkpoint this trainer published
     forward_s: Seconds | None = (

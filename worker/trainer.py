@@ -109,7 +109,7 @@ class Trainer:
             if order is None or model is None or orders.job is None or orders.recipe is None:
                 return  # `_has_work` looks again
             listener, self._listener = self._listener, None
-            session = Session(order, self.worker, listener)
+            session = Session(order, self.worker, listener, orders.link_timeout_s)
             self._session, self._entered = session, order.number
         newest = self.control.orders
         if newest is not None and newest.abandoned >= order.number:

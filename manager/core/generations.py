@@ -216,10 +216,11 @@ def _names(seats: Iterable[Seat]) -> str:
 
 
 def _blamed(turn: Turn, current: Generation, broken: list[WorkerReport]) -> list[Seat]:
-    """A smallest set of members that explains who could not reach whom, if it leaves most of them.
+    """A smallest set of members that explains who could not reach whom.
 
-    Each report "a lost b" is explained by leaving out a or b. When one break has made everybody lose
-    everybody, nothing can be learnt from the reports, and nobody is left out.
+    Each report "a lost b" is explained by leaving out a or b. Of a generation that stepped the set must leave
+    most: when one break has made everybody lose everybody, nothing can be learnt from it. The next generation
+    tries all links while it forms, and then the reports are believed however few they leave.
     """
     members = dict(current.seats)
     pairs = {
@@ -228,7 +229,9 @@ def _blamed(turn: Turn, current: Generation, broken: list[WorkerReport]) -> list
     accusers = {worker for worker, _ in pairs}
     suspects = sorted({name for pair in pairs for name in pair}, key=lambda name: (name in accusers, name))
     blamed = _cover(pairs, suspects)
-    return [(name, members[name]) for name in blamed] if 2 * len(blamed) < len(members) else []
+    if current.formed is not None and 2 * len(blamed) >= len(members):
+        return []
+    return [(name, members[name]) for name in blamed]
 
 
 def _cover(pairs: set[tuple[str, str]], suspects: list[str]) -> tuple[str, ...]:

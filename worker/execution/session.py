@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,8 @@ from ...pipeline.plan import Plan
 from ..messages import GenerationOrder
 from .buckets import Bucket
 from .gloo import Group, Listener, Store, connect, fetch
-from .interrupt import Courier, Interrupt
+from .interrupt import Courier, Interrupt, PeersLost
+from .links import Identity, Links
 
 
 class Session:
@@ -23,7 +24,9 @@ class Session:
     Ranks below `plan.num_workers` train; the others are donors, which hand over what they hold and leave.
     """
 
-    def __init__(self, order: GenerationOrder, worker: str, listener: Listener | None) -> None:
+    def __init__(
+        self, order: GenerationOrder, worker: str, listener: Listener | None, link_timeout_s: float = 10.0
+    ) -> None:
         self.number = order.number
         self.plan = Plan.from_json(order.plan)
         self.members = [member.worker for member in order.members]
@@ -33,7 +36,10 @@ class Session:
         self.courier = Courier(f"collectives-g{order.number}", self.interrupt)
         self._address = order.members[self.rank].address
         self._endpoint = order.endpoint
+        self._key = order.key.encode()
         self._listener = listener
+        self._link_timeout_s = link_timeout_s
+        self._links: Links | None = None
         self._store: Store | None = None
         self.channels: dict[Kind, Group] = {}
         self.everyone: Group | None = None
@@ -57,12 +63,12 @@ class Session:
             assert listener is not None, "rank 0 listens before it says that it is prepared"
             self._store = self.courier.call(listener.serve, [0])
         else:
-            self._store = self.courier.call(lambda: connect(endpoint), [0])
+            self._store = self.courier.call(lambda: connect(endpoint, self._link_timeout_s), [0])
 
     def board(self) -> Store:
         """A connection of one's own to the rendezvous store, for another thread. Raises RuntimeError."""
         assert self._endpoint is not None
-        return connect(self._endpoint)
+        return connect(self._endpoint, self._link_timeout_s)
 
     def gather(self, name: str, value: Any) -> list[Any]:
         """Every member's JSON value, in rank order; a barrier."""
@@ -79,15 +85,32 @@ class Session:
             json.loads(self.courier.call(partial(value_of, rank), [0])) for rank in range(len(self.members))
         ]
 
+    def link(self, neighbours: Collection[int]) -> None:
+        """Reach all members with whom this one shares a group, and notice from now on when one is lost.
+
+        Nobody goes on before everybody has reached theirs. Raises `PeersLost` with those that this member
+        cannot reach, which may be none where it is others that cannot reach each other.
+        """
+        if len(self.members) == 1:
+            return
+        links = Links(Identity(self.number, self.rank, self._key), self._address, self._link_timeout_s)
+        self._links = links
+        endpoints = self.gather("links", links.endpoint)
+        missed = self.courier.call(lambda: links.reach({rank: endpoints[rank] for rank in neighbours}))
+        everybodys = self.gather("missed", sorted(missed))
+        if any(everybodys):
+            why = "; ".join(missed.values()) or "others cannot reach each other"
+            self.interrupt.trip(PeersLost(sorted(missed), why))
+            self.interrupt.check()
+        interrupt = self.interrupt  # no reference to the session, which keeps its links
+        links.watch(neighbours, lambda rank, why: interrupt.trip(PeersLost([rank], why)))
+
     def group(self, name: str, ranks: Sequence[int]) -> Group:
-        """A process group over `ranks`, of which this member is one; all of them must call."""
+        """A process group over `ranks`, of which this member is one; all of them must call, linked before."""
         store = self._store
         assert store is not None
-        others = [rank for rank in ranks if rank != self.rank]
-        group = self.courier.call(
-            lambda: Group(store, f"groups/{name}", self.rank, ranks, self._address),
-            others if len(others) == 1 else [],  # which of several it was, gloo does not say
-        )
+        # Who is lost here its link tells; gloo names nobody.
+        group = self.courier.call(lambda: Group(store, f"groups/{name}", self.rank, ranks, self._address))
         self._groups.append(group)
         return group
 
@@ -113,6 +136,8 @@ class Session:
         groups are taken down by a thread of their own. On rank 0 the rendezvous store is there as long as
         this object. A second time changes nothing."""
         self.courier.close()
+        if self._links is not None:
+            self._links.close()
         groups, self._groups = self._groups, []
         if not groups:
             return

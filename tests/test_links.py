@@ -1,0 +1,121 @@
+"""Links between the members of a generation: who is reached, who is refused, and how a loss is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+from collections.abc import Iterator
+
+import pytest
+from fleet import CONTEXT
+from makara.worker.execution.links import Identity, Links
+
+KEY = b"of generation 3"
+
+
+class Members:
+    """Links of ranks in this process; losses are noted as (who, whom)."""
+
+    def __init__(self) -> None:
+        self.links: dict[int, Links] = {}
+        self.lost: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+
+    def add(self, *ranks: int, key: bytes = KEY, bound_s: float = 5.0) -> None:
+        for rank in ranks:
+            self.links[rank] = Links(Identity(3, rank, key), f"127.0.0.{rank + 2}", bound_s)
+
+    def reach(self, rank: int, *others: int) -> dict[int, str]:
+        return self.links[rank].reach({other: self.links[other].endpoint for other in others})
+
+    def watch(self, rank: int, *others: int) -> None:
+        self.links[rank].watch(others, lambda lost, _: self.lost.put((rank, lost)))
+
+    def close(self) -> None:
+        for links in self.links.values():
+            links.close()
+
+
+@pytest.fixture
+def members() -> Iterator[Members]:
+    made = Members()
+    yield made
+    made.close()
+
+
+def test_members_with_the_key_reach_each_other(members: Members) -> None:
+    members.add(0, 1, 2)
+    assert members.reach(0, 1, 2) == {}
+    assert members.reach(1, 0, 2) == {}
+    assert members.reach(2, 0, 1) == {}
+
+
+def test_who_does_not_answer_is_named_and_nobody_else(members: Members) -> None:
+    """A listener whose queue is full drops what comes, as a firewall does."""
+    members.add(0, 1, bound_s=1.0)
+    with socket.create_server(("127.0.0.9", 0), backlog=0) as full:
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        blackhole = f"127.0.0.9:{full.getsockname()[1]}"
+        missed = members.links[0].reach({1: members.links[1].endpoint, 2: blackhole})
+        for filler in fillers:
+            filler.close()
+    assert list(missed) == [2]
+    assert blackhole in missed[2]
+
+
+def test_an_end_that_does_not_know_the_key_is_not_reached_and_not_believed(members: Members) -> None:
+    members.add(0, bound_s=1.0)
+    members.add(1, key=b"of another", bound_s=1.0)
+    assert list(members.reach(0, 1)) == [1]
+    assert list(members.reach(1, 0)) == [0]
+
+
+@pytest.mark.parametrize(
+    "text", [b"\n", b"[]\n", b'{"rank": 1}\n', b"x" * 4096, b'{"rank":"1","nonce":"","proof":""}\n']
+)
+def test_a_stranger_gets_nothing_and_disturbs_nobody(members: Members, text: bytes) -> None:
+    members.add(0, 1)
+    host, port = members.links[0].endpoint.split(":")
+    with socket.create_connection((host, int(port))) as stranger, stranger.makefile("rwb") as stream:
+        assert list(json.loads(stream.readline())) == ["nonce"]
+        stream.write(text)
+        stream.flush()
+        with pytest.raises((ConnectionResetError, StopIteration)):
+            next(stream)
+    assert members.reach(1, 0) == {}
+
+
+def test_a_member_that_leaves_is_not_lost(members: Members) -> None:
+    members.add(0, 1, 2)
+    for rank, others in ((0, (1, 2)), (1, (0, 2)), (2, (0, 1))):
+        assert members.reach(rank, *others) == {}
+    for rank, others in ((0, (1, 2)), (1, (0, 2)), (2, (0, 1))):
+        members.watch(rank, *others)
+    members.links[1].close()
+    with pytest.raises(queue.Empty):
+        members.lost.get(timeout=0.3)
+
+
+def test_a_member_whose_process_dies_is_lost_at_once(members: Members) -> None:
+    ours, theirs = CONTEXT.Pipe()
+    members.add(0)
+    process = CONTEXT.Process(target=_be_rank_one, args=(theirs, members.links[0].endpoint), daemon=True)
+    process.start()
+    assert members.links[0].reach({1: ours.recv()}) == {}
+    assert ours.recv() == {}
+    members.watch(0, 1)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    assert members.lost.get(timeout=5.0) == (0, 1)
+
+
+def _be_rank_one(connection, endpoint: str) -> None:
+    links = Links(Identity(3, 1, KEY), "127.0.0.1", 5.0)
+    connection.send(links.endpoint)
+    connection.send(links.reach({0: endpoint}))
+    signal.pause()
