@@ -82,7 +82,8 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
     vm = state.vms.get(fact.vm)
     if vm is None or not vm.live:
         return state
-    if fact.reason is EndReason.REQUEST_FAILED and vm.requested_at >= state.request_failed_at:
+    counted = vm.requested_at < state.request_failed_at <= fact.at  # not if the clock was set back since
+    if fact.reason is EndReason.REQUEST_FAILED and not counted:
         # VMs asked for together and refused together are one failure: the wait doubles once, not six times.
         state = state.changed(request_failures=state.request_failures + 1, request_failed_at=fact.at)
     ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)

@@ -13,6 +13,7 @@ import uvicorn
 
 from ..simulator import warm_up
 from .app import create_app
+from .clock import SteadyClock
 from .config import ConfigError, ServerConfig, write_private
 from .journal import SqliteJournal
 from .providers.local import LocalProvider
@@ -36,11 +37,12 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
     listener = _listen(config)
     port = int(listener.getsockname()[1])
     url = f"http://{_shown(config.host)}:{port}"
-    tokens = TokenStore(config.home / "tokens.sqlite3")
+    clock = SteadyClock()
+    tokens = TokenStore(config.home / "tokens.sqlite3", clock)
     provider = LocalProvider(config.home / "vms", command=config.agent_command)
     try:
         admin_token = tokens.ensure_admin(config.admin_token_file)
-        service = Service(config, journal, tokens, {"local": provider})
+        service = Service(config, journal, tokens, {"local": provider}, clock=clock)
         service.manager_url = config.public_url or url
         record = {"url": url, "port": port, "pid": os.getpid()}
         write_private(config.server_file, json.dumps(record).encode())

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..worker.messages import Report
+from .clock import SteadyClock
 from .commands import Command
 from .config import ServerConfig
 from .core import Timing
@@ -50,7 +50,9 @@ _SWEEP_S = 60.0
 
 
 class Service:
-    """All jobs of one manager. `clock` gives Unix seconds. Use: `await start()`, ..., `await close()`.
+    """All jobs of one manager. Use: `await start()`, ..., `await close()`.
+
+    `clock` gives Unix seconds, by which all bounds count: one that never jumps, such as a `SteadyClock`.
 
     `failed()` raises when the manager must not go on: its journal failed or was changed by another. Public
     methods run on the event loop that called `start`.
@@ -65,7 +67,7 @@ class Service:
         *,
         timing: Timing | None = None,
         leases: Leases | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.config = config
         self.journal = journal
@@ -75,7 +77,7 @@ class Service:
         self.files = JobFiles(config.home)
         self.jobs: dict[str, Job] = {}
         self.manager_url = config.public_url or f"http://{config.host}:{config.port}"
-        self.clock = clock
+        self.clock = clock or SteadyClock()
         self._failure: BaseException | None = None
         self._has_failed = asyncio.Event()
         self.leases = replace(leases or Leases(), secret=self.files.generation_secret())
@@ -92,7 +94,7 @@ class Service:
             emit=self.handle,
             mark_done=lambda key: asyncio.to_thread(journal.mark_done, key),
             fatal=self._fail,
-            clock=clock,
+            clock=self.clock,
         )
         self._loops = JobLoops(
             Outlets(
@@ -101,7 +103,7 @@ class Service:
                 resume=self.effects.resume,
                 tell=self._tell,
                 fatal=self._fail,
-                clock=clock,
+                clock=self.clock,
             ),
             replace(timing or Timing(), leases=self.leases),
             retry_s=config.quarantine_retry_s,

@@ -145,7 +145,7 @@ class Rounds:
 
     def failed(self, at: float, generation: int, worker: str, incarnation: int) -> Rounds:
         seat = (worker, incarnation)
-        together = generation == self.generation and at - self.began_at < _ROUND_S
+        together = generation == self.generation and 0 <= at - self.began_at < _ROUND_S
         if together and all(worker != other for other, _ in self.seats):
             return replace(self, seats=self.seats | {seat})
         return Rounds(self.count + 1, at, generation, frozenset({seat}))

@@ -133,11 +133,27 @@ def test_another_process_with_the_number_of_a_dead_vm_is_left_alone(cloud: Cloud
     cloud.start("a")
     cloud.provider.release("a")
     bystander = cloud.start("b")[0]
-    record = {"pid": bystander.pid, "started": bystander.create_time() - 100}
+    record = json.loads((cloud.folder / "b" / "vm.json").read_text())
+    record["started"] -= 100
     (cloud.folder / "a" / "vm.json").write_text(json.dumps(record))
     assert cloud.provider.list()["a"] is VmStatus.GONE
     cloud.provider.release("a")
     assert bystander.is_running()
+
+
+def test_a_vm_that_an_earlier_version_started_is_known(cloud: Cloud) -> None:
+    leader = cloud.start("a")[0]
+    record = {"pid": leader.pid, "started": leader.create_time()}
+    (cloud.folder / "a" / "vm.json").write_text(json.dumps(record))
+    assert cloud.provider.list() == {"a": VmStatus.RUNNING}
+
+
+def test_a_wall_clock_that_is_set_ends_no_vm(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud.start("a")
+    booted_at = psutil.boot_time()  # the wall clock less the time since, so it moves with the wall clock
+    for jump_s in (-3600.0, -1.0, 1.0, 3600.0):
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted_at + jump_s)  # noqa: B023
+        assert cloud.provider.list() == {"a": VmStatus.RUNNING}
 
 
 def test_a_notice_is_written_and_then_kept(cloud: Cloud) -> None:

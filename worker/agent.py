@@ -33,7 +33,7 @@ from .messages import (
     StepMetrics,
     WorkerReport,
 )
-from .notices import remaining_notice_s
+from .notices import Notices
 from .reports import Backlog, encode
 from .trainers import TrainerProcess
 
@@ -49,6 +49,7 @@ class Agent:
     def __init__(self, boot: BootConfig) -> None:
         self._boot = boot
         self._directory = Path(boot.directory)
+        self._notices = Notices(self._directory)
         self._devices = find_devices(boot)
         self._connection = ManagerConnection(boot, self)
         self._orders: Orders | None = None
@@ -157,7 +158,7 @@ class Agent:
             devices=self._devices,
             workers=[self._worker_report(trainer) for trainer in self._trainers],
             metrics=self._backlog.take(self._sequence, limit_bytes),
-            notice_deadline_s=remaining_notice_s(self._directory),
+            notice_deadline_s=self._notices.remaining_s(),
             leaving=self._leaving,
             protocol=PROTOCOL,
             makara=makara_version(),
@@ -187,7 +188,7 @@ class Agent:
                 if stalled:
                     trainer.renew_lease()
                 trainer.check_lease(lease_s)
-            if not noticed and remaining_notice_s(self._directory) is not None:
+            if not noticed and self._notices.remaining_s() is not None:
                 noticed = True
                 self._changed()
 

@@ -100,7 +100,7 @@ def _conclude(turn: Turn, current: Generation) -> None:
     for seat, factor in zip(current.seats, common, strict=True):
         _judge(turn, seat, known[seat], factor)
     last_at = turn.state.recalibrated_at
-    if last_at is not None and turn.now - last_at < timing.recalibrate_s:
+    if last_at is not None and turn.elapsed_s(last_at) < timing.recalibrate_s:
         return
     bound = math.log(timing.drift)
     if max(abs(math.log(factor)) for factor in common) <= bound:
@@ -154,5 +154,5 @@ def try_again(turn: Turn) -> None:
     used = {worker for worker, _ in state.current.seats}
     for worker, slow in state.slow.items():
         patience_s = turn.timing.slow_retry_s * 2 ** min(slow.times - 1, 6)
-        if worker not in used and turn.now - slow.since > patience_s:
+        if worker not in used and turn.elapsed_s(slow.since) > patience_s:
             turn.fact(WorkerPaced(at=turn.now, worker=worker, incarnation=slow.incarnation, slowdown=1.0))

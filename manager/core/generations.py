@@ -162,7 +162,7 @@ def _close_planned(turn: Turn, planned: Generation) -> None:
     noticed = [seat for seat in planned.seats if turn.state.vms[vm_of(seat[0])].status is VmStatus.NOTICED]
     if noticed:
         _give_up_planned(turn, planned, f"notice for {_names(noticed)}")
-    elif not turn.isolated and _since(turn, planned.planned_at) > turn.timing.prepare_timeout_s:
+    elif not turn.isolated and turn.elapsed_s(planned.planned_at) > turn.timing.prepare_timeout_s:
         reports = {seat: turn.report_of(seat) for seat in planned.members}
         late = [seat for seat, r in reports.items() if r is None or r.prepared < planned.number]
         _leave_out(turn, late)
@@ -205,10 +205,6 @@ def _tries(turn: Turn, seat: Seat, generation: Generation) -> bool:
     """Whether the worker has at least begun to form the generation."""
     report = turn.report_of(seat)
     return report is not None and report.generation == generation.number
-
-
-def _since(turn: Turn, at: float | None) -> float:
-    return turn.now - max(at or 0.0, turn.vitals.started_at)
 
 
 def _names(seats: Iterable[Seat]) -> str:

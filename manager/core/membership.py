@@ -96,15 +96,27 @@ def _verdict(turn: Turn, vm: Vm, accused: frozenset[str]) -> tuple[EndReason, st
         closed_s = turn.now - pulse.closed_at
         if closed_s >= turn.reconnection_s():
             return EndReason.PEERS_LOST_IT, f"its connection closed {closed_s:.1f} s ago, and peers lost it"
-    silent_s = turn.now - heard_at(turn.vitals, vm)
+    silent_s = turn.now - heard_at(turn.vitals, vm, turn.now)
     if vm.status is VmStatus.REQUESTED:
         late = silent_s > timing.request_timeout_s
         return (EndReason.REQUEST_FAILED, f"did not join in {timing.request_timeout_s:g} s") if late else None
     if silent_s > timing.given_up_after_s:
         return EndReason.LEASE_EXPIRED, f"silent for {silent_s:.1f} s"
-    if vm.deadline is not None and turn.now > vm.deadline + timing.vm_lease_s:
+    deadline = _deadline(turn, vm)
+    if deadline is not None and turn.now > deadline + timing.vm_lease_s:
         return EndReason.PREEMPTED, "its notice ran out"
     return None
+
+
+def _deadline(turn: Turn, vm: Vm) -> float | None:
+    """When the cloud takes the VM. What was journalled may be of another clock: a report knows better."""
+    if vm.deadline is None:
+        return None
+    deadline, pulse = max(vm.deadline, turn.vitals.started_at), turn.vitals.pulses.get(vm.vm)
+    remaining_s = pulse.report.notice_deadline_s if pulse is not None else None
+    if pulse is None or remaining_s is None:
+        return deadline
+    return pulse.at + remaining_s if remaining_s > 0 else min(deadline, pulse.at)
 
 
 def _accused_vms(turn: Turn) -> frozenset[str]:
@@ -137,7 +149,7 @@ def request_vms(turn: Turn) -> None:
         return
     if state.request_failures:
         doubled_s = turn.timing.request_backoff_s * 2 ** min(state.request_failures - 1, 16)
-        if turn.now < state.request_failed_at + min(doubled_s, turn.timing.longest_backoff_s):
+        if turn.elapsed_s(state.request_failed_at) < min(doubled_s, turn.timing.longest_backoff_s):
             return
     missing = state.spec.resources.max_nodes - len(state.live_vms)
     fresh = [vm for vm in event.new_vms if vm not in state.vms]

@@ -140,6 +140,8 @@ def _paces_changed(turn: Turn) -> bool:
     changed_at = turn.state.paces_changed_at
     if current is None or not turn.state.active or turn.unheard(current.seats):
         return False
+    if changed_at > turn.now and turn.vitals.reconsidered_at > 0:
+        return False  # the clock was set back before this manager began; it has asked once
     return changed_at > max(current.planned_at, turn.vitals.reconsidered_at)
 
 

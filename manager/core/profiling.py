@@ -117,7 +117,7 @@ def _measure(turn: Turn, measuring: Measuring | None) -> None:
     assert measuring is not None, "a calibration is under way"
     done = measuring.done
     missing = [m.microbatch_size for m in measuring.survey.layouts if left(m, done)]
-    late = turn.now - max(measuring.surveyed_at, turn.vitals.started_at) > turn.timing.measuring_s
+    late = turn.elapsed_s(measuring.surveyed_at) > turn.timing.measuring_s
     if missing and (not late or measuring.survey.recipe.microbatch_size in missing):
         _deal(turn, measuring, done)
     else:
@@ -161,8 +161,7 @@ def _more_are_coming(turn: Turn, measuring: Measuring) -> bool:
     """Whether workers may soon be there to measure links with: links that are assumed serve no other job."""
     ready = {vm_of(worker.worker) for worker in _ready(turn)}
     coming = any(vm.vm not in ready for vm in turn.state.live_vms if vm.status is not VmStatus.NOTICED)
-    since = max(measuring.surveyed_at, turn.vitals.started_at)
-    return coming and turn.now - since < turn.timing.settle_s
+    return coming and turn.elapsed_s(measuring.surveyed_at) < turn.timing.settle_s
 
 
 def _members(ready: list[WorkerReport]) -> list[Seat]:
@@ -184,7 +183,7 @@ def _follow(turn: Turn, probe: Probe) -> None:
     word = first.probe if first is not None else None
     if dead:
         _end(turn, probe, f"lost {', '.join(dead)}")
-    elif turn.now - max(probe.dealt_at, turn.vitals.started_at) > turn.timing.probe_s:
+    elif turn.elapsed_s(probe.dealt_at) > turn.timing.probe_s:
         _end(turn, probe, f"not over in {turn.timing.probe_s:g} s")
     elif word is None or word.number != probe.number:
         return

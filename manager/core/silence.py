@@ -28,7 +28,7 @@ def judge(state: JobState, vitals: Vitals, now: float, timing: Timing) -> Vitals
     """The vitals with who is unheard and silent at `now`. Called at each tick."""
     lease_s = timing.vm_lease_s
     joined = [vm for vm in state.live_vms if vm.joined]
-    heard = {vm.vm: heard_at(vitals, vm) for vm in joined}
+    heard = {vm.vm: heard_at(vitals, vm, now) for vm in joined}
     unheard = frozenset(vm for vm, at in heard.items() if now - at > lease_s)
     stepping = stepping_generation(state)
     signs, bounds = dict(heard), dict.fromkeys(heard, lease_s)
@@ -48,11 +48,11 @@ def judge(state: JobState, vitals: Vitals, now: float, timing: Timing) -> Vitals
     return replace(vitals, unheard=unheard, silent=silent, isolated_since=since)
 
 
-def heard_at(vitals: Vitals, vm: Vm) -> float:
+def heard_at(vitals: Vitals, vm: Vm, now: float) -> float:
     """When the VM was last heard of, or this manager began to listen."""
     pulse = vitals.pulses.get(vm.vm)
     last = pulse.at if pulse is not None else vm.joined_at or vm.requested_at
-    return max(last, vitals.started_at)
+    return vitals.since(last, now)
 
 
 def heard_again(vitals: Vitals, vms: set[str], now: float) -> Vitals:

@@ -147,8 +147,8 @@ class Turn:
 
     def stop_is_late(self) -> bool:
         """Whether a job was told to stop so long ago that it is ended as it is."""
-        since = max(self.state.stop_ordered_at or self.now, self.vitals.started_at)
-        return self.now - since > self.timing.stop_timeout_s
+        ordered_at = self.state.stop_ordered_at
+        return ordered_at is not None and self.elapsed_s(ordered_at) > self.timing.stop_timeout_s
 
     def dead(self, seats: Iterable[Seat]) -> list[Seat]:
         """Those for whom `is_dead`, which is not asked of whom a report shows alive."""
@@ -175,6 +175,10 @@ class Turn:
             ):
                 return True
         return False
+
+    def elapsed_s(self, at: float) -> float:
+        """Seconds of a bound that began at `at`, as far as this manager was there; see `Vitals.since`."""
+        return self.now - self.vitals.since(at, self.now)
 
     @property
     def isolated(self) -> bool:

@@ -66,6 +66,14 @@ class Vitals:
     stepped_at: float = 0.0  # when a new step of the generation that steps was last reported
     dropped_at: float | None = None  # when most connections had closed at once
 
+    def since(self, at: float, now: float) -> float:
+        """From when a bound counts that began at `at`.
+
+        What was journalled by an earlier manager counts from when this one began, whichever way the wall
+        clock was set between the two.
+        """
+        return at if self.started_at <= at <= now else self.started_at
+
 
 def observe(state: JobState, vitals: Vitals, event: Event, timing: Timing) -> Vitals:
     """The vitals with what `event` says about the present; answers to commands are taken by the rules."""

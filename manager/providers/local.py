@@ -129,7 +129,7 @@ class LocalProvider:
                 start_new_session=True,  # SIGINT in the user's terminal is not for VMs
             )
         self._children[vm] = child
-        self._remember_start(vm, child.pid, _start_time(child.pid))
+        self._remember_start(vm, child.pid)
         threading.Thread(target=self._watch, args=(vm, child), name=f"watch {vm}", daemon=True).start()
 
     def _watch(self, vm: str, child: subprocess.Popen[bytes]) -> None:
@@ -145,7 +145,7 @@ class LocalProvider:
             if self._record(vm) is None:
                 leader = next((p for p in _tagged(vm) if _session(p.pid) == p.pid), None)
                 if leader is not None:
-                    self._remember_start(vm, leader.pid, leader.create_time())
+                    self._remember_start(vm, leader.pid)
 
     def _status(self, vm: str) -> VmStatus:
         if self._leader(vm) is not None:
@@ -164,8 +164,8 @@ class LocalProvider:
         except FileNotFoundError:
             return None
 
-    def _remember_start(self, vm: str, pid: int, started: float) -> None:
-        record = {"pid": pid, "started": started}
+    def _remember_start(self, vm: str, pid: int) -> None:
+        record = {"pid": pid, "started": _start_time(pid), "boot": _boot_id()}
         write_private(self._folder / vm / "vm.json", json.dumps(record).encode())
 
     def _remember_end(self, vm: str) -> None:
@@ -179,7 +179,7 @@ class LocalProvider:
         record = self._record(vm)
         if record is None or record == _ENDED:
             return None
-        return _living(int(record["pid"]), float(record["started"]))
+        return _living(int(record["pid"]), float(record["started"]), record.get("boot"))
 
     def _members(self, vm: str) -> list[psutil.Process]:
         """All living processes of the VM: its session, and what carries its tag."""
@@ -211,26 +211,48 @@ class LocalProvider:
         for path in self._folder.glob("*/notice.json"):
             notice = NoticeFile.model_validate_json(path.read_bytes())
             if self._leader(path.parent.name) is not None:
-                self._kill_later(
-                    path.parent.name, max(0.0, notice.written_at + notice.deadline_s - time.time())
-                )
+                passed_s = max(0.0, time.time() - notice.written_at)  # the wall clock may have been set
+                self._kill_later(path.parent.name, max(0.0, notice.deadline_s - passed_s))
 
 
-def _living(pid: int, started: float) -> psutil.Process | None:
-    """The process if it lives and is the one that was started then (ids are used again); a zombie is dead."""
+def _living(pid: int, started: float, boot: str | None) -> psutil.Process | None:
+    """The process if it lives and is the one that was started then (ids are used again); a zombie is dead.
+
+    A record without `boot` is of an earlier version, which wrote Unix seconds.
+    """
     try:
         process = psutil.Process(pid)
-        same = abs(process.create_time() - started) < 0.05
+        if boot is None:
+            same = abs(process.create_time() - started) < 0.05
+        else:
+            same = boot == _boot_id() and _start_time(pid) == started
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.NoSuchProcess:
         return None
 
 
 def _start_time(pid: int) -> float:
+    """When the process began, in a unit of the system's own that does not change when the wall clock is set.
+
+    0.0 if it has ended already: no process has this start time.
+    """
     try:
+        stat = Path(f"/proc/{pid}/stat")
+        if stat.exists():
+            return float(
+                stat.read_text().rpartition(")")[2].split()[19]
+            )  # field 22: clock ticks since the boot
         return psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        return 0.0  # it has ended already; no process has this start time
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        return 0.0
+
+
+def _boot_id() -> str:
+    """Names this run of the machine: start times of another are not to be compared."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
