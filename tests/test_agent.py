@@ -116,8 +116,9 @@ def test_an_order_to_shut_down_ends_it(play: Callable[..., None]) -> None:
 
 def test_an_orphan_has_its_trainers_hold_before_it_ends(play: Callable[..., None]) -> None:
     async def scenario(manager: Manager, agent: asyncio.Task[None]) -> None:
-        await manager.order("train", orphan_timeout_s=1.0)
+        await manager.order("train")
         await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+        await manager.order("train", orphan_timeout_s=1.0)
         await manager.close()
         await ends(agent)
         assert (manager.folder / "held").exists()

@@ -18,9 +18,9 @@ __all__ = ["play"]  # the fixture
 Agent = asyncio.Task[None]
 
 
-async def running(manager: Manager, **changes: object) -> None:
+async def running(manager: Manager) -> None:
     """The VM trains."""
-    await manager.order("train", **changes)
+    await manager.order("train")
     await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
 
 
@@ -102,7 +102,8 @@ def test_a_close_by_whoever_it_is_does_not_end_the_vm(play: Callable[..., None])
 
 def test_a_manager_that_only_answers_errors_is_not_seen(play: Callable[..., None]) -> None:
     async def scenario(manager: Manager, agent: Agent) -> None:
-        await running(manager, orphan_timeout_s=1.0)
+        await running(manager)
+        await manager.order("train", orphan_timeout_s=1.0)
         manager.answer = response(HTTPStatus.BAD_GATEWAY, b"")
         await manager.drop()
         await ends(agent)
@@ -113,7 +114,8 @@ def test_a_manager_that_only_answers_errors_is_not_seen(play: Callable[..., None
 
 def test_an_orphan_whose_manager_returns_while_it_saves_goes_on(play: Callable[..., None]) -> None:
     async def scenario(manager: Manager, _agent: Agent) -> None:
-        await running(manager, orphan_timeout_s=0.5)
+        await running(manager)
+        await manager.order("train", orphan_timeout_s=0.5)
         await manager.close()
         await manager.until_file("held")
         await manager.open()
