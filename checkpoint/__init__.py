@@ -10,6 +10,7 @@ which trainers import.
 """
 
 from .calibrations import load_calibration, save_calibration
+from .credentials import Credentials, credentials_in, inherited
 from .errors import (
     Cancelled,
     CheckpointError,
@@ -49,6 +50,7 @@ __all__ = [
     "CheckpointId",
     "Conflict",
     "Corrupt",
+    "Credentials",
     "Export",
     "Fenced",
     "Head",
@@ -71,8 +73,10 @@ __all__ = [
     "assemble",
     "candidates",
     "check_writable",
+    "credentials_in",
     "delete_parts",
     "export",
+    "inherited",
     "load_calibration",
     "load_manifest",
     "newest_readable",

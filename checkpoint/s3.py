@@ -24,12 +24,13 @@ import botocore.exceptions
 import botocore.session
 import certifi
 import minio
+import minio.credentials.credentials
 import minio.credentials.providers
 import urllib3
-from minio.credentials.credentials import Credentials
 from minio.deleteobjects import DeleteObject
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
+from .credentials import Credentials
 from .errors import Conflict, NotFound, StoreRefused, StoreUnavailable
 from .store import StoredObject, Unfinished, check_key
 
@@ -75,12 +76,21 @@ _NOT_ALLOWED = {400, 401, 403}  # all that an answer to HEAD says, which has no 
 class S3Store:
     """Objects below `prefix` of `bucket`, which must exist."""
 
-    def __init__(self, bucket: str, prefix: str, *, endpoint: str | None, region: str | None) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        endpoint: str | None,
+        region: str | None,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._uri = f"s3://{bucket}/{prefix}".rstrip("/")
         self._endpoint = endpoint
         self._region = region
+        self._given = credentials
         self._renewing = threading.Lock()
         self._clients = self._sign_in()
 
@@ -221,7 +231,7 @@ class S3Store:
 
     def _sign_in(self) -> _Clients:
         """Clients with credentials as they are found now. Raises `StoreRefused` if there are none."""
-        session = _session(self._region)
+        session = _session(self._region, self._given)
         credentials = session.get_credentials()
         if credentials is None:
             raise StoreRefused(
@@ -329,11 +339,19 @@ def _service_models() -> Any:
     return botocore.session.get_session().get_component("data_loader")
 
 
-def _session(region: str | None) -> boto3.Session:
-    """A session of its own: credentials are looked up afresh."""
+def _session(region: str | None, given: Credentials | None) -> boto3.Session:
+    """A session of its own, with the credentials that were given, else looked up afresh."""
     core = botocore.session.get_session()
     core.register_component("data_loader", _service_models())
-    return boto3.Session(botocore_session=core, region_name=region)
+    if given is None:
+        return boto3.Session(botocore_session=core, region_name=region)
+    return boto3.Session(
+        botocore_session=core,
+        region_name=region,
+        aws_access_key_id=given.access_key,
+        aws_secret_access_key=given.secret_key,
+        aws_session_token=given.session_token,
+    )
 
 
 class _Boto3Credentials(minio.credentials.providers.Provider):
@@ -342,9 +360,9 @@ class _Boto3Credentials(minio.credentials.providers.Provider):
     def __init__(self, credentials: Any) -> None:
         self._credentials = credentials
 
-    def retrieve(self) -> Credentials:
+    def retrieve(self) -> minio.credentials.credentials.Credentials:
         frozen = self._credentials.get_frozen_credentials()
-        return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+        return minio.credentials.credentials.Credentials(frozen.access_key, frozen.secret_key, frozen.token)
 
 
 def _code(error: Any) -> str:

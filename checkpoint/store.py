@@ -17,6 +17,7 @@ from threading import Event
 from typing import Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from .credentials import Credentials
 from .errors import Cancelled, Conflict, InvalidKey, StoreRefused, StoreUnavailable
 
 T = TypeVar("T")
@@ -119,11 +120,17 @@ class Store(Protocol):
         ...
 
 
-def open_store(uri: str, *, endpoint: str | None = None, region: str | None = None) -> Store:
+def open_store(
+    uri: str,
+    *,
+    endpoint: str | None = None,
+    region: str | None = None,
+    credentials: Credentials | None = None,
+) -> Store:
     """The store at `uri`: `file:///abs/path` or `s3://bucket/prefix`. Nothing is read or written yet.
 
-    `endpoint`: URL of an S3-compatible service (None: AWS). S3 credentials are found as boto3 finds them:
-    AWS_ACCESS_KEY_ID and its companions first. Raises `StoreRefused` when the URI is malformed.
+    `endpoint`: URL of an S3-compatible service (None: AWS). `credentials` None: they are found as boto3
+    finds them, AWS_ACCESS_KEY_ID and its companions first. Raises `StoreRefused` when the URI is malformed.
     """
     parts = urlsplit(uri)
     if parts.scheme == "file":
@@ -137,7 +144,8 @@ def open_store(uri: str, *, endpoint: str | None = None, region: str | None = No
 
         if not parts.netloc:
             raise StoreRefused(f"checkpoint.uri {uri!r}: expected s3://bucket or s3://bucket/prefix")
-        return S3Store(parts.netloc, parts.path.strip("/"), endpoint=endpoint, region=region)
+        prefix = parts.path.strip("/")
+        return S3Store(parts.netloc, prefix, endpoint=endpoint, region=region, credentials=credentials)
     raise StoreRefused(f"checkpoint.uri {uri!r}: expected file:///absolute/path or s3://bucket/prefix")
 
 
@@ -150,14 +158,20 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_writable(uri: str, *, endpoint: str | None = None, region: str | None = None) -> None:
+def check_writable(
+    uri: str,
+    *,
+    endpoint: str | None = None,
+    region: str | None = None,
+    credentials: Credentials | None = None,
+) -> None:
     """Write, swap, read and delete a small object, so that a job is refused now and not at its first
     checkpoint.
 
     Raises `StoreRefused` also for a store that ignores the conditions of a swap: without them a writer of an
     old generation could not be fenced off. Raises `StoreUnavailable` when the store does not answer.
     """
-    store = open_store(uri, endpoint=endpoint, region=region)
+    store = open_store(uri, endpoint=endpoint, region=region, credentials=credentials)
     key = f"probe-{uuid.uuid4().hex}"
     etag = store.swap(key, b"first", None)
     try:

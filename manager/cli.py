@@ -100,6 +100,13 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument("--port", type=int, default=DEFAULT_PORT, help="0: any free one (%(default)s)")
     server.add_argument("--allow-remote", action="store_true", help="listen beyond this machine")
     server.add_argument("--public-url", help="the URL by which agents reach this manager")
+    server.add_argument(
+        "--allow-store",
+        action="append",
+        metavar="URL",
+        help="store for which jobs may use this manager's credentials, or a folder for checkpoints; may be "
+        "given again (default: s3:// at AWS, and without --allow-remote file:///)",
+    )
     about = "check a job, submit it, and follow it (Ctrl-C only stops following)"
     command = add("apply", _lazily("cli_apply", "apply"), about, client)
     command.add_argument("-f", "--file", type=Path, required=True, help="the job file")
@@ -172,6 +179,7 @@ def _server(options: argparse.Namespace) -> int:
         port=options.port,
         allow_remote=options.allow_remote,
         public_url=options.public_url,
+        allow_stores=tuple(options.allow_store) if options.allow_store is not None else None,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -8,6 +8,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from .store_uri import AWS, EVERY_FOLDER, entry_faults
+
 DEFAULT_PORT = 8700
 
 
@@ -44,6 +46,9 @@ class ServerConfig:
     """After so long a job that the manager failed to decide about is taken up again; doubles each time."""
     quarantine_longest_retry_s: float = 600.0
     """The longest of these waits."""
+    allow_stores: tuple[str, ...] | None = None
+    """For what the manager's own credentials sign, and folders that jobs may use: `s3://[bucket[/prefix]]` at
+    AWS, `http(s)://host[:port][/bucket[/prefix]]`, `file:///folder`. None: AWS; on loopback folders, too."""
     max_bundle_bytes: int = 64 * 1024 * 1024
     """Largest code bundle that a submission may carry."""
     max_report_bytes: int = 16 * 1024 * 1024
@@ -61,6 +66,17 @@ class ServerConfig:
             )
         if self.journal_url is not None and not self.journal_url.startswith("sqlite:///"):
             raise ConfigError(f"journal_url: {self.journal_url!r} is not supported; expected sqlite:///path")
+
+        for fault in entry_faults(self.stores):
+            raise ConfigError(f"allow_stores: {fault}")
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """What `allow_stores` comes to."""
+        if self.allow_stores is not None:
+            return self.allow_stores
+        # Whoever has a token of a manager on loopback is a user of this machine.
+        return (AWS,) if self.allow_remote else (AWS, EVERY_FOLDER)
 
     @property
     def journal_path(self) -> Path:

@@ -25,7 +25,6 @@ from ..checkpoint import (
     delete_parts,
     export,
     open_generation,
-    open_store,
     retire,
     save_calibration,
 )
@@ -84,6 +83,7 @@ class Effects:
         manager_url: Callable[[], str],
         vm_directory: Callable[[str], Path],
         state_of: Callable[[str], JobState],
+        open_store: Callable[[str], Store],
         emit: Callable[[str, Event], Awaitable[None]],
         mark_done: Callable[[str], Awaitable[None]],
         fatal: Callable[[BaseException], None],
@@ -96,6 +96,7 @@ class Effects:
         self._manager_url = manager_url
         self._vm_directory = vm_directory
         self._state_of = state_of
+        self._open_store = open_store
         self._emit = emit
         self._mark_done = mark_done
         self._fatal = fatal
@@ -103,6 +104,7 @@ class Effects:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, Command] = {}
         self._held: dict[str, list[Command]] = {}  # of jobs that are set aside: run again when taken up
+        self._job_of: dict[str, str] = {}
 
     def start(self, job: str, command: Command) -> None:
         """Begin `command`, or do nothing if it is already being run."""
@@ -110,6 +112,14 @@ class Effects:
             task = asyncio.create_task(self._settle(job, command), name=command.key)
             self._tasks[command.key] = task
             self._running[command.key] = command
+            self._job_of[command.key] = job
+
+    def needs_store(self, job: str) -> bool:
+        """Whether a command of the job is under way that may read or write its store."""
+        return any(
+            self._job_of[key] == job and not isinstance(command, RequestVm | ReleaseVm)
+            for key, command in self._running.items()
+        )
 
     def hold(self, job: str, command: Command) -> None:
         """Keep `command` of a job that is set aside until `resume`."""
@@ -151,6 +161,7 @@ class Effects:
         finally:
             self._tasks.pop(command.key, None)
             self._running.pop(command.key, None)
+            self._job_of.pop(command.key, None)
             self._clear_trouble(job, command)
 
     async def _result(self, job: str, command: Command) -> Event | None:
@@ -230,7 +241,7 @@ class Effects:
         return VmTerminated(now=self._clock(), vm=command.vm)
 
     async def _open_head(self, job: str, command: OpenHead) -> Event | None:
-        store = self._store(job)
+        store = await self._store(job, command)
         try:
             head = await self._persist(
                 job, command, lambda: open_generation(store, job, command.generation), StoreUnavailable
@@ -241,7 +252,7 @@ class Effects:
         return HeadOpened(now=self._clock(), generation=command.generation, checkpoints=refs)
 
     async def _delete(self, job: str, command: DeleteCheckpoint) -> Event:
-        store, checkpoint = self._store(job), _id(command.checkpoint)
+        store, checkpoint = await self._store(job, command), _id(command.checkpoint)
         # A base is kept only until the next generation opens: then the retirement goes through.
         temporary = (StoreUnavailable, Retained)
         await self._persist(
@@ -252,7 +263,7 @@ class Effects:
         return CheckpointDeleted(now=self._clock(), checkpoint=command.checkpoint)
 
     async def _export(self, job: str, command: ExportWeights) -> Event:
-        store, checkpoint = self._store(job), _id(command.checkpoint)
+        store, checkpoint = await self._store(job, command), _id(command.checkpoint)
         await asyncio.to_thread(self._scratch.mkdir, parents=True, exist_ok=True)
         done = await self._persist(
             job, command, lambda: export(store, job, checkpoint, scratch=self._scratch), StoreUnavailable
@@ -263,9 +274,10 @@ class Effects:
         """A store that refuses it costs the next job a minute, and this one nothing."""
         state = self._state_of(job)
         assert state.measurements is not None, "it follows measurements"
-        measured, store = Measurements.from_json(state.measurements), self._store(job)
+        measured = Measurements.from_json(state.measurements)
         if measured.basis is None:
             return
+        store = await self._store(job, command)
         fingerprint, text = measured.basis.fingerprint, measured.to_text()
         try:
             await self._persist(
@@ -274,11 +286,8 @@ class Effects:
         except CheckpointError as error:
             log.warning("job %s: its calibration is not stored: %s", job, error)
 
-    def _store(self, job: str) -> Store:
-        spec = self._state_of(job).spec
-        assert spec is not None, "only a submitted job has a store"
-        checkpoint = spec.checkpoint
-        return open_store(checkpoint.uri, endpoint=checkpoint.endpoint, region=checkpoint.region)
+    async def _store(self, job: str, command: Command) -> Store:
+        return await self._persist(job, command, lambda: self._open_store(job), StoreUnavailable)
 
     # ---- trying again --------------------------------------------------------------------------------------
 

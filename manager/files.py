@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from .config import write_private
@@ -35,6 +35,12 @@ class JobFiles:
         self.forget_secrets(job)
         self.bundle(job).unlink(missing_ok=True)
         self.bundle(job).parent.rmdir()
+
+    def forget_others(self, jobs: Collection[str]) -> None:
+        """Forget secrets of jobs that never came to be: the process ended before they were journalled."""
+        for folder in self._folder.glob("*"):
+            if folder.name not in jobs:
+                self.forget_secrets(folder.name)
 
     def forget_secrets(self, job: str) -> None:
         self._secrets(job).unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint import Store
 from ..worker.messages import Report
 from .clock import SteadyClock
 from .commands import Command
@@ -41,6 +42,7 @@ from .providers import Provider, ProviderError, VmStatus
 from .quarantine import Quarantined, quarantine_for
 from .runtime import RECENT_STEPS, Connection, Job
 from .spec import JobSpec
+from .store_access import open_for
 from .tokens import TokenStore
 from .views import job_view, step_view, to_json
 from .watch import unwanted, vanished
@@ -91,6 +93,7 @@ class Service:
             manager_url=lambda: self.manager_url,
             vm_directory=self.vm_directory,
             state_of=lambda job: self.jobs[job].state,
+            open_store=self._open_store,
             emit=self.handle,
             mark_done=lambda key: asyncio.to_thread(journal.mark_done, key),
             fatal=self._fail,
@@ -113,6 +116,12 @@ class Service:
     def vm_directory(self, vm: str) -> Path:
         return self.config.home / "vms" / vm
 
+    def _open_store(self, job: str) -> Store:
+        """The store of a job. Blocking."""
+        spec = self.jobs[job].state.spec
+        assert spec is not None, "only a submitted job has a store"
+        return open_for(spec, self.files.secrets(job), self.config.stores)
+
     # ---- life ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -121,7 +130,10 @@ class Service:
             facts = await asyncio.to_thread(self.journal.facts, job)
             metrics = await asyncio.to_thread(self.journal.metrics, job, 0, RECENT_STEPS)
             self.jobs[job] = Job(job, facts, metrics)
+        await asyncio.to_thread(self.files.forget_others, self.jobs.keys())
         await self._start_pending()
+        for runtime in self.jobs.values():
+            self._forget_secrets(runtime)  # of those that ended in the very moment in which this process did
         for job in self.active():
             with contextlib.suppress(Quarantined):  # what it is, the job shows
                 await self.handle(job.job, ManagerStarted(now=self.clock()))
@@ -243,8 +255,13 @@ class Service:
             self.hub.publish(runtime.job, Update("fact", to_json(fact), sequence))
         runtime.dirty = True
         if runtime.state.ended is not None:
-            self.files.forget_secrets(runtime.job)
+            self._forget_secrets(runtime)
             self._publish_status(runtime)
+
+    def _forget_secrets(self, runtime: Job) -> None:
+        """Once the job has ended; keys of its store may be needed a little longer to tidy it up."""
+        if runtime.state.ended is not None and not self.effects.needs_store(runtime.job):
+            self.files.forget_secrets(runtime.job)
 
     def _publish_status(self, runtime: Job) -> None:
         runtime.dirty = False
@@ -315,4 +332,6 @@ class Service:
     async def _sweep(self) -> None:
         while True:
             await asyncio.to_thread(self.tokens.sweep)
+            for runtime in self.jobs.values():
+                self._forget_secrets(runtime)
             await asyncio.sleep(_SWEEP_S)

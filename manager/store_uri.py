@@ -1,11 +1,19 @@
-"""Where a job file says that checkpoints go: what can be told about it without asking the store."""
+"""Where a job file says that checkpoints go, and where an administrator says that they may: what can be told
+without asking the store."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 Fault = tuple[str, str]
+
+AWS = "s3://"  # any bucket there
+EVERY_FOLDER = "file:///"
+_AWS_HOST = re.compile(r"s3([.-](dualstack\.)?[a-z0-9-]+)?\.amazonaws\.com(\.cn)?")
+_PORTS = {"http": 80, "https": 443}
 
 
 def is_absolute(uri: str) -> bool:
@@ -34,6 +42,9 @@ def _s3_faults(uri: str, endpoint: str | None, region: str | None) -> list[Fault
     faults: list[Fault] = []
     if not re.match(r"s3://[\w.-]+(/|$)", uri, re.ASCII):
         faults.append(("checkpoint.uri", f"{uri!r} names no bucket; expected s3://bucket/prefix"))
+    segments = uri.removeprefix("s3://").rstrip("/").split("/")
+    if any(segment in ("", ".", "..") for segment in segments[1:]):
+        faults.append(("checkpoint.uri", f"{uri!r} has an empty part, '.' or '..'; expected s3://bucket/a/b"))
     if endpoint is not None and not _is_endpoint(endpoint):
         message = f"{endpoint!r} is no address; expected http(s)://host[:port]"
         faults.append(("checkpoint.endpoint", message))
@@ -49,3 +60,60 @@ def _is_endpoint(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # an unfinished bracket, a port that is none
         return False
+
+
+# ---- what is allowed ---------------------------------------------------------------------------------------
+
+
+def entry_faults(allowed: Sequence[str]) -> list[str]:
+    """What is wrong with entries of `ServerConfig.allow_stores`."""
+    faults: list[str] = []
+    for entry in allowed:
+        try:
+            parts = urlsplit(entry)
+            usable = parts.scheme in ("s3", "file") or (parts.scheme in _PORTS and bool(parts.hostname))
+            usable = usable and not (
+                parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/"))
+            )
+            _ = parts.port
+        except ValueError:  # an unfinished bracket, a port that is none
+            usable = False
+        if not usable or urlsplit(entry).query or urlsplit(entry).username:
+            expected = "s3://[bucket[/prefix]], http(s)://host[:port][/bucket[/prefix]] or file:///folder"
+            faults.append(f"{entry!r} is no store; expected {expected}")
+    return faults
+
+
+def covers(entry: str, uri: str, endpoint: str | None) -> bool:
+    """Whether an entry of `ServerConfig.allow_stores` allows the store of a job."""
+    given, wanted = urlsplit(entry), urlsplit(uri)
+    if given.scheme == "file" or wanted.scheme == "file":
+        if given.scheme != wanted.scheme:
+            return False
+        folder, inside = Path(unquote(given.path)), Path(unquote(wanted.path))
+        return inside.resolve().is_relative_to(folder.resolve())
+    path = f"{wanted.netloc}{wanted.path}"  # bucket/prefix
+    if given.scheme == "s3":
+        return _is_aws(endpoint) and _below(path, f"{given.netloc}{given.path}")
+    if endpoint is None:
+        return False
+    return _address(endpoint) == _address(entry) and _below(path, given.path.lstrip("/"))
+
+
+def _below(path: str, prefix: str) -> bool:
+    """Whether `path` is `prefix` or continues it after a slash; no prefix is everything."""
+    prefix = prefix.strip("/")
+    return not prefix or f"{path.strip('/')}/".startswith(f"{prefix}/")
+
+
+def _is_aws(endpoint: str | None) -> bool:
+    """AWS's own S3. Other hosts below amazonaws.com are its customers'."""
+    if endpoint is None:
+        return True
+    scheme, host, port = _address(endpoint)
+    return scheme == "https" and port == _PORTS["https"] and _AWS_HOST.fullmatch(host) is not None
+
+
+def _address(url: str) -> tuple[str, str, int]:
+    parts = urlsplit(url)
+    return parts.scheme, (parts.hostname or "").rstrip("."), parts.port or _PORTS.get(parts.scheme, 0)

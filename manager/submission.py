@@ -13,9 +13,10 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..checkpoint import StoreRefused, StoreUnavailable, check_writable
+from ..checkpoint import StoreRefused, StoreUnavailable
 from .service import Service
 from .spec import JobSpec, JobSpecError, parse_spec, to_settings
+from .store_access import NotAllowed, check_usable
 
 MAX_UNPACKED_BYTES = 1 << 30
 
@@ -46,7 +47,7 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
     if job in service.jobs:
         _check_same(service, job, spec, submission)
         return job, False
-    await asyncio.to_thread(_check_store, spec, job)
+    await asyncio.to_thread(_check_store, spec, job, secrets, service.config.stores)
     if job in service.jobs:  # the same submission came a second time while the store was asked
         return job, False
     await service.submit(job, spec, submission.bundle, secrets)
@@ -114,11 +115,13 @@ def _inside(name: str) -> bool:
     return not name.startswith("/") and ".." not in name.split("/")
 
 
-def _check_store(spec: JobSpec, job: str) -> None:
+def _check_store(spec: JobSpec, job: str, secrets: Mapping[str, str], allowed: tuple[str, ...]) -> None:
     to_settings(spec, job, "")  # a relative URI is refused here: the manager's folder is not the user's
     checkpoint = spec.checkpoint
     try:
-        check_writable(checkpoint.uri, endpoint=checkpoint.endpoint, region=checkpoint.region)
+        check_usable(spec, secrets, allowed)
+    except NotAllowed as error:
+        raise JobSpecError([(error.field, str(error))]) from error
     except StoreRefused as error:
         raise JobSpecError([("checkpoint.uri", str(error))]) from error
     except StoreUnavailable as error:

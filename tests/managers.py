@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 from makara.manager.config import ServerConfig
 from makara.manager.server import serve
-home, agent = Path(sys.argv[1]), (sys.executable, sys.argv[2])
-config = ServerConfig(home=home, port=0, agent_command=agent, tick_s=0.05)
+home, agent, stores = Path(sys.argv[1]), (sys.executable, sys.argv[2]), tuple(sys.argv[3:]) or None
+config = ServerConfig(home=home, port=0, agent_command=agent, tick_s=0.05, allow_stores=stores)
 serve(config, on_ready=lambda url, token: print(url, token, flush=True))
 """
 
@@ -30,12 +30,14 @@ serve(config, on_ready=lambda url, token: print(url, token, flush=True))
 class Manager:
     """Use: `start()`, then `client` and `http`; `kill()` is SIGKILL; the VMs of `home` live on."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *stores: str) -> None:
+        """`stores`: those that the administrator allows; none: the defaults."""
         self.home = home
+        self.stores = stores
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> Manager:
-        command = [sys.executable, "-c", _PROGRAM, str(self.home), str(AGENT)]
+        command = [sys.executable, "-c", _PROGRAM, str(self.home), str(AGENT), *self.stores]
         with open(f"{self.home}.log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
@@ -55,10 +57,14 @@ class Manager:
     def submit(self, store: Path, key: str | None = None, **changes: dict[str, Any]) -> httpx.Response:
         return self.post_job(json.dumps(job_spec(store, **changes)), key=key)
 
-    def post_job(self, spec: str, *, bundle: bytes | None = None, key: str | None = None) -> httpx.Response:
+    def post_job(
+        self, spec: str, *, bundle: bytes | None = None, key: str | None = None, secrets: str = "{}"
+    ) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token}"} | ({"Idempotency-Key": key} if key else {})
         files = {"bundle": ("bundle.tar.gz", BUNDLE if bundle is None else bundle, "application/gzip")}
-        return self.http.post("/api/v1/jobs", data={"spec": spec}, files=files, headers=headers)
+        return self.http.post(
+            "/api/v1/jobs", data={"spec": spec, "secrets": secrets}, files=files, headers=headers
+        )
 
     def wait(self, job: str, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """The job's view once `condition` holds of it; fails if the job ends before."""

@@ -24,8 +24,9 @@ from s3_server import S3Server
 @pytest.fixture(scope="module")
 def manager(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
     """One that offers no VM: whoever asks for one leaves a trace in its log and its job's history."""
-    del s3_server  # its credentials are in the environment that the manager starts with
-    running = Manager(tmp_path_factory.mktemp("bad") / "home").start()
+    # The server's credentials are in the environment that the manager starts with.
+    allowed = (s3_server.endpoint, "http://127.0.0.1:9", "file:///")
+    running = Manager(tmp_path_factory.mktemp("bad") / "home", *allowed).start()
     running.client.post("/providers/local/capacity", json={"vms": 0})
     yield running
     running.stop()
@@ -198,7 +199,7 @@ def test_wrong_credentials_are_refused(
     tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    manager = Manager(tmp_path / "home").start()
+    manager = Manager(tmp_path / "home", s3_server.endpoint).start()
     try:
         before = stored(manager)
         checkpoint = {"uri": s3_server.uri("wrong"), "endpoint": s3_server.endpoint}

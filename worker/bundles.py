@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 
+from ..checkpoint import inherited
 from .messages import BootConfig, JobSettings
 
 _SETUP_DONE = ".makara-setup-done"
@@ -79,7 +80,7 @@ async def _set_up(command: str, folder: Path, environment: Mapping[str, str]) ->
     process = await asyncio.create_subprocess_shell(
         command,
         cwd=folder,
-        env={**os.environ, **environment},
+        env=inherited(os.environ, environment),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

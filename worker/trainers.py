@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint import inherited
 from .messages import Failure, Orders, Phase, StepMetrics, WorkerReport
 
 _FIRST_DELAY_S = 0.5
@@ -109,7 +110,7 @@ class TrainerProcess:
                 stdout=log,
                 stderr=log,
                 pass_fds=[theirs.fileno()],
-                env={**ALLOCATOR, **os.environ, **environment},
+                env={**ALLOCATOR, **inherited(os.environ, environment)},
                 cwd=bundle,
             )
         self.report = WorkerReport(worker=self.worker, incarnation=incarnation, phase=Phase.STARTING)
