@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from fastapi import APIRouter, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
 
@@ -16,6 +17,7 @@ from ..worker.frames import Malformed, Misfit, makara_version, read_report
 from ..worker.messages import PROTOCOL, Credential, Message, Orders, Refusal, ReportAck, Welcome
 from .auth import bearer, service_of
 from .service import Service
+from .threads import Kind
 from .tokens import Grant, Scope, TokenRefused
 
 log = logging.getLogger("makara.manager")
@@ -29,8 +31,8 @@ async def agent(websocket: WebSocket, vm: str) -> None:
     """One VM's connection. Without a token that is bound to this VM: 403 and a `Refusal`."""
     service = service_of(websocket)
     try:
-        grant = await asyncio.to_thread(
-            service.tokens.check, bearer(websocket) or "", Scope.JOIN, Scope.WORKER
+        grant = await service.threads.run(
+            Kind.TOKENS, service.tokens.check, bearer(websocket) or "", Scope.JOIN, Scope.WORKER
         )
     except TokenRefused as refusal:
         await _refuse(websocket, vm, str(refusal))
@@ -136,9 +138,8 @@ class AgentConnection:
 
     async def _credential(self) -> Credential:
         ttl_s = self._service.leases.worker_token_s
-        token = await asyncio.to_thread(
-            self._service.tokens.issue, Scope.WORKER, job=self._job, vm=self._vm, ttl_s=ttl_s
-        )
+        issue = partial(self._service.tokens.issue, Scope.WORKER, job=self._job, vm=self._vm, ttl_s=ttl_s)
+        token = await self._service.threads.run(Kind.TOKENS, issue)
         return Credential(token=token, valid_for_s=ttl_s)
 
     async def _send(self, message: Message) -> None:
@@ -161,7 +162,7 @@ async def bundle(job: str, request: Request) -> Response:
     """The job's code, for its own VMs: a tar.gz whose SHA-256 is in the orders."""
     service = service_of(request)
     await _worker_of(request, service, job)
-    data = await asyncio.to_thread(service.files.bundle(job).read_bytes)
+    data = await service.threads.run(Kind.FILES, service.files.bundle(job).read_bytes)
     return Response(data, media_type="application/gzip")
 
 
@@ -173,12 +174,14 @@ async def secrets(job: str, request: Request) -> dict[str, str]:
     vm = service.jobs[job].state.vms.get(grant.vm or "")
     if vm is None or not vm.live:
         raise HTTPException(403, "this VM is no longer part of the job")
-    return await asyncio.to_thread(service.files.secrets, job)
+    return await service.threads.run(Kind.FILES, service.files.secrets, job)
 
 
 async def _worker_of(request: Request, service: Service, job: str) -> Grant:
     try:
-        grant = await asyncio.to_thread(service.tokens.check, bearer(request) or "", Scope.WORKER)
+        grant = await service.threads.run(
+            Kind.TOKENS, service.tokens.check, bearer(request) or "", Scope.WORKER
+        )
     except TokenRefused as refusal:
         raise HTTPException(401, str(refusal)) from refusal
     if grant.job != job or job not in service.jobs:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ from .providers.local import LocalProvider
 from .runtime import Job
 from .service import Service
 from .submission import Submission, accept
+from .threads import Kind
 from .tokens import Scope
 from .views import JobView, StepView, VmView, job_view, step_view, surviving, to_json
 
@@ -150,7 +151,7 @@ async def metrics(job: str, request: Request, _: User, since: Annotated[int, Que
     """Loss, gradient norm and time of each committed step after step `since`."""
     service = service_of(request)
     state = _find(service, job).state
-    rows = await asyncio.to_thread(service.journal.metrics, job, since)
+    rows = await service.threads.run(Kind.HISTORY, service.journal.metrics, job, since)
     return MetricsView(metrics=[step_view(row) for row in surviving(state, rows)])
 
 
@@ -185,7 +186,7 @@ async def logs(job: str, request: Request, _: User, vm: str | None = None) -> Lo
     if vm is not None and vm not in state.vms:
         raise HTTPException(404, f"vm: job {job} has no VM {vm!r}")
     folders = [service.vm_directory(name) for name in ([vm] if vm is not None else state.vms)]
-    tails = await asyncio.to_thread(lambda: [_tails(folder) for folder in folders])
+    tails = await service.threads.run(Kind.FILES, lambda: [_tails(folder) for folder in folders])
     return LogsView(logs={name: text for tail in tails for name, text in tail.items()})
 
 
@@ -206,8 +207,9 @@ async def stream(
 @router.post("/vms/{vm}/fault", status_code=202)
 async def fault(vm: str, body: Fault, request: Request, _: Admin) -> dict[str, str]:
     """Do harm to a local VM, for demonstrations and tests. Admin token only."""
+    service = service_of(request)
     try:
-        await asyncio.to_thread(_local(service_of(request)).inject, vm, body.kind, body.deadline_s)
+        await service.threads.run(Kind.FILES, _local(service).inject, vm, body.kind, body.deadline_s)
     except ProviderError as error:
         raise HTTPException(404, f"vm: {error}") from error
     return {"vm": vm, "kind": body.kind}
@@ -223,15 +225,17 @@ async def capacity(body: Capacity, request: Request, _: Admin) -> Capacity:
 @router.post("/tokens", status_code=201)
 async def new_token(body: NewToken, request: Request, _: Admin) -> TokenView:
     """A token for a user, shown this once. Admin token only."""
-    tokens = service_of(request).tokens
-    token = await asyncio.to_thread(tokens.issue, Scope(body.scope), name=body.name, ttl_s=body.ttl_s)
+    service = service_of(request)
+    issue = partial(service.tokens.issue, Scope(body.scope), name=body.name, ttl_s=body.ttl_s)
+    token = await service.threads.run(Kind.TOKENS, issue)
     return TokenView(token=token)
 
 
 @router.delete("/tokens/{token_id}", status_code=204)
 async def revoke_token(token_id: str, request: Request, _: Admin) -> None:
     """Forget a token; `token_id` is its part before the dot. Admin token only."""
-    if not await asyncio.to_thread(service_of(request).tokens.revoke, token_id):
+    service = service_of(request)
+    if not await service.threads.run(Kind.TOKENS, service.tokens.revoke, token_id):
         raise HTTPException(404, f"token: there is no {token_id!r}")
 
 
@@ -254,7 +258,7 @@ def _view(service: Service, runtime: Job) -> JobView:
 
 
 async def _history(service: Service, job: str, since: int) -> list[FactView]:
-    stored = await asyncio.to_thread(service.journal.facts, job, since)
+    stored = await service.threads.run(Kind.HISTORY, service.journal.facts, job, since)
     return [FactView(sequence=s.sequence, at=s.fact.at, fact=to_json(s.fact)) for s in stored]
 
 

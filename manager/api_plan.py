@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel
 
@@ -16,6 +14,7 @@ from .core.planning import slot_of
 from .planning import request_of
 from .ranking import Ranking, rank, shape
 from .runtime import Job
+from .threads import Kind, Threads
 from .views import measured_s
 
 _MOST_ROWS = 12
@@ -62,14 +61,15 @@ class PlanView(BaseModel):
 @router.get("/jobs/{job}/plan")
 async def plan(job: str, request: Request, _: User) -> PlanView:
     """The plan that runs, and why: what the planner would choose for each P with the workers of now."""
-    runtime = service_of(request).jobs.get(job)
+    service = service_of(request)
+    runtime = service.jobs.get(job)
     if runtime is None or runtime.state.spec is None:
         raise HTTPException(404, f"job: there is no job {job!r}")
     current = runtime.state.current
     if current is None or runtime.state.calibration is None:
         raise HTTPException(404, f"plan: job {job} runs no plan")
     plan, question = Plan.from_json(current.plan), _question(runtime)
-    ranking = await _ranked(runtime, question)
+    ranking = await _ranked(service.threads, runtime, question)
     return PlanView(
         generation=current.number,
         shape=current.shape,
@@ -95,12 +95,12 @@ def _question(runtime: Job) -> Question:
     return request_of(state, ComputePlan(key="shown", generation=current.number, workers=workers))
 
 
-async def _ranked(runtime: Job, question: Question) -> Ranking | Impossible:
+async def _ranked(threads: Threads, runtime: Job, question: Question) -> Ranking | Impossible:
     """Off the event loop, for it takes a sweep for each P; once for each set of workers and calibration."""
     key = (question.calibration, tuple(question.workers))
     async with runtime.ranking_lock:
         if runtime.ranking is None or runtime.ranking[0] != key:
-            runtime.ranking = key, await asyncio.to_thread(rank, question, _MOST_ROWS)
+            runtime.ranking = key, await threads.run(Kind.RANKING, rank, question, _MOST_ROWS)
         return runtime.ranking[1]
 
 

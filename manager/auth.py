@@ -6,7 +6,6 @@ what it changes must carry `X-CSRF-Token` as well, which another site can neithe
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from typing import Annotated, cast
 
@@ -14,6 +13,7 @@ from fastapi import Depends, HTTPException, Request
 from starlette.requests import HTTPConnection
 
 from .service import Service
+from .threads import Kind
 from .tokens import Grant, Scope, TokenRefused, csrf_token
 
 COOKIE = "makara_session"
@@ -60,8 +60,9 @@ async def admin(request: Request) -> Grant:
 
 
 async def _check(request: Request, token: str, *scopes: Scope) -> Grant:
+    service = service_of(request)
     try:
-        return await asyncio.to_thread(service_of(request).tokens.check, token, *scopes)
+        return await service.threads.run(Kind.TOKENS, service.tokens.check, token, *scopes)
     except TokenRefused as refusal:
         raise HTTPException(401, str(refusal), {"WWW-Authenticate": "Bearer"}) from refusal
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .store_uri import AWS, EVERY_FOLDER, entry_faults
+from .threads import ThreadBounds
 
 DEFAULT_PORT = 8700
 
@@ -49,6 +50,12 @@ class ServerConfig:
     allow_stores: tuple[str, ...] | None = None
     """For what the manager's own credentials sign, and folders that jobs may use: `s3://[bucket[/prefix]]` at
     AWS, `http(s)://host[:port][/bucket[/prefix]]`, `file:///folder`. None: AWS; on loopback folders, too."""
+    slow_call_s: float = 30.0
+    """A call of a provider or a store that takes longer is shown as trouble."""
+    close_timeout_s: float = 10.0
+    """A manager that ends waits for its journal for so long at most."""
+    threads: ThreadBounds = field(default_factory=ThreadBounds)
+    """How many calls of a kind may block at a time."""
     max_bundle_bytes: int = 64 * 1024 * 1024
     """Largest code bundle that a submission may carry."""
     max_report_bytes: int = 16 * 1024 * 1024

@@ -11,12 +11,14 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from ..checkpoint import (
     CheckpointError,
     CheckpointId,
+    Export,
     Fenced,
     Retained,
     Store,
@@ -53,6 +55,7 @@ from .planning import compute_plan
 from .providers import NoCapacity, Provider, ProviderError
 from .quarantine import Quarantined
 from .state import JobState
+from .threads import Kind, Threads, told_when_slow
 from .tokens import Scope, TokenStore
 
 log = logging.getLogger("makara.manager")
@@ -87,6 +90,8 @@ class Effects:
         emit: Callable[[str, Event], Awaitable[None]],
         mark_done: Callable[[str], Awaitable[None]],
         fatal: Callable[[BaseException], None],
+        threads: Threads,
+        slow_call_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.trouble: dict[str, dict[str, str]] = {}
@@ -100,6 +105,8 @@ class Effects:
         self._emit = emit
         self._mark_done = mark_done
         self._fatal = fatal
+        self._threads = threads
+        self._slow_call_s = slow_call_s
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, Command] = {}
@@ -132,10 +139,10 @@ class Effects:
 
     def requesting(self, vm: str) -> bool:
         """Whether a request for this VM is still under way: its absence means nothing yet."""
-        return any(isinstance(c, RequestVm) and c.vm == vm for c in self._running.values())
+        return f"{vm}/request" in self._tasks
 
     def releasing(self, vm: str) -> bool:
-        return any(isinstance(c, ReleaseVm) and c.vm == vm for c in self._running.values())
+        return f"{vm}/release" in self._tasks
 
     async def close(self) -> None:
         """Stop; what was not finished is pending in the journal and is run by the next manager."""
@@ -182,7 +189,7 @@ class Effects:
                 return await self._release(job, command)
             case ComputePlan():
                 state = self._state_of(job)
-                return await asyncio.to_thread(compute_plan, state, command, self._clock)
+                return await self._threads.run(Kind.PLANNING, compute_plan, state, command, self._clock)
             case OpenHead():
                 return await self._open_head(job, command)
             case DeleteCheckpoint():
@@ -199,9 +206,8 @@ class Effects:
         if vm is None or not vm.live:
             return None  # it was given up before this manager came to it
         resources = state.spec.resources
-        token = await asyncio.to_thread(
-            self._tokens.issue, Scope.JOIN, job=job, vm=command.vm, ttl_s=JOIN_TTL_S
-        )
+        issue = partial(self._tokens.issue, Scope.JOIN, job=job, vm=command.vm, ttl_s=JOIN_TTL_S)
+        token = await self._threads.run(Kind.TOKENS, issue)
         boot = BootConfig(
             vm=command.vm,
             job=job,
@@ -237,7 +243,7 @@ class Effects:
                 ProviderError,
                 wanted=lambda: True,
             )
-        await asyncio.to_thread(self._tokens.revoke_vm, job, command.vm)
+        await self._threads.run(Kind.TOKENS, self._tokens.revoke_vm, job, command.vm)
         return VmTerminated(now=self._clock(), vm=command.vm)
 
     async def _open_head(self, job: str, command: OpenHead) -> Event | None:
@@ -264,10 +270,12 @@ class Effects:
 
     async def _export(self, job: str, command: ExportWeights) -> Event:
         store, checkpoint = await self._store(job, command), _id(command.checkpoint)
-        await asyncio.to_thread(self._scratch.mkdir, parents=True, exist_ok=True)
-        done = await self._persist(
-            job, command, lambda: export(store, job, checkpoint, scratch=self._scratch), StoreUnavailable
-        )
+
+        def write() -> Export:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            return export(store, job, checkpoint, scratch=self._scratch)
+
+        done = await self._persist(job, command, write, StoreUnavailable)
         return WeightsExported(now=self._clock(), uri=done.uri, sha256=done.sha256, step=done.step)
 
     async def _store_calibration(self, job: str, command: StoreCalibration) -> None:
@@ -304,16 +312,32 @@ class Effects:
         delay_s = _FIRST_DELAY_S
         while True:
             try:
-                result = await asyncio.to_thread(call)
+                kind, owner = self._thread_of(job, command)
+                result = await told_when_slow(
+                    self._threads.run(kind, call, owner=owner),
+                    self._slow_call_s,
+                    lambda: self._tell_trouble(job, command, f"not done after {self._slow_call_s:g} s"),
+                )
                 self._clear_trouble(job, command)
                 return result
             except temporary as error:
                 log.warning("job %s: %s: %s; trying again", job, command.command, error)
-                self.trouble.setdefault(job, {})[command.key] = f"{command.command}: {error}"
+                self._tell_trouble(job, command, str(error))
             if not (wanted() if wanted is not None else self._state_of(job).ended is None):
                 raise Abandoned
             await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
             delay_s = min(2 * delay_s, longest_delay_s)
+
+    def _thread_of(self, job: str, command: Command) -> tuple[Kind, str]:
+        """Which threads run `command`: those of its provider, or of the job's store for this command."""
+        if isinstance(command, RequestVm | ReleaseVm):
+            spec = self._state_of(job).spec
+            kind = Kind.REQUEST_VM if isinstance(command, RequestVm) else Kind.RELEASE_VM
+            return kind, spec.resources.provider if spec is not None else ""
+        return Kind.STORE, f"{job} {command.command}"
+
+    def _tell_trouble(self, job: str, command: Command, what: str) -> None:
+        self.trouble.setdefault(job, {})[command.key] = f"{command.command}: {what}"
 
     def _clear_trouble(self, job: str, command: Command) -> None:
         self.trouble.get(job, {}).pop(command.key, None)

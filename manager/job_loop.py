@@ -60,9 +60,12 @@ class JobLoops:
             self._ticking[job.job] = task
             task.add_done_callback(lambda task: self._ticked(job.job, task))
 
-    async def close(self) -> None:
-        """Wait for what is being decided on."""
-        await asyncio.gather(*self._turns, return_exceptions=True)
+    async def close(self, timeout_s: float) -> None:
+        """Wait for what is being decided on, unless the journal hangs."""
+        if self._turns:
+            _, hanging = await asyncio.wait(self._turns, timeout=timeout_s)
+            for turn in hanging:
+                turn.cancel()
 
     def _ticked(self, job: str, task: asyncio.Task[None]) -> None:
         del self._ticking[job]

@@ -19,6 +19,7 @@ from .facts import Fact
 from .journal_text import Unreadable, read_back, readable_text
 
 SCHEMA_VERSION = 2
+_CLOSE_S = 5.0
 _FACTS: TypeAdapter[Fact] = TypeAdapter(Fact)
 _COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
 
@@ -111,9 +112,13 @@ class SqliteJournal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock_file = _lock(path.with_name(f"{path.name}.lock"))
         self._mutex = threading.Lock()
+        self._reading = threading.Lock()
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._prepare()
+            # A reader of its own: whoever reads a long history holds up nobody who writes.
+            self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._reader.execute("PRAGMA query_only = ON")
         except BaseException:
             self._lock_file.close()
             raise
@@ -196,9 +201,14 @@ class SqliteJournal:
         return [_metrics(row) for row in reversed(rows)]
 
     def close(self) -> None:
-        with self._mutex:
+        """Unless a thread hangs in it: the end of the process closes it then."""
+        if self._reading.acquire(timeout=_CLOSE_S):
+            self._reader.close()
+            self._reading.release()
+        if self._mutex.acquire(timeout=_CLOSE_S):
             self._db.close()
             self._lock_file.close()
+            self._mutex.release()
 
     def _prepare(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -223,8 +233,8 @@ class SqliteJournal:
             self._db.execute("COMMIT")
 
     def _read(self, query: str, *values: Any) -> list[Any]:
-        with self._mutex:
-            return self._db.execute(query, values).fetchall()
+        with self._reading:
+            return self._reader.execute(query, values).fetchall()
 
 
 def _lock(path: Path) -> IO[str]:

@@ -28,8 +28,6 @@ from .events import (
     ManagerStarted,
     ReportReceived,
     StopRequested,
-    Together,
-    VmTerminated,
 )
 from .facts import Fact
 from .files import JobFiles
@@ -38,14 +36,15 @@ from .journal import Journal
 from .journal_text import Unreadable
 from .live import Hub, Update
 from .orders import Leases, orders
-from .providers import Provider, ProviderError, VmStatus
+from .providers import Provider
 from .quarantine import Quarantined, quarantine_for
 from .runtime import RECENT_STEPS, Connection, Job
 from .spec import JobSpec
 from .store_access import open_for
+from .threads import Kind, Threads
 from .tokens import TokenStore
 from .views import job_view, step_view, to_json
-from .watch import unwanted, vanished
+from .watch import ProviderWatch
 
 log = logging.getLogger("makara.manager")
 _SWEEP_S = 60.0
@@ -84,8 +83,8 @@ class Service:
         self._has_failed = asyncio.Event()
         self.leases = replace(leases or Leases(), secret=self.files.generation_secret())
         self._tasks: list[asyncio.Task[None]] = []
-        self._missing: dict[str, int] = {}
         self._submitting = asyncio.Lock()
+        self.threads = Threads(config.threads)
         self.effects = Effects(
             providers=providers,
             tokens=tokens,
@@ -95,10 +94,25 @@ class Service:
             state_of=lambda job: self.jobs[job].state,
             open_store=self._open_store,
             emit=self.handle,
-            mark_done=lambda key: asyncio.to_thread(journal.mark_done, key),
+            mark_done=lambda key: self.threads.run(Kind.JOURNAL, journal.mark_done, key),
+            threads=self.threads,
+            slow_call_s=config.slow_call_s,
             fatal=self._fail,
             clock=self.clock,
         )
+        self.watches = {
+            name: ProviderWatch(
+                name,
+                provider,
+                jobs=self.jobs,
+                effects=self.effects,
+                threads=self.threads,
+                handle=self.handle,
+                clock=self.clock,
+                slow_call_s=config.slow_call_s,
+            )
+            for name, provider in providers.items()
+        }
         self._loops = JobLoops(
             Outlets(
                 append=self._append,
@@ -126,11 +140,11 @@ class Service:
 
     async def start(self) -> None:
         """Read the journal, begin every lease anew, and go on with whatever was under way."""
-        for job in await asyncio.to_thread(self.journal.jobs):
-            facts = await asyncio.to_thread(self.journal.facts, job)
-            metrics = await asyncio.to_thread(self.journal.metrics, job, 0, RECENT_STEPS)
+        for job in await self.threads.run(Kind.HISTORY, self.journal.jobs):
+            facts = await self.threads.run(Kind.HISTORY, self.journal.facts, job)
+            metrics = await self.threads.run(Kind.HISTORY, self.journal.metrics, job, 0, RECENT_STEPS)
             self.jobs[job] = Job(job, facts, metrics)
-        await asyncio.to_thread(self.files.forget_others, self.jobs.keys())
+        await self.threads.run(Kind.FILES, self.files.forget_others, self.jobs.keys())
         await self._start_pending()
         for runtime in self.jobs.values():
             self._forget_secrets(runtime)  # of those that ended in the very moment in which this process did
@@ -138,12 +152,13 @@ class Service:
             with contextlib.suppress(Quarantined):  # what it is, the job shows
                 await self.handle(job.job, ManagerStarted(now=self.clock()))
         self._tasks = [
-            asyncio.create_task(self._guard(loop)) for loop in (self._tick, self._watch, self._sweep)
+            asyncio.create_task(self._guard(loop))
+            for loop in (self._tick, self._sweep, *(self._watching(name) for name in self.providers))
         ]
 
     async def _start_pending(self) -> None:
         """Run what was under way again; of a job that is set aside, once it is taken up."""
-        for job, command in await asyncio.to_thread(self.journal.pending_commands):
+        for job, command in await self.threads.run(Kind.HISTORY, self.journal.pending_commands):
             runtime = self.jobs[job]
             if isinstance(command, Unreadable):
                 fault = ValueError(f"a command in its journal cannot be read: {command.error}")
@@ -159,7 +174,7 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.effects.close()
-        await self._loops.close()
+        await self._loops.close(self.config.close_timeout_s)
         self.hub.close()
 
     def active(self) -> list[Job]:
@@ -171,16 +186,16 @@ class Service:
         """Accept a job under a new id. Durable, with its files, when this returns; on an error nothing is."""
         async with self._submitting:
             assert job not in self.jobs, f"job {job} exists"
-            sha256 = await asyncio.to_thread(self.files.store, job, bundle, secrets)
+            sha256 = await self.threads.run(Kind.FILES, self.files.store, job, bundle, secrets)
             self.jobs[job] = Job(job, [], [])
             try:
                 value = spec.model_dump(mode="json")
                 now = self.clock()
                 await self.handle(job, JobSubmitted(now=now, job=job, spec=value, bundle_sha256=sha256))
             except BaseException:
-                if not await asyncio.to_thread(self.journal.facts, job):
+                if not await self.threads.run(Kind.HISTORY, self.journal.facts, job):
                     del self.jobs[job]
-                    await asyncio.to_thread(self.files.forget, job)
+                    await self.threads.run(Kind.FILES, self.files.forget, job)
                 raise
 
     async def stop(self, job: str) -> None:
@@ -217,7 +232,7 @@ class Service:
         """Take in what a VM is now. When this returns, all that the report carried is stored."""
         runtime = self.jobs[job]
         if report.metrics:
-            await asyncio.to_thread(self.journal.record_metrics, job, report.metrics)
+            await self.threads.run(Kind.JOURNAL, self.journal.record_metrics, job, report.metrics)
             for step in runtime.add_steps(report.metrics, self.clock()):
                 self.hub.publish(job, Update("step", to_json(step_view(step))))
         runtime.reports[report.vm] = report
@@ -244,7 +259,7 @@ class Service:
     async def _append(
         self, job: str, facts: Sequence[Fact], commands: Sequence[Command], expected: int
     ) -> int:
-        return await asyncio.to_thread(self.journal.append, job, facts, commands, expected)
+        return await self.threads.run(Kind.JOURNAL, self.journal.append, job, facts, commands, expected)
 
     def _tell(self, runtime: Job, facts: Sequence[Fact]) -> None:
         for vm, connection in runtime.connections.items():
@@ -303,35 +318,12 @@ class Service:
             if runtime.dirty:
                 self._publish_status(runtime)
 
-    async def _watch(self) -> None:
-        """Ask the providers which VMs are there: report those that are gone, release those nobody wants."""
-        while True:
-            await asyncio.sleep(self.config.tick_s)
-            for name, provider in self.providers.items():
-                try:
-                    present = await asyncio.to_thread(provider.list)
-                except ProviderError as error:
-                    log.warning("cannot list VMs: %s", error)
-                    continue
-                await self._compare(name, provider, present)
-
-    async def _compare(self, name: str, provider: Provider, present: Mapping[str, VmStatus]) -> None:
-        states = [runtime.state for runtime in self.jobs.values()]
-        for job, vms in vanished(states, self.effects, name, present, self._missing).items():
-            now = self.clock()
-            gone = tuple(VmTerminated(now=now, vm=vm) for vm in vms)
-            with contextlib.suppress(Quarantined):  # the next list says it again
-                await self.handle(job, Together(now=now, events=gone))
-        for vm in unwanted(self.jobs.values(), self.effects, present):
-            log.warning("VM %s belongs to no running job: releasing it", vm)
-            try:
-                await asyncio.to_thread(provider.release, vm)
-            except ProviderError as error:
-                log.warning("cannot release VM %s: %s; trying again", vm, error)
+    def _watching(self, name: str) -> Callable[[], Any]:
+        return lambda: self.watches[name].run(self.config.tick_s)
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.to_thread(self.tokens.sweep)
+            await self.threads.run(Kind.TOKENS, self.tokens.sweep)
             for runtime in self.jobs.values():
                 self._forget_secrets(runtime)
             await asyncio.sleep(_SWEEP_S)

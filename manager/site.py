@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from importlib.resources import files
 from typing import Annotated
 
@@ -10,6 +10,7 @@ from fastapi import APIRouter, Form, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from .auth import COOKIE, SESSION_TTL_S, User, service_of
+from .threads import Kind
 from .tokens import Scope, TokenRefused, csrf_token
 
 router = APIRouter(tags=["page"], include_in_schema=False)
@@ -44,12 +45,15 @@ async def page(name: str) -> Response:
 @router.post("/login")
 async def login(request: Request, token: Annotated[str, Form(max_length=200)] = "") -> Response:
     """Sign in with a user or admin token: a session cookie, and the CSRF token that goes with it."""
-    tokens = service_of(request).tokens
+    service = service_of(request)
+    threads, tokens = service.threads, service.tokens
     try:
-        grant = await asyncio.to_thread(tokens.check, token.strip(), Scope.USER, Scope.ADMIN)
+        grant = await threads.run(Kind.TOKENS, tokens.check, token.strip(), Scope.USER, Scope.ADMIN)
     except TokenRefused as refusal:
         raise HTTPException(401, f"token: {refusal}") from refusal
-    session = await asyncio.to_thread(tokens.issue, Scope.SESSION, name=grant.name, ttl_s=SESSION_TTL_S)
+    session = await threads.run(
+        Kind.TOKENS, partial(tokens.issue, Scope.SESSION, name=grant.name, ttl_s=SESSION_TTL_S)
+    )
     response = JSONResponse({"csrf": csrf_token(session)})
     response.set_cookie(
         COOKIE,
@@ -72,7 +76,8 @@ async def session(request: Request, _: User) -> dict[str, str]:
 async def logout(request: Request, grant: User) -> Response:
     """End the session."""
     if grant.scope is Scope.SESSION:
-        await asyncio.to_thread(service_of(request).tokens.revoke, grant.token_id)
+        service = service_of(request)
+        await service.threads.run(Kind.TOKENS, service.tokens.revoke, grant.token_id)
     response = Response(status_code=204)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return response

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import hashlib
 import io
@@ -17,6 +16,7 @@ from ..checkpoint import StoreRefused, StoreUnavailable
 from .service import Service
 from .spec import JobSpec, JobSpecError, parse_spec, to_settings
 from .store_access import NotAllowed, check_usable
+from .threads import Kind
 
 MAX_UNPACKED_BYTES = 1 << 30
 
@@ -42,12 +42,13 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
     """
     spec = _spec(submission.spec_text)
     secrets = _secrets(spec, submission.secrets_text)
-    await asyncio.to_thread(_check_bundle, submission.bundle)
+    await service.threads.run(Kind.SUBMISSION, _check_bundle, submission.bundle)
     job = _job_id(spec, submission.idempotency_key)
     if job in service.jobs:
         _check_same(service, job, spec, submission)
         return job, False
-    await asyncio.to_thread(_check_store, spec, job, secrets, service.config.stores)
+    stores = service.config.stores
+    await service.threads.run(Kind.SUBMISSION, _check_store, spec, job, secrets, stores)
     if job in service.jobs:  # the same submission came a second time while the store was asked
         return job, False
     await service.submit(job, spec, submission.bundle, secrets)

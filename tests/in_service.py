@@ -110,12 +110,12 @@ class Desk:
 
 @asynccontextmanager
 async def desk(
-    home: Path, provider: Provider | None = None, timing: Timing | None = None
+    home: Path, provider: Provider | None = None, timing: Timing | None = None, **settings: Any
 ) -> AsyncIterator[Desk]:
-    """A service that started on `home`; closed, with its journal, in the end."""
+    """A service that started on `home`; closed, with its journal, in the end. `settings`: `ServerConfig`."""
     clock, provider = Clock(), provider or FakeProvider()
     journal, tokens = SqliteJournal(home / "journal.sqlite3"), TokenStore(home / "tokens.sqlite3")
-    config = ServerConfig(home=home, tick_s=NEVER_S)
+    config = ServerConfig(home=home, tick_s=NEVER_S, **settings)
     service = Service(config, journal, tokens, {"local": provider}, timing=timing, clock=clock)
     try:
         await service.start()

@@ -1,0 +1,151 @@
+"""Threads for what blocks: each kind of call, for each owner, has its own and a bound on them.
+
+A call that hangs (a mount that is gone, a cloud that does not answer) keeps a thread of its own kind and
+nothing else: the journal, other jobs' stores and other providers go on. Threads are daemons: a manager ends
+though some of them never return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+_IDLE_S = 30.0  # a thread with nothing to do ends after so long
+
+
+class Kind(StrEnum):
+    """What is called. `owner` in `Threads.run` tells providers, or jobs, apart."""
+
+    JOURNAL = "journal"  # what changes it: one at a time, in order
+    HISTORY = "history"  # what reads it
+    TOKENS = "tokens"
+    FILES = "files"  # bundles, secrets and logs
+    SUBMISSION = "submission"  # checking bundles and stores of jobs that are submitted
+    PLANNING = "planning"
+    RANKING = "ranking"  # of plans, for those who look at one
+    LIST_VMS = "list_vms"  # by provider
+    REQUEST_VM = "request_vm"  # by provider
+    RELEASE_VM = "release_vm"  # by provider
+    STORE = "store"  # by job and command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadBounds:
+    """How many calls of a kind may be under way at a time, for each owner."""
+
+    journal: int = 1  # its transactions come one after the other in any case
+    history: int = 2
+    tokens: int = 1  # likewise
+    files: int = 4
+    submission: int = 4
+    planning: int = 2  # it keeps a core busy; more would only slow the event loop
+    ranking: int = 1
+    list_vms: int = 1
+    request_vm: int = 8
+    release_vm: int = 8
+    store: int = 2
+
+
+class _Call(NamedTuple):
+    call: Callable[[], Any]
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
+class Lane:
+    """At most `size` calls at a time, in the order in which they came, each in a thread of this lane."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name = name
+        self._size = size
+        self._waiting: deque[_Call] = deque()
+        self._changed = threading.Condition()
+        self._threads = 0
+        self._idle = 0
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """What `call` returns or raises. Cancelling gives up waiting; a call that has begun goes on."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        with self._changed:
+            self._waiting.append(_Call(call, future, loop))
+            if self._idle >= len(self._waiting):
+                self._changed.notify()
+            elif self._threads < self._size:
+                self._threads += 1
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        return await future
+
+    @property
+    def unused(self) -> bool:
+        """No thread, and nothing waits for one."""
+        return self._threads == 0
+
+    def _work(self) -> None:
+        while (item := self._next()) is not None:
+            try:
+                result, error = item.call(), None
+            except BaseException as raised:  # the caller's, who awaits it
+                result, error = None, raised
+            with contextlib.suppress(RuntimeError):  # the manager ended meanwhile, and its loop is closed
+                item.loop.call_soon_threadsafe(_settle, item.future, result, error)
+            del item, result, error  # a thread that waits keeps nothing alive
+
+    def _next(self) -> _Call | None:
+        with self._changed:
+            while True:
+                while self._waiting:
+                    item = self._waiting.popleft()
+                    if not item.future.cancelled():
+                        return item
+                self._idle += 1
+                told = self._changed.wait(_IDLE_S)
+                self._idle -= 1
+                if not told and not self._waiting:
+                    self._threads -= 1
+                    return None
+
+
+class Threads:
+    """The lanes of one manager. Used on its event loop."""
+
+    def __init__(self, bounds: ThreadBounds | None = None) -> None:
+        self._bounds = bounds or ThreadBounds()
+        self._lanes: dict[tuple[Kind, str], Lane] = {}
+
+    async def run(self, kind: Kind, call: Callable[..., T], *values: Any, owner: str = "") -> T:
+        """`call(*values)` in a thread of its kind and owner."""
+        key = kind, owner
+        if key not in self._lanes:
+            self._lanes = {other: lane for other, lane in self._lanes.items() if not lane.unused}
+            size: int = getattr(self._bounds, kind.value)
+            self._lanes[key] = Lane(f"{kind} {owner}".strip(), size)
+        return await self._lanes[key].run(lambda: call(*values))
+
+
+async def told_when_slow(work: Coroutine[Any, Any, T], after_s: float, tell: Callable[[], None]) -> T:
+    """What `work` gives; `tell` is called if it is not over after so many seconds."""
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=after_s)
+        if not done:
+            tell()
+        return await task
+    finally:
+        task.cancel()
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
