@@ -189,6 +189,29 @@ class GenerationFormed(_Fact):
     lost_steps: int  # committed before, done again now
 
 
+class GenerationStalled(_Fact):
+    """No member has made progress for longer than the bound: the stacks of all are asked for."""
+
+    fact: Literal["generation_stalled"] = "generation_stalled"
+    generation: int
+    number: int  # of stalls of this job
+    step: int
+    silent_s: float
+    bound_s: float
+    standing: dict[str, str]  # worker -> what it is at
+    suspects: tuple[str, ...]  # whose own work stands still
+    doublings: int = 0  # of the bound: stalls before this one, at the same step and without suspects
+
+
+class StacksTaken(_Fact):
+    """Where all threads of a worker stood."""
+
+    fact: Literal["stacks_taken"] = "stacks_taken"
+    number: int
+    worker: str
+    text: str
+
+
 class GenerationClosed(_Fact):
     fact: Literal["generation_closed"] = "generation_closed"
     number: int
@@ -262,6 +285,8 @@ Fact = Annotated[
     | GenerationPrepared
     | GenerationOpened
     | GenerationFormed
+    | GenerationStalled
+    | StacksTaken
     | GenerationClosed
     | PlanImpossible
     | CheckpointPublished

@@ -20,11 +20,13 @@ from .facts import (
     GenerationOpened,
     GenerationPlanned,
     GenerationPrepared,
+    GenerationStalled,
     HoldChanged,
     JobEnded,
     PlanImpossible,
     ProfilerChosen,
     RecipeFixed,
+    StacksTaken,
     StopOrdered,
     Submitted,
     TrainingFinished,
@@ -35,7 +37,7 @@ from .facts import (
     WorkerFailed,
 )
 from .spec import JobSpec
-from .state import Generation, JobState, Rounds, Vm, VmStatus, order_of, vm_of
+from .state import Generation, JobState, Rounds, Stall, Vm, VmStatus, order_of, vm_of
 
 
 def apply(state: JobState, fact: Fact) -> JobState:
@@ -99,7 +101,9 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
         state = state.changed(progress_step=fact.step, internal_errors=Rounds())
     if fact.kind == "recipe":
         return state.changed(unfit=state.unfit | {fact.worker}, last_error=fact.message)
-    if fact.kind not in ("user", "internal"):
+    if fact.kind == "stuck":
+        state = state.changed(stuck=MappingProxyType({**state.stuck, fact.worker: fact.incarnation}))
+    elif fact.kind not in ("user", "internal"):
         return state
     state = state.changed(last_error=fact.message, last_traceback=fact.traceback)
     mark = fact.at, state.last_generation, fact.worker, fact.incarnation
@@ -181,6 +185,16 @@ def _generation_closed(state: JobState, fact: GenerationClosed) -> JobState:
     return state
 
 
+def _stalled(state: JobState, fact: GenerationStalled) -> JobState:
+    return state.changed(stall=Stall(fact.number, fact.generation, fact.step, fact.suspects, fact.doublings))
+
+
+def _stacks_taken(state: JobState, fact: StacksTaken) -> JobState:
+    if state.stall is None or state.stall.number != fact.number:
+        return state
+    return state.changed(stall=replace(state.stall, seen=state.stall.seen | {fact.worker}))
+
+
 def _closed(generation: Generation, at: float, reason: str) -> Generation:
     return replace(generation, plan={}, ended_at=at, end_reason=reason)
 
@@ -237,6 +251,8 @@ _RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
     GenerationPrepared: _prepared,
     GenerationOpened: _opened,
     GenerationFormed: _formed,
+    GenerationStalled: _stalled,
+    StacksTaken: _stacks_taken,
     GenerationClosed: _generation_closed,
     PlanImpossible: _plan_impossible,
     CheckpointPublished: _published,

@@ -50,6 +50,8 @@ def orders(state: JobState, vm: str, leases: Leases = Leases()) -> Orders:
         profile_worker=profiler if profiles else None,
         measure=_measure(state, vm),
         probe=_probe(state, vm),
+        stacks=state.stall.number if state.stall is not None else 0,
+        given_up={worker: number for worker, number in state.stuck.items() if vm_of(worker) == vm},
         lease_s=leases.trainer_lease_s,
         link_timeout_s=leases.link_timeout_s,
         orphan_timeout_s=leases.orphan_timeout_s,

@@ -135,6 +135,18 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
+class Stall:
+    """The newest time that no member of a generation made progress; `seen`: whose stacks have come."""
+
+    number: int
+    generation: int
+    step: int
+    suspects: tuple[str, ...]
+    doublings: int
+    seen: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Rounds:
     """Failures counted in rounds: different workers that fail within seconds, in one generation, are one."""
 
@@ -196,6 +208,8 @@ class JobState:
     failed: Mapping[str, int] = field(
         default_factory=lambda: _EMPTY
     )  # worker -> last incarnation that failed
+    stuck: Mapping[str, int] = field(default_factory=lambda: _EMPTY)  # as `failed`, of those to be ended
+    stall: Stall | None = None
     unfit: frozenset[str] = frozenset()  # workers that cannot meet the recipe
     user_errors: Rounds = Rounds()
     internal_errors: Rounds = Rounds()  # without a new committed step in between

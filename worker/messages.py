@@ -139,6 +139,8 @@ class Orders(Message):
     profile_worker: str | None = None  # which worker of the VM looks at the model, with action `profile`
     measure: list[MeasureOrder] = Field(default_factory=list)  # before there is a recipe
     probe: ProbeOrder | None = None  # before there is a recipe
+    stacks: int = 0  # which time the stacks of all trainers were asked for
+    given_up: dict[str, int] = Field(default_factory=dict)  # worker -> end its incarnations up to this one
     lease_s: float = 10.0  # a trainer silent for this long is killed and replaced
     link_timeout_s: float = 10.0  # a member that another cannot reach for this long is lost to it
     orphan_timeout_s: float = 600.0  # without a manager for this long: save, then end the VM
@@ -160,11 +162,38 @@ class Phase(StrEnum):
     EXITED = "exited"  # the process is gone; the agent starts the next incarnation
 
 
+class At(StrEnum):
+    """What the compute thread of a trainer is at, in the words in which a user reads it."""
+
+    IDLE = "idle"
+    COMPUTING = "computing"
+    DATA = "waiting for data"  # the job's dataset
+    STORE = "waiting for the store"  # reading a checkpoint, or until one is published
+    PEER = "waiting for a peer"  # a message of a stage, or sections
+    MEMBERS = "waiting for all members"  # while a generation forms
+    SUMS = "in the reduction"  # the step's sums and its commit
+
+
+class Progress(Message):
+    """How far one worker has got."""
+
+    count: Count = 0  # operations, samples, and pieces of what is loaded and saved; it only grows
+    at: At = At.IDLE
+
+
+class Stacks(Message):
+    """Where all threads of a trainer stand, as Python shows it; the last of them is the compute thread."""
+
+    worker: Name
+    number: Count  # of the orders that asked for it
+    text: Text
+
+
 class Failure(Message):
     """Why a trainer stopped. `kind` user: the job's own code or data raised; retrying cannot help by
     itself."""
 
-    kind: Literal["user", "recipe", "internal", "killed", "lease"]
+    kind: Literal["user", "recipe", "internal", "killed", "lease", "stuck"]
     message: Text
     traceback: Text | None = None
     exit_code: int | None = None
@@ -326,6 +355,8 @@ class Report(Message):
     devices: list[DeviceInfo] = Field(min_length=1, max_length=MOST_DEVICES)
     workers: list[WorkerReport] = Field(max_length=MOST_DEVICES)
     metrics: list[StepMetrics] = Field(default_factory=list, max_length=MOST_METRICS)
+    progress: list[Progress] = Field(default_factory=list, max_length=MOST_DEVICES)  # of `workers`, in order
+    stacks: list[Stacks] = Field(default_factory=list, max_length=MOST_DEVICES)  # until acknowledged
     notice_deadline_s: Finite | None = None  # seconds until the cloud takes the VM, if it said so
     leaving: Text | None = None  # the VM ends itself, and why
     protocol: Count = 1

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ..events import Event, ReportReceived, Together
 from ..fold import apply, fold
 from ..state import JobState
-from . import drift, ending, generations, membership, planning, profiling, retention
+from . import drift, ending, generations, membership, planning, profiling, retention, stalls
 from .set_aside import stop_set_aside
 from .turn import Decision, Timing, Turn
 from .vitals import Planning, Pulse, Vitals, observe
@@ -31,6 +31,8 @@ _RULES: tuple[Callable[[Turn], None], ...] = (
     ending.give_up,
     profiling.fix_recipe,
     generations.close_failed,
+    stalls.record_stacks,
+    stalls.watch,
     generations.prepare,
     generations.form,
     drift.watch,
@@ -80,6 +82,12 @@ def _says_nothing_new(event: ReportReceived, known: Vitals) -> bool:
     if event.report.sequence <= sequence:
         return True
     return (
-        event.report.model_copy(update={"sequence": sequence, "metrics": pulse.report.metrics})
+        event.report.model_copy(
+            update={
+                "sequence": sequence,
+                "metrics": pulse.report.metrics,
+                "progress": pulse.report.progress,
+            }
+        )
         == pulse.report
     )

@@ -75,7 +75,7 @@ def form(turn: Turn) -> None:
         return
     if len({f.step for f in formed}) > 1:
         steps = sorted({f.step for f in formed})
-        _close(turn, f"its workers disagree about the step: {steps}", turn.now)
+        close(turn, f"its workers disagree about the step: {steps}", turn.now)
         return
     lost = max(0, turn.vitals.newest_step - formed[0].step)
     slowest = _slowest(formed)
@@ -97,11 +97,11 @@ def _close_current(turn: Turn, current: Generation) -> None:
     needed = current.members if current.formed is None else current.seats
     dead = turn.dead(needed)
     if dead:
-        _close(turn, f"lost {_names(dead)}", turn.now)
+        close(turn, f"lost {_names(dead)}", turn.now)
         return
     silent = turn.silent(needed)
     if silent:
-        _close(turn, f"{_names(silent)} silent for {turn.timing.vm_lease_s:g} s", turn.now)
+        close(turn, f"{_names(silent)} silent for {turn.timing.vm_lease_s:g} s", turn.now)
         return
     broken = [worker for worker in _reports(turn, current.seats) if _is_broken(worker, current)]
     if not broken:
@@ -109,8 +109,8 @@ def _close_current(turn: Turn, current: Generation) -> None:
     elif turn.vitals.broken_since is None:
         turn.vitals = replace(turn.vitals, broken_since=turn.now)
     elif turn.now - turn.vitals.broken_since >= turn.timing.suspect_grace_s:
-        _leave_out(turn, _blamed(turn, current, broken))
-        _close(
+        leave_out(turn, _blamed(turn, current, broken))
+        close(
             turn, f"broken at {_names((w.worker, w.incarnation) for w in broken)}", turn.vitals.broken_since
         )
         return
@@ -118,14 +118,16 @@ def _close_current(turn: Turn, current: Generation) -> None:
         return  # who is late cannot be told
     held = [w for w in _reports(turn, current.seats) if _holds_unasked(turn, w, current)]
     if held and turn.state.planned is None:
-        _close(turn, f"{_names((w.worker, w.incarnation) for w in held)} held without an order", turn.now)
+        close(turn, f"{_names((w.worker, w.incarnation) for w in held)} held without an order", turn.now)
         return
-    if current.formed is None and _forms_since(turn, current) > turn.timing.form_timeout_s:
-        _leave_out(turn, [seat for seat in current.seats if not _tries(turn, seat, current)])
-        _close(turn, f"did not form in {turn.timing.form_timeout_s:g} s", turn.now)
 
 
-def _forms_since(turn: Turn, current: Generation) -> float:
+def idle_members(turn: Turn, current: Generation) -> list[Seat]:
+    """Workers that have not even begun to form the generation."""
+    return [seat for seat in current.seats if not _tries(turn, seat, current)]
+
+
+def forms_since(turn: Turn, current: Generation) -> float:
     """For how many seconds its workers have been free to form it.
 
     Until then, those of the generation before finish the step that is under way, however long steps are. None
@@ -165,11 +167,12 @@ def _close_planned(turn: Turn, planned: Generation) -> None:
     elif not turn.isolated and turn.elapsed_s(planned.planned_at) > turn.timing.prepare_timeout_s:
         reports = {seat: turn.report_of(seat) for seat in planned.members}
         late = [seat for seat, r in reports.items() if r is None or r.prepared < planned.number]
-        _leave_out(turn, late)
+        leave_out(turn, late)
         _give_up_planned(turn, planned, f"{_names(late)} not prepared in {turn.timing.prepare_timeout_s:g} s")
 
 
-def _close(turn: Turn, reason: str, detected_at: float) -> None:
+def close(turn: Turn, reason: str, detected_at: float) -> None:
+    """Close the open generation and the one being prepared, and have another planned."""
     turn.close_generations(reason)
     cause = turn.vitals.cause or (reason, detected_at)
     turn.vitals = replace(turn.vitals, planned_for=frozenset(), cause=cause, broken_since=None)
@@ -180,8 +183,9 @@ def _give_up_planned(turn: Turn, planned: Generation, reason: str) -> None:
     turn.vitals = replace(turn.vitals, planned_for=frozenset(), cause=turn.vitals.cause or (reason, turn.now))
 
 
-def _leave_out(turn: Turn, seats: Iterable[Seat]) -> None:
-    until = turn.now + turn.timing.left_out_s
+def leave_out(turn: Turn, seats: Iterable[Seat], for_s: float | None = None) -> None:
+    """Plan without these for a while."""
+    until = turn.now + (turn.timing.left_out_s if for_s is None else for_s)
     left_out = {seat: end for seat, end in turn.vitals.left_out.items() if end > turn.now}
     left_out.update({seat: until for seat in seats})
     turn.vitals = replace(turn.vitals, left_out=MappingProxyType(left_out))

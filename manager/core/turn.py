@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...worker.messages import Phase, WorkerReport
@@ -42,9 +42,17 @@ class Timing:
     planning_timeout_s: float = 120.0
     replan_s: float = 30.0  # an impossible plan is tried again
     prepare_timeout_s: float = 120.0
-    form_timeout_s: float = 180.0
+    form_timeout_s: float = 180.0  # without progress of any member; see `stalls` for all that follow
+    progress_floor_s: float = 60.0  # a generation without progress of any member gets at least this long
+    progress_factor: float = 10.0  # ... and so many steps, as predicted and as measured
+    first_step_factor: float = 10.0  # ... and so many times more until its first step is done
+    data_wait_s: float = 600.0  # without progress while a member waits for samples
+    store_wait_s: float = 1800.0  # without progress while a member waits for the store
+    stacks_s: float = 5.0  # stacks that were asked for are waited for
+    start_wait_s: float = 1800.0  # a trainer that starts for longer (setup, imports, trace) is replaced
+    profile_wait_s: float = 1800.0  # one that looks at the model for longer is replaced
     left_out_s: float = 30.0
-    stop_timeout_s: float = 300.0
+    stop_timeout_s: float = 300.0  # without progress of any member
     delete_after_s: float = 60.0  # a checkpoint's parts outlive their place in the head
     max_internal_errors: int = 5
     leases: Leases = field(default_factory=Leases)  # what agents are told
@@ -146,9 +154,13 @@ class Turn:
         )
 
     def stop_is_late(self) -> bool:
-        """Whether a job was told to stop so long ago that it is ended as it is."""
-        ordered_at = self.state.stop_ordered_at
-        return ordered_at is not None and self.elapsed_s(ordered_at) > self.timing.stop_timeout_s
+        """Whether a job was told to stop long ago, and nothing has got on since: it is ended as it is."""
+        ordered_at, current = self.state.stop_ordered_at, self.state.current
+        if ordered_at is None or self.elapsed_s(ordered_at) <= self.timing.stop_timeout_s:
+            return False
+        seats = current.members if current is not None else ()
+        moved_at = max((self.vitals.moved_at(seat) for seat in seats), default=self.vitals.started_at)
+        return self.now - moved_at > self.timing.stop_timeout_s
 
     def dead(self, seats: Iterable[Seat]) -> list[Seat]:
         """Those for whom `is_dead`, which is not asked of whom a report shows alive."""
@@ -213,6 +225,7 @@ class Turn:
 
     def close_generations(self, reason: str) -> None:
         """Close the open generation and the one being prepared."""
+        self.vitals = replace(self.vitals, closed_at=self.now)
         for generation in (self.state.current, self.state.planned):
             if generation is not None:
                 self.fact(GenerationClosed(at=self.now, number=generation.number, reason=reason))

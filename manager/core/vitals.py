@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ...worker.messages import Phase, Report, WorkerReport
+from ...worker.messages import At, Phase, Report, WorkerReport
 from ..events import ConnectionClosed, Event, JobSubmitted, ManagerStarted, ReportReceived, Tick, Together
-from ..state import Generation, JobState, Seat
+from ..state import Generation, JobState, Seat, vm_of
 from . import silence
 from .turn import Timing
 
@@ -27,6 +27,7 @@ class Pulse:
     report: Report
     at: float  # when it came
     closed_at: float | None = None  # its connection closed since
+    moved: tuple[float, ...] = ()  # when the progress of each of its workers was last seen to change
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,39 @@ class Vitals:
     isolated_since: float | None = None  # most fell silent at once: rather this manager is cut off
     stepped_at: float = 0.0  # when a new step of the generation that steps was last reported
     dropped_at: float | None = None  # when most connections had closed at once
+    closed_at: float = 0.0  # when a generation was last closed
+    measured: tuple[int, float] = (0, 0.0)  # a generation, and what its newest step took
+    asked_for_stacks: tuple[int, float] | None = None  # of which generation's members, and when
+
+    def report_of(self, seat: Seat) -> WorkerReport | None:
+        """The newest report of exactly this incarnation."""
+        pulse, number = self._place(seat[0])
+        report = pulse.report.workers[number] if pulse is not None else None
+        return report if report is not None and report.incarnation == seat[1] else None
+
+    def moved_at(self, seat: Seat) -> float:
+        """When the worker was last seen to make progress, or this manager began to listen."""
+        pulse, number = self._place(seat[0])
+        if pulse is None or number >= len(pulse.moved):
+            return self.started_at
+        return max(pulse.moved[number], self.started_at)
+
+    def at_of(self, worker: str) -> At | None:
+        """What the worker said it is at; None if it does not say."""
+        pulse, number = self._place(worker)
+        progress = pulse.report.progress if pulse is not None else []
+        return progress[number].at if number < len(progress) else None
+
+    def measured_s(self, generation: int) -> float:
+        """What the newest step of the generation took; 0 if none is known."""
+        return self.measured[1] if self.measured[0] == generation else 0.0
+
+    def _place(self, worker: str) -> tuple[Pulse | None, int]:
+        pulse = self.pulses.get(vm_of(worker))
+        for number, report in enumerate(pulse.report.workers if pulse is not None else ()):
+            if report.worker == worker:
+                return pulse, number
+        return None, 0
 
     def since(self, at: float, now: float) -> float:
         """From when a bound counts that began at `at`.
@@ -103,7 +137,7 @@ def _heard(state: JobState, vitals: Vitals, events: Iterable[Event], now: float,
     pulses: dict[str, Pulse] = {}
     reported: set[str] = set()
     stepped = closed = False
-    newest_step = vitals.newest_step
+    newest_step, measured = vitals.newest_step, vitals.measured
     members = {worker for worker, _ in state.current.members} if state.current is not None else set[str]()
     stepping = silence.stepping_generation(state)
     for event in events:
@@ -118,7 +152,9 @@ def _heard(state: JobState, vitals: Vitals, events: Iterable[Event], now: float,
             pulse = pulses.get(report.vm) or vitals.pulses.get(report.vm)
             if vm is None or not vm.live or (pulse is not None and report.sequence <= pulse.report.sequence):
                 continue
-            pulses[report.vm] = Pulse(report, event.now)
+            pulses[report.vm] = Pulse(report, event.now, moved=_moved(pulse, report, event.now))
+            if report.metrics:
+                measured = report.metrics[-1].generation, report.metrics[-1].seconds
             reported.add(report.vm)
             steps = [worker.step for worker in report.workers if _steps_on(members, worker)]
             newest_step = max([newest_step, *steps])
@@ -127,12 +163,28 @@ def _heard(state: JobState, vitals: Vitals, events: Iterable[Event], now: float,
     if not pulses:
         return vitals
     everyone = MappingProxyType({**vitals.pulses, **pulses})
-    vitals = replace(vitals, pulses=everyone, newest_step=newest_step)
+    vitals = replace(vitals, pulses=everyone, newest_step=newest_step, measured=measured)
     if stepped:
         vitals = replace(vitals, stepped_at=now)
     if closed and _most_dropped(state, vitals, now, timing):
         vitals = replace(vitals, dropped_at=now)
     return silence.heard_again(vitals, reported, now)
+
+
+def _moved(before: Pulse | None, report: Report, now: float) -> tuple[float, ...]:
+    """When each worker of `report` was last seen to make progress."""
+    known = dict(zip(_signs(before.report), before.moved, strict=False)) if before is not None else {}
+    return tuple(known.get(sign, now) for sign in _signs(report))
+
+
+def _signs(report: Report) -> list[tuple[object, ...]]:
+    """What of each worker changes as it gets on."""
+    counts = [progress.count for progress in report.progress]
+    counts += [0] * (len(report.workers) - len(counts))
+    return [
+        (w.worker, w.incarnation, w.phase, w.generation, w.prepared, w.step, len(w.rows), count)
+        for w, count in zip(report.workers, counts, strict=False)
+    ]
 
 
 def _has_stepped(stepping: Generation, before: Report, report: Report) -> bool:

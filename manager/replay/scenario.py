@@ -15,7 +15,14 @@ from .fleet import GRAPH_HASH
 # Every death is told in the replay, and nobody is ever merely silent: so no heartbeat needs to be simulated,
 # and VMs that only wait cost nothing. A request waits until the trace has a node, as it does at a cloud that
 # has no capacity; a real manager asks anew every quarter of an hour, which changes nothing.
-TIMING = Timing(vm_lease_s=math.inf, request_timeout_s=math.inf)
+TIMING = Timing(  # what is replayed tells nothing in between, and never stands still
+    vm_lease_s=math.inf,
+    request_timeout_s=math.inf,
+    form_timeout_s=math.inf,
+    progress_floor_s=math.inf,
+    start_wait_s=math.inf,
+    profile_wait_s=math.inf,
+)
 EPOCH_S = 1e6  # the core's clock at the start of the trace: times of zero would look like none at all
 _NO_CAP_BYTES = 2**62
 

@@ -1,0 +1,280 @@
+"""A job that makes no progress: noticed within a stated bound, explained, and brought to go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from core_script import Script
+from makara.manager.commands import ComputePlan, ReleaseVm
+from makara.manager.core import Timing
+from makara.manager.events import ManagerStarted, StopRequested
+from makara.manager.facts import (
+    GenerationClosed,
+    GenerationFormed,
+    GenerationStalled,
+    JobEnded,
+    StacksTaken,
+    VmEnded,
+    WorkerFailed,
+)
+from makara.manager.orders import orders
+from makara.worker.messages import At, Phase, Progress, Stacks, StepMetrics, WorkerReport
+
+TIMING = Timing()
+
+
+def at(script: Script, worker: str, where: At, count: int) -> None:
+    script.extra.setdefault(worker[:-2], {})["progress"] = [Progress(count=count, at=where)]
+
+
+def pass_time(script: Script, seconds: float, each_s: float = 5.0) -> None:
+    """Heartbeats come, and nothing else."""
+    for _ in range(round(seconds / each_s)):
+        script.wait(each_s)
+        script.report()
+
+
+class Predicted(Script):
+    """Plans are predicted to take so long a step."""
+
+    predicted_s: float | None = None
+
+    def answer(self, depth: int, replicas: int, **_: Any) -> None:
+        super().answer(depth, replicas, predicted_s=self.predicted_s)
+
+
+def stepping(
+    num_vms: int = 2, *, seconds: float = 1.0, predicted_s: float | None = None, **timing: float
+) -> tuple[Script, list[str]]:
+    """Generation 1 has committed step 5, which took so long."""
+    script = Predicted(timing=Timing(**timing))
+    script.predicted_s = predicted_s
+    workers = script.run(num_vms)
+    step = StepMetrics(step=5, generation=1, loss=1.0, grad_norm=1.0, seconds=seconds, samples=8)
+    script.extra[workers[0][:-2]] = {"metrics": [step]}
+    script.report(*(script.change(w, step=5) for w in workers))
+    for worker in workers:
+        at(script, worker, At.SUMS, 100)
+    script.report()
+    return script, workers
+
+
+def test_beats_alone_are_no_progress() -> None:
+    """Found: 24 hours of beats at step 5 were `running`."""
+    script, (a, b) = stepping()
+    at(script, a, At.COMPUTING, 100)
+    at(script, b, At.PEER, 100)
+    script.report()
+    pass_time(script, 60.0)
+    assert not script.count(GenerationStalled)
+    pass_time(script, 10.0)
+    stalled = script.last(GenerationStalled)
+    assert stalled.bound_s == TIMING.progress_floor_s
+    assert stalled.standing == {a: "computing", b: "waiting for a peer"}
+    assert stalled.suspects == (a,)
+    pass_time(script, 5.0)
+    assert script.last(GenerationClosed).reason.startswith("no progress for")
+    assert [slot.worker for slot in script.last(ComputePlan).workers] == [b]
+
+
+def test_the_progress_of_any_member_resets_the_bound() -> None:
+    script, (a, b) = stepping()
+    at(script, a, At.COMPUTING, 100)
+    for count in range(30):
+        at(script, b, At.PEER, 101 + count)
+        pass_time(script, 55.0)
+    assert script.state.running
+    assert not script.count(GenerationStalled)
+
+
+@pytest.mark.parametrize(("predicted_s", "measured_s"), [(None, 30.0), (30.0, 1.0)])
+def test_the_bound_follows_from_what_a_step_takes(predicted_s: float | None, measured_s: float) -> None:
+    script, (a, _) = stepping(seconds=measured_s, predicted_s=predicted_s)
+    at(script, a, At.COMPUTING, 101)
+    script.report()
+    pass_time(script, 300.0)
+    assert not script.count(GenerationStalled)
+    pass_time(script, 10.0)
+    assert script.last(GenerationStalled).bound_s == 300.0
+
+
+def test_the_first_step_of_a_generation_gets_ten_times_as_long() -> None:
+    script = Script()
+    workers = script.run(2)
+    for worker in workers:
+        at(script, worker, At.COMPUTING, 1)
+    script.report()
+    pass_time(script, 600.0)
+    assert not script.count(GenerationStalled)
+    pass_time(script, 10.0)
+    assert script.last(GenerationStalled).bound_s == 600.0
+
+
+@pytest.mark.parametrize(("where", "bound_s"), [(At.DATA, 600.0), (At.STORE, 1800.0)])
+def test_waiting_for_data_and_for_the_store_have_bounds_of_their_own(where: At, bound_s: float) -> None:
+    script, (a, b) = stepping()
+    at(script, a, where, 101)
+    at(script, b, At.PEER, 101)
+    script.report()
+    pass_time(script, bound_s)
+    assert not script.count(GenerationStalled)
+    pass_time(script, 10.0)
+    assert script.last(GenerationStalled).suspects == (a,)
+
+
+def test_stacks_of_all_members_are_asked_for_and_kept_before_the_generation_is_closed() -> None:
+    script, (a, b) = stepping(stacks_s=60.0)
+    assert orders(script.state, a[:-2]).stacks == 0
+    pass_time(script, 70.0)
+    assert orders(script.state, a[:-2]).stacks == orders(script.state, b[:-2]).stacks == 1
+    for worker in (a, b):
+        assert script.state.running
+        script.extra[worker[:-2]]["stacks"] = [Stacks(worker=worker, number=1, text=f"of {worker}")]
+        script.report()
+        script.report()
+    script.wait(1.0)
+    taken = [(fact.worker, fact.text) for fact in script.facts if isinstance(fact, StacksTaken)]
+    assert taken == [(a, f"of {a}"), (b, f"of {b}")]
+    assert not script.state.running
+
+
+def test_progress_while_stacks_are_awaited_keeps_the_generation() -> None:
+    script, (a, _) = stepping(stacks_s=60.0)
+    pass_time(script, 70.0)
+    at(script, a, At.COMPUTING, 101)
+    pass_time(script, 55.0)
+    assert script.state.running
+
+
+def test_where_all_stand_in_the_reduction_nobody_is_suspected_and_a_repeat_doubles_the_bound() -> None:
+    script, workers = stepping(4)
+    bounds: list[float] = []
+    for generation in range(1, 4):
+        while script.count(GenerationClosed) < generation:
+            pass_time(script, 5.0)
+        bounds.append(script.last(GenerationStalled).bound_s)
+        assert script.last(GenerationStalled).suspects == ()
+        assert [slot.worker for slot in script.last(ComputePlan).workers] == workers
+        script.report(*(script.change(w, phase=Phase.IDLE) for w in workers))
+        script.answer(2, 2)
+        script.prepare()
+        script.open()
+        script.form(step=5)
+    assert bounds == [60.0, 2 * 600.0, 4 * 600.0]  # the later ones stood in their first step
+    script.report(*(script.change(w, step=6) for w in workers))
+    pass_time(script, 70.0)
+    assert script.last(GenerationStalled).bound_s == 60.0  # after a new step all is as it was
+
+
+def test_a_trainer_that_never_leaves_starting_is_replaced_and_counted() -> None:
+    script = Script()
+    script.submit(resources={"max_nodes": 2})
+    script.wait()
+    a, b = (f"{vm}.0" for vm in script.state.vms)
+    script.report(
+        WorkerReport(worker=a, incarnation=1, phase=Phase.IDLE),
+        WorkerReport(worker=b, incarnation=1, phase=Phase.STARTING),
+    )
+    pass_time(script, 1800.0)
+    assert not script.count(WorkerFailed)
+    pass_time(script, 20.0)
+    failed = script.last(WorkerFailed)
+    assert (failed.worker, failed.kind) == (b, "stuck")
+    assert orders(script.state, b[:-2]).given_up == {b: 1}
+    assert orders(script.state, a[:-2]).given_up == {}
+    assert script.state.internal_errors.count == 1
+    script.report(WorkerReport(worker=b, incarnation=2, phase=Phase.IDLE))
+    pass_time(script, 20.0)
+    assert script.count(WorkerFailed) == 1
+
+
+def test_a_setup_that_comes_to_no_end_costs_its_vm() -> None:
+    script = Script()
+    script.submit(resources={"max_nodes": 1})
+    script.wait()
+    vm = next(iter(script.state.vms))
+    script.report(WorkerReport(worker=f"{vm}.0", incarnation=0, phase=Phase.STARTING))
+    pass_time(script, 1820.0)
+    assert script.last(VmEnded).vm == vm
+    assert script.last(ReleaseVm).vm == vm
+
+
+def test_a_trainer_that_profiles_for_ever_is_replaced() -> None:
+    script = Script()
+    script.submit(resources={"max_nodes": 1})
+    script.wait()
+    worker = f"{next(iter(script.state.vms))}.0"
+    script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.IDLE))
+    script.report(script.change(worker, phase=Phase.PROFILING))
+    pass_time(script, 1820.0)
+    assert script.last(WorkerFailed).message == "no progress for 1805 s while profiling"
+
+
+def test_a_trainer_that_does_not_leave_a_closed_generation_is_replaced() -> None:
+    script, (a, b) = stepping()
+    at(script, a, At.DATA, 101)
+    script.report()
+    pass_time(script, 620.0)
+    assert script.last(GenerationStalled).suspects == (a,)
+    script.report(script.change(b, phase=Phase.IDLE))
+    pass_time(script, 50.0)
+    assert not script.count(WorkerFailed)
+    pass_time(script, 20.0)
+    assert script.last(WorkerFailed).worker == a
+    assert script.count(WorkerFailed) == 1
+
+
+def test_members_that_have_done_the_last_step_are_not_expected_to_get_on() -> None:
+    script, workers = stepping()
+    script.report(*(script.change(w, phase=Phase.FINISHED) for w in workers))
+    pass_time(script, 3600.0)
+    assert not script.count(GenerationStalled)
+
+
+def test_a_manager_that_was_away_begins_all_bounds_anew() -> None:
+    script, _ = stepping()
+    script.now += 3600.0
+    script.event(ManagerStarted(now=script.now))
+    pass_time(script, 55.0)
+    assert not script.count(GenerationStalled)
+
+
+# ---- loading and saving -----------------------------------------------------------------------------------
+
+
+def test_loading_may_take_long_as_long_as_it_gets_on() -> None:
+    """Found: 190 s of loading never ended, since forming began anew each time."""
+    script = Script()
+    workers = script.start(2)
+    script.prepare()
+    script.open()
+    script.report(*(script.change(w, phase=Phase.FORMING, generation=1) for w in workers))
+    for count in range(40):
+        at(script, workers[0], At.PEER, count)
+        pass_time(script, 100.0)
+    assert not script.count(GenerationClosed)
+    script.form()
+    assert script.count(GenerationFormed) == 1
+
+
+def test_a_stop_waits_while_a_save_goes_on() -> None:
+    """Found: after 300 s a stop dropped what was not saved."""
+    script, (a, b) = stepping()
+    script.event(StopRequested(now=script.now))
+    at(script, b, At.STORE, 101)
+    for count in range(10):
+        at(script, a, At.STORE, 200 + count)
+        pass_time(script, 290.0)
+        assert script.state.ended is None
+    script.report(*(script.change(w, phase=Phase.HELD) for w in (a, b)))
+    assert script.last(JobEnded).reason == "as requested"
+
+
+def test_a_stop_does_not_wait_for_what_stands_still() -> None:
+    script, (a, b) = stepping()
+    script.event(StopRequested(now=script.now))
+    for worker in (a, b):
+        at(script, worker, At.STORE, 101)
+    pass_time(script, 310.0)
+    assert "did not hold" in script.last(JobEnded).reason
