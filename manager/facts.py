@@ -20,6 +20,8 @@ class EndReason(StrEnum):
     RELEASED = "released"  # no longer wanted
     REQUEST_FAILED = "request_failed"  # the cloud refused or never delivered
     LEFT = "left"  # it ended itself and said so
+    WORKERS_DIED = "workers_died"  # its trainers died, again and again, without a new step
+    UNFIT = "unfit"  # its workers cannot meet the recipe
 
 
 class _Fact(Value):
@@ -67,7 +69,8 @@ class WorkerFailed(_Fact):
     kind: str
     message: str
     traceback: str | None = None
-    step: int = 0  # steps that it had committed
+    step: int = 0  # newest step that was committed, as far as was reported
+    own_steps: int = 0  # committed by this incarnation in its last generation
 
 
 class ProfilerChosen(_Fact):

@@ -36,8 +36,9 @@ from .facts import (
     VmRequested,
     WorkerFailed,
 )
+from .failures import Death, Rounds, without_progress
 from .spec import JobSpec
-from .state import Generation, JobState, Rounds, Stall, Vm, VmStatus, order_of, vm_of
+from .state import Generation, JobState, Stall, Vm, VmStatus, order_of, vm_of
 
 
 def apply(state: JobState, fact: Fact) -> JobState:
@@ -88,6 +89,14 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
     if fact.reason is EndReason.REQUEST_FAILED and not counted:
         # VMs asked for together and refused together are one failure: the wait doubles once, not six times.
         state = state.changed(request_failures=state.request_failures + 1, request_failed_at=fact.at)
+    if fact.reason in (EndReason.WORKERS_DIED, EndReason.UNFIT):
+        worn = fact.reason is EndReason.WORKERS_DIED
+        state = state.changed(
+            worn_vms=state.worn_vms + worn, unfit_vms=state.unfit_vms + (not worn), replaced_at=fact.at
+        )
+    elif any(death.vm == fact.vm for death in state.deaths):
+        # What ended its trainers was the end of the VM.
+        state = state.changed(deaths=tuple(death for death in state.deaths if death.vm != fact.vm))
     ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)
     if any(vm_of(worker) == fact.vm for worker in state.slow):
         slow = {worker: how for worker, how in state.slow.items() if vm_of(worker) != fact.vm}
@@ -104,12 +113,37 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
     if fact.kind == "stuck":
         state = state.changed(stuck=MappingProxyType({**state.stuck, fact.worker: fact.incarnation}))
     elif fact.kind not in ("user", "internal"):
-        return state
+        return _died(state, fact)
     state = state.changed(last_error=fact.message, last_traceback=fact.traceback)
     mark = fact.at, state.last_generation, fact.worker, fact.incarnation
     if fact.kind == "user":
         return state.changed(user_errors=state.user_errors.failed(*mark))
     return state.changed(internal_errors=state.internal_errors.failed(*mark))
+
+
+def _died(state: JobState, fact: WorkerFailed) -> JobState:
+    """A trainer that a signal or its lease ended; of a VM that is gone, or was to go, that is no wonder."""
+    vm = state.vms.get(vm_of(fact.worker))
+    if vm is None or not vm.live or vm.status is VmStatus.NOTICED:
+        return state
+    death = Death(
+        vm.vm,
+        fact.worker,
+        fact.incarnation,
+        fact.at,
+        state.last_generation,
+        state.progress_step,
+        fact.message,
+    )
+    kept = [d for d in state.deaths if fact.own_steps == 0 or d.vm != vm.vm]
+    return state.changed(deaths=(*_still_counted(state, kept), death))
+
+
+def _still_counted(state: JobState, deaths: Iterable[Death]) -> list[Death]:
+    """Those on VMs that live; and of others for as long as the job has not gone on since."""
+    live = {vm.vm for vm in state.live_vms}
+    newest = without_progress(deaths, state.progress_step)
+    return [death for death in deaths if death.vm in live or death in newest]
 
 
 def _profiler_chosen(state: JobState, fact: ProfilerChosen) -> JobState:
@@ -168,9 +202,17 @@ def _formed(state: JobState, fact: GenerationFormed) -> JobState:
     if state.current is None or state.current.number != fact.number:
         return state
     formed = replace(state.current, formed=fact.formed, formed_at=fact.at, lost_steps=fact.lost_steps)
+    if _has_newer_vm(state, formed):
+        state = state.changed(unfit_vms=0)
     ranges = ((start, stop) for start, stop in formed.plan["ranges"])
     hosts = MappingProxyType(dict(zip(formed.seats, ranges, strict=True)))
     return _progressed(state.changed(current=formed, hosts=hosts), fact.formed.step)
+
+
+def _has_newer_vm(state: JobState, generation: Generation) -> bool:
+    """Whether a VM that joined since one was last replaced takes part."""
+    vms = (state.vms.get(vm_of(worker)) for worker, _ in generation.seats)
+    return any(vm is not None and (vm.joined_at or 0.0) > state.replaced_at for vm in vms)
 
 
 def _generation_closed(state: JobState, fact: GenerationClosed) -> JobState:
@@ -207,7 +249,21 @@ def _published(state: JobState, fact: CheckpointPublished) -> JobState:
     if fact.checkpoint in state.published:
         return state
     published = tuple(sorted((*state.published, fact.checkpoint), key=order_of))
+    current = state.current
+    progressed = fact.checkpoint.step > state.progress_step
+    if progressed and current is not None and current.number == fact.checkpoint.generation:
+        state = _prove(state, current)
     return _progressed(state.changed(published=published), fact.checkpoint.step)
+
+
+def _prove(state: JobState, generation: Generation) -> JobState:
+    """The generation's VMs have committed steps: earlier deaths on them are forgotten."""
+    if not state.deaths and not state.worn_vms:
+        return state
+    vms = {vm_of(worker) for worker, _ in generation.seats}
+    deaths = tuple(death for death in state.deaths if death.vm not in vms)
+    worn = 0 if _has_newer_vm(state, generation) else state.worn_vms
+    return state.changed(deaths=deaths, worn_vms=worn)
 
 
 def _progressed(state: JobState, step: int) -> JobState:

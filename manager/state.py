@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from typing import Any
 from ..worker.measuring.assembly import done_in
 from ..worker.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, Survey
 from .facts import EndReason, JobEnded
+from .failures import Death, Rounds
 from .spec import JobSpec
 
 Seat = tuple[str, int]
@@ -146,24 +147,6 @@ class Stall:
     seen: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Rounds:
-    """Failures counted in rounds: different workers that fail within seconds, in one generation, are one."""
-
-    count: int = 0
-    began_at: float = 0.0
-    generation: int = -1
-    seats: frozenset[Seat] = frozenset()
-
-    def failed(self, at: float, generation: int, worker: str, incarnation: int) -> Rounds:
-        seat = (worker, incarnation)
-        together = generation == self.generation and 0 <= at - self.began_at < _ROUND_S
-        if together and all(worker != other for other, _ in self.seats):
-            return replace(self, seats=self.seats | {seat})
-        return Rounds(self.count + 1, at, generation, frozenset({seat}))
-
-
-_ROUND_S = 10.0
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -211,8 +194,12 @@ class JobState:
     stuck: Mapping[str, int] = field(default_factory=lambda: _EMPTY)  # as `failed`, of those to be ended
     stall: Stall | None = None
     unfit: frozenset[str] = frozenset()  # workers that cannot meet the recipe
-    user_errors: Rounds = Rounds()
-    internal_errors: Rounds = Rounds()  # without a new committed step in between
+    user_errors: Rounds = field(default_factory=Rounds)
+    internal_errors: Rounds = field(default_factory=Rounds)  # without a new committed step in between
+    deaths: tuple[Death, ...] = ()  # of trainers, for which nobody gave a reason
+    worn_vms: int = 0  # ended for deaths since a checkpoint of a generation with a newer one
+    unfit_vms: int = 0  # ended as unfit since a generation formed with a newer one
+    replaced_at: float = 0.0  # when a VM was last ended for one of these reasons
     last_traceback: str | None = None
     last_error: str = ""
     request_failures: int = 0  # rounds of refused requests in a row

@@ -4,12 +4,14 @@ The job's environment says how it behaves: `FAKE_TRAINER` is "plain" (reports th
 step; holds when ordered, which leaves the file `held` in the VM's folder), "silent" (its first incarnation
 beats once and never again), "late" (begins to beat only with its second orders), "survived" (dies, but a
 child of it keeps its socket open), "saves long" (told to hold, it runs on and saves for ever), "talkative"
-(tells of thousands of steps with each orders), or "huge" (its report is larger than any manager takes).
+(tells of thousands of steps with each orders), "killed" (its first incarnation kills itself at its first
+orders), or "huge" (its report is larger than any manager takes).
 """
 
 import json
 import os
 import selectors
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -37,6 +39,9 @@ def main() -> None:
         while lines.readline():
             pass
         return
+    if mode == "killed" and incarnation == 1:
+        lines.readline()
+        os.kill(os.getpid(), signal.SIGKILL)
     if mode == "survived" and incarnation == 1:
         if os.fork():
             os._exit(3)

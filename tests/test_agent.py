@@ -10,6 +10,7 @@ import pytest
 from makara.worker.bounds import MOST_METRICS
 from makara.worker.messages import Credential, Phase, Report, ReportAck, StepMetrics
 from makara.worker.reports import Backlog
+from makara.worker.trainers import Backoff
 from scripted_manager import Manager, ends, play
 
 __all__ = ["play"]  # the fixture
@@ -183,3 +184,25 @@ def test_an_agent_that_cannot_go_on_says_so_and_ends(play: Callable[..., None]) 
             await ends(agent)
 
     play(scenario)
+
+
+def test_a_trainer_that_is_killed_leaves_what_is_known_of_its_memory(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
+        await manager.order()
+        dead = await manager.worker(lambda worker: worker.phase is Phase.EXITED)
+        assert dead.failure is not None
+        assert (dead.failure.kind, dead.failure.exit_code) == ("killed", -9)
+        assert dead.failure.message.startswith("ended by SIGKILL; ")
+        assert "want of memory" in dead.failure.message
+        await manager.worker(lambda worker: worker.incarnation == 2 and worker.phase is Phase.IDLE)
+
+    play(scenario, mode="killed")
+
+
+def test_a_trainer_that_dies_without_a_new_step_is_started_again_ever_later() -> None:
+    backoff = Backoff()
+    assert [backoff.after(progressed=True) for _ in range(3)] == [0.5, 0.5, 0.5]
+    delays_s = [backoff.after(progressed=False) for _ in range(8)]
+    assert delays_s == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert backoff.after(progressed=True) == 0.5
+    assert Backoff().after(progressed=False) == 0.5  # the first time it may be chance

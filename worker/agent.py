@@ -188,6 +188,7 @@ class Agent:
                 if stalled:
                     trainer.renew_lease()
                 trainer.check_lease(lease_s)
+                trainer.sample()
             if not noticed and self._notices.remaining_s() is not None:
                 noticed = True
                 self._changed()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import inherited
+from .memory_watch import MemoryWatch
 from .messages import Failure, Orders, Phase, StepMetrics, WorkerReport
 
 _FIRST_DELAY_S = 0.5
@@ -24,6 +25,20 @@ _START_S = 120.0  # until the first beat: on a cold disk the imports alone outla
 # size at which it begins, 128 KiB, small tensors cost page faults: the example's step took 1.7 times as long.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 _LAST_WORDS_S = 1.0  # to read what a dead trainer wrote
+
+
+class Backoff:
+    """How long to wait before a trainer that died is started again: twice as long each time that it had
+    committed no step."""
+
+    def __init__(self) -> None:
+        self._next_s = _FIRST_DELAY_S
+
+    def after(self, *, progressed: bool) -> float:
+        """Seconds to wait after this death."""
+        delay_s = _FIRST_DELAY_S if progressed else self._next_s
+        self._next_s = min(2 * delay_s, _LONGEST_DELAY_S)
+        return delay_s
 
 
 class TrainerProcess:
@@ -53,20 +68,24 @@ class TrainerProcess:
         self._last_beat = 0.0
         self._beats = False  # it has begun to
         self._killed_for: Failure | None = None
+        self._memory: MemoryWatch | None = None
 
     async def run(self, bundle: Path, environment: Mapping[str, str]) -> None:
         """Keep a trainer running until cancelled; each death ends an incarnation and starts the next."""
-        delay_s = _FIRST_DELAY_S
+        backoff = Backoff()
         try:
             while True:
                 await self._one_life(bundle, environment)
-                violent = self.report.failure is not None and self.report.failure.kind in ("killed", "lease")
-                delay_s = _FIRST_DELAY_S if violent else min(2 * delay_s, _LONGEST_DELAY_S)
-                await asyncio.sleep(delay_s)
+                await asyncio.sleep(backoff.after(progressed=self._has_progressed()))
         finally:
             self.kill()
             if self._process is not None:
                 await asyncio.wait([asyncio.create_task(self._process.wait())], timeout=_LAST_WORDS_S)
+
+    def _has_progressed(self) -> bool:
+        """Whether the trainer that died had committed a step in its last generation."""
+        formed = self.report.formed
+        return formed is not None and self.report.step > formed.step
 
     def give(self, orders: Orders) -> None:
         """Hand the newest orders to the trainer."""
@@ -79,6 +98,11 @@ class TrainerProcess:
         bound_s = lease_s if self._beats else max(lease_s, _START_S)
         if self._process is not None and time.monotonic() - self._last_beat > bound_s:
             self.fail(Failure(kind="lease", message=f"no beat for {bound_s:g} s"))
+
+    def sample(self) -> None:
+        """Take note of the memory that the trainer holds."""
+        if self._process is not None and self._memory is not None:
+            self._memory.sample()
 
     def renew_lease(self) -> None:
         """Begin the lease anew: the agent itself stood still, and has not read the beats of that time."""
@@ -113,6 +137,7 @@ class TrainerProcess:
                 env={**ALLOCATOR, **inherited(os.environ, environment)},
                 cwd=bundle,
             )
+        self._memory = MemoryWatch(self._process.pid)
         self.report = WorkerReport(worker=self.worker, incarnation=incarnation, phase=Phase.STARTING)
         self._changed()
         self._last_beat, self._beats = time.monotonic(), False
@@ -151,12 +176,14 @@ class TrainerProcess:
     def _bury(self, status: int) -> None:
         self._process = None
         failure = self.report.failure
+        memory = self._memory.account() if self._memory is not None else ""
         if self._killed_for is not None:
             failure = self._killed_for.model_copy(update={"exit_code": status})
+            if failure.kind == "lease":
+                failure = failure.model_copy(update={"message": f"{failure.message}; {memory}"})
         elif failure is None and status < 0:
-            failure = Failure(
-                kind="killed", message=f"ended by {signal.Signals(-status).name}", exit_code=status
-            )
+            message = f"ended by {signal.Signals(-status).name}; {memory}"
+            failure = Failure(kind="killed", message=message, exit_code=status)
         elif failure is None:
             failure = Failure(kind="internal", message=self._last_words(status), exit_code=status)
         self.report = self.report.model_copy(update={"phase": Phase.EXITED, "failure": failure})

@@ -26,6 +26,7 @@ _RULES: tuple[Callable[[Turn], None], ...] = (
     membership.record_failures,
     membership.take_notices,
     membership.end_lost_vms,
+    membership.replace_unusable,
     retention.record_published,
     ending.finish,
     ending.give_up,

@@ -6,6 +6,7 @@ from ...worker.messages import Failure, Phase, WorkerReport
 from ..commands import RequestVm
 from ..events import Tick, VmRequestFailed, VmTerminated
 from ..facts import EndReason, VmJoined, VmNoticed, VmRequested, WorkerFailed
+from ..failures import num_rounds, on_vm
 from ..state import Vm, VmStatus, vm_of
 from .silence import heard_at, losses
 from .turn import Turn, has_ended
@@ -51,12 +52,20 @@ def record_failures(turn: Turn) -> None:
                 kind=failure.kind,
                 message=failure.message,
                 traceback=failure.traceback,
-                step=worker.step,
+                step=max(worker.step, turn.vitals.newest_step),
+                own_steps=_own_steps(worker),
             )
         )
         if worker.incarnation == 0 and worker.phase is Phase.EXITED and vm.live:
             # Nothing ever ran here (the VM's own setup failed), and its agent will not try again.
             turn.end_vm(vm.vm, EndReason.LEFT, failure.message)
+
+
+def _own_steps(worker: WorkerReport) -> int:
+    formed = worker.formed
+    if formed is None or formed.generation != worker.generation:
+        return 0
+    return max(0, worker.step - formed.step)
 
 
 def _failure(turn: Turn, worker: WorkerReport) -> Failure | None:
@@ -129,6 +138,21 @@ def _accused_vms(turn: Turn) -> frozenset[str]:
     )
 
 
+def replace_unusable(turn: Turn) -> None:
+    """VMs on which trainers die again and again, or that cannot meet the recipe, give way to others."""
+    state, bound = turn.state, turn.timing.max_deaths_on_vm
+    unfit = {vm_of(worker) for worker in state.unfit}
+    for vm in {death.vm: None for death in state.deaths}:
+        deaths = on_vm(state.deaths, vm)
+        if state.vms[vm].live and num_rounds(deaths) >= bound:
+            detail = f"{bound} deaths of its trainers without a new step; the last: {deaths[-1].message}"
+            turn.end_vm(vm, EndReason.WORKERS_DIED, detail)
+    for vm in unfit:
+        known = turn.state.vms.get(vm)
+        if known is not None and known.live:
+            turn.end_vm(vm, EndReason.UNFIT, state.last_error)
+
+
 def release_noticed(turn: Turn) -> None:
     """A VM under notice is let go as soon as the plan that runs does without it."""
     state = turn.state
@@ -147,12 +171,22 @@ def request_vms(turn: Turn) -> None:
     state, event = turn.state, turn.event
     if not isinstance(event, Tick) or not state.active or state.spec is None:
         return
-    if state.request_failures:
-        doubled_s = turn.timing.request_backoff_s * 2 ** min(state.request_failures - 1, 16)
-        if turn.elapsed_s(state.request_failed_at) < min(doubled_s, turn.timing.longest_backoff_s):
-            return
+    if _waits(turn, state.request_failures, state.request_failed_at):
+        return
+    if _waits(turn, state.worn_vms + state.unfit_vms, state.replaced_at):
+        return
     missing = state.spec.resources.max_nodes - len(state.live_vms)
     fresh = [vm for vm in event.new_vms if vm not in state.vms]
     for vm in fresh[: max(missing, 0)]:
         turn.fact(VmRequested(at=turn.now, vm=vm))
         turn.command(RequestVm(key=f"{vm}/request", vm=vm))
+
+
+def _waits(turn: Turn, failures: int, failed_at: float) -> bool:
+    """Whether so many failures in a row call for more patience."""
+    if not failures:
+        return False
+    doubled_s = turn.timing.request_backoff_s * 2 ** min(failures - 1, 16)
+    if failed_at > turn.now:
+        failed_at = turn.vitals.started_at  # the clock was set back before this manager began
+    return turn.now - failed_at < min(doubled_s, turn.timing.longest_backoff_s)

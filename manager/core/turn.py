@@ -55,6 +55,9 @@ class Timing:
     stop_timeout_s: float = 300.0  # without progress of any member
     delete_after_s: float = 60.0  # a checkpoint's parts outlive their place in the head
     max_internal_errors: int = 5
+    max_deaths_on_vm: int = 3  # by signal or lease, of trainers that committed nothing: the VM is replaced
+    max_deaths: int = 9  # on all VMs, without a new step in between: the job fails
+    max_unfit_vms: int = 5  # ended one after the other, with none that is fit: the job fails if nothing runs
     leases: Leases = field(default_factory=Leases)  # what agents are told
 
     @property

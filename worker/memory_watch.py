@@ -1,0 +1,122 @@
+"""What is known of a process's memory, for the day on which something kills it.
+
+Nobody says why a process got SIGKILL. What it held just before, what the machine had left, and whether the
+kernel counted a kill for want of memory meanwhile tell most of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+_ROOT = Path("/")
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+class MemoryWatch:
+    """Samples one process; `account` says what the last samples were. Use from one thread."""
+
+    def __init__(self, pid: int, root: Path = _ROOT) -> None:
+        """`root`: where `proc` and `sys` are."""
+        self._root = root
+        self._process: psutil.Process | None = None
+        self._held_bytes = self._most_bytes = 0
+        self._available_bytes: int | None = None
+        self._kills_before = oom_kills(root)
+        try:
+            self._process = psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            return  # it has ended already
+
+    def sample(self) -> None:
+        """Take note of what the process holds now. One that is gone leaves the last sample as it is."""
+        try:
+            held_bytes = self._process.memory_info().rss if self._process is not None else 0
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            return
+        if held_bytes:  # a zombie holds nothing
+            self._held_bytes = held_bytes
+            self._most_bytes = max(self._most_bytes, held_bytes)
+            self._available_bytes = available_bytes(self._root)
+
+    def account(self) -> str:
+        """One sentence, or several, for a person who asks why it was killed."""
+        parts: list[str] = []
+        if self._available_bytes is not None:
+            held, most = _in_words(self._held_bytes), _in_words(self._most_bytes)
+            left = _in_words(self._available_bytes)
+            parts.append(f"it held {held} of memory at the end and {most} at most; {left} were left")
+        before, after = self._kills_before, oom_kills(self._root)
+        if before is None or after is None:
+            parts.append("the kernel does not say whether it was for want of memory")
+        elif after > before:
+            killed = "1 process" if after == before + 1 else f"{after - before} processes"
+            parts.append(f"the kernel killed {killed} for want of memory meanwhile")
+        else:
+            parts.append("the kernel killed nothing for want of memory meanwhile")
+        return "; ".join(parts)
+
+
+def oom_kills(root: Path = _ROOT) -> int | None:
+    """How many processes the kernel has killed for want of memory, in this process's cgroup or on the whole
+    machine, whichever is more; None if it tells neither."""
+    counts = [_field(path, "oom_kill") for path in _cgroup_files(root, "memory.events", "memory.oom_control")]
+    counts.append(_field(root / "proc/vmstat", "oom_kill"))
+    return max((count for count in counts if count is not None), default=None)
+
+
+def available_bytes(root: Path = _ROOT) -> int:
+    """What may still be taken: of the machine's memory, or of what its cgroup leaves of it."""
+    available = psutil.virtual_memory().available
+    for limit_name, usage_name, cache_name in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        for path in _cgroup_files(root, limit_name):
+            limit, usage = _number(path), _number(path.with_name(usage_name))
+            if limit is not None and usage is not None:
+                cache = _field(path.with_name("memory.stat"), cache_name) or 0
+                available = min(available, max(0, limit - usage + cache))
+    return available
+
+
+def _cgroup_files(root: Path, *names: str) -> list[Path]:
+    """Those of the files that are there, of this process's cgroup: of version 2, or the memory one of 1."""
+    folders: list[Path] = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            mounts = [root / "sys/fs/cgroup"]
+        elif "memory" in controllers.split(","):
+            mounts = [root / "sys/fs/cgroup/memory"]
+        else:
+            continue
+        # In a container the path is often that on the host, and the mount is the cgroup itself.
+        folders += [folder for mount in mounts for folder in (mount / path.lstrip("/"), mount)]
+    return [folder / name for folder in folders for name in names if (folder / name).is_file()]
+
+
+def _field(path: Path, name: str) -> int | None:
+    lines = (line.split() for line in _text(path).splitlines())
+    return next((int(words[1]) for words in lines if len(words) == 2 and words[0] == name), None)
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None  # "max" is no limit
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""  # not on this system, or not for this user
+
+
+def _in_words(size_bytes: float) -> str:
+    for unit in _UNITS[:-1]:
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.3g} {_UNITS[-1]}"
