@@ -21,7 +21,7 @@ from .runtime import Job
 from .service import Service
 from .submission import Submission, accept
 from .threads import Kind
-from .tokens import Scope
+from .tokens import Grant, Scope
 from .views import JobView, StepView, VmView, job_view, step_view, surviving, to_json
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
@@ -193,14 +193,14 @@ async def logs(job: str, request: Request, _: User, vm: str | None = None) -> Lo
 @router.get("/jobs/{job}/stream")
 @router.get("/jobs/{job}/events/stream")
 async def stream(
-    job: str, request: Request, _: User, last_event_id: Annotated[str, Header()] = ""
+    job: str, request: Request, grant: User, last_event_id: Annotated[str, Header()] = ""
 ) -> Response:
     """Server-sent events: `status` (the whole job), `step`, `fact`. Last-Event-ID resumes the facts."""
     service = service_of(request)
     runtime = _find(service, job)
     after = int(last_event_id) if last_event_id.isdigit() else None
     return EventSourceResponse(
-        _updates(service, runtime, after), ping=15, headers={"Cache-Control": "no-store"}
+        _updates(service, runtime, after, grant), ping=15, headers={"Cache-Control": "no-store"}
     )
 
 
@@ -237,6 +237,7 @@ async def revoke_token(token_id: str, request: Request, _: Admin) -> None:
     service = service_of(request)
     if not await service.threads.run(Kind.TOKENS, service.tokens.revoke, token_id):
         raise HTTPException(404, f"token: there is no {token_id!r}")
+    await service_of(request).end_streams()
 
 
 def _local(service: Service) -> LocalProvider:
@@ -262,9 +263,11 @@ async def _history(service: Service, job: str, since: int) -> list[FactView]:
     return [FactView(sequence=s.sequence, at=s.fact.at, fact=to_json(s.fact)) for s in stored]
 
 
-async def _updates(service: Service, runtime: Job, after: int | None) -> AsyncIterator[dict[str, str]]:
-    """The present, the facts since `after`, then what happens, each fact once."""
-    with service.hub.subscribe(runtime.job) as subscription:
+async def _updates(
+    service: Service, runtime: Job, after: int | None, grant: Grant
+) -> AsyncIterator[dict[str, str]]:
+    """The present, the facts since `after`, then what happens, each fact once; as long as the token lives."""
+    with service.hub.subscribe(runtime.job, grant.token_id) as subscription:
         yield {"event": "status", "data": _view(service, runtime).model_dump_json()}
         sent = runtime.sequence if after is None else after
         for entry in await _history(service, runtime.job, sent):

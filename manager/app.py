@@ -15,12 +15,14 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from ..checkpoint import StoreUnavailable
 from . import agents, api, api_plan, prometheus, site
+from .auth import user
 from .config import is_loopback
 from .service import Service
 from .spec import JobSpecError
 from .submission import KeyUsed
 
 _OVERHEAD_BYTES = 4 << 20  # of a multipart body besides its bundle
+_UNKNOWN_BYTES = 64 << 10  # of a body that is read before anybody asks who sends it
 
 
 def create_app(service: Service) -> FastAPI:
@@ -50,13 +52,19 @@ def create_app(service: Service) -> FastAPI:
 
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Refuse a body that is too large before it is read; name what a browser may do with what we send."""
+    """Refuse a body before it is read that is too large, or large and a stranger's; name what a browser may
+    do with what we send."""
     limit = cast(Service, request.app.state.service).config.max_bundle_bytes + _OVERHEAD_BYTES
     length = request.headers.get("Content-Length")
     if length is not None and (not length.isdigit() or int(length) > limit):
         return problem(413, f"body: expected at most {limit} bytes")
     if length is None and "Transfer-Encoding" in request.headers:
         return problem(411, "body: expected a Content-Length header")
+    if length is not None and int(length) > _UNKNOWN_BYTES:
+        try:
+            await user(request)
+        except HTTPException as error:
+            return await _http_error(request, error)
     response = await call_next(request)
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)

@@ -9,6 +9,8 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..worker.archives import DEFAULT, BundleBounds
+
 EXCLUDED = (
     ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", "*.pyc", ".DS_Store",
     ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".idea", ".vscode", "*.egg-info",
@@ -20,7 +22,13 @@ class BundleError(ValueError):
     """A folder that cannot be sent; the message names it and what would be accepted."""
 
 
-def pack(folder: Path, *, max_bytes: int, also_exclude: tuple[Path, ...] = ()) -> bytes:
+def pack(
+    folder: Path,
+    *,
+    max_bytes: int,
+    also_exclude: tuple[Path, ...] = (),
+    bounds: BundleBounds = DEFAULT,
+) -> bytes:
     """The files below `folder` as a tar.gz, without what no job needs (`EXCLUDED`, `.makaraignore`).
 
     `also_exclude`: folders left out, such as the one for checkpoints. Raises `BundleError`.
@@ -29,18 +37,23 @@ def pack(folder: Path, *, max_bytes: int, also_exclude: tuple[Path, ...] = ()) -
         raise BundleError(f"workdir: {folder} is no folder")
     raw, total = io.BytesIO(), 0
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path in _files(folder, folder, _patterns(folder), {p.resolve() for p in also_exclude}):
+        left_out = {p.resolve() for p in also_exclude}
+        for number, path in enumerate(_files(folder, folder, _patterns(folder), left_out), 1):
             total += path.stat().st_size
-            if total > 8 * max_bytes:
-                break
+            if number > bounds.members:
+                raise _too_much(folder, f"holds more than {bounds.members} files")
+            if total > min(8 * max_bytes, bounds.unpacked_bytes):
+                raise _too_much(folder, f"is more than {max_bytes} bytes when packed")
             _add(archive, path, path.relative_to(folder).as_posix())
     data = gzip.compress(raw.getvalue(), mtime=0)
-    if len(data) > max_bytes or total > 8 * max_bytes:
-        raise BundleError(
-            f"workdir: {folder} is more than {max_bytes} bytes when packed; name what the job does "
-            f"not need in {folder / IGNORE_FILE}, one pattern a line"
-        )
+    if len(data) > max_bytes:
+        raise _too_much(folder, f"is more than {max_bytes} bytes when packed")
     return data
+
+
+def _too_much(folder: Path, what: str) -> BundleError:
+    remedy = f"name what the job does not need in {folder / IGNORE_FILE}, one pattern a line"
+    return BundleError(f"workdir: {folder} {what}; {remedy}")
 
 
 def _files(folder: Path, root: Path, patterns: tuple[str, ...], left_out: set[Path]) -> Iterator[Path]:

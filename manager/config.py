@@ -8,6 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..worker.archives import DEFAULT, BundleBounds
 from .store_uri import AWS, EVERY_FOLDER, entry_faults
 from .threads import ThreadBounds
 
@@ -58,6 +59,8 @@ class ServerConfig:
     """How many calls of a kind may block at a time."""
     max_bundle_bytes: int = 64 * 1024 * 1024
     """Largest code bundle that a submission may carry."""
+    bundle_bounds: BundleBounds = DEFAULT
+    """How much it may unpack to."""
     max_report_bytes: int = 16 * 1024 * 1024
     """Largest report of an agent; it is told, and sends what is more in pieces."""
     agent_command: tuple[str, ...] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,7 +24,8 @@ class Update:
 class Subscription:
     """One watcher's queue. It ends (None) when the watcher is too slow: it reconnects and reads history."""
 
-    def __init__(self) -> None:
+    def __init__(self, token_id: str = "") -> None:
+        self.token_id = token_id
         self._queue: asyncio.Queue[Update | None] = asyncio.Queue(_CAPACITY + 1)
 
     def offer(self, update: Update | None) -> bool:
@@ -55,9 +56,9 @@ class Hub:
                 watchers.discard(watcher)
 
     @contextmanager
-    def subscribe(self, job: str) -> Generator[Subscription]:
-        """Updates of `job` from now on."""
-        subscription = Subscription()
+    def subscribe(self, job: str, token_id: str = "") -> Generator[Subscription]:
+        """Updates of `job` from now on, for who showed this token."""
+        subscription = Subscription(token_id)
         if self._closed:
             subscription.offer(None)
         self._watchers.setdefault(job, set()).add(subscription)
@@ -65,6 +66,17 @@ class Hub:
             yield subscription
         finally:
             self._watchers.get(job, set()).discard(subscription)
+
+    def token_ids(self) -> set[str]:
+        """Whose tokens they are that watch anything."""
+        return {watcher.token_id for watchers in self._watchers.values() for watcher in watchers}
+
+    def end(self, token_ids: Collection[str]) -> None:
+        """End the subscriptions of these tokens."""
+        for watchers in self._watchers.values():
+            for watcher in [watcher for watcher in watchers if watcher.token_id in token_ids]:
+                watcher.offer(None)
+                watchers.discard(watcher)
 
     def close(self) -> None:
         """End every subscription."""

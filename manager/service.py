@@ -321,9 +321,18 @@ class Service:
     def _watching(self, name: str) -> Callable[[], Any]:
         return lambda: self.watches[name].run(self.config.tick_s)
 
+    async def end_streams(self) -> None:
+        """End live updates for those whose token has ended since they asked."""
+        shown = self.hub.token_ids()
+        lives = await self.threads.run(
+            Kind.TOKENS, lambda: {token for token in shown if self.tokens.lives(token)}
+        )
+        self.hub.end(shown - lives)
+
     async def _sweep(self) -> None:
         while True:
             await self.threads.run(Kind.TOKENS, self.tokens.sweep)
+            await self.end_streams()
             for runtime in self.jobs.values():
                 self._forget_secrets(runtime)
             await asyncio.sleep(_SWEEP_S)

@@ -51,9 +51,8 @@ async def login(request: Request, token: Annotated[str, Form(max_length=200)] = 
         grant = await threads.run(Kind.TOKENS, tokens.check, token.strip(), Scope.USER, Scope.ADMIN)
     except TokenRefused as refusal:
         raise HTTPException(401, f"token: {refusal}") from refusal
-    session = await threads.run(
-        Kind.TOKENS, partial(tokens.issue, Scope.SESSION, name=grant.name, ttl_s=SESSION_TTL_S)
-    )
+    issue = partial(tokens.issue, Scope.SESSION, name=grant.name, ttl_s=SESSION_TTL_S, parent=grant.token_id)
+    session = await threads.run(Kind.TOKENS, issue)
     response = JSONResponse({"csrf": csrf_token(session)})
     response.set_cookie(
         COOKIE,

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
 import json
 import secrets as random
-import tarfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..checkpoint import StoreRefused, StoreUnavailable
+from ..worker.archives import BadArchive, BundleBounds, check
 from .service import Service
 from .spec import JobSpec, JobSpecError, parse_spec, to_settings
 from .store_access import NotAllowed, check_usable
 from .threads import Kind
-
-MAX_UNPACKED_BYTES = 1 << 30
 
 
 class KeyUsed(Exception):
@@ -42,7 +37,7 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
     """
     spec = _spec(submission.spec_text)
     secrets = _secrets(spec, submission.secrets_text)
-    await service.threads.run(Kind.SUBMISSION, _check_bundle, submission.bundle)
+    await service.threads.run(Kind.SUBMISSION, _check_bundle, submission.bundle, service.config.bundle_bounds)
     job = _job_id(spec, submission.idempotency_key)
     if job in service.jobs:
         _check_same(service, job, spec, submission)
@@ -90,30 +85,12 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def _check_bundle(data: bytes) -> None:
+def _check_bundle(data: bytes, bounds: BundleBounds) -> None:
     """The bundle must be a tar.gz of plain files that stay inside it; it is never unpacked here."""
     try:
-        with gzip.open(io.BytesIO(data)) as unpacked:
-            with tarfile.open(fileobj=unpacked, mode="r:") as archive:
-                for member in archive:
-                    _check_size(member.offset_data + member.size)
-                    if not (member.isfile() or member.isdir()) or not _inside(member.name):
-                        raise JobSpecError(
-                            [("bundle", f"{member.name!r} is no plain file inside the bundle")]
-                        )
-            while unpacked.read(1 << 20):  # to the end, where gzip's own checksum is
-                _check_size(unpacked.tell())
-    except (tarfile.TarError, zlib.error, OSError, EOFError) as error:
-        raise JobSpecError([("bundle", f"not a tar.gz archive: {error}")]) from error
-
-
-def _check_size(unpacked_bytes: int) -> None:
-    if unpacked_bytes > MAX_UNPACKED_BYTES:
-        raise JobSpecError([("bundle", f"unpacks to more than {MAX_UNPACKED_BYTES} bytes")])
-
-
-def _inside(name: str) -> bool:
-    return not name.startswith("/") and ".." not in name.split("/")
+        check(data, bounds)
+    except BadArchive as error:
+        raise JobSpecError([("bundle", str(error))]) from error
 
 
 def _check_store(spec: JobSpec, job: str, secrets: Mapping[str, str], allowed: tuple[str, ...]) -> None:

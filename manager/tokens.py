@@ -45,6 +45,7 @@ class Grant:
     job: str | None = None
     vm: str | None = None
     expires: float | None = None  # Unix seconds
+    parent: str | None = None  # id of the token with which a session signed in; it ends with that
 
 
 class TokenStore:
@@ -59,6 +60,8 @@ class TokenStore:
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")
         self._database.executescript(_TABLES)
+        if "parent" not in {row[1] for row in self._database.execute("PRAGMA table_info(tokens)")}:
+            self._database.execute("ALTER TABLE tokens ADD COLUMN parent TEXT")
         self._database.execute("INSERT OR IGNORE INTO identity VALUES (0, ?)", (secrets.token_hex(16),))
         self.identity: str = self._database.execute("SELECT name FROM identity").fetchone()[0]
         """Which manager this is: made with the file. Whoever lost it cannot judge the tokens of before."""
@@ -75,12 +78,13 @@ class TokenStore:
         job: str | None = None,
         vm: str | None = None,
         ttl_s: float | None = None,
+        parent: str | None = None,
     ) -> str:
-        """A new token, shown this once. `ttl_s` None: it does not expire."""
+        """A new token, shown this once. `ttl_s` None: it does not expire; it ends with its `parent`."""
         if scope in (Scope.JOIN, Scope.WORKER):
             assert None not in (job, vm, ttl_s), "bound to a VM of a job, and short-lived"
         token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        self._insert(token_id, secret, scope, name, job, vm, ttl_s)
+        self._insert(token_id, secret, scope, name, job, vm, ttl_s, parent)
         return f"{token_id}.{secret}"
 
     def check(self, token: str, *scopes: Scope) -> Grant:
@@ -95,8 +99,8 @@ class TokenStore:
             matches = hmac.compare_digest(_hash(secret), stored)
             if row is None or not matches:
                 raise TokenRefused("unknown token")
-            grant = Grant(token_id, Scope(row[1]), *row[2:6])
-            if grant.expires is not None and grant.expires <= self._clock():
+            grant = Grant(token_id, Scope(row[1]), *row[2:7])
+            if not self._lives(token_id):
                 raise TokenRefused("this token has expired")
             if grant.scope not in scopes:
                 raise TokenRefused(f"a {grant.scope} token is not good for this")
@@ -104,8 +108,13 @@ class TokenStore:
                 self._database.execute(_FORGET_JOIN, (Scope.JOIN.value, grant.job, grant.vm))
         return grant
 
+    def lives(self, token_id: str) -> bool:
+        """Whether a token that was good still is."""
+        with self._lock:
+            return self._lives(token_id)
+
     def revoke(self, token_id: str) -> bool:
-        """Forget one token; whether there was one."""
+        """Forget one token, and with it the sessions that it signed in; whether there was one."""
         with self._lock:
             return self._database.execute("DELETE FROM tokens WHERE id = ?", (token_id,)).rowcount > 0
 
@@ -134,14 +143,22 @@ class TokenStore:
         write_private(path, token.encode() + b"\n")
         return token
 
+    def _lives(self, token_id: str) -> bool:
+        row = self._database.execute(_FIND, (token_id,)).fetchone()
+        if row is None or (row[5] is not None and row[5] <= self._clock()):
+            return False
+        if Scope(row[1]) is not Scope.SESSION:
+            return True
+        return row[6] is not None and self._lives(row[6])  # None: signed in before sessions knew their token
+
     def _insert(self, token_id: str, secret: str, scope: Scope, *rest: object) -> None:
-        name, job, vm, ttl_s = rest
+        name, job, vm, ttl_s, parent = rest
         now = self._clock()
         expires = now + ttl_s if isinstance(ttl_s, int | float) else None
         with self._lock:
             self._database.execute(
-                "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (token_id, _hash(secret), scope.value, name, job, vm, now, expires),
+                "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (token_id, _hash(secret), scope.value, name, job, vm, now, expires, parent),
             )
 
 
@@ -157,9 +174,9 @@ def _hash(secret: str) -> bytes:
 _TABLES = """
 CREATE TABLE IF NOT EXISTS tokens (
     id TEXT PRIMARY KEY, hash BLOB NOT NULL, scope TEXT NOT NULL, name TEXT NOT NULL,
-    job TEXT, vm TEXT, created REAL NOT NULL, expires REAL
+    job TEXT, vm TEXT, created REAL NOT NULL, expires REAL, parent TEXT
 ) STRICT;
 CREATE TABLE IF NOT EXISTS identity (one INTEGER PRIMARY KEY CHECK (one = 0), name TEXT NOT NULL) STRICT;
 """
 _FORGET_JOIN = "DELETE FROM tokens WHERE scope = ? AND job = ? AND vm = ?"
-_FIND = "SELECT hash, scope, name, job, vm, expires FROM tokens WHERE id = ?"
+_FIND = "SELECT hash, scope, name, job, vm, expires, parent FROM tokens WHERE id = ?"

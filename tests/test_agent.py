@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import tarfile
 from collections.abc import Callable
 
 import pytest
+from makara.worker.archives import BundleBounds
 from makara.worker.bounds import MOST_METRICS
 from makara.worker.messages import Credential, Phase, Report, ReportAck, StepMetrics
 from makara.worker.reports import Backlog
 from makara.worker.trainers import Backoff
+from managers import archive
 from scripted_manager import Manager, ends, play
 
 __all__ = ["play"]  # the fixture
@@ -174,14 +175,29 @@ def test_a_setup_command_that_fails_is_the_users_error(play: Callable[..., None]
     play(scenario)
 
 
-def test_an_agent_that_cannot_go_on_says_so_and_ends(play: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    ("bundle", "said"),
+    [
+        (b"no archive", "not a tar.gz archive"),
+        (archive({f"f{n}": b"" for n in range(30)}), "holds more than 20 files"),
+        (archive({"f": bytes(2000)}), "unpacks to more than 1000 bytes"),
+        (archive({"../f": b""}), "no plain file inside the bundle"),
+    ],
+    ids=["junk", "too many files", "too large", "a parent's file"],
+)
+def test_a_bundle_that_cannot_be_unpacked_is_reported(
+    play: Callable[..., None], bundle: bytes, said: str
+) -> None:
     """A VM whose trainers were never started must not look healthy."""
 
-    async def scenario(manager: Manager, agent: asyncio.Task[None]) -> None:
-        manager.bundle = b"no archive"
+    async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
+        manager.bundle = bundle
+        manager.bundle_bounds = BundleBounds(members=20, unpacked_bytes=1000)
         await manager.order()
-        with pytest.raises(tarfile.ReadError):
-            await ends(agent)
+        broken = await manager.worker(lambda worker: worker.phase is Phase.EXITED)
+        assert broken.failure is not None
+        assert said in broken.failure.message
+        assert [path.name for path in (manager.folder / "bundles").glob("*") if path.suffix != ".new"] == []
 
     play(scenario)
 

@@ -91,6 +91,33 @@ def test_a_body_that_is_too_large_is_refused_unread(manager: Manager) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.parametrize("path", ["/api/v1/jobs", "/login", "/api/v1/tokens", "/nowhere"])
+def test_a_strangers_body_is_refused_unread(manager: Manager, path: str) -> None:
+    address = httpx.URL(manager.url)
+    head = f"POST {path} HTTP/1.1\r\nHost: {address.host}\r\nContent-Length: {40 << 20}\r\n\r\n"
+    with socket.create_connection((address.host, address.port), timeout=30) as connection:
+        connection.sendall(head.encode())  # and no byte of what it announces
+        assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
+
+
+def test_a_page_session_ends_with_its_token_and_so_does_what_it_watches(
+    manager: Manager, tmp_path: Path
+) -> None:
+    job = manager.submit(tmp_path / "store").json()["job"]
+    token = manager.client.post("/tokens", json={"name": "ada"})["token"]
+    page = httpx.Client(base_url=manager.url, trust_env=False, timeout=30)
+    assert page.post("/login", data={"token": token}).status_code == 200
+    with page.stream("GET", f"/api/v1/jobs/{job}/stream") as response:
+        lines = response.iter_lines()
+        assert next(lines) == "event: status"
+        admin = {"Authorization": f"Bearer {manager.token}"}
+        manager.http.delete(f"/api/v1/tokens/{token.split('.')[0]}", headers=admin)
+        for _ in lines:  # it ends by itself
+            pass
+    assert page.get("/session").status_code == 401
+    page.close()
+
+
 def test_secrets_must_be_those_that_the_job_names(manager: Manager, tmp_path: Path) -> None:
     spec = job_spec(tmp_path) | {"secrets": ["WANDB_KEY"]}
     assert "WANDB_KEY" in fields(manager.post_job(json.dumps(spec)))["secrets"]

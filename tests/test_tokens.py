@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import sqlite3
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -130,6 +133,42 @@ def test_tokens_survive_a_restart_and_the_admin_token_is_kept(tmp_path: Path) ->
     with pytest.raises(TokenRefused):
         second.check(admin, Scope.ADMIN)
     second.close()
+
+
+def test_a_session_ends_with_the_token_that_signed_in(store: TokenStore, clock: Clock) -> None:
+    user, brief = store.issue(Scope.USER), store.issue(Scope.USER, ttl_s=60)
+    sessions = [
+        store.issue(Scope.SESSION, ttl_s=3600, parent=token.split(".")[0]) for token in (user, user, brief)
+    ]
+    for session in sessions:
+        store.check(session, Scope.SESSION)
+    clock.now += 60
+    with pytest.raises(TokenRefused, match="expired"):
+        store.check(sessions[2], Scope.SESSION)
+    assert store.lives(sessions[0].split(".")[0])
+    store.revoke(user.split(".")[0])
+    for session in sessions[:2]:
+        assert not store.lives(session.split(".")[0])
+        with pytest.raises(TokenRefused):
+            store.check(session, Scope.SESSION)
+
+
+def test_a_file_of_an_older_manager_is_read_and_its_sessions_sign_in_again(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(
+            "CREATE TABLE tokens (id TEXT PRIMARY KEY, hash BLOB NOT NULL, scope TEXT NOT NULL, name TEXT "
+            "NOT NULL, job TEXT, vm TEXT, created REAL NOT NULL, expires REAL) STRICT"
+        )
+        secret = hashlib.sha256(b"s").digest()
+        for scope in ("user", "session"):
+            row = (scope, secret, scope, "", None, None, 0.0, None)
+            database.execute("INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        database.commit()
+    with closing(TokenStore(path)) as tokens:
+        assert tokens.check("user.s", Scope.USER).token_id == "user"
+        with pytest.raises(TokenRefused, match="expired"):
+            tokens.check("session.s", Scope.SESSION)
 
 
 def test_csrf_tokens_belong_to_one_session() -> None:

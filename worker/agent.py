@@ -119,7 +119,8 @@ class Agent:
             try:
                 secrets = await fetch_secrets(self._boot, self._connection.token)
                 environment = {**job.envs, **secrets}
-                bundle = await prepare_bundle(self._boot, self._connection.token, job, environment)
+                bounds = self._connection.bundle_bounds
+                bundle = await prepare_bundle(self._boot, self._connection.token, job, environment, bounds)
                 break
             except SetupFailed as error:
                 self._broken_setup = Failure(kind="user", message=str(error), traceback=error.output)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import os
 import shutil
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
 
 from ..checkpoint import inherited
+from .archives import BadArchive, BundleBounds, members, opened
+from .logs import tail
 from .messages import BootConfig, JobSettings
 
 _SETUP_DONE = ".makara-setup-done"
+_SETUP_BYTES = 4000  # of what it printed are reported
 
 
 class BundleError(Exception):
@@ -24,15 +25,16 @@ class BundleError(Exception):
 
 
 class SetupFailed(Exception):
-    """The job's `setup` command failed; `output` is the end of what it printed."""
+    """The job's code cannot be used here: to try again is of no use. `output` is the end of what its `setup`
+    printed."""
 
-    def __init__(self, command: str, status: int | None, output: str) -> None:
-        super().__init__(f"setup: the command {command!r} ended with status {status}")
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message)
         self.output = output
 
 
 async def prepare_bundle(
-    boot: BootConfig, token: str, job: JobSettings, environment: Mapping[str, str]
+    boot: BootConfig, token: str, job: JobSettings, environment: Mapping[str, str], bounds: BundleBounds
 ) -> Path:
     """The folder with the job's code, ready to import from.
 
@@ -43,7 +45,10 @@ async def prepare_bundle(
         data = await _download(boot, token, f"jobs/{job.job}/bundle")
         if hashlib.sha256(data).hexdigest() != job.bundle_sha256:
             raise BundleError(f"bundle of job {job.job}: checksum differs from {job.bundle_sha256}")
-        await asyncio.to_thread(_unpack, data, folder)
+        try:
+            await asyncio.to_thread(_unpack, data, folder, bounds)
+        except BadArchive as error:
+            raise SetupFailed(f"bundle: {error}") from error
     if job.setup is not None and not (folder / _SETUP_DONE).exists():
         await _set_up(job.setup, folder, environment)
     return folder
@@ -67,25 +72,28 @@ async def _get(boot: BootConfig, token: str, path: str) -> httpx.Response:
         return response.raise_for_status()
 
 
-def _unpack(data: bytes, folder: Path) -> None:
+def _unpack(data: bytes, folder: Path, bounds: BundleBounds) -> None:
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.new")
     shutil.rmtree(temporary, ignore_errors=True)  # what an attempt before left
     temporary.mkdir(parents=True)
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-        archive.extractall(temporary, filter="data")
+    with opened(data) as archive:
+        archive.extractall(temporary, members(archive, bounds), filter="data")
     temporary.rename(folder)
 
 
 async def _set_up(command: str, folder: Path, environment: Mapping[str, str]) -> None:
-    process = await asyncio.create_subprocess_shell(
-        command,
-        cwd=folder,
-        env=inherited(os.environ, environment),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await process.communicate()
-    if process.returncode != 0:
-        raise SetupFailed(command, process.returncode, output[-4000:].decode(errors="replace"))
+    log = folder.parent / "setup.log"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_shell(
+            command,
+            cwd=folder,
+            env=inherited(os.environ, environment),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    status = await process.wait()
+    if status != 0:
+        message = f"setup: the command {command!r} ended with status {status}"
+        raise SetupFailed(message, tail(log, _SETUP_BYTES))
     (folder / _SETUP_DONE).touch()

@@ -20,6 +20,7 @@ import websockets
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.http11 import Response
 
+from .archives import BundleBounds
 from .frames import Malformed, Misfit, read_refusal, read_to_agent
 from .messages import BootConfig, Credential, Orders, ReportAck, Welcome
 
@@ -53,6 +54,7 @@ class ManagerConnection:
         """Why the manager does not know this VM (any more)."""
         self.misfit: str | None = None
         """Why manager and agent cannot understand one another."""
+        self.bundle_bounds = BundleBounds()
         self._boot = boot
         self._peer = peer
         self._token_file = Path(boot.directory) / "worker.token"
@@ -139,6 +141,7 @@ class ManagerConnection:
         self.misfit = None
         self._manager = welcome.manager or None
         self._heartbeat_s = welcome.heartbeat_s
+        self.bundle_bounds = welcome.bundle_bounds
         self._report_limit = min(welcome.max_report_bytes, self._most_bytes)
         self._welcomed.set()
 

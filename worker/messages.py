@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from .archives import BundleBounds
 from .bounds import (
     MOST_DEVICES,
     MOST_ENTRIES,
@@ -391,6 +392,7 @@ class Welcome(Message):
     makara: str = ""  # version of the manager
     manager: str = ""  # which manager this is: the same over its restarts
     max_report_bytes: int = 1 << 24  # a larger report closes the connection
+    bundle_bounds: BundleBounds = BundleBounds()  # of the job's code
 
 
 class Refusal(Message):

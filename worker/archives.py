@@ -1,0 +1,113 @@
+"""A job's code as an archive: how much it may be, and a look at each member before anything is made of it.
+
+A small archive can unpack to anything: what counts is how many members it has, how large they are together,
+and how much memory their headers take, all of which are checked as the stream is read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, cast
+
+_LONGEST_HEADER = 64 * 1024
+_HEADERS_BYTES = 4096  # of one member, with what is added to it
+_LONGEST_PART = 255  # of a name, in bytes: what file systems take
+
+
+class BadArchive(ValueError):
+    """No archive, or one that is more than its bounds allow; the message says what of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleBounds:
+    """How much an unpacked bundle may be."""
+
+    members: int = 20_000  # files and folders
+    unpacked_bytes: int = 1 << 30
+    name_chars: int = 1_000  # of one path inside the bundle
+
+    @property
+    def stream_bytes(self) -> int:
+        """How long the archive may be before it is compressed: there are headers between the files."""
+        return self.unpacked_bytes + _HEADERS_BYTES * self.members + _LONGEST_HEADER
+
+
+DEFAULT = BundleBounds()
+
+
+@contextmanager
+def opened(data: bytes) -> Generator[tarfile.TarFile]:
+    """The tar.gz `data`, to be read once from its beginning to its end. Raises `BadArchive`, also inside."""
+    try:
+        with gzip.open(io.BytesIO(data)) as unpacked:
+            stream = cast(IO[bytes], _Headers(unpacked))
+            with tarfile.open(fileobj=stream, mode="r:") as archive:
+                yield archive
+    except (tarfile.TarError, zlib.error, OSError, EOFError) as error:
+        raise BadArchive(f"not a tar.gz archive: {error}") from error
+
+
+def members(archive: tarfile.TarFile, bounds: BundleBounds) -> Iterator[tarfile.TarInfo]:
+    """The members one by one, as far as they are plain files and folders inside the bundle and within bounds.
+
+    Raises `BadArchive` at the first that is not.
+    """
+    total = 0
+    for number, member in enumerate(archive, 1):
+        if number > bounds.members:
+            raise BadArchive(f"holds more than {bounds.members} files and folders")
+        _check_name(member.name, bounds)
+        if not (member.isreg() or member.isdir()) or member.issparse():
+            raise BadArchive(f"{member.name!r} is no plain file inside the bundle")
+        total += member.size
+        if total > bounds.unpacked_bytes:
+            raise BadArchive(f"unpacks to more than {bounds.unpacked_bytes} bytes")
+        yield member
+
+
+def check(data: bytes, bounds: BundleBounds) -> None:
+    """Read all of it and make nothing of it. Raises `BadArchive`."""
+    with opened(data) as archive:
+        for _ in members(archive, bounds):
+            pass
+        stream = cast(_Headers, archive.fileobj)
+        while stream.read(_LONGEST_HEADER):  # to the end, where gzip's own checksum is
+            if stream.tell() > bounds.stream_bytes:
+                raise BadArchive(f"unpacks to more than {bounds.unpacked_bytes} bytes")
+
+
+def _check_name(name: str, bounds: BundleBounds) -> None:
+    if len(name) > bounds.name_chars:
+        raise BadArchive(f"{name[:80]!r}... is a name of {len(name)} characters, not {bounds.name_chars}")
+    parts = name.split("/")
+    if name.startswith("/") or ".." in parts:
+        raise BadArchive(f"{name!r} is no plain file inside the bundle")
+    if any(len(part.encode(errors="replace")) > _LONGEST_PART for part in parts):
+        raise BadArchive(f"{name[:80]!r}... has a part of more than {_LONGEST_PART} bytes")
+
+
+class _Headers:
+    """What `tarfile` reads of an archive whose members are passed over: headers, none of which is long.
+
+    It reads a header's extensions whole, however long the archive says that they are.
+    """
+
+    def __init__(self, stream: gzip.GzipFile) -> None:
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _LONGEST_HEADER:
+            raise BadArchive(f"a header of {size} bytes; expected at most {_LONGEST_HEADER}")
+        return self._stream.read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
