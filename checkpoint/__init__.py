@@ -17,6 +17,9 @@ from .errors import (
     Conflict,
     Corrupt,
     Fenced,
+    HeadAhead,
+    HeadLacks,
+    HeadMissing,
     Incomplete,
     InvalidKey,
     NoReadable,
@@ -32,7 +35,6 @@ from .head import (
     Retired,
     candidates,
     delete_parts,
-    open_generation,
     publish,
     read_head,
     retire,
@@ -40,6 +42,7 @@ from .head import (
 from .layout import CheckpointId
 from .leftovers import Swept, sweep
 from .manifest import Manifest, Part, load_manifest, parts_with
+from .opening import open_generation, restart_generation
 from .reader import Readable, Skipped, newest_readable, read_part, read_sections
 from .store import Store, check_writable, open_store, retrying
 from .writer import Receipt, assemble, write_part
@@ -54,6 +57,9 @@ __all__ = [
     "Export",
     "Fenced",
     "Head",
+    "HeadAhead",
+    "HeadLacks",
+    "HeadMissing",
     "Incomplete",
     "InvalidKey",
     "Manifest",
@@ -87,6 +93,7 @@ __all__ = [
     "read_head",
     "read_part",
     "read_sections",
+    "restart_generation",
     "retire",
     "retrying",
     "save_calibration",

@@ -8,6 +8,9 @@ CheckpointError
 ├── Conflict           a compare-and-swap lost: the object is not the one that was read
 ├── Corrupt            an object is there and is not what was written: torn, truncated, altered
 ├── Incomplete         parts are missing, or contradict one another
+├── HeadMissing        there is no head that can be read, though there should be
+├── HeadLacks          the head has not the generation or the checkpoints that it should have
+├── HeadAhead          somebody else has opened the head: it has what its opener does not know of
 ├── Fenced             a newer generation is open: this writer is of the past and must stop
 ├── Superseded         its generation has published a later step: this one is not wanted any more
 ├── Retained           the checkpoint may not be deleted (base of the open generation, the only one, listed)
@@ -57,6 +60,18 @@ class Fenced(CheckpointError):
         super().__init__(f"generation {generation} is fenced: generation {open_generation} is open")
         self.generation = generation
         self.open_generation = open_generation
+
+
+class HeadMissing(CheckpointError):
+    """No head, or none that can be read, where one must be; the message says what is known of it."""
+
+
+class HeadLacks(CheckpointError):
+    """A head that was set back: the message names what is missing."""
+
+
+class HeadAhead(CheckpointError):
+    """A head that has gone on without whoever wants to open it."""
 
 
 class Superseded(CheckpointError):

@@ -11,7 +11,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from .errors import Conflict, Corrupt, Fenced, Incomplete, Retained, StoreUnavailable, Superseded
+from .errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    Incomplete,
+    Retained,
+    StoreUnavailable,
+    Superseded,
+)
 from .layout import CheckpointId, checkpoint_of, head_key, manifest_key, parts_prefix
 from .manifest import Manifest
 from .records import FORMAT, CheckpointRecord, Count, Record, decode, encode
@@ -84,25 +92,6 @@ def candidates(head: Head) -> tuple[CheckpointId, ...]:
     return rest if head.base is None else (head.base, *rest)
 
 
-def open_generation(store: Store, job: str, generation: int) -> Head:
-    """Close all older generations to publishing and open this one, based on the newest checkpoint.
-
-    Opening it again changes nothing. Raises `Fenced` if a newer generation is open.
-    """
-
-    def change(head: Head | None) -> Head | None:
-        if head is None:
-            return Head(job, 0, generation, None, ())
-        if head.generation > generation:
-            raise Fenced(generation, head.generation)
-        if head.generation == generation:
-            return None
-        base = head.manifests[0] if head.manifests else None
-        return replace(head, generation=generation, base=base)
-
-    return _swap(store, job, change)
-
-
 def publish(store: Store, job: str, generation: int, manifest: Manifest) -> Head:
     """Store the manifest and list it in the head, after all its parts were found in the store at their sizes.
 
@@ -129,7 +118,7 @@ def publish(store: Store, job: str, generation: int, manifest: Manifest) -> Head
         newest_first = sorted((checkpoint, *head.manifests), key=lambda c: c.age_rank, reverse=True)
         return replace(head, manifests=tuple(newest_first))
 
-    return _swap(store, job, change)
+    return swap_head(store, job, change)
 
 
 def can_be_published(head: Head, checkpoint: CheckpointId) -> bool:
@@ -158,7 +147,7 @@ def retire(store: Store, job: str, checkpoint: CheckpointId, *, now: float) -> H
         kept = tuple(other for other in head.manifests if other != checkpoint)
         return replace(head, manifests=kept, retired=(*head.retired, Retired(checkpoint, now)))
 
-    return _swap(store, job, change)
+    return swap_head(store, job, change)
 
 
 def delete_parts(store: Store, job: str, checkpoint: CheckpointId) -> Head:
@@ -177,10 +166,10 @@ def delete_parts(store: Store, job: str, checkpoint: CheckpointId) -> Head:
             return None
         return replace(head, retired=tuple(r for r in head.retired if r.checkpoint != checkpoint))
 
-    return _swap(store, job, forget)
+    return swap_head(store, job, forget)
 
 
-def _swap(store: Store, job: str, change: Callable[[Head | None], Head | None]) -> Head:
+def swap_head(store: Store, job: str, change: Callable[[Head | None], Head | None]) -> Head:
     """Apply `change` to the head until it is swapped in; None from `change` leaves the head as it is."""
     key = head_key(job)
     for _ in range(_MAX_SWAPS):

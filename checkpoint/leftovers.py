@@ -43,18 +43,20 @@ def sweep(
     *,
     now: float,
     lease_s: float,
+    opened: int | None = None,
     unwanted: Callable[[CheckpointId], bool] = lambda _: False,
     exporting: bool = False,
     unfinished_s: float = UNFINISHED_S,
 ) -> Swept | None:
-    """Remove what nobody needs under `job`; None, and nothing is removed, if it has no head.
+    """Remove what nobody needs under `job`; None, and nothing is removed, if it has no head of the caller's.
 
+    `opened`: the newest generation that the caller may have opened; a head beyond it is somebody else's.
     `unwanted`: listed checkpoints that are to leave the head now. `now` and `lease_s`: what left the head, or
     was written, within the last `lease_s` before Unix second `now` stays. `exporting`: an export is being
     written, so none is touched. Safe to repeat. Raises the store's errors, and `Corrupt` for a bad head.
     """
     head = read_head(store, job)
-    if head is None:
+    if head is None or (opened is not None and head.generation > opened):
         return None
     for checkpoint in filter(unwanted, head.manifests):
         try:

@@ -47,26 +47,49 @@ class ComputePlan(Value):
 
 
 class OpenHead(Value):
-    """Swap head.json to `generation` (fencing all older ones); answer with `HeadOpened`."""
+    """Swap head.json to `generation` (fencing all older ones); answer with `HeadOpened`.
+
+    The head must have reached generation `opened` (0: there need be none yet) and list `checkpoints`, as the
+    journal knows; else nothing is changed, and the answer is `HeadDiffers`. `restart`: whatever it lists, it
+    is to begin anew without any checkpoint.
+    """
 
     command: Literal["open_head"] = "open_head"
     key: str
     generation: int
+    opened: int = 0
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    restart: bool = False
 
 
 class DeleteCheckpoint(Value):
-    """Take a checkpoint out of the head, then, one lease later, delete its parts."""
+    """Take a checkpoint out of the head, then, `lease_s` after it left it, delete its parts."""
 
     command: Literal["delete_checkpoint"] = "delete_checkpoint"
     key: str
     checkpoint: CheckpointRef
     not_before: float
+    lease_s: float = 60.0
+
+
+class SweepStore(Value):
+    """Remove what the job left in the store and nobody needs any more, and see what its head lists; answer
+    with `HeadSeen`."""
+
+    command: Literal["sweep_store"] = "sweep_store"
+    key: str
+    not_before: float
+    lease_s: float
 
 
 class ExportWeights(Value):
+    """Export the weights of `checkpoint`, or of the first of `older` if it cannot be read; answer with
+    `WeightsExported`."""
+
     command: Literal["export_weights"] = "export_weights"
     key: str
     checkpoint: CheckpointRef
+    older: tuple[CheckpointRef, ...] = ()  # newest first
 
 
 class StoreCalibration(Value):
@@ -77,6 +100,13 @@ class StoreCalibration(Value):
 
 
 Command = Annotated[
-    RequestVm | ReleaseVm | ComputePlan | OpenHead | DeleteCheckpoint | ExportWeights | StoreCalibration,
+    RequestVm
+    | ReleaseVm
+    | ComputePlan
+    | OpenHead
+    | DeleteCheckpoint
+    | SweepStore
+    | ExportWeights
+    | StoreCalibration,
     Field(discriminator="command"),
 ]

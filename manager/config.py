@@ -63,6 +63,8 @@ class ServerConfig:
     """How much it may unpack to."""
     max_report_bytes: int = 16 * 1024 * 1024
     """Largest report of an agent; it is told, and sends what is more in pieces."""
+    store_patience_s: float = 600.0
+    """How long a store may refuse to open a head or take an export before the job waits for a person."""
     agent_command: tuple[str, ...] | None = None
     """Local provider: what a VM runs before its boot file; None: this Python, `-m makara.worker.agent`."""
 

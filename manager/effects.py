@@ -15,46 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ..checkpoint import (
-    CheckpointError,
-    CheckpointId,
-    Export,
-    Fenced,
-    Retained,
-    Store,
-    StoreUnavailable,
-    candidates,
-    delete_parts,
-    export,
-    open_generation,
-    retire,
-    save_calibration,
-)
-from ..simulator import Measurements
-from ..worker.messages import BootConfig, CheckpointRef
-from .commands import (
-    Command,
-    ComputePlan,
-    DeleteCheckpoint,
-    ExportWeights,
-    OpenHead,
-    ReleaseVm,
-    RequestVm,
-    StoreCalibration,
-)
-from .events import (
-    CheckpointDeleted,
-    Event,
-    HeadOpened,
-    JobCommandFailed,
-    VmRequestFailed,
-    VmTerminated,
-    WeightsExported,
-)
+from ..checkpoint import CheckpointError
+from ..worker.messages import BootConfig
+from .commands import Command, ComputePlan, ReleaseVm, RequestVm
+from .events import Event, JobCommandFailed, VmRequestFailed, VmTerminated
 from .planning import compute_plan
 from .providers import NoCapacity, Provider, ProviderError
 from .quarantine import Quarantined
 from .state import JobState
+from .store_commands import HOUSEKEEPING, StoreCommands
 from .threads import Kind, Threads, told_when_slow
 from .tokens import Scope, TokenStore
 
@@ -93,15 +62,14 @@ class Effects:
         threads: Threads,
         slow_call_s: float,
         clock: Callable[[], float] = time.time,
+        store_patience_s: float = 600.0,
     ) -> None:
         self.trouble: dict[str, dict[str, str]] = {}
         self._providers = providers
         self._tokens = tokens
-        self._scratch = scratch
         self._manager_url = manager_url
         self._vm_directory = vm_directory
         self._state_of = state_of
-        self._open_store = open_store
         self._emit = emit
         self._mark_done = mark_done
         self._fatal = fatal
@@ -112,6 +80,14 @@ class Effects:
         self._running: dict[str, Command] = {}
         self._held: dict[str, list[Command]] = {}  # of jobs that are set aside: run again when taken up
         self._job_of: dict[str, str] = {}
+        self._store = StoreCommands(
+            scratch=scratch,
+            open_store=open_store,
+            state_of=state_of,
+            persist=self._persist,
+            clock=clock,
+            patience_s=store_patience_s,
+        )
 
     def start(self, job: str, command: Command) -> None:
         """Begin `command`, or do nothing if it is already being run."""
@@ -178,6 +154,8 @@ class Effects:
             return None
         except Exception as error:
             log.exception("job %s: %s failed", job, command.command)
+            if isinstance(command, HOUSEKEEPING):
+                return None  # housekeeping: the next sweep sees to it
             message = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
             return JobCommandFailed(now=self._clock(), command=command.command, error=message)
 
@@ -190,14 +168,8 @@ class Effects:
             case ComputePlan():
                 state = self._state_of(job)
                 return await self._threads.run(Kind.PLANNING, compute_plan, state, command, self._clock)
-            case OpenHead():
-                return await self._open_head(job, command)
-            case DeleteCheckpoint():
-                return await self._delete(job, command)
-            case ExportWeights():
-                return await self._export(job, command)
-            case StoreCalibration():
-                return await self._store_calibration(job, command)
+            case _:
+                return await self._store.carry_out(job, command)
 
     async def _request(self, job: str, command: RequestVm) -> Event | None:
         state = self._state_of(job)
@@ -246,57 +218,6 @@ class Effects:
         await self._threads.run(Kind.TOKENS, self._tokens.revoke_vm, job, command.vm)
         return VmTerminated(now=self._clock(), vm=command.vm)
 
-    async def _open_head(self, job: str, command: OpenHead) -> Event | None:
-        store = await self._store(job, command)
-        try:
-            head = await self._persist(
-                job, command, lambda: open_generation(store, job, command.generation), StoreUnavailable
-            )
-        except Fenced:
-            return None
-        refs = tuple(CheckpointRef(step=c.step, generation=c.generation) for c in candidates(head))
-        return HeadOpened(now=self._clock(), generation=command.generation, checkpoints=refs)
-
-    async def _delete(self, job: str, command: DeleteCheckpoint) -> Event:
-        store, checkpoint = await self._store(job, command), _id(command.checkpoint)
-        # A base is kept only until the next generation opens: then the retirement goes through.
-        temporary = (StoreUnavailable, Retained)
-        await self._persist(
-            job, command, lambda: retire(store, job, checkpoint, now=self._clock()), *temporary
-        )
-        await asyncio.sleep(max(0.0, command.not_before - self._clock()))
-        await self._persist(job, command, lambda: delete_parts(store, job, checkpoint), StoreUnavailable)
-        return CheckpointDeleted(now=self._clock(), checkpoint=command.checkpoint)
-
-    async def _export(self, job: str, command: ExportWeights) -> Event:
-        store, checkpoint = await self._store(job, command), _id(command.checkpoint)
-
-        def write() -> Export:
-            self._scratch.mkdir(parents=True, exist_ok=True)
-            return export(store, job, checkpoint, scratch=self._scratch)
-
-        done = await self._persist(job, command, write, StoreUnavailable)
-        return WeightsExported(now=self._clock(), uri=done.uri, sha256=done.sha256, step=done.step)
-
-    async def _store_calibration(self, job: str, command: StoreCalibration) -> None:
-        """A store that refuses it costs the next job a minute, and this one nothing."""
-        state = self._state_of(job)
-        assert state.measurements is not None, "it follows measurements"
-        measured = Measurements.from_json(state.measurements)
-        if measured.basis is None:
-            return
-        store = await self._store(job, command)
-        fingerprint, text = measured.basis.fingerprint, measured.to_text()
-        try:
-            await self._persist(
-                job, command, lambda: save_calibration(store, fingerprint, text), StoreUnavailable
-            )
-        except CheckpointError as error:
-            log.warning("job %s: its calibration is not stored: %s", job, error)
-
-    async def _store(self, job: str, command: Command) -> Store:
-        return await self._persist(job, command, lambda: self._open_store(job), StoreUnavailable)
-
     # ---- trying again --------------------------------------------------------------------------------------
 
     async def _persist(
@@ -341,7 +262,3 @@ class Effects:
 
     def _clear_trouble(self, job: str, command: Command) -> None:
         self.trouble.get(job, {}).pop(command.key, None)
-
-
-def _id(ref: CheckpointRef) -> CheckpointId:
-    return CheckpointId(step=ref.step, generation=ref.generation)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..worker.messages import CheckpointRef, Report
+from .facts import Resumption
 from .values import Value
 
 
@@ -101,6 +102,49 @@ class HeadOpened(Value):
     checkpoints: tuple[CheckpointRef, ...]
 
 
+class HeadDiffers(Value):
+    """Answer to `OpenHead`: the head is not as the journal knows it, and was left as it is.
+
+    `difference`: `missing`: there is none, or none that can be read; `lacks`: it has not the generation or
+    the checkpoints that it should; `ahead`: somebody else has opened it. `head_generation` and `checkpoints`,
+    newest first, are what it has.
+    """
+
+    event: Literal["head_differs"] = "head_differs"
+    now: float
+    generation: int
+    difference: Literal["missing", "lacks", "ahead"]
+    reason: str
+    head_generation: int = 0
+    checkpoints: tuple[CheckpointRef, ...] = ()
+
+
+class HeadSeen(Value):
+    """What the head, open at `generation`, lists now."""
+
+    event: Literal["head_seen"] = "head_seen"
+    now: float
+    generation: int
+    checkpoints: tuple[CheckpointRef, ...]
+
+
+class CommandStuck(Value):
+    """The store has refused a command for longer than anybody's patience; `error` is in its own words."""
+
+    event: Literal["command_stuck"] = "command_stuck"
+    now: float
+    command: str
+    error: str
+
+
+class ResumeRequested(Value):
+    """A person's answer to a job that waits for one."""
+
+    event: Literal["resume_requested"] = "resume_requested"
+    now: float
+    how: Resumption
+
+
 class CheckpointDeleted(Value):
     event: Literal["checkpoint_deleted"] = "checkpoint_deleted"
     now: float
@@ -113,14 +157,11 @@ class WeightsExported(Value):
     uri: str
     sha256: str  # makara.checkpoint.export: hash over names, dtypes, shapes and bytes in name order
     step: int
+    note: str = ""  # why they are those of an older step than the last
 
 
 class JobCommandFailed(Value):
-    """A command that cannot succeed by trying again (bad credentials, store not writable, export impossible).
-
-    `command` is the command's own name (`open_head`, ...). A head that is already open at a newer generation
-    is no failure: the command is done, and nothing needs to be said.
-    """
+    """A command failed by a fault of ours; `command` is its own name (`compute_plan`, ...)."""
 
     event: Literal["job_command_failed"] = "job_command_failed"
     now: float
@@ -140,6 +181,10 @@ Event = Annotated[
     | Together
     | PlanComputed
     | HeadOpened
+    | HeadDiffers
+    | HeadSeen
+    | CommandStuck
+    | ResumeRequested
     | CheckpointDeleted
     | WeightsExported
     | JobCommandFailed,

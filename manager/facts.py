@@ -258,6 +258,36 @@ class TrainingFinished(_Fact):
     checkpoint: CheckpointRef
 
 
+class Resumption(StrEnum):
+    """What a person may have a waiting job do."""
+
+    AGAIN = "again"  # try once more: what was wrong was put right
+    FROM_HEAD = "from_head"  # go on from what the head lists, whatever the journal knows
+    RESTART = "restart"  # begin at step 0, without any checkpoint
+
+
+class PersonNeeded(_Fact):
+    """The job waits until a person says how it is to go on; `offers` are the answers that it can follow.
+
+    `head_generation` and `checkpoints` are what the head has, where that is the question.
+    """
+
+    fact: Literal["person_needed"] = "person_needed"
+    reason: str
+    offers: tuple[Resumption, ...]
+    head_generation: int = 0
+    checkpoints: tuple[CheckpointRef, ...] = ()
+
+
+class JobResumed(_Fact):
+    """A person's answer. With `from_head`, `checkpoints` are those that exist from now on."""
+
+    fact: Literal["job_resumed"] = "job_resumed"
+    how: Resumption
+    head_generation: int = 0
+    checkpoints: tuple[CheckpointRef, ...] = ()
+
+
 class JobEnded(_Fact):
     fact: Literal["job_ended"] = "job_ended"
     status: Literal["finished", "stopped", "failed"]
@@ -297,6 +327,8 @@ Fact = Annotated[
     | HoldChanged
     | StopOrdered
     | TrainingFinished
+    | PersonNeeded
+    | JobResumed
     | JobEnded,
     Field(discriminator="fact"),
 ]

@@ -23,9 +23,12 @@ from .facts import (
     GenerationStalled,
     HoldChanged,
     JobEnded,
+    JobResumed,
+    PersonNeeded,
     PlanImpossible,
     ProfilerChosen,
     RecipeFixed,
+    Resumption,
     StacksTaken,
     StopOrdered,
     Submitted,
@@ -38,7 +41,7 @@ from .facts import (
 )
 from .failures import Death, Rounds, without_progress
 from .spec import JobSpec
-from .state import Generation, JobState, Stall, Vm, VmStatus, order_of, vm_of
+from .state import Generation, JobState, Stall, Vm, VmStatus, Waiting, order_of, vm_of
 
 
 def apply(state: JobState, fact: Fact) -> JobState:
@@ -194,7 +197,14 @@ def _opened(state: JobState, fact: GenerationOpened) -> JobState:
     base = fact.checkpoints[0] if fact.checkpoints else None
     head = max(state.head_generation, fact.number)
     return state.changed(
-        planned=None, current=current, history=history, base=base, hold=False, head_generation=head
+        planned=None,
+        current=current,
+        history=history,
+        base=base,
+        hold=False,
+        head_generation=head,
+        opened_generation=fact.number,
+        restarting=False,
     )
 
 
@@ -282,11 +292,39 @@ def _hold_changed(state: JobState, fact: HoldChanged) -> JobState:
 
 
 def _stop_ordered(state: JobState, fact: StopOrdered) -> JobState:
-    return state.changed(stop_ordered_at=fact.at)
+    return state.changed(stop_ordered_at=fact.at, waiting=None)
 
 
 def _training_finished(state: JobState, fact: TrainingFinished) -> JobState:
     return state.changed(finished=fact.checkpoint)
+
+
+def _person_needed(state: JobState, fact: PersonNeeded) -> JobState:
+    waiting = Waiting(fact.at, fact.reason, fact.offers, fact.head_generation, fact.checkpoints)
+    return state.changed(waiting=waiting)
+
+
+def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
+    """Generations go on above the head's, whoever opened that."""
+    state = state.changed(
+        waiting=None,
+        hold=False,
+        impossible=None,
+        last_generation=max(state.last_generation, fact.head_generation),
+        head_generation=max(state.head_generation, fact.head_generation),
+    )
+    if fact.how is Resumption.AGAIN:
+        return state
+    published = tuple(sorted(fact.checkpoints, key=order_of)) if fact.how is Resumption.FROM_HEAD else ()
+    return state.changed(
+        published=published,
+        # What the head lacks is no more believed when a worker reports it.
+        retired=max([state.retired, *map(order_of, state.published)]),
+        base=None,
+        opened_generation=fact.head_generation,
+        restarting=fact.how is Resumption.RESTART,
+        progress_step=max((c.step for c in published), default=0),
+    )
 
 
 def _job_ended(state: JobState, fact: JobEnded) -> JobState:
@@ -316,5 +354,7 @@ _RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
     HoldChanged: _hold_changed,
     StopOrdered: _stop_ordered,
     TrainingFinished: _training_finished,
+    PersonNeeded: _person_needed,
+    JobResumed: _job_resumed,
     JobEnded: _job_ended,
 }

@@ -99,6 +99,7 @@ class Service:
             slow_call_s=config.slow_call_s,
             fatal=self._fail,
             clock=self.clock,
+            store_patience_s=config.store_patience_s,
         )
         self.watches = {
             name: ProviderWatch(

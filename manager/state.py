@@ -12,7 +12,7 @@ from typing import Any
 
 from ..worker.measuring.assembly import done_in
 from ..worker.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, Survey
-from .facts import EndReason, JobEnded
+from .facts import EndReason, JobEnded, Resumption
 from .failures import Death, Rounds
 from .spec import JobSpec
 
@@ -28,6 +28,7 @@ class Status(StrEnum):
     PROFILING = "profiling"  # one worker traces and calibrates the model
     RUNNING = "running"
     MORPHING = "morphing"  # a change of plan is under way
+    WAITING = "waiting"  # for a person: `JobState.waiting` says for what
     STOPPING = "stopping"
     EXPORTING = "exporting"  # trained; the weights are being written
     FINISHED = "finished"
@@ -147,6 +148,17 @@ class Stall:
     seen: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a person must decide, and what the head has, where that is the question."""
+
+    since: float
+    reason: str
+    offers: tuple[Resumption, ...]
+    head_generation: int = 0
+    checkpoints: tuple[CheckpointRef, ...] = ()
+
+
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -178,6 +190,9 @@ class JobState:
     history: tuple[Generation, ...] = ()  # closed and superseded, oldest first, without their plans
     last_generation: int = 0  # highest number ever given
     head_generation: int = 0  # highest number for which the head may have been swapped
+    opened_generation: int = 0  # the number that the head has reached for certain
+    restarting: bool = False  # the next head begins without any checkpoint
+    waiting: Waiting | None = None  # a person must say how to go on
     abandoned: int = 0  # generations up to this one are closed
     published: tuple[CheckpointRef, ...] = ()  # oldest first, by (generation, step)
     retired: tuple[int, int] = (0, -1)  # newest (generation, step) that was retired
@@ -208,8 +223,10 @@ class JobState:
 
     @property
     def active(self) -> bool:
-        """Submitted, and neither stopping, trained nor ended: VMs and plans are wanted."""
-        return self.spec is not None and not self.ended and not self.finished and self.stop_ordered_at is None
+        """Submitted, and neither waiting, stopping, trained nor ended: VMs and plans are wanted."""
+        if self.spec is None or self.waiting is not None:
+            return False
+        return not self.ended and not self.finished and self.stop_ordered_at is None
 
     @cached_property
     def live_vms(self) -> tuple[Vm, ...]:
@@ -225,6 +242,8 @@ class JobState:
     def status(self) -> Status:
         if self.ended is not None:
             return Status(self.ended.status)
+        if self.waiting is not None:
+            return Status.WAITING
         if self.finished is not None:
             return Status.EXPORTING
         if self.stop_ordered_at is not None:

@@ -60,6 +60,7 @@ TIMING = Timing(
     stop_timeout_s=40.0,
     delete_after_s=5.0,
     leases=Leases(orphan_timeout_s=12.0, orphan_save_s=2.0),
+    sweep_s=9.0,
 )
 
 

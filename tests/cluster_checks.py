@@ -16,6 +16,7 @@ from makara.manager.facts import (
     VmEnded,
 )
 from makara.manager.fold import fold
+from makara.manager.state import order_of
 
 if TYPE_CHECKING:
     from cluster import Cluster
@@ -74,5 +75,9 @@ def check_end(world: Cluster) -> None:
     """When the job has ended and all is quiet."""
     if fold(world.facts) != world.state:
         raise Broken("the journal tells another state")
+    state = world.state
+    for ref in world.store.listed:
+        if order_of(ref) <= state.retired and ref not in state.published and ref != world.store.base:
+            raise Broken(f"{ref} was published and never retired")
     if world.state.live_vms or world.state.current or world.state.planned:
         raise Broken("something of the job outlives it")

@@ -16,11 +16,13 @@ from makara.manager.commands import (
     ReleaseVm,
     RequestVm,
     StoreCalibration,
+    SweepStore,
 )
 from makara.manager.events import (
     CheckpointDeleted,
     Event,
     HeadOpened,
+    HeadSeen,
     PlanComputed,
     VmRequestFailed,
     WeightsExported,
@@ -49,6 +51,9 @@ def perform(world: Cluster, command: Command) -> None:
             world.after(delay_s, _plan, world, command)
         case StoreCalibration():
             world.after(delay_s, _done, world, command)
+        case SweepStore():
+            wait_s = max(delay_s, command.not_before - world.now, world.store_down_until - world.now)
+            world.after(wait_s, _use_store, world, command)
         case OpenHead() | DeleteCheckpoint() | ExportWeights():
             world.after(max(delay_s, world.store_down_until - world.now), _use_store, world, command)
 
@@ -107,7 +112,7 @@ def _plan(world: Cluster, command: ComputePlan) -> None:
     _done(world, command, answer)
 
 
-def _use_store(world: Cluster, command: OpenHead | DeleteCheckpoint | ExportWeights) -> None:
+def _use_store(world: Cluster, command: OpenHead | DeleteCheckpoint | SweepStore | ExportWeights) -> None:
     if world.now < world.store_down_until:
         world.after(1.0, _use_store, world, command)
     elif not world.manager_up:
@@ -118,12 +123,20 @@ def _use_store(world: Cluster, command: OpenHead | DeleteCheckpoint | ExportWeig
         answer = HeadOpened(now=world.now, generation=command.generation, checkpoints=listed)
         _done(world, command, answer if opened else None)
     elif isinstance(command, DeleteCheckpoint):
-        world.store.retire(command.checkpoint)
-        if world.now < command.not_before:
-            world.after(command.not_before - world.now, _use_store, world, command)
+        world.store.retire(command.checkpoint, world.now)
+        retired_at = world.store.retired.get(command.checkpoint, world.now - command.lease_s)
+        wait_s = max(command.not_before, retired_at + command.lease_s) - world.now
+        if wait_s > 1e-6:
+            world.after(wait_s + 1e-6, _use_store, world, command)
             return
-        world.store.parts.pop((command.checkpoint.step, command.checkpoint.generation), None)
+        world.store.delete(command.checkpoint, world.now, command.lease_s)
         _done(world, command, CheckpointDeleted(now=world.now, checkpoint=command.checkpoint))
+    elif isinstance(command, SweepStore):
+        state = world.state
+        kept = {*state.published, *([state.base] if state.base is not None else [])}
+        world.store.sweep(kept, state.retired, world.now, command.lease_s)
+        listed = tuple(world.store.listed)
+        _done(world, command, HeadSeen(now=world.now, generation=world.store.generation, checkpoints=listed))
     else:
         step = command.checkpoint.step
         check_lineage(world.store.parts[step, command.checkpoint.generation], world.num_steps)

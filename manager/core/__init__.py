@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ..events import Event, ReportReceived, Together
 from ..fold import apply, fold
 from ..state import JobState
-from . import drift, ending, generations, membership, planning, profiling, retention, stalls
+from . import drift, ending, generations, membership, planning, profiling, retention, stalls, waiting
 from .set_aside import stop_set_aside
 from .turn import Decision, Timing, Turn
 from .vitals import Planning, Pulse, Vitals, observe
@@ -39,8 +39,10 @@ _RULES: tuple[Callable[[Turn], None], ...] = (
     drift.watch,
     drift.try_again,
     ending.stop,
+    waiting.release_vms,
     planning.plan,
     retention.retire,
+    retention.sweep,
     membership.release_noticed,
     membership.request_vms,
 )
@@ -61,7 +63,14 @@ def decide(state: JobState, vitals: Vitals, event: Event, timing: Timing = _DEFA
         if isinstance(part, ReportReceived):
             continue  # observed; the rules look at what is reported
         turn.event = part
-        for intake in (ending.take, membership.take, planning.take, generations.take):
+        for intake in (
+            ending.take,
+            waiting.take,
+            membership.take,
+            planning.take,
+            generations.take,
+            retention.take,
+        ):
             intake(turn)
     turn.event = event
     if turn.state.spec is not None and not (

@@ -7,7 +7,8 @@ from ..commands import ExportWeights
 from ..events import JobCommandFailed, JobSubmitted, StopRequested, WeightsExported
 from ..facts import EndReason, GenerationClosed, JobEnded, StopOrdered, Submitted, TrainingFinished
 from ..failures import num_rounds, without_progress
-from ..state import Vm, vm_of
+from ..state import Vm, order_of, vm_of
+from . import retention
 from .turn import Turn
 
 
@@ -20,14 +21,20 @@ def take(turn: Turn) -> None:
     if turn.state.spec is None or turn.state.ended is not None:
         return
     match event:
-        case StopRequested() if state.active:
+        case StopRequested() if state.finished is not None and state.waiting is not None:
+            reason = f"as requested; trained {state.finished.step} steps, whose weights are not exported"
+            end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
+        case StopRequested() if state.finished is None and state.stop_ordered_at is None:
             turn.fact(StopOrdered(at=turn.now))
             _drop_planned(turn)
         case WeightsExported() if state.finished is not None:
+            reason = f"trained {state.finished.step} steps"
+            if event.step != state.finished.step:
+                reason += f", but the weights exported are those of step {event.step}: {event.note}"
             ended = JobEnded(
                 at=turn.now,
                 status="finished",
-                reason=f"trained {event.step} steps",
+                reason=reason,
                 export_uri=event.uri,
                 export_sha256=event.sha256,
             )
@@ -59,9 +66,16 @@ def finish(turn: Turn) -> None:
     final = next((c for c in reversed(state.published) if c.step >= state.spec.training.steps), None)
     if final is not None:
         turn.fact(TrainingFinished(at=turn.now, checkpoint=final))
-        turn.command(
-            ExportWeights(key=f"{state.job}/export/{final.step}-g{final.generation}", checkpoint=final)
-        )
+        turn.command(export_of(turn))
+
+
+def export_of(turn: Turn) -> ExportWeights:
+    """The command to export the last checkpoint, or the newest before it that can be read."""
+    state, final = turn.state, turn.state.finished
+    assert final is not None, "what is trained is exported"
+    key = f"{state.job}/export/{final.step}-g{final.generation}/{state.num_facts}"
+    older = tuple(c for c in reversed(state.published) if order_of(c) < order_of(final))
+    return ExportWeights(key=key, checkpoint=final, older=older)
 
 
 def give_up(turn: Turn) -> None:
@@ -120,14 +134,15 @@ def stop(turn: Turn) -> None:
     state = turn.state
     if state.stop_ordered_at is None or state.finished is not None:
         return
-    if state.planned is None and not turn.must_save() and (state.current is None or _all_held(turn)):
+    if state.planned is None and not turn.must_save() and (state.current is None or all_held(turn)):
         end(turn, JobEnded(at=turn.now, status="stopped", reason="as requested"))
     elif turn.stop_is_late():
         reason = f"as requested, though its workers did not hold in {turn.timing.stop_timeout_s:g} s"
         end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
 
 
-def _all_held(turn: Turn) -> bool:
+def all_held(turn: Turn) -> bool:
+    """Whether every worker of the open generation has stopped after a checkpoint."""
     current = turn.state.current
     if current is None or current.formed is None:
         return False
@@ -136,8 +151,10 @@ def _all_held(turn: Turn) -> bool:
 
 
 def end(turn: Turn, ended: JobEnded) -> None:
-    """Close what is open, and have every VM released."""
+    """The job is over: its VMs are released, and what it leaves in the store is looked through once more."""
     turn.close_generations(f"the job {ended.status}")
     turn.fact(ended)
     for vm in turn.state.live_vms:
         turn.end_vm(vm.vm, EndReason.RELEASED)
+    if turn.state.opened_generation:
+        retention.order_sweep(turn, turn.now + turn.timing.delete_after_s)

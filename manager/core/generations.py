@@ -60,7 +60,16 @@ def prepare(turn: Turn) -> None:
     if endpoint is not None:
         turn.fact(GenerationPrepared(at=turn.now, number=planned.number, endpoint=endpoint))
         key = f"{turn.state.job}/head/{planned.number}"
-        turn.command(OpenHead(key=key, generation=planned.number))
+        state = turn.state
+        turn.command(
+            OpenHead(
+                key=key,
+                generation=planned.number,
+                opened=state.opened_generation,
+                checkpoints=state.published,
+                restart=state.restarting,
+            )
+        )
 
 
 def form(turn: Turn) -> None:

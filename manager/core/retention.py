@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ...worker.messages import CheckpointRef
-from ..commands import DeleteCheckpoint
+from ..commands import DeleteCheckpoint, SweepStore
+from ..events import HeadSeen, Tick
 from ..facts import CheckpointPublished, CheckpointRetired
 from ..state import order_of
 from .turn import Turn
@@ -37,6 +39,33 @@ def retire(turn: Turn) -> None:
             discard(turn, checkpoint)
 
 
+def take(turn: Turn) -> None:
+    """What a sweep saw in the head: publications that nobody reported."""
+    state, event = turn.state, turn.event
+    if not isinstance(event, HeadSeen) or state.ended is not None:
+        return
+    if event.generation <= state.head_generation:
+        record(turn, event.checkpoints)
+
+
+def sweep(turn: Turn) -> None:
+    """Now and then, have the store looked through: what it lists, and what nobody needs any more."""
+    state, vitals, timing = turn.state, turn.vitals, turn.timing
+    if not isinstance(turn.event, Tick) or not state.opened_generation or state.waiting is not None:
+        return
+    due_at = vitals.started_at + timing.delete_after_s
+    if vitals.swept_at is not None:
+        due_at = vitals.swept_at + timing.sweep_s
+    if turn.now >= due_at:
+        turn.vitals = replace(vitals, swept_at=turn.now)
+        order_sweep(turn, turn.now)
+
+
+def order_sweep(turn: Turn, not_before: float) -> None:
+    key = f"{turn.state.job}/sweep/{round(not_before * 1000)}"
+    turn.command(SweepStore(key=key, not_before=not_before, lease_s=turn.timing.delete_after_s))
+
+
 def discard(turn: Turn, checkpoint: CheckpointRef) -> None:
     turn.fact(CheckpointRetired(at=turn.now, checkpoint=checkpoint))
     turn.command(
@@ -44,5 +73,6 @@ def discard(turn: Turn, checkpoint: CheckpointRef) -> None:
             key=f"{turn.state.job}/delete/{checkpoint.step}-g{checkpoint.generation}",
             checkpoint=checkpoint,
             not_before=turn.now + turn.timing.delete_after_s,
+            lease_s=turn.timing.delete_after_s,
         )
     )

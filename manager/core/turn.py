@@ -54,6 +54,8 @@ class Timing:
     left_out_s: float = 30.0
     stop_timeout_s: float = 300.0  # without progress of any member
     delete_after_s: float = 60.0  # a checkpoint's parts outlive their place in the head
+    sweep_s: float = 1800.0  # the store is looked through for what nobody needs any more
+    keep_waiting_s: float = 600.0  # a job that waits for a person keeps its VMs for so long
     max_internal_errors: int = 5
     max_deaths_on_vm: int = 3  # by signal or lease, of trainers that committed nothing: the VM is replaced
     max_deaths: int = 9  # on all VMs, without a new step in between: the job fails

@@ -58,6 +58,7 @@ class Vitals:
     cause: tuple[str, float] | None = None  # why the next plan is needed, and when that was seen
     reconsidered_at: float = 0.0  # when the planner was last asked about changed paces
     paces: Mapping[Seat, Pace] = field(default_factory=lambda: _EMPTY)  # of the open generation's workers
+    swept_at: float | None = None  # when the store was last looked through
     broken_since: float | None = None
     forming: tuple[int, float] | None = None  # the opened generation, and since when it has been free to form
     left_out: Mapping[Seat, float] = field(default_factory=lambda: _EMPTY)  # until when

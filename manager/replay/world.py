@@ -17,6 +17,7 @@ from ..commands import (
     ReleaseVm,
     RequestVm,
     StoreCalibration,
+    SweepStore,
 )
 from ..core import Vitals, decide
 from ..events import Event, HeadOpened, JobSubmitted, Tick, Together, VmTerminated, WeightsExported
@@ -169,6 +170,8 @@ class World:
                 self.listed.remove(command.checkpoint)
             case ExportWeights():
                 self.after(0.0, self._exported, command.checkpoint.step)
+            case SweepStore():
+                pass  # nothing is left in the store that a replay plays
             case StoreCalibration():
                 raise AssertionError("a replay begins with a calibration, and measures nothing")
 

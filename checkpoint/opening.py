@@ -1,0 +1,98 @@
+"""Opening the head for a generation, which closes all older ones: as it is known to be, or anew."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from .errors import Conflict, Corrupt, Fenced, HeadAhead, HeadLacks, HeadMissing, StoreUnavailable
+from .head import Head, Retired, swap_head
+from .layout import CheckpointId, head_key
+from .store import Store
+
+
+def open_generation(
+    store: Store,
+    job: str,
+    generation: int,
+    *,
+    opened: int | None = None,
+    known: Collection[CheckpointId] = (),
+) -> Head:
+    """Close all older generations to publishing and open this one, based on the newest checkpoint.
+
+    Opening it again changes nothing. `opened` and `known`: what the caller knows of the head, the generation
+    that it has reached (0: nobody has opened it) and checkpoints that it lists; None asks for nothing. Raises
+    `HeadMissing` or `HeadLacks` if that is not so, `HeadAhead` if somebody else has opened this generation or
+    a job that the caller begins, and `Fenced` if a newer generation is open. Then nothing is changed.
+    """
+
+    def change(head: Head | None) -> Head | None:
+        if head is None:
+            if opened or known:
+                raise HeadMissing(f"{head_key(job)} is not in {store.uri}; {_expected(opened or 0, known)}")
+            return Head(job, 0, generation, None, ())
+        if head.generation > generation:
+            raise Fenced(generation, head.generation)
+        if opened is not None:
+            _check_known(store, head, generation, opened, known)
+        if head.generation == generation:
+            return None
+        base = head.manifests[0] if head.manifests else None
+        return replace(head, generation=generation, base=base)
+
+    try:
+        return swap_head(store, job, change)
+    except Corrupt as error:
+        raise HeadMissing(f"{error}; {_expected(opened or 0, known)}") from error
+
+
+def _check_known(
+    store: Store, head: Head, generation: int, opened: int, known: Collection[CheckpointId]
+) -> None:
+    where = f"{head_key(head.job)} in {store.uri}"
+    if head.generation < opened:
+        raise HeadLacks(f"{where} is open at generation {head.generation}; {_expected(opened, known)}")
+    # The generation's members step only after its opening is answered: what it published is somebody else's.
+    if any(checkpoint.generation >= generation or not opened for checkpoint in head.manifests):
+        raise HeadAhead(
+            f"{where} lists checkpoints that this manager knows nothing of, the newest {head.manifests[0]}"
+        )
+    lacking = sorted(set(known) - set(head.manifests), key=lambda checkpoint: checkpoint.age_rank)
+    if lacking and head.generation < generation:
+        names = ", ".join(map(str, lacking))
+        raise HeadLacks(f"{where} does not list checkpoint {names}, which was published")
+
+
+def _expected(opened: int, known: Collection[CheckpointId]) -> str:
+    newest = max(known, key=lambda checkpoint: checkpoint.age_rank, default=None)
+    listed = "" if newest is None else f" and listed checkpoint {newest}"
+    return f"it was opened for generation {opened}{listed}"
+
+
+def restart_generation(store: Store, job: str, generation: int, *, now: float) -> Head:
+    """Open this generation without any checkpoint: all that were listed leave the head at Unix second `now`.
+
+    Also in place of a head that is missing or cannot be read. Safe to repeat. Raises `Fenced` if a newer
+    generation is open.
+    """
+    key = head_key(job)
+    tagged = store.read_tagged(key)
+    try:
+        head = None if tagged is None else Head.from_bytes(tagged[0], key)
+    except Corrupt:
+        head = None
+    if head is not None and head.generation >= generation:
+        if head.generation > generation:
+            raise Fenced(generation, head.generation)
+        return head
+    version, retired = 0, ()
+    if head is not None:
+        version = head.version + 1
+        retired = (*head.retired, *(Retired(checkpoint, now) for checkpoint in head.manifests))
+    began = Head(job, version, generation, None, (), retired)
+    try:
+        store.swap(key, began.to_bytes(), None if tagged is None else tagged[1])
+    except Conflict as error:
+        raise StoreUnavailable(f"{key} in {store.uri}: changed meanwhile: {error}") from error
+    return began

@@ -1,0 +1,95 @@
+"""A job that waits for a person: why it does, what happens to its VMs meanwhile, and how it goes on.
+
+It waits where going on by itself could lose or overwrite what somebody paid for. VMs are kept for a while, in
+case that the answer comes soon; then their workers save what they can and they are released.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..events import CommandStuck, HeadDiffers, ResumeRequested
+from ..facts import EndReason, GenerationClosed, HoldChanged, JobEnded, JobResumed, PersonNeeded, Resumption
+from . import ending
+from .turn import Turn
+
+
+def take(turn: Turn) -> None:
+    """What calls for a person, and the person's answer."""
+    state, event = turn.state, turn.event
+    if state.spec is None or state.ended is not None:
+        return
+    match event:
+        case HeadDiffers() if state.planned is not None and state.planned.number == event.generation:
+            _head_differs(turn, event)
+        case CommandStuck():
+            _wait(turn, f"{event.command}: {event.error}", (Resumption.AGAIN,))
+        case ResumeRequested() if state.waiting is not None and event.how in state.waiting.offers:
+            _resume(turn, event.how)
+        case _:
+            pass
+
+
+def release_vms(turn: Turn) -> None:
+    """Keep the VMs of a job that waits for a while; then have its workers save, and let the VMs go."""
+    state, timing = turn.state, turn.timing
+    if state.waiting is None or not state.live_vms or turn.vitals.isolated_since is not None:
+        return
+    late_s = turn.now - state.waiting.since - timing.keep_waiting_s
+    if late_s <= 0:
+        return
+    saved = state.current is None or ending.all_held(turn)
+    if not saved and late_s <= timing.stop_timeout_s:
+        if not state.hold:
+            turn.fact(HoldChanged(at=turn.now, hold=True, reason="nobody has answered the job's question"))
+        return
+    turn.close_generations("the job waits for a person")
+    for vm in state.live_vms:
+        turn.end_vm(vm.vm, EndReason.RELEASED, "the job waits for a person")
+
+
+def _head_differs(turn: Turn, event: HeadDiffers) -> None:
+    offers = (Resumption.AGAIN, Resumption.RESTART)
+    if event.difference != "missing":
+        offers = (Resumption.AGAIN, Resumption.FROM_HEAD, Resumption.RESTART)
+    _wait(turn, event.reason, offers, event)
+
+
+def _wait(turn: Turn, reason: str, offers: tuple[Resumption, ...], found: HeadDiffers | None = None) -> None:
+    planned = turn.state.planned
+    if planned is not None:
+        turn.fact(GenerationClosed(at=turn.now, number=planned.number, reason=reason))
+    if turn.state.stop_ordered_at is not None:
+        reason = f"as requested, but what its workers held is not saved: {reason}"
+        ending.end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
+        return
+    turn.fact(
+        PersonNeeded(
+            at=turn.now,
+            reason=reason,
+            offers=offers,
+            head_generation=found.head_generation if found is not None else 0,
+            checkpoints=found.checkpoints if found is not None else (),
+        )
+    )
+
+
+def _resume(turn: Turn, how: Resumption) -> None:
+    waiting = turn.state.waiting
+    assert waiting is not None, "only a job that waits is resumed"
+    turn.fact(
+        JobResumed(
+            at=turn.now,
+            how=how,
+            head_generation=waiting.head_generation,
+            checkpoints=waiting.checkpoints if how is Resumption.FROM_HEAD else (),
+        )
+    )
+    # The answer may be another than the one the planner gave about the same workers.
+    turn.vitals = replace(turn.vitals, planned_for=frozenset(), cause=("a person had it go on", turn.now))
+    if turn.state.finished is not None:
+        turn.command(ending.export_of(turn))
+    if how is Resumption.RESTART:
+        turn.close_generations("the job begins anew")
+        for vm in turn.state.live_vms:
+            turn.end_vm(vm.vm, EndReason.RELEASED, "it holds a state that the job does not go on from")

@@ -1,0 +1,274 @@
+"""Commands that concern a job's store: its head, its checkpoints, its weights, its leftovers.
+
+What a job hangs on (opening its head, exporting its weights) is tried again while the store is away, and for
+a while when it refuses; then the job waits for a person. Everything else is housekeeping: it is tried again
+whatever the store says, and no job hangs on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+from ..checkpoint import (
+    CheckpointError,
+    CheckpointId,
+    Corrupt,
+    Export,
+    Fenced,
+    Head,
+    HeadAhead,
+    HeadLacks,
+    HeadMissing,
+    Incomplete,
+    NotFound,
+    Store,
+    StoreRefused,
+    StoreUnavailable,
+    Swept,
+    candidates,
+    delete_parts,
+    export,
+    open_generation,
+    read_head,
+    restart_generation,
+    retire,
+    save_calibration,
+    sweep,
+)
+from ..simulator import Measurements
+from ..worker.messages import CheckpointRef
+from .commands import (
+    Command,
+    DeleteCheckpoint,
+    ExportWeights,
+    OpenHead,
+    StoreCalibration,
+    SweepStore,
+)
+from .events import (
+    CheckpointDeleted,
+    CommandStuck,
+    Event,
+    HeadDiffers,
+    HeadOpened,
+    HeadSeen,
+    WeightsExported,
+)
+from .state import JobState
+
+log = logging.getLogger("makara.manager")
+T = TypeVar("T")
+
+HOUSEKEEPING = (DeleteCheckpoint, StoreCalibration, SweepStore)
+_HOUSEKEEPING_DELAY_S = 300.0
+_SWEEP_PATIENCE_S = 3600.0  # the next one finds the same
+
+StoreCommand = OpenHead | DeleteCheckpoint | SweepStore | ExportWeights | StoreCalibration
+
+
+class Persist(Protocol):
+    """Run `call` in a thread, again while it raises `temporary` and is `wanted` (None: the job goes on)."""
+
+    def __call__(
+        self,
+        job: str,
+        command: Command,
+        call: Callable[[], T],
+        *temporary: type[Exception],
+        wanted: Callable[[], bool] | None = None,
+        longest_delay_s: float = ...,
+    ) -> Awaitable[T]: ...
+
+
+class _Refused(Exception):
+    """The store refuses, and it is not for long enough yet to give up."""
+
+
+class StoreCommands:
+    """Carries them out; each is idempotent. `clock` gives Unix seconds."""
+
+    def __init__(
+        self,
+        *,
+        scratch: Path,
+        open_store: Callable[[str], Store],
+        state_of: Callable[[str], JobState],
+        persist: Persist,
+        clock: Callable[[], float],
+        patience_s: float,
+    ) -> None:
+        self._scratch = scratch
+        self._open_store = open_store
+        self._state_of = state_of
+        self._persist = persist
+        self._clock = clock
+        self._patience_s = patience_s
+
+    async def carry_out(self, job: str, command: StoreCommand) -> Event | None:
+        """What comes of `command`; None if nothing needs to be said."""
+        match command:
+            case OpenHead():
+                return await self._open_head(job, command)
+            case DeleteCheckpoint():
+                return await self._delete(job, command)
+            case SweepStore():
+                return await self._sweep(job, command)
+            case ExportWeights():
+                return await self._export(job, command)
+            case StoreCalibration():
+                return await self._store_calibration(job, command)
+
+    async def _open_head(self, job: str, command: OpenHead) -> Event | None:
+        def opened(store: Store) -> Head:
+            if command.restart:
+                return restart_generation(store, job, command.generation, now=self._clock())
+            known = {_id(ref) for ref in command.checkpoints}
+            return open_generation(store, job, command.generation, opened=command.opened, known=known)
+
+        try:
+            head = await self._insist(job, command, opened)
+        except StoreRefused as error:
+            return self._stuck(command, error)
+        except HeadMissing as error:
+            return self._differs(command, "missing", str(error), None)
+        except (HeadAhead, HeadLacks, Fenced) as error:
+            found = await self._insist(job, command, lambda store: read_head(store, job))
+            difference = "lacks" if isinstance(error, HeadLacks) else "ahead"
+            return self._differs(command, difference, str(error), found)
+        return HeadOpened(now=self._clock(), generation=command.generation, checkpoints=_refs(head))
+
+    def _differs(
+        self,
+        command: OpenHead,
+        difference: Literal["missing", "lacks", "ahead"],
+        reason: str,
+        head: Head | None,
+    ) -> Event:
+        return HeadDiffers(
+            now=self._clock(),
+            generation=command.generation,
+            difference=difference,
+            reason=reason,
+            head_generation=head.generation if head is not None else 0,
+            checkpoints=_refs(head) if head is not None else (),
+        )
+
+    def _stuck(self, command: Command, error: Exception) -> Event:
+        return CommandStuck(now=self._clock(), command=command.command, error=str(error))
+
+    async def _delete(self, job: str, command: DeleteCheckpoint) -> Event:
+        checkpoint = _id(command.checkpoint)
+        # A base is kept only until the next generation opens: then the retirement goes through.
+        head = await self._keep_house(
+            job, command, lambda store: retire(store, job, checkpoint, now=self._clock())
+        )
+        # It may have left the head later than was decided, if this manager or the store was away.
+        left = [retired.at for retired in head.retired if retired.checkpoint == checkpoint]
+        not_before = max([command.not_before, *(at + command.lease_s for at in left)])
+        await asyncio.sleep(max(0.0, not_before - self._clock()))
+        await self._keep_house(job, command, lambda store: delete_parts(store, job, checkpoint))
+        return CheckpointDeleted(now=self._clock(), checkpoint=command.checkpoint)
+
+    async def _sweep(self, job: str, command: SweepStore) -> Event | None:
+        await asyncio.sleep(max(0.0, command.not_before - self._clock()))
+        state = self._state_of(job)
+        kept = {_id(ref) for ref in (*state.published, *([state.base] if state.base is not None else []))}
+        newest_retired = state.retired
+
+        def swept(store: Store) -> Swept | None:
+            return sweep(
+                store,
+                job,
+                now=self._clock(),
+                lease_s=command.lease_s,
+                opened=state.head_generation,
+                unwanted=lambda found: found not in kept and found.age_rank <= newest_retired,
+                exporting=state.finished is not None and state.ended is None,
+            )
+
+        give_up_at = self._clock() + _SWEEP_PATIENCE_S
+        found = await self._keep_house(job, command, swept, wanted=lambda: self._clock() < give_up_at)
+        if found is None:
+            log.warning("job %s: its head is missing or somebody else's: nothing was swept", job)
+            return None
+        return HeadSeen(now=self._clock(), generation=found.head.generation, checkpoints=_refs(found.head))
+
+    async def _export(self, job: str, command: ExportWeights) -> Event:
+        def write(store: Store, checkpoint: CheckpointId) -> Export:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            return export(store, job, checkpoint, scratch=self._scratch)
+
+        faults: list[str] = []
+        for ref in (command.checkpoint, *command.older):
+            try:
+                done = await self._insist(job, command, partial(write, checkpoint=_id(ref)))
+            except StoreRefused as error:
+                return self._stuck(command, error)
+            except (Corrupt, NotFound, Incomplete) as error:
+                log.warning("job %s: checkpoint %s cannot be exported: %s", job, _id(ref), error)
+                faults.append(f"checkpoint {_id(ref)} cannot be read: {error}")
+                continue
+            note = "; ".join(faults)
+            return WeightsExported(
+                now=self._clock(), uri=done.uri, sha256=done.sha256, step=done.step, note=note
+            )
+        return self._stuck(command, CheckpointError("; ".join(faults)))
+
+    async def _store_calibration(self, job: str, command: StoreCalibration) -> None:
+        """A store that refuses it costs the next job a minute, and this one nothing."""
+        state = self._state_of(job)
+        assert state.measurements is not None, "it follows measurements"
+        measured = Measurements.from_json(state.measurements)
+        if measured.basis is None:
+            return
+        fingerprint, text = measured.basis.fingerprint, measured.to_text()
+        await self._keep_house(job, command, lambda store: save_calibration(store, fingerprint, text))
+
+    # ---- trying again --------------------------------------------------------------------------------------
+
+    async def _insist(self, job: str, command: Command, call: Callable[[Store], T]) -> T:
+        """`call` with the job's store, again while that is away, and while it refuses until patience ends.
+
+        The store is opened anew each time: credentials that were replaced meanwhile are found.
+        """
+        give_up_at = self._clock() + self._patience_s
+
+        def attempt() -> T:
+            try:
+                return call(self._open_store(job))
+            except StoreRefused as error:
+                if self._clock() >= give_up_at:
+                    raise
+                raise _Refused(str(error)) from error
+
+        return await self._persist(job, command, attempt, StoreUnavailable, _Refused)
+
+    async def _keep_house(
+        self,
+        job: str,
+        command: Command,
+        call: Callable[[Store], T],
+        wanted: Callable[[], bool] | None = None,
+    ) -> T:
+        """`call` with the job's store, again whatever the store says: a job does not hang on it."""
+        return await self._persist(
+            job,
+            command,
+            lambda: call(self._open_store(job)),
+            CheckpointError,
+            wanted=wanted,
+            longest_delay_s=_HOUSEKEEPING_DELAY_S,
+        )
+
+
+def _refs(head: Head) -> tuple[CheckpointRef, ...]:
+    return tuple(CheckpointRef(step=c.step, generation=c.generation) for c in candidates(head))
+
+
+def _id(ref: CheckpointRef) -> CheckpointId:
+    return CheckpointId(step=ref.step, generation=ref.generation)
