@@ -44,6 +44,8 @@ def open_generation(
     try:
         return swap_head(store, job, change)
     except Corrupt as error:
+        if opened is None:
+            raise
         raise HeadMissing(f"{error}; {_expected(opened or 0, known)}") from error
 
 

@@ -14,6 +14,7 @@ from sse_starlette import EventSourceResponse
 
 from ..worker.messages import CheckpointRef
 from .auth import Admin, User, service_of
+from .facts import Resumption
 from .live import Subscription
 from .providers import FaultKind, ProviderError
 from .providers.local import LocalProvider
@@ -82,6 +83,12 @@ class Fault(BaseModel):
     deadline_s: float = Field(default=5.0, ge=0.0, le=3600.0)
 
 
+class Answer(BaseModel):
+    """`again`: what was wrong is put right; `from_head`: from what the head lists; `restart`: from step 0."""
+
+    how: Resumption = Resumption.AGAIN
+
+
 class NewToken(BaseModel):
     name: str = Field(min_length=1, max_length=100)
     scope: Literal["user"] = "user"
@@ -135,6 +142,18 @@ async def stop(job: str, request: Request, _: User) -> JobView:
     service = service_of(request)
     _find(service, job)
     await service.stop(job)
+    return _view(service, _find(service, job))
+
+
+@router.post("/jobs/{job}/resume", status_code=202)
+async def resume(job: str, body: Answer, request: Request, _: User) -> JobView:
+    """Say how a job that waits for a person is to go on: one of its `waiting.offers`. 409: it is none."""
+    service = service_of(request)
+    waiting = _find(service, job).state.waiting
+    if not await service.resume(job, body.how):
+        offers = "" if waiting is None else f"; it offers {', '.join(waiting.offers)}"
+        why = "it does not wait for a person" if waiting is None else f"it cannot go on by {body.how.value}"
+        raise HTTPException(409, f"how: job {job}: {why}{offers}")
     return _view(service, _find(service, job))
 
 

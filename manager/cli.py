@@ -128,12 +128,17 @@ def _parser() -> argparse.ArgumentParser:
         ),
         ("events", _lazily("cli_show", "events"), "what was decided about a job, and why"),
         ("logs", _lazily("cli_show", "logs"), "the ends of the logs of a job's VMs"),
+        ("resume", _lazily("cli_show", "resume"), "have a job go on that waits for a person"),
         ("stop", _lazily("cli_show", "stop"), "have a job publish a checkpoint and end"),
     ):
         command = add(name, run, about, client)
         command.add_argument("job")
         if name == "events":
             command.add_argument("--since", type=int, default=0, help="sequence number to begin after")
+        if name == "resume":
+            how = command.add_mutually_exclusive_group()
+            how.add_argument("--from-head", action="store_true", help="from what the head in the store lists")
+            how.add_argument("--restart", action="store_true", help="from step 0, without any checkpoint")
         if name == "logs":
             command.add_argument("--vm", help="of this VM only")
     about = "replay a job over an availability trace, in virtual time"

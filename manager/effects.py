@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ..checkpoint import CheckpointError
+from ..checkpoint import CheckpointError, Store
 from ..worker.messages import BootConfig
 from .commands import Command, ComputePlan, ReleaseVm, RequestVm
 from .events import Event, JobCommandFailed, VmRequestFailed, VmTerminated

@@ -300,8 +300,8 @@ def _training_finished(state: JobState, fact: TrainingFinished) -> JobState:
 
 
 def _person_needed(state: JobState, fact: PersonNeeded) -> JobState:
-    waiting = Waiting(fact.at, fact.reason, fact.offers, fact.head_generation, fact.checkpoints)
-    return state.changed(waiting=waiting)
+    found = fact.head_generation, fact.checkpoints
+    return state.changed(waiting=Waiting(fact.at, fact.reason, fact.offers, fact.vms_until, *found))
 
 
 def _job_resumed(state: JobState, fact: JobResumed) -> JobState:

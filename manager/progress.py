@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +17,7 @@ class ProgressDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._waiting_since: float | None = None  # the question that was printed
         self._shown: set[int] = set()  # generations whose morph was printed
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -48,6 +50,11 @@ class ProgressDisplay:
             rate="" if view["samples_per_s"] is None else f"{view['samples_per_s']:.0f} samples/s",
             shape=f"{view['shape']} (PxD)" if view["shape"] else "",
         )
+        since = view["waiting"]["since"] if view["waiting"] else None
+        if since is not None and since != self._waiting_since:
+            for line in (view["reason"], *answers(view)):
+                self._console.print(line, markup=False)
+        self._waiting_since = since
         for morph in view["morphs"]:
             if "first_step" in morph["phases_s"] and morph["generation"] not in self._shown:
                 self._shown.add(morph["generation"])
@@ -55,6 +62,21 @@ class ProgressDisplay:
 
     def show_step(self, step: dict[str, Any]) -> None:
         self._progress.update(self._task, completed=step["step"], loss=_loss(step))
+
+
+def answers(job: dict[str, Any]) -> list[str]:
+    """How a person may answer a job that waits for one, a line each."""
+    about = {
+        "again": "try again, once the cause is put right",
+        "from_head": "go on from what the head in the store lists",
+        "restart": "begin at step 0; the checkpoints that are listed are deleted",
+    }
+    options = {"again": "", "from_head": " --from-head", "restart": " --restart"}
+    lines = [f"makara resume {job['job']}{options[o]:<12}  {about[o]}" for o in job["waiting"]["offers"]]
+    if job["num_live_vms"]:
+        until = datetime.fromtimestamp(job["waiting"]["vms_until"])
+        lines.append(f"its VMs are kept until {until:%m-%d %H:%M:%S}, then saved from and released")
+    return lines
 
 
 def describe_morph(morph: dict[str, Any]) -> str:

@@ -47,6 +47,7 @@ def _lines(service: Service) -> Iterable[str]:
             "makara_morphs_total": sum(morph.total_s is not None for morph in view.morphs),
             "makara_lost_steps_total": sum(morph.lost_steps for morph in view.morphs),
             "makara_checkpoints": len(view.checkpoints),
+            "makara_waiting": float(view.waiting is not None),
         }
         for name, value in values.items():
             if value is not None:
@@ -77,4 +78,5 @@ _FAMILIES = {
     "makara_morphs_total": ("counter", "Generations formed"),
     "makara_lost_steps_total": ("counter", "Steps that were done again after a morph"),
     "makara_checkpoints": ("gauge", "Published checkpoints kept"),
+    "makara_waiting": ("gauge", "1 while the job waits for a person"),
 }

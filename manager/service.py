@@ -27,9 +27,10 @@ from .events import (
     JobSubmitted,
     ManagerStarted,
     ReportReceived,
+    ResumeRequested,
     StopRequested,
 )
-from .facts import Fact
+from .facts import Fact, Resumption
 from .files import JobFiles
 from .job_loop import JobLoops, Outlets
 from .journal import Journal
@@ -207,6 +208,14 @@ class Service:
             await self.handle(job, StopRequested(now=self.clock()))
         except Quarantined:  # just now: it is stopped as a job that is set aside
             await self.handle(job, StopRequested(now=self.clock()))
+
+    async def resume(self, job: str, how: Resumption) -> bool:
+        """Answer a job that waits for a person; False, and nothing happens, if it does not offer that."""
+        waiting = self.jobs[job].state.waiting
+        if waiting is None or how not in waiting.offers:
+            return False
+        await self.handle(job, ResumeRequested(now=self.clock(), how=how))
+        return True
 
     # ---- what agents say -----------------------------------------------------------------------------------
 

@@ -155,6 +155,7 @@ class Waiting:
     since: float
     reason: str
     offers: tuple[Resumption, ...]
+    vms_until: float  # its VMs are kept till then
     head_generation: int = 0
     checkpoints: tuple[CheckpointRef, ...] = ()
 

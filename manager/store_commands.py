@@ -101,6 +101,7 @@ class StoreCommands:
         persist: Persist,
         clock: Callable[[], float],
         patience_s: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._scratch = scratch
         self._open_store = open_store
@@ -108,6 +109,7 @@ class StoreCommands:
         self._persist = persist
         self._clock = clock
         self._patience_s = patience_s
+        self._sleep = sleep
 
     async def carry_out(self, job: str, command: StoreCommand) -> Event | None:
         """What comes of `command`; None if nothing needs to be said."""
@@ -164,18 +166,15 @@ class StoreCommands:
     async def _delete(self, job: str, command: DeleteCheckpoint) -> Event:
         checkpoint = _id(command.checkpoint)
         # A base is kept only until the next generation opens: then the retirement goes through.
-        head = await self._keep_house(
-            job, command, lambda store: retire(store, job, checkpoint, now=self._clock())
-        )
-        # It may have left the head later than was decided, if this manager or the store was away.
-        left = [retired.at for retired in head.retired if retired.checkpoint == checkpoint]
-        not_before = max([command.not_before, *(at + command.lease_s for at in left)])
-        await asyncio.sleep(max(0.0, not_before - self._clock()))
+        await self._keep_house(job, command, lambda store: retire(store, job, checkpoint, now=self._clock()))
+        # From now, not from when it was decided: this manager or the store may have been away since then, and
+        # another manager's clock may have been another.
+        await self._sleep(command.lease_s)
         await self._keep_house(job, command, lambda store: delete_parts(store, job, checkpoint))
         return CheckpointDeleted(now=self._clock(), checkpoint=command.checkpoint)
 
     async def _sweep(self, job: str, command: SweepStore) -> Event | None:
-        await asyncio.sleep(max(0.0, command.not_before - self._clock()))
+        await self._sleep(max(0.0, command.not_before - self._clock()))
         state = self._state_of(job)
         kept = {_id(ref) for ref in (*state.published, *([state.base] if state.base is not None else []))}
         newest_retired = state.retired

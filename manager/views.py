@@ -73,6 +73,15 @@ class VmView(BaseModel):
     workers: list[str]
 
 
+class WaitingView(BaseModel):
+    """What a person must decide: answer with `POST /api/v1/jobs/{job}/resume` and one of `offers`."""
+
+    since: float
+    reason: str
+    offers: list[str]
+    vms_until: float  # Unix seconds: from then on its VMs are saved from and released
+
+
 class JobView(BaseModel):
     """A job as `GET /api/v1/jobs/{job}` shows it."""
 
@@ -80,6 +89,7 @@ class JobView(BaseModel):
     name: str
     status: str
     reason: str | None
+    waiting: WaitingView | None
     traceback: str | None
     trouble: list[str]
     isolated: str | None  # the manager seems to be cut off from most VMs, and waits to hear of them
@@ -137,6 +147,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         name=state.spec.name if state.spec else job.job,
         status=STATUS if aside else state.status.value,
         reason=aside.reason if aside else _reason(state),
+        waiting=_waiting(state),
         traceback=aside.traceback if aside else _traceback(state),
         trouble=sorted({*trouble.values(), *_not_understood(job)}),
         isolated=_isolated(job),
@@ -291,9 +302,19 @@ def _traceback(state: JobState) -> str | None:
     return state.ended.traceback if state.ended else state.last_traceback
 
 
+def _waiting(state: JobState) -> WaitingView | None:
+    waiting = state.waiting
+    if waiting is None or state.ended is not None:
+        return None
+    offers = [offer.value for offer in waiting.offers]
+    return WaitingView(since=waiting.since, reason=waiting.reason, offers=offers, vms_until=waiting.vms_until)
+
+
 def _reason(state: JobState) -> str | None:
     if state.ended is not None:
         return state.ended.reason or None
+    if state.waiting is not None:
+        return f"waits for a person: {state.waiting.reason}"
     return state.impossible or state.last_error or None
 
 

@@ -19,6 +19,7 @@ from makara.checkpoint import (
     NotFound,
     Store,
     StoreUnavailable,
+    Superseded,
     candidates,
     delete_parts,
     load_manifest,
@@ -203,20 +204,28 @@ def test_of_a_zombie_and_an_opening_that_race_the_head_is_always_consistent(
         assert head.base == (head.manifests[0] if head.manifests else None)
 
 
-def test_two_generations_published_by_threads_at_once_are_all_listed(store_address: StoreAddress) -> None:
+def test_what_threads_publish_at_once_is_listed_or_refused_as_overtaken(store_address: StoreAddress) -> None:
     store = store_address.open()
     open_generation(store, JOB, 1)
     manifests = [written(store, step, 1) for step in (10, 20, 30)]
-    threads = [
-        threading.Thread(target=lambda m=m: publish(store_address.open(), JOB, 1, m)) for m in manifests
-    ]
+    overtaken: list[CheckpointId] = []
+
+    def try_to_publish(manifest: Manifest) -> None:
+        try:
+            publish(store_address.open(), JOB, 1, manifest)
+        except Superseded:
+            overtaken.append(manifest.checkpoint)
+
+    threads = [threading.Thread(target=try_to_publish, args=[manifest]) for manifest in manifests]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     head = read_head(store, JOB)
     assert head is not None
-    assert head.manifests == ids((30, 1), (20, 1), (10, 1))
+    assert head.manifests[0] == CheckpointId(30, 1)
+    assert {*head.manifests, *overtaken} == set(ids((30, 1), (20, 1), (10, 1)))
+    assert not {*head.manifests} & {*overtaken}
 
 
 def test_a_later_generation_is_newer_even_if_it_had_to_go_back(store: Store) -> None:

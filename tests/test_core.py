@@ -11,9 +11,11 @@ from makara.manager.commands import (
     OpenHead,
     ReleaseVm,
     RequestVm,
+    SweepStore,
 )
 from makara.manager.events import (
     ConnectionClosed,
+    HeadSeen,
     JobCommandFailed,
     ManagerStarted,
     PlanComputed,
@@ -370,6 +372,39 @@ def test_the_newest_checkpoints_and_the_base_are_kept() -> None:
     assert script.last(DeleteCheckpoint).not_before == script.now + script.timing.delete_after_s
     script.report(script.change(first, published=ref(10)))
     assert script.count(CheckpointPublished) == 5
+
+
+def test_publications_that_nobody_reported_are_retired_once_the_head_is_seen() -> None:
+    script = Script()
+    workers = script.run(2)
+    for _ in range(61):
+        script.wait(1.0)
+        script.report()
+    swept = script.last(SweepStore)
+    script.report(script.change(workers[0], published=ref(20)))
+    listed = [ref(step) for step in (50, 40, 30, 20)]
+    script.event(HeadSeen(now=script.now, generation=1, checkpoints=tuple(listed)))
+    retired = [fact.checkpoint for fact in script.facts if isinstance(fact, CheckpointRetired)]
+    assert retired == [ref(20), ref(30)]
+    assert script.state.published == (ref(40), ref(50))
+    for _ in range(1800):
+        script.wait(1.0)
+        script.report()
+    again = script.last(SweepStore)
+    assert again.key != swept.key
+    assert script.count(SweepStore) == 2
+
+
+def test_the_store_is_looked_through_once_more_after_the_end() -> None:
+    script = Script()
+    script.run(2)
+    assert script.count(SweepStore) == 0
+    script.event(JobCommandFailed(now=script.now, command="compute_plan", error="a fault of ours"))
+    assert script.last(SweepStore).not_before == script.now + script.timing.delete_after_s
+    script = Script()
+    script.start(2)
+    script.event(JobCommandFailed(now=script.now, command="compute_plan", error="a fault of ours"))
+    assert script.count(SweepStore) == 0, "the head was never opened"
 
 
 def test_stop_waits_for_the_checkpoint_then_releases_everything() -> None:

@@ -35,7 +35,7 @@ def release_vms(turn: Turn) -> None:
     state, timing = turn.state, turn.timing
     if state.waiting is None or not state.live_vms or turn.vitals.isolated_since is not None:
         return
-    late_s = turn.now - state.waiting.since - timing.keep_waiting_s
+    late_s = turn.elapsed_s(state.waiting.since) - timing.keep_waiting_s
     if late_s <= 0:
         return
     saved = state.current is None or ending.all_held(turn)
@@ -68,6 +68,7 @@ def _wait(turn: Turn, reason: str, offers: tuple[Resumption, ...], found: HeadDi
             at=turn.now,
             reason=reason,
             offers=offers,
+            vms_until=turn.now + turn.timing.keep_waiting_s,
             head_generation=found.head_generation if found is not None else 0,
             checkpoints=found.checkpoints if found is not None else (),
         )

@@ -9,7 +9,8 @@ let visit = 0; // counts changes of route: an answer to an older one is dropped
 
 async function call(method, path, body) {
   const headers = method === "GET" ? {} : { "X-CSRF-Token": csrf || "" };
-  const response = await fetch(path, { method, headers, body });
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const response = await fetch(path, { method, headers, body: body && JSON.stringify(body) });
   if (response.status === 401) {
     show("sign-in");
     throw new Error("signed out");

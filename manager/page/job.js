@@ -87,6 +87,7 @@ function drawJob() {
   at("job-status").className = `badge ${job.status}`;
   at("stop").hidden = [...ENDED, "stopping", "exporting"].includes(job.status);
   at("job-reason").textContent = job.reason || "";
+  drawOffers();
   at("job-reason").className = job.status === "finished" || job.status === "stopped" ? "quiet" : "bad";
   const trying = job.trouble.length ? `Trying again to ${job.trouble.map(task).join("; to ")}` : "";
   at("job-trouble").textContent = [job.isolated, trying].filter(Boolean).join(". ");
@@ -102,6 +103,28 @@ function drawJob() {
   at("morphs").replaceChildren(morphTable(job.morphs, job.job));
   drawVms();
   drawCheckpoints();
+}
+
+// What a person may have a waiting job do.
+const OFFERS = {
+  again: ["Try again", "Has what was wrong been put right?"],
+  from_head: ["Go on from the head", "Go on from the checkpoints that the head in the store lists?"],
+  restart: ["Start over", "Begin at step 0? The checkpoints that are listed are deleted."],
+};
+
+function drawOffers() {
+  const offers = job.waiting ? job.waiting.offers : [];
+  at("job-offers").hidden = !offers.length;
+  at("job-offers").replaceChildren(...offers.map((how) => {
+    const [title, question] = OFFERS[how];
+    const button = element("button", "", title);
+    button.addEventListener("click", () => {
+      if (!window.confirm(question)) return;
+      call("POST", `/api/v1/jobs/${encodeURIComponent(job.job)}/resume`, { how })
+        .catch((error) => connection(error.message, "lost"));
+    });
+    return button;
+  }));
 }
 
 // "request_vm: why" -> "request vm: why"

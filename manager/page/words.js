@@ -42,6 +42,8 @@ const SAYS = {
   checkpoint_retired: (f) => ["Checkpoint retired", `step ${f.checkpoint.step}`],
   hold_changed: (f) => [f.hold ? "Holding" : "Going on", f.reason, "warn"],
   stop_ordered: () => ["Stop ordered", "a checkpoint is published first"],
+  person_needed: (f) => ["Waits for a person", f.reason, "bad"],
+  job_resumed: (f) => ["Goes on", { again: "tried again", from_head: "from what the head lists", restart: "from step 0" }[f.how], "key"],
   training_finished: (f) => ["Trained", `step ${f.checkpoint.step} is published`, "key"],
   job_ended: (f) => [`Job ${f.status}`, f.reason, f.status === "failed" ? "bad" : "key"],
 };

@@ -1,0 +1,266 @@
+"""Jobs that wait for a person: when, what becomes of their VMs meanwhile, and how they go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from core_script import Script
+from makara.manager.commands import ComputePlan, ExportWeights, OpenHead, ReleaseVm, RequestVm
+from makara.manager.events import (
+    CommandStuck,
+    HeadDiffers,
+    HeadOpened,
+    ManagerStarted,
+    ResumeRequested,
+    StopRequested,
+    WeightsExported,
+)
+from makara.manager.facts import GenerationClosed, JobEnded, JobResumed, PersonNeeded, Resumption
+from makara.manager.orders import orders
+from makara.manager.state import Status
+from makara.worker.messages import CheckpointRef, Phase, WorkerReport
+
+
+def ref(step: int, generation: int = 1) -> CheckpointRef:
+    return CheckpointRef(step=step, generation=generation)
+
+
+def differs(script: Script, difference: Any, generation: int = 0, *checkpoints: CheckpointRef) -> None:
+    script.event(
+        HeadDiffers(
+            now=script.now,
+            generation=script.last(OpenHead).generation,
+            difference=difference,
+            reason=f"the head {difference}",
+            head_generation=generation,
+            checkpoints=checkpoints,
+        )
+    )
+
+
+def resume(script: Script, how: Resumption) -> None:
+    script.event(ResumeRequested(now=script.now, how=how))
+
+
+def morphing(script: Script) -> list[str]:
+    """A job whose generation 1 ran and published step 10, and whose generation 2 is prepared."""
+    workers = script.run(2)
+    script.report(script.change(workers[0], step=10, published=ref(10)))
+    script.report(*(script.change(w, incarnation=2, phase=Phase.IDLE, formed=None) for w in workers[1:]))
+    script.answer(2, 1)
+    script.prepare()
+    return workers
+
+
+def test_opening_states_what_the_head_must_have() -> None:
+    script = Script()
+    script.run(2)
+    assert (script.last(OpenHead).opened, script.last(OpenHead).checkpoints) == (0, ())
+    script = Script()
+    morphing(script)
+    command = script.last(OpenHead)
+    assert (command.generation, command.opened, command.checkpoints) == (2, 1, (ref(10),))
+
+
+def test_a_job_whose_head_is_missing_waits_instead_of_starting_over() -> None:
+    script = Script()
+    morphing(script)
+    differs(script, "missing")
+    assert script.state.status is Status.WAITING
+    waiting = script.state.waiting
+    assert waiting is not None
+    assert waiting.reason == "the head missing"
+    assert waiting.offers == (Resumption.AGAIN, Resumption.RESTART)
+    assert script.state.planned is None
+    asked, requested = script.count(ComputePlan), script.count(RequestVm)
+    for _ in range(60):
+        script.wait(1.0)
+        script.report()
+    assert (script.count(ComputePlan), script.count(RequestVm)) == (asked, requested)
+    resume(script, Resumption.FROM_HEAD)
+    assert script.state.status is Status.WAITING, "there is no head to go on from"
+
+
+def test_an_answer_that_came_too_late_to_matter_is_no_reason_to_wait() -> None:
+    script = Script()
+    script.run(2)
+    before = script.state
+    script.event(
+        HeadDiffers(now=script.now, generation=1, difference="ahead", reason="fenced", head_generation=2)
+    )
+    assert script.state == before
+
+
+def test_what_was_put_right_is_tried_again() -> None:
+    script = Script()
+    morphing(script)
+    differs(script, "missing")
+    resume(script, Resumption.AGAIN)
+    assert script.last(JobResumed).how is Resumption.AGAIN
+    script.wait(1.0)
+    script.answer(2, 1)
+    script.prepare()
+    command = script.last(OpenHead)
+    assert (command.generation, command.opened, command.checkpoints) == (3, 1, (ref(10),))
+    script.open(ref(10))
+    script.form(10)
+    assert script.state.status is Status.RUNNING
+
+
+def test_a_head_that_is_ahead_is_gone_on_from_when_a_person_says_so() -> None:
+    script = Script()
+    script.start(2)
+    script.prepare()
+    differs(script, "ahead", 7, ref(90, 7), ref(80, 6))
+    assert script.state.status is Status.WAITING
+    assert script.state.published == ()
+    resume(script, Resumption.FROM_HEAD)
+    assert script.state.published == (ref(80, 6), ref(90, 7))
+    script.wait(1.0)
+    script.answer(2, 1)
+    script.prepare()
+    command = script.last(OpenHead)
+    assert command.generation == 8
+    assert (command.opened, set(command.checkpoints)) == (7, {ref(90, 7), ref(80, 6)})
+    script.open(ref(90, 7), ref(80, 6))
+    script.form(90)
+    assert script.state.status is Status.RUNNING
+
+
+def test_what_a_head_lacks_is_not_expected_again_once_a_person_accepts_it() -> None:
+    script = Script()
+    workers = morphing(script)
+    differs(script, "lacks", 1, ref(5))
+    resume(script, Resumption.FROM_HEAD)
+    script.report(script.change(workers[0], published=ref(10)))  # it says so as long as it lives
+    assert script.state.published == (ref(5),)
+    script.wait(1.0)
+    script.answer(2, 1)
+    script.prepare()
+    assert script.last(OpenHead).checkpoints == (ref(5),)
+
+
+def test_starting_over_takes_other_vms_and_no_checkpoint() -> None:
+    script = Script()
+    morphing(script)
+    differs(script, "missing")
+    vms = script.state.live_vms
+    resume(script, Resumption.RESTART)
+    assert not script.state.live_vms
+    assert script.count(ReleaseVm) == len(vms)
+    assert script.state.published == ()
+    script.workers.clear()
+    script.wait(1.0)
+    workers = [f"{vm.vm}.0" for vm in script.state.live_vms]
+    idle = {"incarnation": 1, "phase": Phase.IDLE, "graph_hash": "5ec7"}
+    script.report(*(WorkerReport(worker=w, **idle) for w in workers))
+    script.answer(1, 1)
+    script.prepare()
+    assert script.last(OpenHead).restart
+    script.open()
+    script.form(0)
+    assert script.state.status is Status.RUNNING
+    assert not script.state.restarting
+
+
+def test_vms_are_kept_for_a_while_then_saved_from_and_released() -> None:
+    script = Script()
+    workers = script.run(2, resources={"max_nodes": 3})
+    newcomer = f"{list(script.state.vms)[2]}.0"
+    idle = {"incarnation": 1, "phase": Phase.IDLE, "graph_hash": "5ec7"}
+    script.report(WorkerReport(worker=newcomer, **idle))
+    script.wait(5.0)
+    script.answer(1, 2)
+    script.prepare()
+    script.event(CommandStuck(now=script.now, command="open_head", error="AccessDenied: not yours"))
+    assert script.last(PersonNeeded).reason == "open_head: AccessDenied: not yours"
+    assert script.state.running, "what runs goes on meanwhile"
+    for _ in range(595):
+        script.wait(1.0)
+        script.report()
+    assert not script.state.hold
+    assert len(script.state.live_vms) == 3
+    for _ in range(10):
+        script.wait(1.0)
+        script.report()
+    assert orders(script.state, workers[0][:-2]).hold
+    assert len(script.state.live_vms) == 3
+    script.report(*(script.change(w, phase=Phase.HELD) for w in workers))
+    script.wait(1.0)
+    assert not script.state.live_vms
+    assert script.state.status is Status.WAITING
+    script.workers.clear()
+    script.event(ManagerStarted(now=script.now))
+    resume(script, Resumption.AGAIN)
+    script.wait(1.0)
+    assert len(script.state.live_vms) == 3
+    assert not script.state.hold
+
+
+def test_workers_that_do_not_save_are_not_waited_for_for_ever() -> None:
+    script = Script()
+    morphing(script)
+    differs(script, "missing")
+    for _ in range(910):
+        script.wait(1.0)
+        script.report()
+    assert not script.state.live_vms
+
+
+def test_a_waiting_job_can_be_stopped() -> None:
+    script = Script()
+    script.start(2)
+    script.prepare()
+    differs(script, "ahead", 7, ref(90, 7))
+    script.event(StopRequested(now=script.now))
+    assert script.last(JobEnded).status == "stopped"
+
+
+def test_a_stop_that_cannot_save_says_so_and_ends() -> None:
+    script = Script()
+    workers = morphing(script)
+    script.report(*(script.change(w, step=12) for w in workers[:1]))
+    script.event(StopRequested(now=script.now))
+    differs(script, "missing")
+    assert script.last(JobEnded).status == "stopped"
+    assert "not saved: the head missing" in script.last(JobEnded).reason
+
+
+def test_weights_that_the_store_refuses_are_exported_when_a_person_says_so() -> None:
+    script = Script()
+    first, _ = script.run(2)
+    script.report(script.change(first, step=100, phase=Phase.FINISHED, published=ref(100)))
+    script.event(CommandStuck(now=script.now, command="export_weights", error="AccessDenied"))
+    assert script.state.status is Status.WAITING
+    exports = [command for command in script.commands if isinstance(command, ExportWeights)]
+    resume(script, Resumption.AGAIN)
+    assert script.state.status is Status.EXPORTING
+    again = script.last(ExportWeights)
+    assert again.checkpoint == exports[0].checkpoint
+    assert again.key != exports[0].key, "a command of the same key is never stored twice"
+    script.event(WeightsExported(now=script.now, uri="u", sha256="5a", step=100))
+    assert script.state.status is Status.FINISHED
+
+
+def test_weights_of_an_older_step_are_said_to_be_so() -> None:
+    script = Script()
+    first, _ = script.run(2)
+    script.report(script.change(first, step=90, published=ref(90)))
+    script.report(script.change(first, step=100, phase=Phase.FINISHED, published=ref(100)))
+    assert script.last(ExportWeights).older == (ref(90),)
+    script.event(WeightsExported(now=script.now, uri="u", sha256="5a", step=90, note="100-g1 is torn"))
+    reason = "trained 100 steps, but the weights exported are those of step 90: 100-g1 is torn"
+    assert script.last(JobEnded).reason == reason
+
+
+@pytest.mark.parametrize("difference", ["missing", "lacks", "ahead"])
+def test_the_question_survives_a_restart_of_the_manager(difference: str) -> None:
+    script = Script()
+    morphing(script)
+    differs(script, difference, 7, ref(5))
+    script.event(ManagerStarted(now=script.now))
+    assert script.state.status is Status.WAITING
+    script.event(HeadOpened(now=script.now, generation=2, checkpoints=()))  # a command that is run again
+    assert script.state.status is Status.WAITING
+    assert script.last(GenerationClosed).number == 2
