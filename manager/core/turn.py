@@ -160,9 +160,14 @@ class Turn:
 
     def stop_is_late(self) -> bool:
         """Whether a job was told to stop long ago, and nothing has got on since: it is ended as it is."""
-        ordered_at, current = self.state.stop_ordered_at, self.state.current
-        if ordered_at is None or self.elapsed_s(ordered_at) <= self.timing.stop_timeout_s:
+        ordered_at = self.state.stop_ordered_at
+        return ordered_at is not None and self.save_is_late(ordered_at)
+
+    def save_is_late(self, ordered_at: float) -> bool:
+        """Whether workers were told long ago to save and to stop, and nothing has got on since."""
+        if self.elapsed_s(ordered_at) <= self.timing.stop_timeout_s:
             return False
+        current = self.state.current
         seats = current.members if current is not None else ()
         moved_at = max((self.vitals.moved_at(seat) for seat in seats), default=self.vitals.started_at)
         return self.now - moved_at > self.timing.stop_timeout_s

@@ -35,11 +35,10 @@ def release_vms(turn: Turn) -> None:
     state, timing = turn.state, turn.timing
     if state.waiting is None or not state.live_vms or turn.vitals.isolated_since is not None:
         return
-    late_s = turn.elapsed_s(state.waiting.since) - timing.keep_waiting_s
-    if late_s <= 0:
+    if turn.elapsed_s(state.waiting.since) <= timing.keep_waiting_s:
         return
     saved = state.current is None or ending.all_held(turn)
-    if not saved and late_s <= timing.stop_timeout_s:
+    if not saved and not turn.save_is_late(state.waiting.since + timing.keep_waiting_s):
         if not state.hold:
             turn.fact(HoldChanged(at=turn.now, hold=True, reason="nobody has answered the job's question"))
         return
