@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sysconfig
@@ -34,21 +35,23 @@ _PORT_OPTIONS = (
 class S3Server:
     """`start` and `stop` as often as wanted: the ports and the stored objects stay the same.
 
-    `endpoint` is the URL for clients, `environment` holds the credentials that they find there.
+    `endpoint` is the URL for clients, `environment` holds the credentials that they find there. `host`: the
+    address of this machine that it listens on. `pause` leaves requests without an answer, until `go_on`.
     """
 
     bucket = "makara-tests"
     region = "us-east-1"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         self._folder = folder
+        self._host = host
         self._ports = dict(zip(_PORT_OPTIONS, free_ports(len(_PORT_OPTIONS)), strict=True))
         self._process: subprocess.Popen[str] | None = None
         self._log: deque[str] = deque(maxlen=200)
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._ports['s3.port']}"
+        return f"http://{self._host}:{self._ports['s3.port']}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -100,6 +103,14 @@ class S3Server:
             for left_behind in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 left_behind.unlink(missing_ok=True)
 
+    def pause(self) -> None:
+        assert self._process is not None, "it serves"
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None, "it serves"
+        self._process.send_signal(signal.SIGCONT)
+
     def _command(self) -> list[str]:
         weed = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
         if weed is None:
@@ -108,8 +119,8 @@ class S3Server:
             weed,
             "mini",
             f"-dir={self._folder}",
-            "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1",
+            f"-ip={self._host}",
+            f"-ip.bind={self._host}",
             "-webdav=false",
             "-admin.ui=false",
             "-master.telemetry=false",

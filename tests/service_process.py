@@ -40,20 +40,7 @@ class ServiceProcess:
     def start(self) -> None:
         with (self.folder / "manager.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "makara.manager.cli",
-                    "server",
-                    "--home",
-                    str(self.home),
-                    "--port",
-                    "0",
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
+                self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
             )
         wait_for(self._listens, "the manager to listen", self.logs)
         url: str = json.loads((self.home / "server.json").read_text())["url"]
@@ -74,6 +61,10 @@ class ServiceProcess:
             self.client.close()
         for process in self.vm_processes():
             process.kill()
+
+    def _command(self) -> list[str]:
+        server = [sys.executable, "-m", "makara.manager.cli", "server"]
+        return [*server, "--home", str(self.home), "--port", "0"]
 
     def _listens(self) -> bool:
         """Whether the manager just started has written its address; an earlier one wrote there too."""
