@@ -81,6 +81,7 @@ def _vm_noticed(state: JobState, fact: VmNoticed) -> JobState:
     vm = state.vms.get(fact.vm)
     if vm is None or not vm.live:
         return state
+    state = _without_deaths(state, fact.vm)  # word of its end may come with the first signs of it
     return state.with_vm(replace(vm, status=VmStatus.NOTICED, deadline=fact.deadline))
 
 
@@ -97,9 +98,8 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
         state = state.changed(
             worn_vms=state.worn_vms + worn, unfit_vms=state.unfit_vms + (not worn), replaced_at=fact.at
         )
-    elif any(death.vm == fact.vm for death in state.deaths):
-        # What ended its trainers was the end of the VM.
-        state = state.changed(deaths=tuple(death for death in state.deaths if death.vm != fact.vm))
+    else:
+        state = _without_deaths(state, fact.vm)  # what ended its trainers was the end of the VM
     ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)
     if any(vm_of(worker) == fact.vm for worker in state.slow):
         slow = {worker: how for worker, how in state.slow.items() if vm_of(worker) != fact.vm}
@@ -140,6 +140,11 @@ def _died(state: JobState, fact: WorkerFailed) -> JobState:
     )
     kept = [d for d in state.deaths if fact.own_steps == 0 or d.vm != vm.vm]
     return state.changed(deaths=(*_still_counted(state, kept), death))
+
+
+def _without_deaths(state: JobState, vm: str) -> JobState:
+    deaths = tuple(death for death in state.deaths if death.vm != vm)
+    return state.changed(deaths=deaths) if len(deaths) < len(state.deaths) else state
 
 
 def _still_counted(state: JobState, deaths: Iterable[Death]) -> list[Death]:

@@ -171,6 +171,15 @@ def test_deaths_that_were_announced_do_not_count() -> None:
     assert script.state.deaths == ()
 
 
+def test_a_notice_that_comes_with_a_death_explains_it() -> None:
+    script = Script()
+    workers = script.run(2)
+    script.extra[vm_of(workers[1])] = {"notice_deadline_s": 900.0}
+    die(script, workers[1])
+    assert script.count(WorkerFailed) == 1
+    assert script.state.deaths == ()
+
+
 def join_unfit(script: Script, worker: str) -> None:
     script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.IDLE, graph_hash="0ther"))
 
