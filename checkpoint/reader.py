@@ -17,6 +17,8 @@ from .store import Store, retrying
 
 T = TypeVar("T")
 
+_PIECE_BYTES = 64 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
@@ -45,13 +47,15 @@ def read_sections(
     parallel: int = 4,
     patience_s: float = 60.0,
     cancel: Event | None = None,
+    on_read: Callable[[], None] | None = None,
 ) -> dict[tuple[int, int], bytes]:
     """The safetensors files of `checkpoint`, by (section, part), that hold what is `wanted`.
 
     `wanted`: section numbers, or a predicate on tensor names (a part is read if it holds one). Each file is
     checked against the size, checksum and tensor names of the manifest (read from the store unless given).
     `parallel` files are in flight at a time; each outlasts an unavailable store for `patience_s`, unless
-    `cancel` is set. Raises `Corrupt` or `NotFound` naming the key, and what `retrying` raises.
+    `cancel` is set. `on_read` is called, on any of several threads, for each piece of a file that has come.
+    Raises `Corrupt` or `NotFound` naming the key, and what `retrying` raises.
     """
     if manifest is None:
         manifest = retrying(
@@ -63,14 +67,15 @@ def read_sections(
         parts = manifest.parts_of(wanted)
 
     def read(part: Part) -> bytes:
-        return retrying(lambda: read_part(store, part), patience_s=patience_s, cancel=cancel)
+        return retrying(lambda: read_part(store, part, on_read), patience_s=patience_s, cancel=cancel)
 
     return _read_all(read, parts, parallel)
 
 
-def read_part(store: Store, part: Part) -> bytes:
-    """One file, checked against the manifest. Raises `Corrupt` naming the key, and the store's errors."""
-    data = store.get(part.key)
+def read_part(store: Store, part: Part, on_read: Callable[[], None] | None = None) -> bytes:
+    """One file, checked against the manifest; see `read_sections` for `on_read`. Raises `Corrupt` naming the
+    key, and the store's errors."""
+    data = _fetch(store, part, on_read or (lambda: None))
     where = f"{part.key} in {store.uri}"
     if len(data) != part.size_bytes:
         raise Corrupt(f"{where}: {len(data)} bytes, {part.size_bytes} were written")
@@ -80,6 +85,21 @@ def read_part(store: Store, part: Part) -> bytes:
     if set(names) != set(part.tensors):
         raise Corrupt(f"{where}: holds {sorted(names)}, the manifest says {sorted(part.tensors)}")
     return data
+
+
+def _fetch(store: Store, part: Part, on_read: Callable[[], None]) -> bytes:
+    """A big file in pieces, so that a slow store is told from one that hangs."""
+    if part.size_bytes <= _PIECE_BYTES:
+        data = store.get(part.key)
+        on_read()
+        return data
+    if (size_bytes := store.size(part.key)) != part.size_bytes:
+        raise Corrupt(f"{part.key} in {store.uri}: {size_bytes} bytes, {part.size_bytes} were written")
+    pieces: list[bytes] = []
+    for start in range(0, part.size_bytes, _PIECE_BYTES):
+        pieces.append(store.get_range(part.key, start, min(_PIECE_BYTES, part.size_bytes - start)))
+        on_read()
+    return b"".join(pieces)
 
 
 def newest_readable(

@@ -5,9 +5,11 @@ step; holds when ordered, which leaves the file `held` in the VM's folder), "sil
 beats once and never again), "late" (begins to beat only with its second orders), "survived" (dies, but a
 child of it keeps its socket open), "saves long" (told to hold, it runs on and saves for ever), "talkative"
 (tells of thousands of steps with each orders), "killed" (its first incarnation kills itself at its first
-orders), or "huge" (its report is larger than any manager takes).
+orders), "huge" (its report is larger than any manager takes), or "holding" (it keeps the interpreter to
+itself as soon as it is told to train).
 """
 
+import faulthandler
 import json
 import os
 import selectors
@@ -22,6 +24,7 @@ BEAT_S = 0.05
 def main() -> None:
     arguments = dict(zip(sys.argv[4::2], sys.argv[5::2], strict=True))  # after -P -m, MODULE
     connection = socket.socket(fileno=int(arguments["--fd"]))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     mode, incarnation = os.environ["FAKE_TRAINER"], int(arguments["--incarnation"])
     report = {"worker": arguments["--worker"], "incarnation": incarnation, "phase": "idle"}
     lines = connection.makefile("rb")
@@ -65,7 +68,9 @@ def main() -> None:
             if mode == "huge":
                 report |= {"lost": ["x" * 400] * 60_000}
             send(report=report)
-        send(beat=True)
+            if mode == "holding" and orders["action"] == "train":
+                sum(range(10**12))
+        send(beat={"count": report.get("step", 0), "at": "waiting for data"})
 
 
 main()

@@ -29,6 +29,7 @@ from makara.worker.messages import (
     Member,
     Orders,
     Phase,
+    Progress,
     Recipe,
     StepMetrics,
     StoreConfig,
@@ -76,6 +77,7 @@ class Fleet:
         self.log = folder / "trainers.log"
         self.reports: dict[str, WorkerReport] = {}
         self.metrics: list[StepMetrics] = []
+        self.beats: dict[str, Progress] = {}
         self._changed = threading.Condition()
         self._processes: dict[str, Any] = {}
         self._sockets: dict[str, socket.socket] = {}
@@ -243,6 +245,8 @@ class Fleet:
         with self._changed:
             if "report" in value:
                 self.reports[worker] = WorkerReport.model_validate(value["report"])
+            elif isinstance(beat := value.get("beat"), dict):
+                self.beats[worker] = Progress.model_validate(beat)
             elif "metrics" in value:
                 self.metrics.append(StepMetrics.model_validate(value["metrics"]))
             self._changed.notify_all()
@@ -258,7 +262,8 @@ def _trainer(
 ) -> None:
     """`fault` "loses-commit-3": the all-reduce of step 3 happens, but on this worker it never returns.
     "never-collects": Python does not look for reference cycles. "tells-attempts": it writes down the number
-    of each attempt at a step, see `Fleet.attempts`."""
+    of each attempt at a step, see `Fleet.attempts`. "blocks-data-FILE": samples of `models:blocking_data` do
+    not come while the file exists."""
     from makara.worker import trainer
 
     if namespace is not None:
@@ -271,6 +276,8 @@ def _trainer(
         gc.disable()
     elif fault == "tells-attempts":
         _tell_attempts(Path(log).with_name(f"{worker}.attempts"))
+    elif fault is not None and fault.startswith("blocks-data-"):
+        os.environ["BLOCK_DATA"] = fault.removeprefix("blocks-data-")
     elif fault is not None:
         _lose_commit(int(fault.removeprefix("loses-commit-")), Path(log).with_name(f"{worker}.lost"))
     trainer.run(connection, worker, 1, BUNDLE, address)

@@ -4,8 +4,10 @@ losses."""
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -140,6 +142,19 @@ class Tokens:
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         row = (torch.arange(CONTEXT + 1) * (index % 7 + 1) + index) % VOCABULARY
         return {"tokens": row[:-1], "targets": row[1:]}
+
+
+class Blocking(Tokens):
+    """Samples that do not come while the file exists that `BLOCK_DATA` names."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        while Path(os.environ.get("BLOCK_DATA", "/nowhere/at/all")).exists():
+            time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+def blocking_data() -> Training:
+    return dataclasses.replace(tied_gpt(), dataset=Blocking)
 
 
 def next_token_loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:

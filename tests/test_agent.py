@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from makara.worker.archives import BundleBounds
 from makara.worker.bounds import MOST_METRICS
-from makara.worker.messages import Credential, Phase, Report, ReportAck, StepMetrics
+from makara.worker.messages import At, Credential, Phase, Progress, Report, ReportAck, StepMetrics
 from makara.worker.reports import Backlog
 from makara.worker.trainers import Backoff
 from managers import archive
@@ -104,6 +104,56 @@ def test_metrics_of_a_long_time_without_a_manager_go_in_several_reports() -> Non
 
 def metrics(step: int) -> StepMetrics:
     return StepMetrics(step=step, generation=7, loss=1.0, grad_norm=1.0, seconds=1.0, samples=1)
+
+
+def test_beats_tell_how_far_a_trainer_has_got(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
+        await manager.order()
+        found = await manager.report(lambda report: report.progress != [Progress()] and bool(report.progress))
+        assert found.progress == [Progress(count=found.workers[0].step, at=At.DATA)]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("mode", ["plain", "holding"])
+def test_stacks_are_shown_when_asked_for_until_the_manager_has_them(
+    play: Callable[..., None], mode: str
+) -> None:
+    """Also those of a trainer that lets no other thread of it run."""
+
+    async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
+        await manager.order()
+        await manager.worker(lambda worker: worker.step == 1)
+        await manager.order("train")
+        await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+        assert not manager.reports[-1].stacks
+        await manager.order("train", stacks=3)
+        shown = await manager.report(lambda report: bool(report.stacks))
+        (stacks,) = shown.stacks
+        assert (stacks.worker, stacks.number) == ("v1.0", 3)
+        assert "fake_trainer.py" in stacks.text
+        assert stacks.text in (manager.folder / "v1.0.log").read_text()
+        await manager.send(ReportAck(sequence=shown.sequence))
+        await manager.order("train", stacks=3)
+        version = manager.reports[-1].orders_version
+        await manager.report(lambda report: report.orders_version > version and not report.stacks)
+
+    play(scenario, mode=mode)
+
+
+def test_a_trainer_that_the_manager_gave_up_is_ended_and_the_next_is_not(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
+        await manager.order()
+        await manager.worker(lambda worker: worker.step == 1)
+        await manager.order(given_up={"v1.0": 1})
+        dead = await manager.worker(lambda worker: worker.phase is Phase.EXITED)
+        assert dead.failure is not None
+        assert (dead.incarnation, dead.failure.kind) == (1, "stuck")
+        await manager.worker(lambda worker: worker.incarnation == 2 and worker.step == 2)
+        await manager.order(given_up={"v1.0": 1})
+        await manager.worker(lambda worker: worker.incarnation == 2 and worker.step == 3)
+
+    play(scenario)
 
 
 def test_an_order_to_shut_down_ends_it(play: Callable[..., None]) -> None:

@@ -13,6 +13,7 @@ from makara.worker.cutting.partition import choose_cuts, split
 from makara.worker.execution.interrupt import Abandoned
 from makara.worker.execution.state import ModelState
 from makara.worker.forming import Source, form
+from makara.worker.progress import Progress
 from makara.worker.sections.ranges import RangeRuntime
 from makara.worker.tracing.trace import trace
 from makara.worker.training import load_entrypoint
@@ -39,7 +40,7 @@ class Session:
         self.plan = grid([Range(0, num_sections)], 1, 2, generation=2)
         self.wanted = range(num_sections)
         self.checkpoints: list[Any] = []
-        self.courier = self
+        self.courier, self.progress = self, Progress()
         self._states = state, donor
 
     def rendezvous(self) -> None: ...

@@ -30,6 +30,7 @@ from .messages import (
     Orders,
     Phase,
     Report,
+    Stacks,
     StepMetrics,
     WorkerReport,
 )
@@ -62,6 +63,9 @@ class Agent:
         self._broken_setup: Failure | None = None
         self._ordered = asyncio.Event()
         self._backlog = Backlog()
+        self._shown = 0  # the newest request for stacks that was answered
+        self._stacks: list[Stacks] = []
+        self._stacks_told: int | None = None  # the first report that carried them
         self._sequence = 0
         self._ended = asyncio.Event()
         self._holding: str | None = None  # why the trainers are to hold, whatever the orders say
@@ -91,12 +95,16 @@ class Agent:
         """Take the manager's newest orders."""
         if self._orders is not None and orders.version < self._orders.version:
             return
+        if self._orders is None:
+            self._shown = orders.stacks  # what was asked of others, before this VM was there
         self._orders = orders
         self._ordered.set()
         if orders.action == "shutdown":
             log.info("ordered to shut down")
             self._ended.set()
             return
+        for trainer in self._trainers:
+            trainer.give_up(orders.given_up.get(trainer.worker, -1))
         self._hold(None)
         self._changed()
 
@@ -147,10 +155,14 @@ class Agent:
     def acknowledge(self, sequence: int) -> None:
         """The manager has stored what reports carried up to `sequence`."""
         self._backlog.acknowledge(sequence)
+        if self._stacks_told is not None and sequence >= self._stacks_told:
+            self._stacks, self._stacks_told = [], None
         if self._backlog.waits:
             self._changed()
 
     def _report(self, limit_bytes: int) -> Report:
+        if self._stacks and self._stacks_told is None:
+            self._stacks_told = self._sequence
         return Report(
             vm=self._boot.vm,
             sequence=self._sequence,
@@ -158,6 +170,8 @@ class Agent:
             address=self._boot.address,
             devices=self._devices,
             workers=[self._worker_report(trainer) for trainer in self._trainers],
+            progress=[trainer.progress for trainer in self._trainers],
+            stacks=self._stacks,
             metrics=self._backlog.take(self._sequence, limit_bytes),
             notice_deadline_s=self._notices.remaining_s(),
             leaving=self._leaving,
@@ -190,9 +204,18 @@ class Agent:
                     trainer.renew_lease()
                 trainer.check_lease(lease_s)
                 trainer.sample()
+            if self._orders is not None and self._orders.stacks > self._shown:
+                await self._show_stacks(self._orders.stacks)
             if not noticed and self._notices.remaining_s() is not None:
                 noticed = True
                 self._changed()
+
+    async def _show_stacks(self, number: int) -> None:
+        """Take the stacks of all trainers, for their logs and the manager."""
+        self._shown = number
+        found = await asyncio.gather(*(trainer.stacks(number) for trainer in self._trainers))
+        self._stacks, self._stacks_told = [stacks for stacks in found if stacks is not None], None
+        self._changed()
 
     async def _watch_manager(self) -> None:
         """Save and end when the manager refuses this VM or is not seen; save and wait when it cannot be

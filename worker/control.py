@@ -1,7 +1,8 @@
 """The trainer's end of the pipe to its agent: orders in, reports and beats out.
 
 One thread owns the socket. Its beats prove that the process runs and that nothing keeps the interpreter
-lock; the agent kills a trainer whose beats stop for a lease. If the agent is gone the trainer ends at once:
+lock; the agent kills a trainer whose beats stop for a lease. What they carry tells whether the compute thread
+gets on. If the agent is gone the trainer ends at once:
 nobody would order it about or end it.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .messages import Orders, StepMetrics, WorkerReport
+from .progress import Progress
 
 log = logging.getLogger("makara.trainer")
 
@@ -34,6 +36,7 @@ class Control:
         self._socket = connection
         self._on_orders = on_orders
         self._report = report
+        self.progress = Progress()
         self._send_lock = threading.Lock()
         self._changed = threading.Condition()
         self._orders: Orders | None = None
@@ -96,7 +99,7 @@ class Control:
                 for line in lines:
                     self._accept(Orders.model_validate_json(line))
             with self._send_lock:
-                self._send({"beat": True})
+                self._send({"beat": {"count": self.progress.count, "at": self.progress.at}})
 
     def _receive(self) -> bytes:
         try:

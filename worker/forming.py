@@ -31,13 +31,15 @@ from .execution.commit import CommitRecord
 from .execution.gloo import Group
 from .execution.session import Session
 from .execution.state import ModelState
-from .messages import CheckpointRef, Formed
+from .messages import At, CheckpointRef, Formed
+from .progress import Progress
 from .sections.state import entry_owner, group_owner
 
 V = TypeVar("V")
 Rung = Literal["start", "peers", "store"]
 
 
+_PIECE_BYTES = 16 << 20  # of a section on its way to a peer: each that has arrived is progress
 _NOTHING = Standing(None, None, None, frozenset())
 
 
@@ -74,15 +76,17 @@ def form(session: Session, state: ModelState, source: Source, buckets: Sequence[
     nothing. Raises `Interrupted`, `NoCheckpoint`, and what loading raises.
     """
     phases = Phases()
-    session.rendezvous()
+    with session.progress.being(At.MEMBERS):
+        session.rendezvous()
     phases.end("rendezvous")
     agreement, branch = _agree(session, state)
     moves = _moves(session, agreement)
     phases.end("agree")
-    session.link(_neighbours(session, moves))
-    phases.end("links")
-    session.open_groups(buckets)
-    phases.end("groups")
+    with session.progress.being(At.MEMBERS):
+        session.link(_neighbours(session, moves))
+        phases.end("links")
+        session.open_groups(buckets)
+        phases.end("groups")
     rung, step, loaded_branch = _load(session, state, source, agreement, moves)
     phases.end("load")
     # Before the others are told: from then on a donor may let go of what only this member has, too.
@@ -184,6 +188,7 @@ def _load(
         return "store", loaded.step, loaded.generation
     for index in session.wanted:
         state.runtime.host(index)
+        session.progress.operations += 1
     return "start", 0, 0
 
 
@@ -193,26 +198,33 @@ def _copy_from_peers(session: Session, state: ModelState, moves: Sequence[Transf
     involved = sorted(_involved(moves))
     if session.rank not in involved:
         return
-    group = session.group("transfer", involved)
-    for number, move in enumerate(moves):
-        if move.source == session.rank:
-            payload = state.pack_section(move.section)
-            session.courier.call(partial(_send, group, payload, move.destination, number), [move.destination])
-        elif move.destination == session.rank:
-            received = session.courier.call(partial(_receive, group, move.source, number), [move.source])
-            state.unpack_section(move.section, received)
+    progress = session.progress
+    with progress.being(At.PEER):
+        group = session.group("transfer", involved)
+        for number, move in enumerate(moves):
+            if move.source == session.rank:
+                payload, peer = state.pack_section(move.section), move.destination
+                session.courier.call(partial(_send, group, payload, peer, number, progress), [peer])
+            elif move.destination == session.rank:
+                peer = move.source
+                received = session.courier.call(partial(_receive, group, peer, number, progress), [peer])
+                state.unpack_section(move.section, received)
 
 
-def _send(group: Group, payload: bytes, peer: int, number: int) -> None:
+def _send(group: Group, payload: bytes, peer: int, number: int, progress: Progress) -> None:
     group.send(torch.tensor([len(payload)], dtype=torch.int64), peer, 2 * number)
-    group.send(torch.frombuffer(bytearray(payload), dtype=torch.uint8), peer, 2 * number + 1)
+    for piece in torch.frombuffer(bytearray(payload), dtype=torch.uint8).split(_PIECE_BYTES):
+        group.send(piece, peer, 2 * number + 1)
+        progress.loaded += 1
 
 
-def _receive(group: Group, peer: int, number: int) -> bytes:
+def _receive(group: Group, peer: int, number: int, progress: Progress) -> bytes:
     size = torch.empty(1, dtype=torch.int64)
     group.receive(size, peer, 2 * number)
     data = torch.empty(int(size), dtype=torch.uint8)
-    group.receive(data, peer, 2 * number + 1)
+    for piece in data.split(_PIECE_BYTES):
+        group.receive(piece, peer, 2 * number + 1)
+        progress.loaded += 1
     return data.numpy().tobytes()
 
 
@@ -254,11 +266,16 @@ def _read_range(session: Session, state: ModelState, source: Source, checkpoint:
             manifest=manifest,
             patience_s=patience_s,
             cancel=cancel,
+            on_read=on_read,
         )
         return manifest, parts
 
+    def on_read() -> None:
+        session.progress.loaded += 1
+
     try:
-        manifest, parts = session.courier.call(read)
+        with session.progress.being(At.STORE):
+            manifest, parts = session.courier.call(read)
     finally:
         cancel.set()  # if interrupted: let the abandoned read end
     tensors: dict[str, torch.Tensor] = {}

@@ -16,7 +16,7 @@ from .execution.session import Session
 from .execution.state import Settled
 from .execution.stepper import Stepper, StepResult, mean_seconds
 from .forming import Source, form
-from .messages import CheckpointRef, JobSettings, Phase, Recipe, StepMetrics
+from .messages import At, CheckpointRef, JobSettings, Phase, Recipe, StepMetrics
 from .model import Model
 from .saver import Place, Saver
 from .snapshots import take_snapshot
@@ -70,7 +70,8 @@ def run_generation(
         session.interrupt.trip(PeersLost([0], error))
 
     board = session.courier.call(session.board, [0])
-    saver = Saver(place, session.rank, session.plan.num_workers, board, on_published, on_lost)
+    num_workers, progress = session.plan.num_workers, session.progress
+    saver = Saver(place, session.rank, num_workers, board, on_published, on_lost, progress)
     stepper = Stepper(session, model.state, model.batches, parts, job.numerics, model.device)
     loop = _Loop(session, model, job, control, may_switch, saver, stepper)
     try:
@@ -144,12 +145,14 @@ class _Loop:
     def _save(self, step: int) -> None:
         self.saved_at = time.monotonic()
         self._saver.save(take_snapshot(self._session, self._model, step))
+        self._session.progress.operations += 1
 
     def _await_saved(self, step: int) -> None:
         """Wait until this rank's share of checkpoint `step` is stored, and on rank 0 until it is
         published."""
-        while not self._saver.done(step):
-            self._session.courier.call(lambda: self._saver.wait(0.2))
+        with self._session.progress.being(At.STORE):
+            while not self._saver.done(step):
+                self._session.courier.call(lambda: self._saver.wait(0.2))
 
     def _tell(self, step: int, result: StepResult) -> None:
         forward_s, backward_s = mean_seconds(result.work)

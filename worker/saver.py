@@ -33,6 +33,7 @@ from ..checkpoint import (
 )
 from ..checkpoint.tensors import pack
 from .execution.gloo import Store
+from .progress import Progress
 
 log = logging.getLogger("makara.saver")
 
@@ -94,6 +95,7 @@ class Saver:
         board: Store,
         on_published: Callable[[CheckpointId], None],
         on_lost: Callable[[RuntimeError], None],
+        progress: Progress | None = None,
     ) -> None:
         """`on_lost`: called when the rendezvous store cannot be reached, without which none is published."""
         self._place = place
@@ -102,6 +104,7 @@ class Saver:
         self._board = board
         self._on_published = on_published
         self._on_lost = on_lost
+        self._progress = progress or Progress()
         self._changed = threading.Condition()
         self._waiting: list[Snapshot] = []
         self._stored: list[int] = []  # steps of which this rank's parts are stored, not yet published
@@ -191,6 +194,7 @@ class Saver:
                 )
 
             receipts.append(retrying(write, patience_s=math.inf, cancel=self._cancel))
+            self._progress.saved += 1
         text = json.dumps([receipt.to_json() for receipt in receipts])
         self._board.set(_key(snapshot.step, self._rank), text)
         if self._rank == 0:
@@ -226,6 +230,7 @@ class Saver:
             patience_s=math.inf,
             cancel=self._cancel,
         )
+        self._progress.saved += 1
         self._on_published(checkpoint)
         self._finish(step)
 

@@ -8,8 +8,10 @@ next; only the control thread (see `control`) and named helpers run beside it.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -26,7 +28,7 @@ from .execution.interrupt import Abandoned, Interrupted, PeersLost
 from .execution.session import Session
 from .generation import Outcome, run_generation
 from .measurer import Measurer
-from .messages import Failure, GenerationOrder, Orders, Phase, WorkerReport
+from .messages import At, Failure, GenerationOrder, Orders, Phase, WorkerReport
 from .model import Model, build_model
 from .tracing.trace import load_exporter
 from .training import Training, load_entrypoint
@@ -109,7 +111,8 @@ class Trainer:
             if order is None or model is None or orders.job is None or orders.recipe is None:
                 return  # `_has_work` looks again
             listener, self._listener = self._listener, None
-            session = Session(order, self.worker, listener, orders.link_timeout_s)
+            progress = self.control.progress
+            session = Session(order, self.worker, listener, orders.link_timeout_s, progress)
             self._session, self._entered = session, order.number
         newest = self.control.orders
         if newest is not None and newest.abandoned >= order.number:
@@ -118,9 +121,10 @@ class Trainer:
         if self._left is not None:
             self._left.close()  # not before: peers would take it for a death of this worker
         try:
-            outcome = run_generation(
-                session, model, orders.job, orders.recipe, self.control, self._may_switch
-            )
+            with progress.being(At.COMPUTING):
+                outcome = run_generation(
+                    session, model, orders.job, orders.recipe, self.control, self._may_switch
+                )
         except Interrupted as cause:
             self._tell_interrupted(session, cause)
             cause.__traceback__ = None  # its frames would keep the generation's groups
@@ -229,6 +233,8 @@ def main() -> None:
 
 def run(connection: socket.socket, worker: str, incarnation: int, bundle: Path, address: str) -> NoReturn:
     """Be a trainer until the process ends."""
+    # The agent asks so for the stacks: a handler in C writes them also while the interpreter is held.
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     trainer = Trainer(connection, worker, incarnation, bundle, address)
     try:
         trainer.serve()

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..checkpoint import inherited
 from .memory_watch import MemoryWatch
-from .messages import Failure, Orders, Phase, StepMetrics, WorkerReport
+from .messages import Failure, Orders, Phase, Progress, Stacks, StepMetrics, WorkerReport
 
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
@@ -24,6 +24,8 @@ _START_S = 120.0  # until the first beat: on a cold disk the imports alone outla
 # freed. What is freed then stays, in pieces, and a worker needs up to twice what its tensors do. With the
 # size at which it begins, 128 KiB, small tensors cost page faults: the example's step took 1.7 times as long.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+_STACKS_S = 1.0  # to write them
+_STACKS_BYTES = 16_384  # of their end, which shows the compute thread, however many helpers there are
 _LAST_WORDS_S = 1.0  # to read what a dead trainer wrote
 
 
@@ -58,6 +60,7 @@ class TrainerProcess:
     ) -> None:
         self.worker = worker
         self.report = WorkerReport(worker=worker, phase=Phase.STARTING)
+        self.progress = Progress()
         self._log = directory / f"{worker}.log"
         self._address = address
         self._changed = changed
@@ -104,6 +107,23 @@ class TrainerProcess:
         if self._process is not None and self._memory is not None:
             self._memory.sample()
 
+    def give_up(self, incarnation: int) -> None:
+        """Kill the trainer if it is this incarnation or an earlier one: the manager waits for the next."""
+        if self._process is not None and self.report.incarnation <= incarnation:
+            self.fail(Failure(kind="stuck", message="the manager gave it up: it made no progress"))
+
+    async def stacks(self, number: int) -> Stacks | None:
+        """Where all threads of the trainer stand, which goes into its log as well; None if it cannot tell."""
+        if self._process is None or self._process.returncode is not None or not self._beats:
+            return None  # before its first beat the signal would end it
+        begins = self._log.stat().st_size
+        self._process.send_signal(signal.SIGUSR1)
+        await asyncio.sleep(_STACKS_S)
+        with self._log.open("rb") as log:
+            log.seek(max(begins, log.seek(0, os.SEEK_END) - _STACKS_BYTES))
+            text = log.read(_STACKS_BYTES).decode(errors="replace")
+        return Stacks(worker=self.worker, number=number, text=text)
+
     def renew_lease(self) -> None:
         """Begin the lease anew: the agent itself stood still, and has not read the beats of that time."""
         self._last_beat = time.monotonic()
@@ -139,6 +159,7 @@ class TrainerProcess:
             )
         self._memory = MemoryWatch(self._process.pid)
         self.report = WorkerReport(worker=self.worker, incarnation=incarnation, phase=Phase.STARTING)
+        self.progress = Progress()
         self._changed()
         self._last_beat, self._beats = time.monotonic(), False
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 26)
@@ -160,7 +181,7 @@ class TrainerProcess:
         try:
             while line := await reader.readline():
                 self._take(json.loads(line))
-        except ConnectionResetError:
+        except ConnectionError:  # also of orders that were written to it when it was dead
             return  # the same as the end of the stream
         except ValueError as error:  # a line that is too long, or no report: the job's own code wrote there
             self.fail(Failure(kind="internal", message=f"its report cannot be read: {error}"))
@@ -172,6 +193,8 @@ class TrainerProcess:
             self._changed()
         elif "metrics" in value:
             self._metrics(StepMetrics.model_validate(value["metrics"]))
+        elif isinstance(beat := value.get("beat"), dict):
+            self.progress = Progress.model_validate(beat)
 
     def _bury(self, status: int) -> None:
         self._process = None

@@ -16,6 +16,8 @@ from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
 from ...pipeline.traffic import output_of
 from ..data import Sample
+from ..messages import At
+from ..progress import Progress
 from ..sections.ranges import Accumulate, RangeOutput
 from .feed import SOON_S, Feed
 from .lanes import Lanes, Tensors
@@ -99,10 +101,12 @@ class Executor:
         runtime: Passes,
         lanes: Lanes,
         feed: Feed,
+        progress: Progress | None = None,
     ) -> None:
         self._runtime = runtime
         self._lanes = lanes
         self._feed = feed
+        self._progress = progress or Progress()
         self._dispatcher = Dispatcher(plan, rank, order)
         self._tasks = {operation: self._task(plan, rank, operation) for operation in order}
         self._inputs: dict[Operation, Tensors] = {}
@@ -111,6 +115,7 @@ class Executor:
         """Run all operations of `step`. Raises what the lanes' interrupt was tripped with, and the user's
         errors."""
         dispatcher, lanes, inputs, work = self._dispatcher, self._lanes, self._inputs, Work()
+        progress = self._progress
         dispatcher.reset()
         inputs.clear()
         self._feed.begin(step)
@@ -129,6 +134,7 @@ class Executor:
             produced = self._perform(step, operation, task, sink)
             work.seconds[kind] += time.perf_counter() - began
             work.counts[kind] += 1
+            progress.operations += 1
             if task.consumer is None:
                 continue
             if task.is_local:
@@ -141,11 +147,12 @@ class Executor:
     def _wait(self) -> tuple[Operation, Tensors]:
         """What arrives next; samples are loaded while it does not come."""
         most_s = SOON_S
-        while True:
-            try:
-                return self._lanes.wait(most_s)
-            except queue.Empty:
-                most_s = 0.0 if self._feed.load_ahead() else None
+        with self._progress.being(At.PEER):
+            while True:
+                try:
+                    return self._lanes.wait(most_s)
+                except queue.Empty:
+                    most_s = 0.0 if self._feed.load_ahead() else None
 
     def _perform(self, step: int, operation: Operation, task: _Task, sink: Sink) -> Tensors:
         micro_batch, runtime = operation.micro_batch, self._runtime

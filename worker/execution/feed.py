@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 from ..data import Batches, Sample
 from ..errors import UserCodeError
+from ..messages import At
+from ..progress import Progress
 
 _AHEAD = 4  # micro-batches that are kept loaded, whatever their size
 _AHEAD_BYTES = 4 << 20  # and more of them as long as all take no more than this: a busy stage rarely waits
@@ -25,9 +27,14 @@ class Feed:
     """`micro_batches`: those whose samples this worker takes in a step, in the order of their forwards."""
 
     def __init__(
-        self, batches: Batches, micro_batches: Sequence[int], ahead_bytes: int = _AHEAD_BYTES
+        self,
+        batches: Batches,
+        micro_batches: Sequence[int],
+        ahead_bytes: int = _AHEAD_BYTES,
+        progress: Progress | None = None,
     ) -> None:
         self._batches = batches
+        self._progress = progress or Progress()
         self._micro_batches = tuple(micro_batches)
         self._ahead_bytes = ahead_bytes
         self._loaded: deque[tuple[tuple[int, int], Sample]] = deque()  # those that are taken next, no gap
@@ -47,7 +54,7 @@ class Feed:
             key, sample = self._loaded.popleft()
             assert key == (self._step, micro_batch), "micro-batches are taken in the order of their forwards"
             return sample
-        return self._batches.micro_batch(self._step, micro_batch)
+        return self._load(self._step, micro_batch)
 
     def load_ahead(self) -> bool:
         """Load one more micro-batch of this step or the next; False when there is none to load."""
@@ -55,11 +62,17 @@ class Feed:
         if key is None or key == self._refused:
             return False
         try:
-            self._loaded.append((key, self._batches.micro_batch(*key)))
+            self._loaded.append((key, self._load(*key)))
         except UserCodeError:  # raised again if it is ever needed; the job may end before
             self._refused = key
             return False
         return True
+
+    def _load(self, step: int, micro_batch: int) -> Sample:
+        with self._progress.being(At.DATA):
+            sample = self._batches.micro_batch(step, micro_batch)
+        self._progress.samples += 1
+        return sample
 
     def _upcoming(self, number: int) -> tuple[int, int] | None:
         """(step, micro-batch) that is taken after `number` others; None beyond the next step."""

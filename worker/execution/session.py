@@ -10,7 +10,8 @@ from typing import Any
 
 from ...pipeline.operations import Kind
 from ...pipeline.plan import Plan
-from ..messages import GenerationOrder
+from ..messages import At, GenerationOrder
+from ..progress import Progress
 from .buckets import Bucket
 from .gloo import Group, Listener, Store, connect, fetch
 from .interrupt import Courier, Interrupt, PeersLost
@@ -25,13 +26,19 @@ class Session:
     """
 
     def __init__(
-        self, order: GenerationOrder, worker: str, listener: Listener | None, link_timeout_s: float = 10.0
+        self,
+        order: GenerationOrder,
+        worker: str,
+        listener: Listener | None,
+        link_timeout_s: float = 10.0,
+        progress: Progress | None = None,
     ) -> None:
         self.number = order.number
         self.plan = Plan.from_json(order.plan)
         self.members = [member.worker for member in order.members]
         self.rank = self.members.index(worker)
         self.checkpoints = order.checkpoints
+        self.progress = progress or Progress()
         self.interrupt = Interrupt()
         self.courier = Courier(f"collectives-g{order.number}", self.interrupt)
         self._address = order.members[self.rank].address
@@ -81,9 +88,11 @@ class Session:
 
         self.courier.call(lambda: store.set(f"{name}/{self.rank}", mine), [0])
         # What fails here is the store on rank 0; one who is late or gone makes the others wait.
-        return [
-            json.loads(self.courier.call(partial(value_of, rank), [0])) for rank in range(len(self.members))
-        ]
+        with self.progress.being(At.MEMBERS):
+            return [
+                json.loads(self.courier.call(partial(value_of, rank), [0]))
+                for rank in range(len(self.members))
+            ]
 
     def link(self, neighbours: Collection[int]) -> None:
         """Reach all members with whom this one shares a group, and notice from now on when one is lost.

@@ -15,6 +15,7 @@ from ...pipeline.schedules import orders
 from ...pipeline.traffic import Message, messages
 from ..cutting.partition import Value
 from ..data import Batches
+from ..messages import At
 from ..sections.sums import mean_loss, norms_of
 from ..sections.verdict import is_usable
 from .buckets import Bucket
@@ -69,8 +70,9 @@ class Stepper:
         self._sums = self._reduction.parts
         traffic = messages(plan, all_orders)[rank]
         self._lanes = Lanes(traffic, values, session.channels, session.interrupt, device)
-        self._feed = Feed(batches, batches_of(plan, order, state.runtime))
-        self._executor = Executor(plan, rank, order, state.runtime, self._lanes, self._feed)
+        self._progress = session.progress
+        self._feed = Feed(batches, batches_of(plan, order, state.runtime), progress=self._progress)
+        self._executor = Executor(plan, rank, order, state.runtime, self._lanes, self._feed, self._progress)
 
     def step(self, ballot: Ballot) -> StepResult:
         """Take the next step: it is committed and applied when this returns.
@@ -90,7 +92,8 @@ class Stepper:
             self._state.runtime.discard()
             self._reduction.begin(scales)
             work = self._executor.run(step, self._reduction)
-            loss, weight = mean_loss(self._reduction.finish(self._use_idle))
+            with self._progress.being(At.SUMS):
+                loss, weight = mean_loss(self._reduction.finish(self._use_idle))
             overflow = any(part.gradients.overflow() for part in self._sums)
             self._state.reduced = self._finalise(step, attempt, loss, weight, overflow, began)
             record = self._commit(step, attempt, overflow, ballot)
@@ -144,8 +147,10 @@ class Stepper:
         vote = Vote(rank, step, attempt, prepared, flags, norms)
         vector = torch.tensor(vote.vector(plan.num_workers, len(self._names)), dtype=torch.float64)
         outcome = self._session.courier.start(lambda: self._everyone.sum(vector))
-        self._use_idle(outcome)
-        self._session.courier.result(outcome)
+        with self._progress.being(At.SUMS):
+            self._use_idle(outcome)
+            self._session.courier.result(outcome)
+        self._progress.operations += 1
         return CommitRecord.from_vector(self._session.number, plan.num_workers, vector.tolist())
 
     def _norms(self, gradients: Mapping[str, torch.Tensor]) -> dict[int, float]:
