@@ -147,6 +147,7 @@ class Service:
             metrics = await self.threads.run(Kind.HISTORY, self.journal.metrics, job, 0, RECENT_STEPS)
             self.jobs[job] = Job(job, facts, metrics)
         await self.threads.run(Kind.FILES, self.files.forget_others, self.jobs.keys())
+        await self.threads.run(Kind.TOKENS, self.tokens.begin_anew, self.leases.worker_token_s)
         await self._start_pending()
         for runtime in self.jobs.values():
             self._forget_secrets(runtime)  # of those that ended in the very moment in which this process did

@@ -123,6 +123,17 @@ class TokenStore:
         with self._lock:
             self._database.execute("DELETE FROM tokens WHERE job = ? AND vm = ?", (job, vm))
 
+    def begin_anew(self, ttl_s: float) -> None:
+        """Let tokens of VMs last `ttl_s` from now, as long as they are not revoked.
+
+        For a manager that starts: its wall clock may have been set since they were made, and a VM is not
+        refused for that.
+        """
+        with self._lock:
+            self._database.execute(
+                "UPDATE tokens SET expires = ? WHERE scope = ?", (self._clock() + ttl_s, Scope.WORKER.value)
+            )
+
     def sweep(self) -> None:
         """Forget what has expired."""
         with self._lock:

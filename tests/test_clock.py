@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from makara.manager.events import ManagerStarted, StopRequested, VmRequestFailed
 from makara.manager.facts import EndReason, GenerationClosed, JobEnded, VmEnded, VmNoticed
 from makara.manager.journal import SqliteJournal
 from makara.manager.service import Service
-from makara.manager.tokens import TokenStore
+from makara.manager.tokens import Scope, TokenStore
 from makara.worker.messages import NoticeFile
 from makara.worker.notices import NOTICE_FILE, Notices
 
@@ -64,6 +65,26 @@ def test_a_notice_counts_down_evenly_when_the_wall_clock_is_set(tmp_path: Path, 
     machine.wall_s += jump_s
     machine.pass_time(5.0)
     assert notices.remaining_s() == 15.0
+
+
+def test_a_manager_that_starts_after_the_clock_was_set_refuses_no_vm(tmp_path: Path) -> None:
+    machine = Machine()
+
+    async def start() -> None:
+        service = Service(ServerConfig(home=tmp_path), journal, tokens, {})
+        await service.start()
+        await service.close()
+
+    journal = SqliteJournal(tmp_path / "journal.sqlite3")
+    tokens = TokenStore(tmp_path / "tokens.sqlite3", lambda: machine.wall_s)
+    try:
+        token = tokens.issue(Scope.WORKER, job="j", vm="v", ttl_s=HOUR_S)
+        machine.wall_s += 2 * HOUR_S
+        asyncio.run(start())
+        assert tokens.check(token, Scope.WORKER).vm == "v"
+    finally:
+        tokens.close()
+        journal.close()
 
 
 def restarted(script: Script, jump_s: float) -> Script:

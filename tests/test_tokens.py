@@ -96,6 +96,22 @@ def test_tokens_of_vms_are_bound_and_short_lived(store: TokenStore) -> None:
         store.issue(Scope.WORKER, job="j", vm="v")
 
 
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_a_manager_that_starts_after_the_clock_was_set_knows_its_vms(
+    store: TokenStore, clock: Clock, jump_s: float
+) -> None:
+    token, user = store.issue(Scope.WORKER, job="j", vm="v", ttl_s=60), store.issue(Scope.USER, ttl_s=60)
+    clock.now += jump_s
+    store.begin_anew(60)
+    assert store.check(token, Scope.WORKER).vm == "v"
+    clock.now += 60
+    with pytest.raises(TokenRefused, match="expired"):
+        store.check(token, Scope.WORKER)
+    if jump_s > 0:
+        with pytest.raises(TokenRefused, match="expired"):
+            store.check(user, Scope.USER)
+
+
 def test_revoked_tokens_are_refused(store: TokenStore) -> None:
     user = store.issue(Scope.USER)
     worker = store.issue(Scope.WORKER, job="j", vm="v", ttl_s=60)
