@@ -139,6 +139,14 @@ class RecipeFixed(_Fact):
     note: str = ""
 
 
+class BitsFixed(_Fact):
+    """`numerics: exact`: the bits that every worker's kernels must give, as `workers` showed them."""
+
+    fact: Literal["bits_fixed"] = "bits_fixed"
+    bits_hash: str
+    workers: tuple[str, ...]
+
+
 class Recalibrated(_Fact):
     """The workers' own timings differ from the calibration for good: its times are multiplied, by section."""
 
@@ -313,6 +321,7 @@ Fact = Annotated[
     | ProbeOpened
     | ProbeEnded
     | RecipeFixed
+    | BitsFixed
     | Recalibrated
     | WorkerPaced
     | GenerationPlanned

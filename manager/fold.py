@@ -11,6 +11,7 @@ from ..pipeline.plan import shape_of
 from ..worker.messages import CheckpointRef
 from . import fold_measuring
 from .facts import (
+    BitsFixed,
     CheckpointPublished,
     CheckpointRetired,
     EndReason,
@@ -167,6 +168,12 @@ def _recipe_fixed(state: JobState, fact: RecipeFixed) -> JobState:
         measuring=None,
         recipe_version=version,
     )
+
+
+def _bits_fixed(state: JobState, fact: BitsFixed) -> JobState:
+    if state.recipe is None:
+        return state
+    return state.changed(recipe=state.recipe.model_copy(update={"bits_hash": fact.bits_hash}))
 
 
 def _planned(state: JobState, fact: GenerationPlanned) -> JobState:
@@ -346,6 +353,7 @@ _RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
     WorkerFailed: _worker_failed,
     ProfilerChosen: _profiler_chosen,
     RecipeFixed: _recipe_fixed,
+    BitsFixed: _bits_fixed,
     GenerationPlanned: _planned,
     GenerationPrepared: _prepared,
     GenerationOpened: _opened,

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from ..simulator.lines import Lines
+from ..worker.instruction_sets import InstructionSet
 from ..worker.messages import JobSettings, StoreConfig
 from .spec_errors import WHOLE, FieldFaults, JobSpecError, explain, shown
 from .store_uri import is_absolute, uri_faults
@@ -83,6 +84,7 @@ def to_settings(spec: JobSpec, job: str, bundle_sha256: str) -> JobSettings:
         numerics=spec.training.numerics,
         precision=spec.training.precision,
         threads=spec.resources.threads,
+        instruction_set=spec.training.instruction_set,
         device_memory_bytes=spec.resources.device_memory,
         workers_per_node=spec.resources.workers_per_node,
         most_workers=spec.resources.max_nodes * spec.resources.workers_per_node,
@@ -187,6 +189,7 @@ class TrainingSpec(_Section):
     steps: Positive
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     numerics: Literal["exact", "fast"] = "fast"
+    instruction_set: InstructionSet = "native"  # that trainers are held to on every VM
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
 
 

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from .bundles import BundleError, SetupFailed, fetch_secrets, prepare_bundle
 from .connection import ManagerConnection, until_first
 from .frames import makara_version
+from .instruction_sets import environment_of, processor_flags
 from .messages import (
     PROTOCOL,
     BootConfig,
@@ -126,7 +127,8 @@ class Agent:
         while True:
             try:
                 secrets = await fetch_secrets(self._boot, self._connection.token)
-                environment = {**job.envs, **secrets}
+                held = environment_of(job.instruction_set, processor_flags())
+                environment = {**held, **job.envs, **secrets}
                 bounds = self._connection.bundle_bounds
                 bundle = await prepare_bundle(self._boot, self._connection.token, job, environment, bounds)
                 break

@@ -25,6 +25,7 @@ from .bounds import (
     Seconds,
     Text,
 )
+from .instruction_sets import InstructionSet
 
 _INDICES = frozenset(str(index) for index in range(MOST_DEVICES))
 
@@ -67,6 +68,7 @@ class Recipe(Message):
     device_kind: Literal["cpu", "cuda"]
     torch_version: Name
     bundle_sha256: Name
+    bits_hash: Name | None = None  # `numerics: exact`: see `fitness`; None: not known, or not compared
 
     @property
     def num_sections(self) -> int:
@@ -90,6 +92,7 @@ class JobSettings(Message):
     numerics: Literal["exact", "fast"]
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     threads: int = Field(default=1, ge=1)
+    instruction_set: InstructionSet = "native"
     device_memory_bytes: int | None = None  # that a worker may use; None: all that its device has
     workers_per_node: int = Field(default=1, ge=1)
     most_workers: int = Field(default=1, ge=1)  # that the job may get; m leaves a micro-batch for each
@@ -232,6 +235,7 @@ class WorkerReport(Message):
     prepared: Count = 0  # the highest generation it is prepared for
     endpoint: Name | None = None  # rendezvous it listens on, if it is rank 0 of `prepared`
     graph_hash: Name | None = None  # of the model as traced under the orders' recipe; None: not traced yet
+    bits_hash: Name | None = None  # `numerics: exact`: what its kernels make of the sections; see `fitness`
     step: Count = 0  # steps committed and applied
     formed: Formed | None = None
     # Workers of `generation` that it cannot reach, each known by a connection of its own; empty where

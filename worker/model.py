@@ -10,6 +10,7 @@ from .cutting.partition import Sections, split
 from .data import Batches
 from .errors import RecipeMismatch
 from .execution.state import ModelState
+from .fitness import bits_hash
 from .messages import JobSettings, Recipe
 from .sections.ranges import RangeRuntime, configure_torch
 from .tracing.trace import trace
@@ -25,6 +26,7 @@ class Model:
     batches: Batches
     state: ModelState
     device: torch.device
+    bits_hash: str | None  # `numerics: exact`: see `fitness`
 
 
 def build_model(training: Training, job: JobSettings, recipe: Recipe) -> Model:
@@ -45,7 +47,10 @@ def build_model(training: Training, job: JobSettings, recipe: Recipe) -> Model:
     dataset = call_user_code("Training.dataset", training.dataset)
     batches = Batches(dataset, job.seed, job.global_batch_size, recipe.microbatch_size)
     state = ModelState(RangeRuntime(chain, training, job.seed, device), training.clip_grad_norm)
-    return Model(training, chain, batches, state, device)
+    bits = None
+    if job.numerics == "exact":
+        bits = bits_hash(chain, training, batches.micro_batch(0, 0), job.seed, device)
+    return Model(training, chain, batches, state, device, bits)
 
 
 def pick_device(kind: str) -> torch.device:

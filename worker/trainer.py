@@ -87,7 +87,8 @@ class Trainer:
             self._measurer.finish()
             self.control.report(phase=Phase.STARTING)
             self._model = build_model(self._training, orders.job, orders.recipe)
-            self.control.report(phase=Phase.IDLE, graph_hash=orders.recipe.graph_hash)
+            bits = self._model.bits_hash
+            self.control.report(phase=Phase.IDLE, graph_hash=orders.recipe.graph_hash, bits_hash=bits)
             self._prepare(self.control.orders or orders)
         else:
             self._train(orders)

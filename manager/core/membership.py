@@ -8,6 +8,7 @@ from ..events import Tick, VmRequestFailed, VmTerminated
 from ..facts import EndReason, VmJoined, VmNoticed, VmRequested, WorkerFailed
 from ..failures import num_rounds, on_vm
 from ..state import Vm, VmStatus, vm_of
+from . import fitness
 from .silence import heard_at, losses
 from .turn import Turn, has_ended
 
@@ -73,6 +74,8 @@ def _failure(turn: Turn, worker: WorkerReport) -> Failure | None:
     if recipe is not None and worker.graph_hash not in (None, recipe.graph_hash):
         message = f"its graph hash is {worker.graph_hash}, the job's is {recipe.graph_hash}"
         return Failure(kind="recipe", message=message)
+    if fitness.differs(turn.state, worker):
+        return Failure(kind="recipe", message=fitness.describe(turn.state, worker))
     if not has_ended(worker):
         return None
     return worker.failure or Failure(kind="killed", message="the process is gone")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..commands import ComputePlan, WorkerSlot
 from ..events import PlanComputed
 from ..facts import GenerationPlanned, HoldChanged, PlanImpossible
 from ..state import Generation, JobState, Seat, Vm, VmStatus, vm_of
+from . import fitness
 from .turn import Turn, has_ended, seat_of
 from .vitals import Planning
 
@@ -60,13 +62,16 @@ def plan(turn: Turn) -> None:
     )
     if waiting or state.planned is not None or not _settled(state.current):
         return
-    enough = len({vm_of(worker) for worker, _ in seats}) >= state.spec.resources.min_nodes
-    if not enough and state.active:  # to save what they hold, any number will do
+    if not _enough(turn, usable):
         _too_few(turn)
         return
     if not usable:
         return
     need = _need(turn, seats)
+    if need is not None and fitness.fix_bits(turn, usable.values()):
+        usable = _usable(turn)  # without those whose bits differ
+        if not _enough(turn, usable):
+            return
     if need is not None:
         _ask(turn, usable, *need)
     elif _paces_changed(turn):
@@ -74,6 +79,13 @@ def plan(turn: Turn) -> None:
         _ask(turn, usable, "paces changed", state.paces_changed_at, reconsider=True)
     elif seats == turn.vitals.planned_for:
         _hold_if_noticed(turn, "no plan does without the VMs that are under notice")
+
+
+def _enough(turn: Turn, usable: Iterable[Seat]) -> bool:
+    """Whether these workers may train; to save what they hold, any number will do."""
+    assert turn.state.spec is not None, "plans are made for submitted jobs"
+    num_vms = len({vm_of(worker) for worker, _ in usable})
+    return num_vms >= turn.state.spec.resources.min_nodes or not turn.state.active
 
 
 def _wanted(turn: Turn) -> bool:
@@ -101,6 +113,8 @@ def _is_usable(turn: Turn, vm: Vm, worker: WorkerReport) -> bool:
         return False
     if worker.phase is Phase.IDLE and (state.recipe is None or worker.graph_hash != state.recipe.graph_hash):
         return False  # it has not traced the model under the recipe yet
+    if worker.phase is Phase.IDLE and not fitness.is_shown(state, worker):
+        return False
     if turn.vitals.left_out.get(seat, turn.now) > turn.now:
         return False
     if vm.vm in turn.vitals.unheard:

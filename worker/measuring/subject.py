@@ -19,6 +19,7 @@ from ..cutting.prices import measured_prices
 from ..cutting.work import compute_nodes
 from ..data import Batches
 from ..errors import RecipeMismatch, UserCodeError
+from ..instruction_sets import InstructionSet
 from ..messages import JobSettings, Layout, SectionRow
 from ..tracing.trace import TracedModel, trace
 from ..training import Training, call_user_code
@@ -141,18 +142,20 @@ def basis_of(traced: TracedModel, job: JobSettings, device: torch.device) -> Bas
         numerics=job.numerics,
         threads=job.threads,
         device_kind=device.type,
-        device_name=device_name(device),
+        device_name=device_name(device, job.instruction_set),
         torch_version=torch.__version__,
         makara_version=version("makara"),
     )
 
 
-def device_name(device: torch.device) -> str:
-    """The product's name, and of a processor the number of its cores: its workers share them."""
+def device_name(device: torch.device, instruction_set: InstructionSet = "native") -> str:
+    """The product's name; of a processor also the number of its cores, which its workers share, and the
+    instructions that it is held to."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     names = [line.partition(":")[2].strip() for line in _processor_lines() if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {psutil.cpu_count()} cores"
+    held = "" if instruction_set == "native" else f", {instruction_set}"
+    return f"{names[0] if names else platform.machine()}, {psutil.cpu_count()} cores{held}"
 
 
 def memory_of(device: torch.device, job: JobSettings) -> int:
