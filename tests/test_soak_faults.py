@@ -44,3 +44,17 @@ def test_a_fault_is_noticed_in_time_and_changes_nothing(
         rows.append(row)
         compare(scene)
         row["exact"] = True
+
+
+def test_faults_of_all_kinds_in_one_job_change_nothing(
+    tmp_path: Path, chance: random.Random, rows: list[Row]
+) -> None:
+    with running_scene(tmp_path, chance) as scene:
+        seen: list[Row] = []
+        for fault in chance.sample(FAULTS, len(FAULTS)):
+            seen.append(play(scene, fault))
+            seen[-1]["fault"] += ", in one job"
+            rows.append(seen[-1])
+        compare(scene)
+        for row in seen:
+            row["exact"] = True
