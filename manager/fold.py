@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -65,7 +65,9 @@ def _submitted(state: JobState, fact: Submitted) -> JobState:
 
 
 def _vm_requested(state: JobState, fact: VmRequested) -> JobState:
-    return state.with_vm(Vm(fact.vm, requested_at=fact.at))
+    if fact.vm in state.vms:
+        return state
+    return state.with_vm(Vm(fact.vm, requested_at=fact.at, number=len(state.vms)))
 
 
 def _vm_joined(state: JobState, fact: VmJoined) -> JobState:
@@ -102,10 +104,15 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
     else:
         state = _without_deaths(state, fact.vm)  # what ended its trainers was the end of the VM
     ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)
-    if any(vm_of(worker) == fact.vm for worker in state.slow):
-        slow = {worker: how for worker, how in state.slow.items() if vm_of(worker) != fact.vm}
-        state = state.changed(slow=MappingProxyType(slow))
-    return state.with_vm(ended)
+    forgotten = {name: _without(fact.vm, getattr(state, name)) for name in ("slow", "times_slow")}
+    return state.changed(**forgotten).with_vm(ended)
+
+
+def _without(vm: str, by_worker: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without what is known of workers of a VM that has ended."""
+    if not any(vm_of(worker) == vm for worker in by_worker):
+        return by_worker
+    return MappingProxyType({worker: item for worker, item in by_worker.items() if vm_of(worker) != vm})
 
 
 def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
@@ -204,7 +211,7 @@ def _opened(state: JobState, fact: GenerationOpened) -> JobState:
         return state
     history = state.history
     if state.current is not None:
-        history = (*history, _closed(state.current, fact.at, f"superseded by {fact.number}"))
+        history = _with_closed(history, state.current, fact.at, f"superseded by {fact.number}")
     current = replace(state.planned, endpoint=fact.endpoint, opened_at=fact.at, checkpoints=fact.checkpoints)
     base = fact.checkpoints[0] if fact.checkpoints else None
     head = max(state.head_generation, fact.number)
@@ -239,12 +246,12 @@ def _has_newer_vm(state: JobState, generation: Generation) -> bool:
 
 def _generation_closed(state: JobState, fact: GenerationClosed) -> JobState:
     if state.planned is not None and state.planned.number == fact.number:
-        history = (*state.history, _closed(state.planned, fact.at, fact.reason))
+        history = _with_closed(state.history, state.planned, fact.at, fact.reason)
         # With an older generation still stepping, only the preparation ends: nobody must be woken mid-step.
         abandoned = state.abandoned if state.current is not None else fact.number
         return state.changed(planned=None, history=history, abandoned=abandoned)
     if state.current is not None and state.current.number == fact.number:
-        history = (*state.history, _closed(state.current, fact.at, fact.reason))
+        history = _with_closed(state.history, state.current, fact.at, fact.reason)
         return state.changed(current=None, history=history, abandoned=fact.number)
     return state
 
@@ -259,8 +266,16 @@ def _stacks_taken(state: JobState, fact: StacksTaken) -> JobState:
     return state.changed(stall=replace(state.stall, seen=state.stall.seen | {fact.worker}))
 
 
-def _closed(generation: Generation, at: float, reason: str) -> Generation:
-    return replace(generation, plan={}, ended_at=at, end_reason=reason)
+def _with_closed(
+    history: tuple[Generation, ...], generation: Generation, at: float, reason: str
+) -> tuple[Generation, ...]:
+    """The history with one more. Members of those before the last that was opened are of no use any more."""
+    closed = replace(generation, plan={}, ended_at=at, end_reason=reason)
+    kept = next((n for n in range(len(history), 0, -1) if not history[n - 1].members), 0)
+    older = history[kept:]
+    if closed.opened_at is not None:
+        older = tuple(replace(before, members=()) for before in older)
+    return (*history[:kept], *older, closed)
 
 
 def _plan_impossible(state: JobState, fact: PlanImpossible) -> JobState:

@@ -15,6 +15,7 @@ from ..worker.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, 
 from .facts import EndReason, JobEnded, Resumption
 from .failures import Death, Rounds
 from .spec import JobSpec
+from .vm_table import VmTable
 
 Seat = tuple[str, int]
 """A worker and its incarnation: a trainer that was started again is another seat."""
@@ -57,6 +58,7 @@ class Vm:
     ended_at: float | None = None
     reason: EndReason | None = None
     detail: str = ""
+    number: int = 0  # how many were requested before it
 
     @property
     def live(self) -> bool:
@@ -172,7 +174,7 @@ class JobState:
     bundle_sha256: str = ""
     submitted_at: float = 0.0
     num_facts: int = 0  # facts folded so far; the version of orders
-    vms: Mapping[str, Vm] = field(default_factory=lambda: _EMPTY)
+    vms: VmTable[Vm] = field(default_factory=VmTable[Vm])
     profiler: Seat | None = None
     measuring: Measuring | None = None
     recipe: Recipe | None = None
@@ -188,7 +190,8 @@ class JobState:
     hosts: Mapping[Seat, tuple[int, int]] = field(
         default_factory=lambda: _EMPTY
     )  # sections (start, stop) of each worker of the newest generation that formed, which may be closed
-    history: tuple[Generation, ...] = ()  # closed and superseded, oldest first, without their plans
+    # Closed and superseded, oldest first, without their plans; members only since the last that was opened:
+    history: tuple[Generation, ...] = ()
     last_generation: int = 0  # highest number ever given
     head_generation: int = 0  # highest number for which the head may have been swapped
     opened_generation: int = 0  # the number that the head has reached for certain
@@ -231,8 +234,8 @@ class JobState:
 
     @cached_property
     def live_vms(self) -> tuple[Vm, ...]:
-        ended = VmStatus.ENDED
-        return tuple(vm for vm in self.vms.values() if vm.status is not ended)
+        """In the order in which they were requested."""
+        return tuple(self.vms.live.values())
 
     @property
     def running(self) -> bool:
@@ -273,7 +276,7 @@ class JobState:
         return made
 
     def with_vm(self, vm: Vm) -> JobState:
-        return self.changed(vms=MappingProxyType({**self.vms, vm.vm: vm}))
+        return self.changed(vms=self.vms.with_vm(vm))
 
 
 def vm_of(worker: str) -> str:
