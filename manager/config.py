@@ -51,6 +51,10 @@ class ServerConfig:
     allow_stores: tuple[str, ...] | None = None
     """For what the manager's own credentials sign, and folders that jobs may use: `s3://[bucket[/prefix]]` at
     AWS, `http(s)://host[:port][/bucket[/prefix]]`, `file:///folder`. None: AWS; on loopback folders, too."""
+    rest_factor: float = 20.0
+    """A job's reports are gathered for so many times as long as its last decision took; so are ticks."""
+    longest_rest_s: float = 1.0
+    """But for so long at most."""
     slow_call_s: float = 30.0
     """A call of a provider or a store that takes longer is shown as trouble."""
     close_timeout_s: float = 10.0

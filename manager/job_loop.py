@@ -1,19 +1,27 @@
-"""One job's events, one after the other: decided on, made durable, and only then carried out and told."""
+"""One job's events, one after the other: decided on, made durable, and only then carried out and told.
+
+What VMs report is gathered, so that a thousand of them that tell of a step call for a few decisions. The
+first report after a quiet time is decided on at once; then a job rests for `rest_factor` times as long as
+that took the event loop, and what comes meanwhile is decided on together. So no job takes more than its part
+of the loop, however many VMs it has. All else is decided on at once, after what came before it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
 
 from .commands import Command
+from .config import ServerConfig
 from .core import Decision, Pulse, Timing, Vitals, decide, stop_set_aside
-from .events import Event, StopRequested, Tick
+from .events import ConnectionClosed, Event, ReportReceived, StopRequested, Tick, Together, VmTerminated
 from .facts import Fact
 from .journal_text import NotReadable
 from .quarantine import Quarantine, Quarantined, quarantine_for
-from .runtime import Job
+from .runtime import Gathered, Job, Observation
 
 log = logging.getLogger("makara.manager")
 
@@ -40,23 +48,29 @@ class JobLoops:
     A fault while one job is decided on sets that job aside (`quarantine`). Runs on the event loop.
     """
 
-    def __init__(self, outlets: Outlets, timing: Timing, *, retry_s: float, longest_retry_s: float) -> None:
+    def __init__(self, outlets: Outlets, timing: Timing, config: ServerConfig) -> None:
         self._out = outlets
         self._timing = timing
-        self._retry_s = retry_s
-        self._longest_retry_s = longest_retry_s
+        self._retry_s = config.quarantine_retry_s
+        self._longest_retry_s = config.quarantine_longest_retry_s
+        self._rest_factor = config.rest_factor
+        self._longest_rest_s = config.longest_rest_s
+
         self._turns: set[asyncio.Task[None]] = set()
         self._ticking: dict[str, asyncio.Task[None]] = {}
 
     async def handle(self, job: Job, event: Event) -> None:
         """Decide on `event` and make the decision durable. Raises `Quarantined` when that cannot be done."""
         # A caller that is cancelled (a closed connection) must not leave the state behind the journal.
-        await asyncio.shield(self._begin(job, lambda: event))
+        if isinstance(event, ReportReceived | ConnectionClosed | VmTerminated):
+            await asyncio.shield(self._gather(job, event).decided)
+        else:
+            await asyncio.shield(self._begin(self._turn(job, lambda: event)))
 
     def tick(self, job: Job) -> None:
-        """Have time pass for the job, unless it is still at its last tick."""
-        if job.job not in self._ticking:
-            task = self._begin(job, lambda: Tick(now=self._out.clock(), new_vms=job.new_vms()))
+        """Have time pass for the job, unless it is still at its last tick or rests after it."""
+        if job.job not in self._ticking and time.monotonic() >= job.next_tick:
+            task = self._begin(self._tick(job))
             self._ticking[job.job] = task
             task.add_done_callback(lambda task: self._ticked(job.job, task))
 
@@ -72,23 +86,71 @@ class JobLoops:
         if not task.cancelled() and task.exception() is not None:
             log.debug("job %s: its tick: %r", job, task.exception())  # it was told where it was raised
 
-    def _begin(self, job: Job, make_event: Callable[[], Event]) -> asyncio.Task[None]:
-        turn = asyncio.create_task(self._turn(job, make_event))
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        turn = asyncio.create_task(work)
         self._turns.add(turn)
         turn.add_done_callback(self._turns.discard)
         return turn
 
     async def _turn(self, job: Job, make_event: Callable[[], Event]) -> None:
         async with job.lock:
-            event = make_event()
-            if job.quarantine is not None and job.set_aside:
-                await self._set_aside(job, job.quarantine, event)
-            else:
-                await self._decide(job, event)
+            await self._decide_gathered(job)
+            await self._take_in(job, make_event())
+
+    async def _tick(self, job: Job) -> None:
+        async with job.lock:
+            await self._decide_gathered(job)
+            job.spent_s = 0.0
+            await self._take_in(job, Tick(now=self._out.clock(), new_vms=job.new_vms()))
+            job.next_tick = time.monotonic() + self._rest_s(job)
+
+    async def _take_in(self, job: Job, event: Event) -> None:
+        if job.quarantine is not None and job.set_aside:
+            await self._set_aside(job, job.quarantine, event)
+        else:
+            await self._decide(job, event)
+
+    # ---- what is observed is gathered ----------------------------------------------------------------------
+
+    def _gather(self, job: Job, event: Observation) -> Gathered:
+        if job.gathered is None:
+            job.gathered = Gathered([], asyncio.get_running_loop().create_future())
+            self._begin(self._decide_when_rested(job))
+        job.gathered.events.append(event)
+        return job.gathered
+
+    async def _decide_when_rested(self, job: Job) -> None:
+        await asyncio.sleep(max(0.0, job.rests_until - time.monotonic()))
+        async with job.lock:
+            await self._decide_gathered(job)
+
+    async def _decide_gathered(self, job: Job) -> None:
+        """Decide on what was observed so far; those who wait for it are told if that cannot be done."""
+        gathered, job.gathered = job.gathered, None
+        if gathered is None:
+            return
+        events, decided, job.spent_s = tuple(gathered.events), gathered.decided, 0.0
+        try:
+            now = self._out.clock()
+            await self._take_in(job, events[0] if len(events) == 1 else Together(now=now, events=events))
+        except Exception as error:
+            decided.set_exception(error)
+            decided.exception()  # nobody may be left who waits for it
+        else:
+            decided.set_result(None)
+        job.rests_until = time.monotonic() + self._rest_s(job)
+
+    def _rest_s(self, job: Job) -> float:
+        return min(self._rest_factor * job.spent_s, self._longest_rest_s)
+
+    # ---- one decision --------------------------------------------------------------------------------------
 
     async def _decide(self, job: Job, event: Event) -> None:
         try:
-            await self._take(job, decide(job.state, job.vitals, event, self._timing))
+            began = time.thread_time()
+            decision = decide(job.state, job.vitals, event, self._timing)
+            job.spent_s += time.thread_time() - began
+            await self._take(job, decision)
         except ManagerFailed:
             raise
         except Exception as error:
@@ -112,7 +174,9 @@ class JobLoops:
         for command in decision.commands:
             self._out.start(job.job, command)
         if decision.facts:
+            began = time.thread_time()
             self._out.tell(job, decision.facts)
+            job.spent_s += time.thread_time() - began
 
     # ---- a job that is set aside ---------------------------------------------------------------------------
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Hashable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..morphing import Impossible
 from ..worker.messages import Orders, Report, StepMetrics
 from .core import Vitals
+from .events import ConnectionClosed, ReportReceived, VmTerminated
 from .journal import StoredFact
 from .quarantine import Quarantine, fold_readable
 from .ranking import Ranking
@@ -30,6 +31,16 @@ class Connection(Protocol):
         ...
 
 
+Observation = ReportReceived | ConnectionClosed | VmTerminated
+
+
+class Gathered(NamedTuple):
+    """What was observed of a job and waits to be decided on together."""
+
+    events: list[Observation]
+    decided: asyncio.Future[None]
+
+
 class Job:
     """One job. Belongs to the manager's event loop; `lock` is held while an event is decided on."""
 
@@ -48,6 +59,10 @@ class Job:
         self.recent: deque[StepMetrics] = deque(metrics, RECENT_STEPS)
         self.first_steps: dict[int, float] = {}  # generation -> when its first step was reported
         self.lock = asyncio.Lock()
+        self.gathered: Gathered | None = None
+        self.spent_s = 0.0  # on the event loop, by the newest decision
+        self.rests_until = 0.0  # what is observed before is gathered; monotonic seconds
+        self.next_tick = 0.0  # likewise
         self.dirty = False  # something to show changed since the last snapshot
         self.ranking: tuple[Hashable, Ranking | Impossible] | None = None  # the last one shown, and of what
         self.ranking_lock = asyncio.Lock()
@@ -69,6 +84,10 @@ class Job:
         """Whether a VM of this name may be one of those that facts which cannot be read are about."""
         hidden = self.active and self.quarantine is not None and not self.quarantine.readable
         return hidden and vm.startswith(f"{self.job}-vm")
+
+    def has_use_of(self, vm: str) -> bool:
+        """Whether what this VM reports matters: it lives, as far as is known."""
+        return vm in self.state.vms.live or self.may_own(vm)
 
     def new_vms(self) -> tuple[str, ...]:
         """Names that no VM of the job ever had, as many as it could want."""

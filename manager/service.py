@@ -30,7 +30,7 @@ from .events import (
     ResumeRequested,
     StopRequested,
 )
-from .facts import Fact, Resumption
+from .facts import Fact, Resumption, VmEnded
 from .files import JobFiles
 from .job_loop import JobLoops, Outlets
 from .journal import Journal
@@ -125,8 +125,7 @@ class Service:
                 clock=self.clock,
             ),
             replace(timing or Timing(), leases=self.leases),
-            retry_s=config.quarantine_retry_s,
-            longest_retry_s=config.quarantine_longest_retry_s,
+            config,
         )
 
     def vm_directory(self, vm: str) -> Path:
@@ -246,7 +245,8 @@ class Service:
             await self.threads.run(Kind.JOURNAL, self.journal.record_metrics, job, report.metrics)
             for step in runtime.add_steps(report.metrics, self.clock()):
                 self.hub.publish(job, Update("step", to_json(step_view(step))))
-        runtime.reports[report.vm] = report
+        if runtime.has_use_of(report.vm):
+            runtime.reports[report.vm] = report
         runtime.not_understood.pop(report.vm, None)
         runtime.dirty = True
         if runtime.state.ended is None:
@@ -275,6 +275,9 @@ class Service:
     def _tell(self, runtime: Job, facts: Sequence[Fact]) -> None:
         for vm, connection in runtime.connections.items():
             connection.push(orders(runtime.state, vm, self.leases))
+        for fact in facts:
+            if isinstance(fact, VmEnded):
+                runtime.reports.pop(fact.vm, None)
         first = runtime.sequence - len(facts) + 1
         for sequence, fact in enumerate(facts, first):
             log.info("job %s: %s", runtime.job, fact.fact)

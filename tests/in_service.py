@@ -115,7 +115,7 @@ async def desk(
     """A service that started on `home`; closed, with its journal, in the end. `settings`: `ServerConfig`."""
     clock, provider = Clock(), provider or FakeProvider()
     journal, tokens = SqliteJournal(home / "journal.sqlite3"), TokenStore(home / "tokens.sqlite3")
-    config = ServerConfig(home=home, tick_s=NEVER_S, **settings)
+    config = ServerConfig(home=home, **{"tick_s": NEVER_S, "rest_factor": 0.0, **settings})
     service = Service(config, journal, tokens, {"local": provider}, timing=timing, clock=clock)
     try:
         await service.start()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...worker.messages import Report
 from ..events import Event, ReportReceived, Together
 from ..fold import apply, fold
 from ..state import JobState
@@ -73,9 +74,7 @@ def decide(state: JobState, vitals: Vitals, event: Event, timing: Timing = _DEFA
         ):
             intake(turn)
     turn.event = event
-    if turn.state.spec is not None and not (
-        isinstance(event, ReportReceived) and _says_nothing_new(event, known)
-    ):
+    if turn.state.spec is not None and _is_news(event, known):
         for rule in _RULES:
             if turn.state.ended is not None:
                 break
@@ -83,21 +82,22 @@ def decide(state: JobState, vitals: Vitals, event: Event, timing: Timing = _DEFA
     return turn.decision()
 
 
-def _says_nothing_new(event: ReportReceived, known: Vitals) -> bool:
-    """A mere heartbeat: rules that look at the clock run on ticks, and nothing else could have changed."""
-    pulse = known.pulses.get(event.report.vm)
+def _is_news(event: Event, known: Vitals) -> bool:
+    """Mere heartbeats are none: rules that look at the clock or at progress run on ticks."""
+    if isinstance(event, Together):
+        return any(_is_news(part, known) for part in event.events) or not event.events
+    return not isinstance(event, ReportReceived) or not _says_nothing_new(event.report, known)
+
+
+def _says_nothing_new(report: Report, known: Vitals) -> bool:
+    pulse = known.pulses.get(report.vm)
     if pulse is None or pulse.closed_at is not None:
         return False
-    sequence = pulse.report.sequence
-    if event.report.sequence <= sequence:
+    before = pulse.report
+    if report.sequence <= before.sequence:
         return True
-    return (
-        event.report.model_copy(
-            update={
-                "sequence": sequence,
-                "metrics": pulse.report.metrics,
-                "progress": pulse.report.progress,
-            }
-        )
-        == pulse.report
-    )
+    return all(getattr(report, name) == getattr(before, name) for name in _NEWS)
+
+
+# Every report has another number; progress is watched by ticks, and metrics are no matter of the core.
+_NEWS = tuple(Report.model_fields.keys() - {"sequence", "orders_version", "metrics", "progress"})

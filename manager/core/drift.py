@@ -54,19 +54,17 @@ def watch(turn: Turn) -> None:
     if state.recipe is None or state.recipe.device_kind != "cpu":
         return  # what a trainer times there is how long it takes to ask the device
     event = turn.event
-    if isinstance(event, ReportReceived):
-        _note(turn, current, event.report.workers)
-    elif isinstance(event, Together):
-        for part in event.events:
-            if isinstance(part, ReportReceived):
-                _note(turn, current, part.report.workers)
-    elif isinstance(event, Tick) and state.planned is None:
+    if isinstance(event, Tick) and state.planned is None:
         _conclude(turn, current)
+    parts = event.events if isinstance(event, Together) else (event,)
+    reports = [part.report for part in parts if isinstance(part, ReportReceived)]
+    if reports:
+        _note(turn, current, [worker for report in reports for worker in report.workers])
 
 
 def _note(turn: Turn, current: Generation, workers: Iterable[WorkerReport]) -> None:
     ranks = {seat: rank for rank, seat in enumerate(current.seats)}
-    paces = dict(turn.vitals.paces)
+    paces = {seat: pace for seat, pace in turn.vitals.paces.items() if seat in ranks}
     for worker in workers:
         seat, took_s = seat_of(worker), (worker.forward_s or 0.0) + (worker.backward_s or 0.0)
         if seat not in ranks or worker.phase is not Phase.RUNNING or worker.generation != current.number:

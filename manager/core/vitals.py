@@ -118,7 +118,8 @@ def observe(state: JobState, vitals: Vitals, event: Event, timing: Timing) -> Vi
         case JobSubmitted():
             return Vitals(started_at=event.now) if state.spec is None else vitals
         case Tick():
-            return silence.judge(state, _ticked(vitals, event.now, timing), event.now, timing)
+            vitals = _pruned(state, _ticked(vitals, event.now, timing))
+            return silence.judge(state, vitals, event.now, timing)
         case ReportReceived() | ConnectionClosed():
             return _heard(state, vitals, (event,), event.now, timing)
         case Together():
@@ -131,6 +132,18 @@ def _ticked(vitals: Vitals, now: float, timing: Timing) -> Vitals:
     stalled = vitals.ticked_at is not None and now - vitals.ticked_at > timing.vm_lease_s / 2
     # A manager that was itself suspended has heard nobody: that is no proof that they are gone.
     return replace(vitals, ticked_at=now, started_at=now if stalled else vitals.started_at)
+
+
+def _pruned(state: JobState, vitals: Vitals) -> Vitals:
+    """Without the reports of VMs that ended, once no generation that may be asked about has them."""
+    if len(vitals.pulses) <= len(state.live_vms):
+        return vitals
+    present = (state.planned, state.current, *state.history[-1:])
+    members = {vm_of(worker) for g in present if g is not None for worker, _ in g.members}
+    pulses = {vm: p for vm, p in vitals.pulses.items() if vm in state.vms.live or vm in members}
+    if len(pulses) == len(vitals.pulses):
+        return vitals
+    return replace(vitals, pulses=MappingProxyType(pulses))
 
 
 def _heard(state: JobState, vitals: Vitals, events: Iterable[Event], now: float, timing: Timing) -> Vitals:
