@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +12,7 @@ from fastapi import APIRouter, Form, Header, HTTPException, Query, Request, Resp
 from pydantic import BaseModel, Field
 from sse_starlette import EventSourceResponse
 
+from ..worker.logs import tail
 from ..worker.messages import CheckpointRef
 from .auth import Admin, User, service_of
 from .facts import Resumption
@@ -26,7 +27,8 @@ from .tokens import Grant, Scope
 from .views import JobView, StepView, VmView, job_view, step_view, surviving, to_json
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
-_LOG_TAIL_BYTES = 256 * 1024
+_LOG_TAIL_BYTES = 256 * 1024  # of one log
+_LOGS_BYTES = 8 << 20  # of all that are asked for at a time
 
 
 class Submitted(BaseModel):
@@ -205,8 +207,7 @@ async def logs(job: str, request: Request, _: User, vm: str | None = None) -> Lo
     if vm is not None and vm not in state.vms:
         raise HTTPException(404, f"vm: job {job} has no VM {vm!r}")
     folders = [service.vm_directory(name) for name in ([vm] if vm is not None else state.vms)]
-    tails = await service.threads.run(Kind.FILES, lambda: [_tails(folder) for folder in folders])
-    return LogsView(logs={name: text for tail in tails for name, text in tail.items()})
+    return LogsView(logs=await service.threads.run(Kind.FILES, _tails, folders))
 
 
 @router.get("/jobs/{job}/stream")
@@ -305,10 +306,7 @@ async def _live(subscription: Subscription, sent: int) -> AsyncIterator[dict[str
             yield {"event": update.kind, "id": str(update.sequence), "data": entry.model_dump_json()}
 
 
-def _tails(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for path in sorted(folder.glob("*.log")):
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
-            found[f"{folder.name}/{path.name}"] = file.read().decode(errors="replace")
-    return found
+def _tails(folders: Sequence[Path]) -> dict[str, str]:
+    paths = [path for folder in folders for path in sorted(folder.glob("*.log"))]
+    most_bytes = min(_LOG_TAIL_BYTES, _LOGS_BYTES // max(1, len(paths)))
+    return {f"{path.parent.name}/{path.name}": tail(path, most_bytes) for path in paths}

@@ -21,6 +21,7 @@ class Leases:
     link_timeout_s: float = 10.0  # a member that another cannot reach for this long is lost to it
     orphan_timeout_s: float = 600.0  # a VM that sees no manager for this long saves and ends itself
     orphan_save_s: float = 300.0  # for how long a VM that is to end waits for its checkpoint
+    log_bytes: int = 16 << 20  # of each log file on a VM
     least_worker_token_s: float = 3600.0
     secret: bytes = field(default=b"", repr=False)
 
@@ -56,6 +57,7 @@ def orders(state: JobState, vm: str, leases: Leases = Leases()) -> Orders:
         link_timeout_s=leases.link_timeout_s,
         orphan_timeout_s=leases.orphan_timeout_s,
         orphan_save_s=leases.orphan_save_s,
+        log_bytes=leases.log_bytes,
     )
 
 

@@ -5,8 +5,10 @@ step; holds when ordered, which leaves the file `held` in the VM's folder), "sil
 beats once and never again), "late" (begins to beat only with its second orders), "survived" (dies, but a
 child of it keeps its socket open), "saves long" (told to hold, it runs on and saves for ever), "talkative"
 (tells of thousands of steps with each orders), "killed" (its first incarnation kills itself at its first
-orders), "huge" (its report is larger than any manager takes), or "holding" (it keeps the interpreter to
-itself as soon as it is told to train).
+orders), "huge" (its report is larger than any manager takes), "holding" (it keeps the interpreter to itself
+as soon as it is told to train), "parent" (its first incarnation starts processes that heed no signal, and dies
+when it is to train), "silent parent" (it stops to beat instead), or "noisy" (writes a megabyte to its log
+with each orders).
 """
 
 import faulthandler
@@ -19,6 +21,30 @@ import sys
 from pathlib import Path
 
 BEAT_S = 0.05
+
+
+CHILD = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(file.name, sys.argv[1])
+time.sleep(1000)
+"""
+
+
+def start_children(folder: Path) -> None:
+    """A child, one in a session of its own whose parent is gone, and one with a clean environment."""
+    for name in ("plain", "daemon", "clean"):
+        if os.fork():
+            continue
+        if name == "daemon":
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+        environment = {} if name == "clean" else os.environ
+        command = [sys.executable, "-S", "-c", CHILD, str(folder / f"{name}.pid")]
+        os.execve(sys.executable, command, environment)
 
 
 def main() -> None:
@@ -45,6 +71,13 @@ def main() -> None:
     if mode == "killed" and incarnation == 1:
         lines.readline()
         os.kill(os.getpid(), signal.SIGKILL)
+    if mode.endswith("parent") and incarnation == 1:
+        start_children(Path(arguments["--bundle"], "..", ".."))
+        while json.loads(lines.readline())["action"] != "train":
+            send(beat=True)
+        if mode == "parent":
+            os._exit(3)
+        lines.readlines()
     if mode == "survived" and incarnation == 1:
         if os.fork():
             os._exit(3)
@@ -65,6 +98,8 @@ def main() -> None:
             metrics = {"generation": 1, "loss": 1.0, "grad_norm": 1.0, "seconds": 1.0, "samples": 1}
             for n in range(3000 if mode == "talkative" else 1):
                 send(metrics=metrics | {"step": orders["version"] + n * 1000})
+            if mode == "noisy":
+                print(f"orders {orders['version']} " + "x" * (1 << 20), flush=True)
             if mode == "huge":
                 report |= {"lost": ["x" * 400] * 60_000}
             send(report=report)

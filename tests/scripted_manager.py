@@ -230,7 +230,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
         before = set(psutil.Process(os.getpid()).children(recursive=True))  # servers that fixtures started
         asyncio.run(main())
         after = set(psutil.Process(os.getpid()).children(recursive=True))
-        assert after <= before or mode == "survived"
+        assert after <= before
 
     return run
 

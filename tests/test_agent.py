@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import psutil
 import pytest
 from makara.worker.archives import BundleBounds
 from makara.worker.bounds import MOST_METRICS
+from makara.worker.logs import tail
 from makara.worker.messages import At, Credential, Phase, Progress, Report, ReportAck, StepMetrics
 from makara.worker.reports import Backlog
 from makara.worker.trainers import Backoff
@@ -210,6 +212,43 @@ def test_a_death_is_seen_although_a_child_keeps_the_socket(play: Callable[..., N
         await manager.worker(lambda worker: worker.incarnation == 2 and worker.phase is Phase.IDLE)
 
     play(scenario, mode="survived")
+
+
+@pytest.mark.parametrize("mode", ["parent", "silent parent"])
+def test_what_a_trainers_code_started_ends_with_it(play: Callable[..., None], mode: str) -> None:
+    async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
+        await manager.order(lease_s=20.0)
+        for name in ("plain", "daemon", "clean"):
+            await manager.until_file(f"{name}.pid")
+        pids = [int((manager.folder / f"{name}.pid").read_text()) for name in ("plain", "daemon", "clean")]
+        assert all(alive(pid) for pid in pids)
+        await manager.order("train", lease_s=1.0 if mode == "silent parent" else 20.0)
+        await manager.worker(lambda worker: worker.incarnation == 2)
+        assert not any(alive(pid) for pid in pids)
+
+    play(scenario, mode=mode)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_trainers_log_is_bounded_and_its_end_is_kept(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
+        path, version = manager.folder / "v1.0.log", 0
+        for _ in range(8):
+            version = await manager.order("train", log_bytes=3 << 20)
+            await manager.worker(lambda worker, version=version: worker.step == version)
+        async with asyncio.timeout(30):
+            while path.stat().st_size > 3 << 20:  # noqa: ASYNC110  (the agent looks now and then)
+                await asyncio.sleep(0.01)
+        assert (manager.folder / "v1.0.log.1").stat().st_size <= 3 << 20
+        assert f"orders {version} x" in tail(path, (1 << 20) + 100)
+
+    play(scenario, mode="noisy")
 
 
 def test_a_setup_command_that_fails_is_the_users_error(play: Callable[..., None]) -> None:

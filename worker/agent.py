@@ -23,6 +23,7 @@ from .bundles import BundleError, SetupFailed, fetch_secrets, prepare_bundle
 from .connection import ManagerConnection, until_first
 from .frames import makara_version
 from .instruction_sets import environment_of, processor_flags
+from .logs import bound
 from .messages import (
     PROTOCOL,
     BootConfig,
@@ -201,6 +202,8 @@ class Agent:
             before = time.monotonic()
             await asyncio.sleep(_WATCH_S)
             stalled = time.monotonic() - before > lease_s / 2
+            for log_file in self._directory.glob("*.log"):
+                bound(log_file, (self._orders or _NO_ORDERS).log_bytes)
             for trainer in self._trainers:
                 if stalled:
                     trainer.renew_lease()

@@ -13,6 +13,7 @@ import httpx
 
 from ..checkpoint import inherited
 from .archives import BadArchive, BundleBounds, members, opened
+from .family import kill_group
 from .logs import tail
 from .messages import BootConfig, JobSettings
 
@@ -50,7 +51,7 @@ async def prepare_bundle(
         except BadArchive as error:
             raise SetupFailed(f"bundle: {error}") from error
     if job.setup is not None and not (folder / _SETUP_DONE).exists():
-        await _set_up(job.setup, folder, environment)
+        await _set_up(job.setup, folder, environment, Path(boot.directory) / "setup.log")
     return folder
 
 
@@ -81,9 +82,8 @@ def _unpack(data: bytes, folder: Path, bounds: BundleBounds) -> None:
     temporary.rename(folder)
 
 
-async def _set_up(command: str, folder: Path, environment: Mapping[str, str]) -> None:
-    log = folder.parent / "setup.log"
-    with log.open("wb") as output:
+async def _set_up(command: str, folder: Path, environment: Mapping[str, str], log: Path) -> None:
+    with log.open("ab") as output:
         process = await asyncio.create_subprocess_shell(
             command,
             cwd=folder,
@@ -91,8 +91,13 @@ async def _set_up(command: str, folder: Path, environment: Mapping[str, str]) ->
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            start_new_session=True,
         )
-    status = await process.wait()
+    try:
+        status = await process.wait()
+    finally:
+        if process.returncode is None:
+            kill_group(process.pid)
     if status != 0:
         message = f"setup: the command {command!r} ended with status {status}"
         raise SetupFailed(message, tail(log, _SETUP_BYTES))

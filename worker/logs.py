@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-KEPT_BYTES = 16 << 20  # of one log: at most this in the file, and as much in the one before
 BEFORE = ".1"  # the suffix of what was written before
 
 
@@ -17,7 +16,7 @@ def tail(path: Path, most_bytes: int) -> str:
     return data.decode(errors="replace")
 
 
-def bound(path: Path, kept_bytes: int = KEPT_BYTES) -> None:
+def bound(path: Path, kept_bytes: int) -> None:
     """If the log is longer, move its end away and empty it.
 
     Its writers go on undisturbed: they append to the same file (which they opened so). What they write

@@ -148,6 +148,7 @@ class Orders(Message):
     lease_s: float = 10.0  # a trainer silent for this long is killed and replaced
     link_timeout_s: float = 10.0  # a member that another cannot reach for this long is lost to it
     orphan_timeout_s: float = 600.0  # without a manager for this long: save, then end the VM
+    log_bytes: int = 16 << 20  # of each log file; as much of what was before is kept beside it
     orphan_save_s: float = 300.0  # for how long a VM that is to end waits for its checkpoint
 
 

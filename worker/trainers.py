@@ -9,11 +9,14 @@ import signal
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import inherited
+from .family import MARK, end_family, kill_group
+from .logs import tail
 from .memory_watch import MemoryWatch
 from .messages import Failure, Orders, Phase, Progress, Stacks, StepMetrics, WorkerReport
 
@@ -71,6 +74,7 @@ class TrainerProcess:
         self._last_beat = 0.0
         self._beats = False  # it has begun to
         self._killed_for: Failure | None = None
+        self._mark = ""  # of the processes of this incarnation
         self._memory: MemoryWatch | None = None
 
     async def run(self, bundle: Path, environment: Mapping[str, str]) -> None:
@@ -84,6 +88,7 @@ class TrainerProcess:
             self.kill()
             if self._process is not None:
                 await asyncio.wait([asyncio.create_task(self._process.wait())], timeout=_LAST_WORDS_S)
+                end_family(self._process.pid, self._mark)  # at once: nobody would come back to it
 
     def _has_progressed(self) -> bool:
         """Whether the trainer that died had committed a step in its last generation."""
@@ -139,12 +144,13 @@ class TrainerProcess:
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signal.SIGKILL)
+            kill_group(self._process.pid)
 
     async def _one_life(self, bundle: Path, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         incarnation = self.report.incarnation + 1
         self._killed_for = None
+        self._mark = f"{self.worker}/{incarnation}/{uuid.uuid4().hex}"
         with self._log.open("ab") as log, theirs:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "makara.worker.trainer"),
@@ -154,8 +160,9 @@ class TrainerProcess:
                 stdout=log,
                 stderr=log,
                 pass_fds=[theirs.fileno()],
-                env={**ALLOCATOR, **inherited(os.environ, environment)},
+                env={**ALLOCATOR, **inherited(os.environ, environment), MARK: self._mark},
                 cwd=bundle,
+                start_new_session=True,
             )
         self._memory = MemoryWatch(self._process.pid)
         self.report = WorkerReport(worker=self.worker, incarnation=incarnation, phase=Phase.STARTING)
@@ -175,7 +182,10 @@ class TrainerProcess:
         finally:
             reading.cancel()
             self._writer.close()
+        pid = self._process.pid
         self._bury(status)
+        # They may hold the device's memory, and the connections by which peers would see the death.
+        await asyncio.to_thread(end_family, pid, self._mark)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -213,5 +223,4 @@ class TrainerProcess:
         self._changed()
 
     def _last_words(self, status: int) -> str:
-        log = self._log.read_bytes()[-2000:].decode(errors="replace")
-        return f"exit status {status}; the end of its log:\n{log}"
+        return f"exit status {status}; the end of its log:\n{tail(self._log, 2000)}"
