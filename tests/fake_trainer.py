@@ -7,8 +7,8 @@ child of it keeps its socket open), "saves long" (told to hold, it runs on and s
 (tells of thousands of steps with each orders), "killed" (its first incarnation kills itself at its first
 orders), "huge" (its report is larger than any manager takes), "holding" (it keeps the interpreter to itself
 as soon as it is told to train), "parent" (its first incarnation starts processes that heed no signal, and
-dies when it is to train), "silent parent" (it stops to beat instead), or "noisy" (writes a megabyte to its log
-with each orders).
+dies when it is to train), "silent parent" (it stops to beat instead), or "noisy" (writes a megabyte to its
+log with each orders).
 """
 
 import faulthandler
