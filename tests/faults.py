@@ -23,6 +23,7 @@ LISTED_S = 1.0  # the provider's list is looked at every 0.25 s
 TRAINER_LEASE_S = 10.0
 VM_LEASE_S = 15.0
 LINK_S = 10.0
+PROGRESS_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,23 @@ def signal_to_trainer(number: signal.Signals, kind: str, bound_s: float) -> Play
         yield Played(time.time(), worker_failed(f"{vm}.0", kind), bound_s)
 
     return play
+
+
+@contextmanager
+def hangs(scene: Scene) -> Iterator[Played]:
+    """An operation never returns, and keeps nothing from beating."""
+    at, worker = scene.order("hang")
+    yield Played(at, stalled_by(worker), PROGRESS_S)
+
+
+def stalled_by(worker: str) -> Sign:
+    def sign(scene: Scene) -> Noticed | None:
+        for fact in scene.facts():
+            if fact["fact"] == "generation_stalled" and worker in fact["suspects"]:
+                return Noticed(fact["at"], f"generation_stalled: {fact['standing'][worker]}")
+        return None
+
+    return sign
 
 
 # ---- a VM --------------------------------------------------------------------------------------------------
@@ -313,6 +331,7 @@ FAULTS = (
     Fault("SIGSTOP: trainer", signal_to_trainer(signal.SIGSTOP, "lease", TRAINER_LEASE_S)),
     Fault("abort", by_own_code("abort", "killed", REPORTED_S)),
     Fault("interpreter lock held", by_own_code("lock", "lease", TRAINER_LEASE_S)),
+    Fault("operation that never returns", hangs),
     Fault("SIGKILL: agent", signal_to_agent(signal.SIGKILL)),
     Fault("SIGTERM: agent", signal_to_agent(signal.SIGTERM)),
     Fault("SIGSTOP: agent", stopped(the_agent)),

@@ -105,7 +105,18 @@ def _hold_the_lock() -> None:
     ctypes.PyDLL(None).sleep(LOCKED_S)
 
 
-KINDS = {"operation": _raise, "internal": _fail_inside, "abort": _abort, "lock": _hold_the_lock}
+def _hang() -> None:
+    """Other threads run, and beats go on."""
+    threading.Event().wait()
+
+
+KINDS = {
+    "operation": _raise,
+    "internal": _fail_inside,
+    "abort": _abort,
+    "lock": _hold_the_lock,
+    "hang": _hang,
+}
 
 
 class HarmedTokens(Tokens):
