@@ -48,18 +48,23 @@ def read_sections(
     patience_s: float = 60.0,
     cancel: Event | None = None,
     on_read: Callable[[], None] | None = None,
+    refusals: bool = False,
 ) -> dict[tuple[int, int], bytes]:
     """The safetensors files of `checkpoint`, by (section, part), that hold what is `wanted`.
 
     `wanted`: section numbers, or a predicate on tensor names (a part is read if it holds one). Each file is
     checked against the size, checksum and tensor names of the manifest (read from the store unless given).
     `parallel` files are in flight at a time; each outlasts an unavailable store for `patience_s`, unless
-    `cancel` is set. `on_read` is called, on any of several threads, for each piece of a file that has come.
-    Raises `Corrupt` or `NotFound` naming the key, and what `retrying` raises.
+    `cancel` is set, and one that refuses if `refusals`. `on_read` is called, on any of several threads, for
+    each piece of a file that has come. Raises `Corrupt` or `NotFound` naming the key, and what `retrying`
+    raises.
     """
     if manifest is None:
         manifest = retrying(
-            lambda: load_manifest(store, job, checkpoint), patience_s=patience_s, cancel=cancel
+            lambda: load_manifest(store, job, checkpoint),
+            patience_s=patience_s,
+            cancel=cancel,
+            refusals=refusals,
         )
     if callable(wanted):
         parts = tuple(part for part in manifest.parts if any(wanted(name) for name in part.tensors))
@@ -67,7 +72,9 @@ def read_sections(
         parts = manifest.parts_of(wanted)
 
     def read(part: Part) -> bytes:
-        return retrying(lambda: read_part(store, part, on_read), patience_s=patience_s, cancel=cancel)
+        return retrying(
+            lambda: read_part(store, part, on_read), patience_s=patience_s, cancel=cancel, refusals=refusals
+        )
 
     return _read_all(read, parts, parallel)
 

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from .credentials import Credentials
-from .errors import Cancelled, Conflict, InvalidKey, StoreRefused, StoreUnavailable
+from .errors import Cancelled, CheckpointError, Conflict, InvalidKey, StoreRefused, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -197,7 +197,8 @@ def retrying(
     cancel: Event | None = None,
     first_delay_s: float = 0.1,
     longest_delay_s: float = 5.0,
-    on_retry: Callable[[StoreUnavailable, float], None] | None = None,
+    refusals: bool = False,
+    on_retry: Callable[[CheckpointError, float], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
     uniform: Callable[[float, float], float] = random.uniform,
 ) -> T:
@@ -205,8 +206,9 @@ def retrying(
     once.
 
     Delays double from `first_delay_s` to `longest_delay_s`, each drawn between half and all of that, so that
-    many workers do not return in step. `on_retry(error, delay_s)` is told before each wait. Raises the last
-    `StoreUnavailable` when the patience is over, `Cancelled` when `cancel` is set; `call` must be idempotent.
+    many workers do not return in step. `refusals`: what the store refuses is tried again as well, since somebody
+    may put it right. `on_retry(error, delay_s)` is told before each wait. Raises the last
+    error when the patience is over, `Cancelled` when `cancel` is set; `call` must be idempotent.
     """
     event = cancel or Event()
     deadline = clock() + patience_s
@@ -216,7 +218,9 @@ def retrying(
             raise Cancelled("cancelled by the caller")
         try:
             return call()
-        except StoreUnavailable as error:
+        except (StoreUnavailable, StoreRefused) as error:
+            if isinstance(error, StoreRefused) and not refusals:
+                raise
             wait_s = uniform(delay_s / 2, delay_s)
             if clock() + wait_s > deadline:
                 raise

@@ -149,7 +149,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         reason=aside.reason if aside else _reason(state),
         waiting=_waiting(state),
         traceback=aside.traceback if aside else _traceback(state),
-        trouble=sorted({*trouble.values(), *_not_understood(job)}),
+        trouble=sorted({*trouble.values(), *_not_understood(job), *_not_saved(workers.values())}),
         isolated=_isolated(job),
         step=newest_step(state, last),
         steps=state.spec.training.steps if state.spec else 0,
@@ -186,6 +186,10 @@ def _isolated(job: Job) -> str | None:
 def _not_understood(job: Job) -> list[str]:
     live = {vm.vm for vm in job.state.live_vms}
     return [f"VM {vm}: {why}" for vm, why in job.not_understood.items() if vm in live]
+
+
+def _not_saved(workers: Iterable[WorkerReport]) -> set[str]:
+    return {f"save_checkpoint: {worker.store_trouble}" for worker in workers if worker.store_trouble}
 
 
 def measured_s(job: Job) -> float | None:

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from makara.checkpoint import CheckpointId, open_generation, open_store, read_head
-from makara.worker.saver import PartSnapshot, Place, Saver, Snapshot
+from makara.checkpoint import CheckpointId, NotFound, StoreRefused, open_generation, open_store, read_head
+from makara.checkpoint.layout import head_key
+from makara.checkpoint.local import LocalStore
+from makara.worker.execution.commit import Flag
+from makara.worker.generation import Due
+from makara.worker.saver import PartSnapshot, Place, Saver, Snapshot, SnapshotSlot
 
 
 class Board:
@@ -28,6 +32,9 @@ class Board:
     def get(self, key: str) -> bytes:
         return self.values[key]
 
+    def delete_key(self, key: str) -> bool:
+        return self.values.pop(key, None) is not None
+
     def check(self, keys: list[str]) -> bool:
         return all(key in self.values for key in keys)
 
@@ -38,10 +45,33 @@ class Outcome:
     def __init__(self) -> None:
         self.published: list[CheckpointId] = []
         self.lost = threading.Event()
+        self.trouble: list[str] = []
 
 
-def saver(folder: Path, board: Board, outcome: Outcome, rank: int = 0, num_ranks: int = 1) -> Saver:
-    store = open_store(f"file://{folder}")
+class RefusingStore(LocalStore):
+    """Refuses to store parts as long as it is `closed`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, folder.as_uri())
+        self.closed = threading.Event()
+
+    def put(self, key: str, data: bytes) -> None:
+        if self.closed.is_set() and "/sections/" in key:
+            raise StoreRefused("AccessDenied: not with this key")
+        super().put(key, data)
+
+
+def saver(
+    folder: Path,
+    board: Board,
+    outcome: Outcome,
+    rank: int = 0,
+    num_ranks: int = 1,
+    *,
+    store: LocalStore | None = None,
+    slot: SnapshotSlot | None = None,
+) -> Saver:
+    store = store or LocalStore(folder, folder.as_uri())
     open_generation(store, "job", 1)
     anything: Any = board
     return Saver(
@@ -49,8 +79,10 @@ def saver(folder: Path, board: Board, outcome: Outcome, rank: int = 0, num_ranks
         rank,
         num_ranks,
         anything,
+        slot or SnapshotSlot(),
         outcome.published.append,
         lambda _error: outcome.lost.set(),
+        outcome.trouble.append,
     )
 
 
@@ -70,6 +102,7 @@ def test_a_step_is_published_once_all_ranks_have_stored_their_parts(tmp_path: Pa
     first.save(snapshot(2))
     second.save(snapshot(4, section=1))  # it never had step 2
     wait_until(second, lambda: second.done(4))
+    wait_until(first, lambda: not first.busy)
     assert first.behind
     assert outcome.published == []
     first.save(snapshot(4))
@@ -87,6 +120,7 @@ def test_an_error_in_the_background_reaches_whoever_waits_for_the_checkpoint(tmp
     made.save(snapshot(2))
     with pytest.raises(ValueError, match="not a store's error"):
         wait_until(made, lambda: made.done(2))
+    wait_until(made, lambda: not made.busy)
     with pytest.raises(ValueError, match="not a store's error"):
         made.save(snapshot(4))
     assert made.behind
@@ -98,3 +132,96 @@ def test_the_loss_of_the_rendezvous_store_is_told(tmp_path: Path) -> None:
     made.save(snapshot(2))
     assert outcome.lost.wait(30.0)
     made.close()
+
+
+def test_one_snapshot_is_held_until_it_is_stored_whatever_the_store_says(tmp_path: Path) -> None:
+    store, outcome, slot = RefusingStore(tmp_path), Outcome(), SnapshotSlot()
+    made = saver(tmp_path, Board(), outcome, store=store, slot=slot)
+    store.closed.set()
+    assert not made.busy
+    made.save(snapshot(2))
+    wait_until(made, lambda: bool(outcome.trouble))
+    assert made.busy
+    assert not made.done(2), "a refusal is no error: somebody may put it right"
+    store.closed.clear()
+    wait_until(made, lambda: made.done(2))
+    assert not made.busy
+    assert outcome.trouble == ["AccessDenied: not with this key", ""]
+    assert outcome.published == [CheckpointId(2, 1)]
+    made.close()
+
+
+def test_a_snapshot_that_is_given_up_counts_until_its_upload_has_ended(tmp_path: Path) -> None:
+    store, outcome, slot = RefusingStore(tmp_path), Outcome(), SnapshotSlot()
+    store.closed.set()
+    made = saver(tmp_path, Board(), outcome, store=store, slot=slot)
+    made.save(snapshot(2))
+    wait_until(made, lambda: bool(outcome.trouble))
+    successor = saver(tmp_path, Board(), outcome, store=store, slot=slot)
+    assert successor.busy
+    made.close()
+    wait_until(made, lambda: not made.busy)
+    store.closed.clear()
+    successor.save(snapshot(4))
+    wait_until(successor, lambda: successor.done(4))
+    successor.close()
+
+
+def test_a_lost_head_is_waited_for_and_told(tmp_path: Path) -> None:
+    store, outcome = LocalStore(tmp_path, tmp_path.as_uri()), Outcome()
+    made = saver(tmp_path, Board(), outcome, store=store)
+    head = store.get(head_key("job"))
+    store.delete(head_key("job"))
+    made.save(snapshot(2))
+    wait_until(made, lambda: bool(outcome.trouble))
+    assert "no head.json" in outcome.trouble[0]
+    assert not made.busy, "its parts are stored: there is room for the next"
+    store.put(head_key("job"), head)
+    wait_until(made, lambda: made.done(2))
+    made.close()
+
+
+def test_a_checkpoint_whose_part_vanished_is_given_up_and_the_next_is_published(tmp_path: Path) -> None:
+    store, outcome, board = LocalStore(tmp_path, tmp_path.as_uri()), Outcome(), Board()
+    made = saver(tmp_path, board, outcome, 0, 2, store=store)
+    other = saver(tmp_path, board, outcome, 1, 2, store=store)
+    made.save(snapshot(2))
+    wait_until(made, lambda: not made.busy)
+    for key, _ in store.list("job/sections/"):
+        store.delete(key)
+    other.save(snapshot(2, section=1))
+    wait_until(made, lambda: any("checkpoint 2 is given up" in text for text in outcome.trouble))
+    with pytest.raises(NotFound):
+        made.done(2)
+    made.save(snapshot(4))
+    wait_until(other, lambda: not other.busy)
+    other.save(snapshot(4, section=1))
+    wait_until(made, lambda: made.done(4))
+    assert outcome.published == [CheckpointId(4, 1)]
+    made.close()
+    other.close()
+
+
+def test_receipts_are_forgotten_once_they_are_of_no_more_use(tmp_path: Path) -> None:
+    board, outcome = Board(), Outcome()
+    first, second = (saver(tmp_path, board, outcome, rank, 2) for rank in range(2))
+    for step in (2, 4, 6):
+        first.save(snapshot(step))
+        second.save(snapshot(step, section=1))
+        wait_until(first, lambda step=step: first.done(step) and not first.busy)
+        wait_until(second, lambda step=step: second.done(step) and not second.busy)
+    wait_until(first, lambda: not board.values)
+    first.close()
+    second.close()
+
+
+def test_a_snapshot_that_finds_no_room_is_taken_when_all_have_room() -> None:
+    due = Due(owed=False)
+    assert not due.now(False, Flag(0))
+    assert due.now(True, Flag(0))
+    assert not due.now(True, Flag.BUSY)
+    assert not due.now(False, Flag.BUSY | Flag.SAVE)
+    assert due.now(False, Flag(0)), "it was owed"
+    assert not due.now(False, Flag(0))
+    assert due.now(False, Flag.HOLD | Flag.BUSY), "a hold waits for room"
+    assert Due(owed=True).now(False, Flag(0))

@@ -256,7 +256,10 @@ def _read_range(session: Session, state: ModelState, source: Source, checkpoint:
     def read() -> tuple[Manifest, dict[tuple[int, int], bytes]]:
         patience_s = float("inf")
         manifest = retrying(
-            lambda: load_manifest(source.store, source.job, checkpoint), patience_s=patience_s, cancel=cancel
+            lambda: load_manifest(source.store, source.job, checkpoint),
+            patience_s=patience_s,
+            cancel=cancel,
+            refusals=True,
         )
         parts = read_sections(
             source.store,
@@ -267,6 +270,7 @@ def _read_range(session: Session, state: ModelState, source: Source, checkpoint:
             patience_s=patience_s,
             cancel=cancel,
             on_read=on_read,
+            refusals=True,
         )
         return manifest, parts
 

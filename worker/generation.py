@@ -69,9 +69,21 @@ def run_generation(
     def on_lost(error: RuntimeError) -> None:
         session.interrupt.trip(PeersLost([0], error))
 
+    def on_trouble(trouble: str) -> None:
+        control.report(store_trouble=trouble)
+
     board = session.courier.call(session.board, [0])
-    num_workers, progress = session.plan.num_workers, session.progress
-    saver = Saver(place, session.rank, num_workers, board, on_published, on_lost, progress)
+    saver = Saver(
+        place,
+        session.rank,
+        session.plan.num_workers,
+        board,
+        model.slot,
+        on_published,
+        on_lost,
+        on_trouble,
+        session.progress,
+    )
     stepper = Stepper(session, model.state, model.batches, parts, job.numerics, model.device)
     loop = _Loop(session, model, job, control, may_switch, saver, stepper)
     try:
@@ -80,7 +92,23 @@ def run_generation(
         if loop.saved_at is not None and not saver.behind:
             model.state.saved_at = loop.saved_at
         saver.close()
+        control.report(store_trouble="")
         stepper.close()
+
+
+class Due:
+    """Whether a snapshot is to be taken after a step. One that is due while a worker has no room for it is taken
+    after the first step at which all have."""
+
+    def __init__(self, owed: bool) -> None:
+        self._owed = owed
+
+    def now(self, due: bool, flags: Flag) -> bool:
+        """`due`: by the number of the step; `flags`: of its commit, the same on all workers."""
+        self._owed = self._owed or due or bool(flags & Flag.SAVE)
+        taken = bool(flags & Flag.HOLD) or (self._owed and not flags & Flag.BUSY)
+        self._owed = self._owed and not taken
+        return taken
 
 
 class _Loop:
@@ -109,21 +137,19 @@ class _Loop:
         model.state.saved_at = self._period_began
 
     def run(self, step: int) -> Outcome:
-        # What was due while the generation changed hands is made up for at once. All members know both
-        # numbers, so all come to the same answer.
+        # What was due while the generation changed hands is made up for after the first step. All members
+        # know both numbers, so all come to the same answer.
         published = max((ref.step for ref in self._session.checkpoints if ref.step <= step), default=0)
         interval = self._job.checkpoint_interval_steps
-        if step < self._job.steps and interval is not None and step - published >= interval:
-            self._save(step)
+        due = Due(step < self._job.steps and interval is not None and step - published >= interval)
         while step < self._job.steps:
             result = self._stepper.step(self._ballot)
             step = result.record.step + 1
             self._tell(step, result)
             flags, last = result.record.flags, step == self._job.steps
-            due = interval is not None and step % interval == 0
             if last:
                 break
-            if due or flags & (Flag.SAVE | Flag.HOLD):
+            if due.now(interval is not None and step % interval == 0, flags):
                 self._save(step)
             if flags & Flag.HOLD:
                 self._await_saved(step)
@@ -140,9 +166,13 @@ class _Loop:
         period_s = self._job.checkpoint_interval_s
         if period_s is not None and time.monotonic() - (self.saved_at or self._period_began) > period_s:
             flags |= Flag.SAVE
+        if self._saver.busy:
+            flags |= Flag.BUSY
         return self._may_switch(), flags
 
     def _save(self, step: int) -> None:
+        while self._saver.busy:  # only before a hold, or the end
+            self._session.courier.call(lambda: self._saver.wait(0.2))
         self.saved_at = time.monotonic()
         self._saver.save(take_snapshot(self._session, self._model, step))
         self._session.progress.operations += 1

@@ -243,6 +243,7 @@ class WorkerReport(Message):
     # something broke and it does not know who.
     lost: list[Name] = Field(default_factory=list, max_length=MOST_ENTRIES)
     published: CheckpointRef | None = None  # newest checkpoint this trainer published
+    store_trouble: Text = ""  # what the store says while a checkpoint of this trainer is tried again
     forward_s: Seconds | None = (
         None  # mean compute time of a micro-batch per section (fail-stutter detection)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -12,6 +12,7 @@ from .errors import RecipeMismatch
 from .execution.state import ModelState
 from .fitness import bits_hash
 from .messages import JobSettings, Recipe
+from .saver import SnapshotSlot
 from .sections.ranges import RangeRuntime, configure_torch
 from .tracing.trace import trace
 from .training import Training, call_user_code
@@ -27,6 +28,7 @@ class Model:
     state: ModelState
     device: torch.device
     bits_hash: str | None  # `numerics: exact`: see `fitness`
+    slot: SnapshotSlot = field(default_factory=SnapshotSlot)
 
 
 def build_model(training: Training, job: JobSettings, recipe: Recipe) -> Model:

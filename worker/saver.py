@@ -1,9 +1,9 @@
 """Checkpoints of one generation, written and published behind the training's back.
 
 Every host of a section stores its share of the section's tensors and leaves the receipts on the
-generation's rendezvous store; rank 0 collects them and publishes. Training never waits for the store: if it
-is away, at most `_MAX_WAITING` snapshots are kept, the newest, and an older one that lacks somebody's parts
-is never published.
+generation's rendezvous store; rank 0 collects them and publishes. A trainer holds one snapshot at a time, as
+the planner counts: while it is on its way to the store, no other is taken, and training goes on. What the
+store says no to is tried again as long as the generation lives, and told.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..checkpoint import (
     Cancelled,
     CheckpointId,
+    Corrupt,
     Fenced,
+    NotFound,
     Receipt,
+    StoreUnavailable,
     assemble,
     publish,
     retrying,
@@ -36,9 +39,16 @@ from .execution.gloo import Store
 from .progress import Progress
 
 log = logging.getLogger("makara.saver")
+T = TypeVar("T")
 
-_MAX_WAITING = 2
 _POLL_S = 0.05
+
+
+class SnapshotSlot:
+    """Room for one snapshot in all generations of a trainer: an upload that was given up may hold it."""
+
+    def __init__(self) -> None:
+        self.taken = False
 
 
 @dataclass(frozen=True)
@@ -93,45 +103,59 @@ class Saver:
         rank: int,
         num_ranks: int,
         board: Store,
+        slot: SnapshotSlot,
         on_published: Callable[[CheckpointId], None],
         on_lost: Callable[[RuntimeError], None],
+        on_trouble: Callable[[str], None],
         progress: Progress | None = None,
     ) -> None:
-        """`on_lost`: called when the rendezvous store cannot be reached, without which none is published."""
+        """`on_lost`: called when the rendezvous store cannot be reached, without which none is published.
+        `on_trouble`: what the store says to what is being tried again; empty when it is over."""
         self._place = place
         self._rank = rank
         self._num_ranks = num_ranks
         self._board = board
+        self._slot = slot
         self._on_published = on_published
         self._on_lost = on_lost
         self._progress = progress or Progress()
+        self._on_trouble = on_trouble
+        self._trouble = ""
         self._changed = threading.Condition()
-        self._waiting: list[Snapshot] = []
+        self._waiting: Snapshot | None = None
+        self._steps: list[int] = []  # of which receipts may be on the board
         self._stored: list[int] = []  # steps of which this rank's parts are stored, not yet published
         self._newest = -1  # step of the newest snapshot queued
         self._done = -1  # newest step of which all that falls to this rank is done
+        self._lost: dict[int, Exception] = {}  # steps that cannot be published any more, and why
         self._cancel = threading.Event()  # the upload under way is not wanted any more
         self._closed = False
         self._error: Exception | None = None
         threading.Thread(target=self._loop, name="saver", daemon=True).start()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a snapshot is still in memory, so that there is no room for another."""
+        return self._slot.taken
+
     def save(self, snapshot: Snapshot) -> None:
-        """Queue a snapshot; the oldest gives way when too many wait."""
+        """Have a snapshot stored. Not while `busy`."""
         with self._changed:
             if self._error is not None:
                 raise self._error
-            self._waiting.append(snapshot)
+            assert not self._slot.taken, "a trainer holds one snapshot at a time"
+            self._slot.taken = True
+            self._waiting = snapshot
             self._newest = snapshot.step
-            if len(self._waiting) > _MAX_WAITING:
-                dropped = self._waiting.pop(0)
-                log.warning("checkpoint %d is given up: the store is too slow or away", dropped.step)
+            self._steps.append(snapshot.step)
             self._changed.notify_all()
 
     def done(self, step: int) -> bool:
         """Whether this rank has done its share of checkpoint `step` or of a newer one (rank 0: published
-        it)."""
-        if self._error is not None:
-            raise self._error
+        it). Raises what made that impossible."""
+        error = self._error or self._lost.get(step)
+        if error is not None:
+            raise error
         return self._done >= step or self._closed
 
     def wait(self, timeout_s: float) -> None:
@@ -149,14 +173,14 @@ class Saver:
         with self._changed:
             self._closed = True
             self._cancel.set()
+            if self._waiting is not None:
+                self._waiting, self._slot.taken = None, False
             self._changed.notify_all()
 
     def _loop(self) -> None:
         try:
             while not self._closed:
-                snapshot = self._next()
-                if snapshot is not None:
-                    self._upload(snapshot)
+                self._store_next()
                 self._publish_newest()
         except Cancelled:
             return
@@ -169,38 +193,48 @@ class Saver:
         except Exception as error:  # raised where the compute thread saves, or waits for what is saved
             self._error = error
 
-    def _next(self) -> Snapshot | None:
+    def _store_next(self) -> None:
+        """Store the snapshot that waits, if there is one, and make room for the next."""
         with self._changed:
             pause = _POLL_S if self._stored else None
-            self._changed.wait_for(lambda: self._waiting or self._closed, timeout=pause)
-            return self._waiting.pop(0) if self._waiting and not self._closed else None
-
-    def _upload(self, snapshot: Snapshot) -> None:
-        checkpoint = CheckpointId(snapshot.step, self._place.generation)
-        receipts: list[Receipt] = []
-        for part in snapshot.parts:
-            payload = pack(part.tensors)
-
-            def write(part: PartSnapshot = part, payload: bytes = payload) -> Receipt:
-                return write_part(
-                    self._place.store,
-                    self._place.job,
-                    checkpoint,
-                    part.section,
-                    part.part,
-                    part.num_parts,
-                    payload,
-                    metadata=part.scalars,
-                )
-
-            receipts.append(retrying(write, patience_s=math.inf, cancel=self._cancel))
-            self._progress.saved += 1
-        text = json.dumps([receipt.to_json() for receipt in receipts])
-        self._board.set(_key(snapshot.step, self._rank), text)
+            self._changed.wait_for(lambda: self._waiting is not None or self._closed, timeout=pause)
+            snapshot, self._waiting = self._waiting, None
+        if snapshot is None:
+            return
+        step = snapshot.step
+        try:
+            receipts = self._upload(snapshot)
+        finally:
+            del snapshot
+            with self._changed:
+                self._slot.taken = False
+                self._changed.notify_all()
+        self._board.set(_key(step, self._rank), receipts)
         if self._rank == 0:
-            self._stored.append(snapshot.step)
+            self._stored.append(step)
         else:
-            self._finish(snapshot.step)
+            self._finish(step)
+
+    def _upload(self, snapshot: Snapshot) -> str:
+        """Store the snapshot's parts, one file in memory at a time; their receipts."""
+        checkpoint = CheckpointId(snapshot.step, self._place.generation)
+        receipts = [self._store_part(checkpoint, part) for part in snapshot.parts]
+        return json.dumps([receipt.to_json() for receipt in receipts])
+
+    def _store_part(self, checkpoint: CheckpointId, part: PartSnapshot) -> Receipt:
+        payload = pack(part.tensors)
+        return self._insist(
+            lambda: write_part(
+                self._place.store,
+                self._place.job,
+                checkpoint,
+                part.section,
+                part.part,
+                part.num_parts,
+                payload,
+                metadata=part.scalars,
+            )
+        )
 
     def _publish_newest(self) -> None:
         for step in sorted(self._stored, reverse=True):
@@ -210,8 +244,13 @@ class Saver:
             receipts = [
                 Receipt.from_json(value) for key in keys for value in json.loads(self._board.get(key))
             ]
-            self._publish(step, receipts)
+            try:
+                self._publish(step, receipts)
+            except (Corrupt, NotFound) as error:  # somebody else has deleted or changed a part
+                self._tell(f"checkpoint {step} is given up: {error}")
+                self._lost[step] = error
             self._stored = [other for other in self._stored if other > step]
+            self._forget_receipts(step)
             return
 
     def _publish(self, step: int, receipts: Sequence[Receipt]) -> None:
@@ -225,14 +264,46 @@ class Saver:
             data_position=step * place.global_batch_size,
             recipe=place.recipe,
         )
-        retrying(
-            lambda: publish(place.store, place.job, place.generation, manifest),
-            patience_s=math.inf,
-            cancel=self._cancel,
-        )
-        self._progress.saved += 1
+
+        def listed() -> None:
+            try:
+                publish(place.store, place.job, place.generation, manifest)
+            except Fenced as error:
+                if error.open_generation < 0:  # nobody has fenced this generation: the head is lost
+                    raise StoreUnavailable(f"{place.job}: there is no head.json to publish to") from error
+                raise
+
+        self._insist(listed)
         self._on_published(checkpoint)
         self._finish(step)
+
+    def _forget_receipts(self, step: int) -> None:
+        """Those up to `step` are of no more use: all ranks have stored it, and none goes back."""
+        over = [other for other in self._steps if other <= step]
+        self._steps = [other for other in self._steps if other > step]
+        for other in over:
+            for rank in range(self._num_ranks):
+                self._board.delete_key(_key(other, rank))
+
+    def _insist(self, call: Callable[[], T]) -> T:
+        """`call`, again while the store is away or refuses, until the generation is over."""
+        result = retrying(
+            call,
+            patience_s=math.inf,
+            cancel=self._cancel,
+            refusals=True,
+            on_retry=lambda error, _: self._tell(str(error)),
+        )
+        self._progress.saved += 1
+        self._tell("")
+        return result
+
+    def _tell(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            if trouble:
+                log.warning("saving a checkpoint: %s", trouble)
+            self._on_trouble(trouble)
 
     def _finish(self, step: int) -> None:
         with self._changed:

@@ -25,6 +25,7 @@ class Flag(IntFlag):
     OVERFLOW = 1  # its gradients overflowed the fixed point: redo the step as the next attempt
     SAVE = 2  # a checkpoint is due after this step
     HOLD = 4  # publish a checkpoint after this step and stop
+    BUSY = 8  # its last snapshot is still on its way to the store: there is no room for another
 
 
 class InvalidCommit(RuntimeError):
