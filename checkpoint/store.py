@@ -206,8 +206,8 @@ def retrying(
     once.
 
     Delays double from `first_delay_s` to `longest_delay_s`, each drawn between half and all of that, so that
-    many workers do not return in step. `refusals`: what the store refuses is tried again as well, since somebody
-    may put it right. `on_retry(error, delay_s)` is told before each wait. Raises the last
+    many workers do not return in step. `refusals`: what the store refuses is tried again as well, since
+    somebody may put it right. `on_retry(error, delay_s)` is told before each wait. Raises the last
     error when the patience is over, `Cancelled` when `cancel` is set; `call` must be idempotent.
     """
     event = cancel or Event()

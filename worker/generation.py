@@ -97,8 +97,8 @@ def run_generation(
 
 
 class Due:
-    """Whether a snapshot is to be taken after a step. One that is due while a worker has no room for it is taken
-    after the first step at which all have."""
+    """Whether a snapshot is to be taken after a step. One that is due while a worker has no room for it is
+    taken after the first step at which all have."""
 
     def __init__(self, owed: bool) -> None:
         self._owed = owed
