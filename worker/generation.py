@@ -171,8 +171,9 @@ class _Loop:
         return self._may_switch(), flags
 
     def _save(self, step: int) -> None:
-        while self._saver.busy:  # only before a hold, or the end
-            self._session.courier.call(lambda: self._saver.wait(0.2))
+        with self._session.progress.being(At.STORE):
+            while self._saver.busy:  # only before a hold, or the end
+                self._session.courier.call(lambda: self._saver.wait(0.2))
         self.saved_at = time.monotonic()
         self._saver.save(take_snapshot(self._session, self._model, step))
         self._session.progress.operations += 1
