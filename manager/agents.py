@@ -124,7 +124,7 @@ class AgentConnection:
                 await self._send(await self._credential())
             if self._orders is not None:
                 orders, self._orders = self._orders, None
-                await self._send(orders)
+                await self._websocket.send_text(self._service.jobs[self._job].parts.to_json(orders))
             if self._acknowledged is not None:
                 sequence, self._acknowledged = self._acknowledged, None
                 await self._send(ReportAck(sequence=sequence))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +25,7 @@ from .service import Service
 from .submission import Submission, accept
 from .threads import Kind
 from .tokens import Grant, Scope
-from .views import JobView, StepView, VmView, job_view, step_view, surviving, to_json
+from .views import JobView, StepView, VmView, job_view, step_view, surviving, to_json, vm_view
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 _LOG_TAIL_BYTES = 256 * 1024  # of one log
@@ -167,13 +168,17 @@ async def events(job: str, request: Request, _: User, since: Annotated[int, Quer
     return EventsView(events=await _history(service, job, since))
 
 
-@router.get("/jobs/{job}/metrics")
-async def metrics(job: str, request: Request, _: User, since: Annotated[int, Query(ge=0)] = 0) -> MetricsView:
+@router.get("/jobs/{job}/metrics", response_model=MetricsView)
+async def metrics(job: str, request: Request, _: User, since: Annotated[int, Query(ge=0)] = 0) -> Response:
     """Loss, gradient norm and time of each committed step after step `since`."""
     service = service_of(request)
     state = _find(service, job).state
-    rows = await service.threads.run(Kind.HISTORY, service.journal.metrics, job, since)
-    return MetricsView(metrics=[step_view(row) for row in surviving(state, rows)])
+
+    def read() -> bytes:
+        rows = surviving(state, service.journal.metrics(job, since))
+        return MetricsView(metrics=[step_view(row) for row in rows]).model_dump_json().encode()
+
+    return Response(await service.threads.run(Kind.HISTORY, read), media_type="application/json")
 
 
 @router.get("/jobs/{job}/calibration")
@@ -186,10 +191,17 @@ async def calibration(job: str, request: Request, _: User) -> dict[str, Any]:
 
 
 @router.get("/jobs/{job}/vms")
-async def vms(job: str, request: Request, _: User) -> VmsView:
-    """Every VM that the job ever requested."""
-    service = service_of(request)
-    return VmsView(vms=_view(service, _find(service, job)).vms)
+async def vms(
+    job: str,
+    request: Request,
+    _: User,
+    offset: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+) -> VmsView:
+    """Every VM that the job ever requested, in that order; `limit` of them from `offset` on."""
+    runtime = _find(service_of(request), job)
+    names = islice(runtime.state.vms, offset, offset + limit)
+    return VmsView(vms=[vm_view(runtime, runtime.state.vms[name]) for name in names])
 
 
 @router.get("/jobs/{job}/checkpoints")
@@ -293,15 +305,22 @@ async def _updates(
         for entry in await _history(service, runtime.job, sent):
             sent = entry.sequence
             yield {"event": "fact", "id": str(sent), "data": entry.model_dump_json()}
-        async for message in _live(subscription, sent):
+        async for message in _live(service, runtime, subscription, sent):
             yield message
 
 
-async def _live(subscription: Subscription, sent: int) -> AsyncIterator[dict[str, str]]:
+async def _live(
+    service: Service, runtime: Job, subscription: Subscription, sent: int
+) -> AsyncIterator[dict[str, str]]:
     while (update := await subscription.next()) is not None:
-        if update.sequence is None:
+        if update.kind == "behind":
+            for entry in await _history(service, runtime.job, sent):
+                sent = entry.sequence
+                yield {"event": "fact", "id": str(sent), "data": entry.model_dump_json()}
+        elif update.sequence is None:
             yield {"event": update.kind, "data": json.dumps(update.data)}
         elif update.sequence > sent:
+            sent = update.sequence
             entry = FactView(sequence=update.sequence, at=update.data["at"], fact=update.data)
             yield {"event": update.kind, "id": str(update.sequence), "data": entry.model_dump_json()}
 

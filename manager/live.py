@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["status", "step", "fact"]
-_CAPACITY = 2000
+Kind = Literal["status", "step", "fact", "behind"]
+_MOST_FACTS = 200  # that wait for one watcher
+_MOST_STEPS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """`fact`: a journalled fact, with its number; `step`: a committed step; `status`: a snapshot."""
+    """`fact`: a journalled fact, with its number; `step`: a committed step; `status`: a snapshot; `behind`:
+    facts were left out, which the journal has."""
 
     kind: Kind
     data: dict[str, Any]
@@ -22,21 +25,54 @@ class Update:
 
 
 class Subscription:
-    """One watcher's queue. It ends (None) when the watcher is too slow: it reconnects and reads history."""
+    """What waits for one watcher: the newest status, and a bounded number of facts and steps.
+
+    Facts that it does not read in time are left out, and it is told so. It ends (None) when that happens to
+    steps: the watcher connects again and reads what it missed.
+    """
 
     def __init__(self, token_id: str = "") -> None:
         self.token_id = token_id
-        self._queue: asyncio.Queue[Update | None] = asyncio.Queue(_CAPACITY + 1)
+        self._status: Update | None = None
+        self._facts: deque[Update] = deque()
+        self._steps: deque[Update] = deque()
+        self._behind = False
+        self._ended = False
+        self._changed = asyncio.Event()
 
     def offer(self, update: Update | None) -> bool:
-        if update is not None and self._queue.qsize() >= _CAPACITY:
-            self._queue.put_nowait(None)
-            return False
-        self._queue.put_nowait(update)
-        return True
+        """Whether the watcher keeps up. None ends it."""
+        if update is None or len(self._steps) >= _MOST_STEPS:
+            self._ended = True
+            self._facts.clear()
+            self._steps.clear()
+        elif update.kind == "status":
+            self._status = update
+        elif update.kind == "step":
+            self._steps.append(update)
+        elif self._behind or len(self._facts) >= _MOST_FACTS:
+            self._facts.clear()
+            self._behind = True
+        else:
+            self._facts.append(update)
+        self._changed.set()
+        return not self._ended
 
     async def next(self) -> Update | None:
-        return await self._queue.get()
+        while True:
+            if self._ended:
+                return None
+            if self._behind:
+                self._behind = False
+                return Update("behind", {})
+            for waiting in (self._facts, self._steps):
+                if waiting:
+                    return waiting.popleft()
+            if self._status is not None:
+                status, self._status = self._status, None
+                return status
+            self._changed.clear()
+            await self._changed.wait()
 
 
 class Hub:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..worker.measuring.assembly import SHARE_S, section_time_s
 from ..worker.messages import GenerationOrder, JobSettings, MeasureOrder, Member, Orders, ProbeOrder
-from .spec import to_settings
+from .spec import JobSpec, to_settings
 from .state import Generation, JobState, vm_of
 
 
@@ -32,18 +32,75 @@ class Leases:
         return max(self.least_worker_token_s, 3 * (self.orphan_timeout_s + self.orphan_save_s))
 
 
-def orders(state: JobState, vm: str, leases: Leases = Leases()) -> Orders:
-    """The orders of one VM. A VM that ended or was never asked for is told to shut down (fencing)."""
+class OrderParts:
+    """What the orders of all VMs of one job have in common: made, and written as JSON, once."""
+
+    def __init__(self) -> None:
+        self._settings: tuple[JobSpec, JobSettings] | None = None
+        self._generations: list[tuple[Generation, frozenset[str], GenerationOrder, str]] = []
+
+    def settings(self, state: JobState) -> JobSettings:
+        """As the function of this name."""
+        assert state.spec is not None, "no job was submitted"
+        if self._settings is None or self._settings[0] is not state.spec:
+            self._settings = state.spec, settings(state)
+        return self._settings[1]
+
+    def generation_for(self, state: JobState, vm: str, secret: bytes) -> GenerationOrder | None:
+        """The newest generation that concerns the VM: the planned one to prepare, else the open one."""
+        for generation in (state.planned, state.current):
+            if generation is not None:
+                _, vms, order, _ = self._of(state, generation, secret)
+                if vm in vms:
+                    return order
+        return None
+
+    def to_json(self, orders: Orders) -> str:
+        """As `model_dump_json`; the generation, which may be large, is not written again for each VM."""
+        text = next((text for _, _, order, text in self._generations if order is orders.generation), None)
+        if text is None:
+            return orders.model_dump_json()
+        bare = orders.model_copy(update={"generation": None}).model_dump_json()
+        return bare.replace('"generation":null', f'"generation":{text}', 1)
+
+    def _of(
+        self, state: JobState, generation: Generation, secret: bytes
+    ) -> tuple[Generation, frozenset[str], GenerationOrder, str]:
+        made = next((made for made in self._generations if made[0] is generation), None)
+        if made is None:
+            order = _order(state, generation, secret)
+            vms = frozenset(vm_of(worker) for worker, _ in generation.members)
+            made = generation, vms, order, order.model_dump_json()
+            self._generations = [*self._generations[-1:], made]  # one that runs and one that is planned
+        return made
+
+
+def is_same(orders: Orders, before: Orders) -> bool:
+    """Whether both say the same, whatever their versions are."""
+    return all(
+        (now := getattr(orders, name)) is (then := getattr(before, name)) or now == then for name in _SAID
+    )
+
+
+_SAID = tuple(name for name in Orders.model_fields if name != "version")
+
+
+def orders(state: JobState, vm: str, leases: Leases = Leases(), parts: OrderParts | None = None) -> Orders:
+    """The orders of one VM. A VM that ended or was never asked for is told to shut down (fencing).
+
+    `parts` keeps from call to call what is alike for all VMs.
+    """
+    parts = parts or OrderParts()
     known = state.vms.get(vm)
     if known is None or not known.live or state.ended is not None or state.spec is None:
         return Orders(version=state.num_facts, action="shutdown", abandoned=state.last_generation)
-    generation = _generation_for(state, vm, leases.secret)
+    generation = parts.generation_for(state, vm, leases.secret)
     profiler = state.profiler[0] if state.profiler is not None and state.recipe is None else None
     profiles = profiler is not None and state.measuring is None and vm_of(profiler) == vm
     return Orders(
         version=state.num_facts,
         action="profile" if profiles else "train" if generation is not None else "idle",
-        job=settings(state),
+        job=parts.settings(state),
         recipe=state.recipe,
         generation=generation,
         abandoned=state.abandoned,
@@ -93,14 +150,6 @@ def _probe(state: JobState, vm: str) -> ProbeOrder | None:
         return None
     members = [Member(worker=w, address=state.vms[vm_of(w)].address) for w, _ in probe.members]
     return ProbeOrder(number=probe.number, members=members, endpoint=probe.endpoint)
-
-
-def _generation_for(state: JobState, vm: str, secret: bytes) -> GenerationOrder | None:
-    """The newest generation that concerns the VM: the planned one to prepare, else the open one."""
-    for generation in (state.planned, state.current):
-        if generation is not None and any(vm_of(worker) == vm for worker, _ in generation.members):
-            return _order(state, generation, secret)
-    return None
 
 
 def _order(state: JobState, generation: Generation, secret: bytes) -> GenerationOrder:

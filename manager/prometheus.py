@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -9,8 +10,9 @@ from fastapi import APIRouter, Request, Response
 
 from .auth import User, service_of
 from .quarantine import STATUS
+from .runtime import Job
 from .service import Service
-from .views import job_view
+from .views import measured_s, newest_step
 
 router = APIRouter(tags=["operations"])
 
@@ -36,24 +38,29 @@ def _lines(service: Service) -> Iterable[str]:
     )
     series: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in _FAMILIES}
     for job in shown:
-        view, label = job_view(job, {}), {"job": job.job}
-        values = {
-            "makara_step": view.step,
-            "makara_steps": view.steps,
-            "makara_loss": view.loss,
-            "makara_samples_per_second": view.samples_per_s,
-            "makara_generation": view.generation,
-            "makara_live_vms": view.num_live_vms,
-            "makara_morphs_total": sum(morph.total_s is not None for morph in view.morphs),
-            "makara_lost_steps_total": sum(morph.lost_steps for morph in view.morphs),
-            "makara_checkpoints": len(view.checkpoints),
-            "makara_waiting": float(view.waiting is not None),
-        }
-        for name, value in values.items():
+        for name, value in _values(job).items():
             if value is not None:
-                series[name].append((label, value))
+                series[name].append(({"job": job.job}, value))
     for name, (kind, about) in _FAMILIES.items():
         yield from _family(name, kind, about, series[name])
+
+
+def _values(job: Job) -> dict[str, float | None]:
+    """A few numbers of a job's state: its steps and its VMs are not gone through."""
+    state, last, seconds = job.state, job.recent[-1] if job.recent else None, measured_s(job)
+    morphs = [g for g in (*state.history, state.current) if g is not None and g.formed_at is not None]
+    return {
+        "makara_step": newest_step(state, last),
+        "makara_steps": state.spec.training.steps if state.spec is not None else 0,
+        "makara_loss": last.loss if last is not None and math.isfinite(last.loss) else None,
+        "makara_samples_per_second": last.samples / seconds if last is not None and seconds else None,
+        "makara_generation": state.current.number if state.current is not None else state.last_generation,
+        "makara_live_vms": len(state.live_vms),
+        "makara_morphs_total": len(morphs),
+        "makara_lost_steps_total": sum(morph.lost_steps for morph in morphs),
+        "makara_checkpoints": len(state.published),
+        "makara_waiting": float(state.waiting is not None and state.ended is None),
+    }
 
 
 def _family(

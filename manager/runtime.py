@@ -12,6 +12,7 @@ from ..worker.messages import Orders, Report, StepMetrics
 from .core import Vitals
 from .events import ConnectionClosed, ReportReceived, VmTerminated
 from .journal import StoredFact
+from .orders import OrderParts
 from .quarantine import Quarantine, fold_readable
 from .ranking import Ranking
 from .state import JobState
@@ -56,6 +57,8 @@ class Job:
         self.reports: dict[str, Report] = {}
         self.not_understood: dict[str, str] = {}  # VM -> why what its agent says cannot be read
         self.connections: dict[str, Connection] = {}
+        self.told: dict[str, Orders] = {}  # by VM, what its connection was sent last
+        self.parts = OrderParts()
         self.recent: deque[StepMetrics] = deque(metrics, RECENT_STEPS)
         self.first_steps: dict[int, float] = {}  # generation -> when its first step was reported
         self.lock = asyncio.Lock()

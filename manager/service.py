@@ -36,7 +36,7 @@ from .job_loop import JobLoops, Outlets
 from .journal import Journal
 from .journal_text import Unreadable
 from .live import Hub, Update
-from .orders import Leases, orders
+from .orders import Leases, is_same, orders
 from .providers import Provider
 from .quarantine import Quarantined, quarantine_for
 from .runtime import RECENT_STEPS, Connection, Job
@@ -226,14 +226,16 @@ class Service:
         if earlier is not None:
             earlier.replaced()
         runtime.connections[vm] = connection
+        runtime.told.pop(vm, None)
         if runtime.quarantine is None or runtime.quarantine.readable or not runtime.active:
-            connection.push(orders(runtime.state, vm, self.leases))
+            self._push(runtime, vm, connection)
 
     async def disconnect(self, job: str, vm: str, connection: Connection) -> None:
         """The connection closed. Suspicion only, and none if the VM has another one by now."""
         runtime = self.jobs[job]
         if runtime.connections.get(vm) is connection:
             del runtime.connections[vm]
+            runtime.told.pop(vm, None)
             if runtime.state.ended is None:
                 with contextlib.suppress(Quarantined):  # silence will tell, once the job is taken up
                     await self.handle(job, ConnectionClosed(now=self.clock(), vm=vm))
@@ -274,7 +276,7 @@ class Service:
 
     def _tell(self, runtime: Job, facts: Sequence[Fact]) -> None:
         for vm, connection in runtime.connections.items():
-            connection.push(orders(runtime.state, vm, self.leases))
+            self._push(runtime, vm, connection)
         for fact in facts:
             if isinstance(fact, VmEnded):
                 runtime.reports.pop(fact.vm, None)
@@ -286,6 +288,13 @@ class Service:
         if runtime.state.ended is not None:
             self._forget_secrets(runtime)
             self._publish_status(runtime)
+
+    def _push(self, runtime: Job, vm: str, connection: Connection) -> None:
+        """Send the VM its orders, unless they say what this connection was told already."""
+        now, before = orders(runtime.state, vm, self.leases, runtime.parts), runtime.told.get(vm)
+        if before is None or not is_same(now, before):
+            runtime.told[vm] = now
+            connection.push(now)
 
     def _forget_secrets(self, runtime: Job) -> None:
         """Once the job has ended; keys of its store may be needed a little longer to tidy it up."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,6 +16,9 @@ from ..worker.messages import CheckpointRef, StepMetrics, WorkerReport
 from .quarantine import STATUS
 from .runtime import Job
 from .state import Generation, JobState, Vm, vm_of
+
+_MOST_ENDED = 100  # VMs that ended, in a job's view
+_MOST_MORPHS = 100
 
 
 class StepView(BaseModel):
@@ -83,7 +88,10 @@ class WaitingView(BaseModel):
 
 
 class JobView(BaseModel):
-    """A job as `GET /api/v1/jobs/{job}` shows it."""
+    """A job as `GET /api/v1/jobs/{job}` shows it: of VMs that ended and of morphs, the last hundred.
+
+    `num_vms` and `num_morphs` count all; `/vms` lists all VMs.
+    """
 
     job: str
     name: str
@@ -106,8 +114,10 @@ class JobView(BaseModel):
     microbatch_size: int | None
     placement: list[SeatView]
     morphs: list[MorphView]
+    num_morphs: int
     checkpoints: list[CheckpointRef]
     vms: list[VmView]
+    num_vms: int
     num_live_vms: int
     submitted_at: float
     ended_at: float | None
@@ -164,8 +174,10 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         microbatch_size=state.recipe.microbatch_size if state.recipe else None,
         placement=placement(generation, workers) if generation else [],
         morphs=morphs(state, job.first_steps),
+        num_morphs=len(state.history) + (state.current is not None) + (state.planned is not None),
         checkpoints=list(reversed(state.published)),
-        vms=[vm_view(vm, workers.values(), unheard=vm.vm in job.vitals.unheard) for vm in state.vms.values()],
+        vms=_shown_vms(job),
+        num_vms=len(state.vms),
         num_live_vms=len(state.live_vms),
         submitted_at=state.submitted_at,
         ended_at=state.ended_at,
@@ -209,10 +221,12 @@ def newest_step(state: JobState, last: StepMetrics | None) -> int:
 
 def surviving(state: JobState, rows: Iterable[StepMetrics]) -> list[StepMetrics]:
     """Without the steps of generations after which a later one began at an earlier step."""
-    beginnings = _beginnings(state)
-    return [
-        row for row in rows if all(step >= row.step for number, step in beginnings if number > row.generation)
-    ]
+    beginnings = sorted(_beginnings(state))
+    numbers = [number for number, _ in beginnings]
+    # What the generations from each place on left of the steps before them.
+    left = list(accumulate((step for _, step in reversed(beginnings)), min))[::-1]
+    places = ((row, bisect_right(numbers, row.generation)) for row in rows)
+    return [row for row, place in places if place == len(left) or row.step <= left[place]]
 
 
 def _beginnings(state: JobState) -> list[tuple[int, int]]:
@@ -246,11 +260,13 @@ def placement(generation: Generation, workers: Mapping[str, WorkerReport]) -> li
 
 
 def morphs(state: JobState, first_steps: Mapping[int, float]) -> list[MorphView]:
-    """Every generation that was opened or is being formed, oldest first."""
+    """The last generations that were opened or are being formed, oldest first."""
     present = tuple(g for g in (state.current, state.planned) if g is not None)
+    shown = state.history[-_MOST_MORPHS:]
+    earlier = state.history[: len(state.history) - len(shown)]
+    before = next((g.shape for g in reversed(earlier) if g.formed is not None), None)
     views: list[MorphView] = []
-    before: str | None = None
-    for generation in (*state.history, *present):
+    for generation in (*shown, *present):
         views.append(_morph(generation, before, first_steps.get(generation.number)))
         if generation.formed is not None:
             before = generation.shape
@@ -288,7 +304,9 @@ def _morph(generation: Generation, before: str | None, first_step_at: float | No
     )
 
 
-def vm_view(vm: Vm, workers: Iterable[WorkerReport], *, unheard: bool = False) -> VmView:
+def vm_view(job: Job, vm: Vm) -> VmView:
+    report = job.reports.get(vm.vm) if vm.live else None
+    silent = vm.live and vm.vm in job.vitals.unheard
     return VmView(
         vm=vm.vm,
         status=vm.status.value,
@@ -297,9 +315,15 @@ def vm_view(vm: Vm, workers: Iterable[WorkerReport], *, unheard: bool = False) -
         ended_at=vm.ended_at,
         deadline=vm.deadline,
         reason=vm.reason.value if vm.reason is not None else None,
-        detail=vm.detail or ("silent" if unheard and vm.live else ""),
-        workers=[f"{w.worker}: {w.phase.value}" for w in workers if vm.live and vm_of(w.worker) == vm.vm],
+        detail=vm.detail or ("silent" if silent else ""),
+        workers=[f"{w.worker}: {w.phase.value}" for w in report.workers] if report is not None else [],
     )
+
+
+def _shown_vms(job: Job) -> list[VmView]:
+    """Those that live and the last that ended, in the order in which they were requested."""
+    vms = [*job.state.live_vms, *job.state.vms.ended(-_MOST_ENDED)]
+    return [vm_view(job, vm) for vm in sorted(vms, key=lambda vm: vm.number)]
 
 
 def _traceback(state: JobState) -> str | None:
