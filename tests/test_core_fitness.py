@@ -8,7 +8,7 @@ import pytest
 from calibrations import uniform
 from core_script import RECIPE, Script
 from makara.manager.commands import ComputePlan
-from makara.manager.facts import BitsFixed, RecipeFixed, WorkerFailed
+from makara.manager.facts import BitsFixed, EndReason, RecipeFixed, WorkerFailed
 from makara.manager.fold import fold
 from makara.worker.messages import Phase, Profile, WorkerReport
 
@@ -78,6 +78,8 @@ def test_a_newcomer_with_other_bits_takes_part_in_no_plan() -> None:
     script.wait(10.0)
     assert script.count(ComputePlan) == before
     assert script.state.unfit == {new}
+    ended = script.state.vms[new.rpartition(".")[0]]
+    assert ended.reason is EndReason.UNFIT, "and its VM is replaced"
     assert script.state.current is not None, "the others go on"
     assert [worker for worker, _ in script.state.current.seats] == [first, second]
 

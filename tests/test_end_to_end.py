@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +23,7 @@ from makara.checkpoint import CheckpointId, open_store, read_head, read_sections
 from makara.checkpoint.tensors import tensors_sha256, unpack
 from makara.simulator import Link, Measurements
 from makara.worker.cutting.partition import choose_cuts
+from makara.worker.instruction_sets import environment_of, processor_flags
 from makara.worker.reference import run_reference
 from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
@@ -71,9 +74,9 @@ def reference_state(
 
 
 @cache
-def reference() -> str:
-    """The weight hash of the uninterrupted run of `STEPS` steps."""
-    _, state = reference_state(models.tied_gpt(), STEPS)
+def reference(steps: int = STEPS) -> str:
+    """The weight hash of the uninterrupted run."""
+    _, state = reference_state(models.tied_gpt(), steps)
     kept = {name: tensor for name, tensor in state.items() if name.startswith(("weights/", "buffers/"))}
     return tensors_sha256({name.split("/", 1)[1]: tensor for name, tensor in kept.items()})
 
@@ -277,6 +280,24 @@ def test_any_number_of_vms_runs_the_whole_batch(
     view = service.wait_status(job, "finished")
     assert view["num_micro_batches"] == 3
     assert sorted(service.losses(job)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_job_held_to_an_instruction_set_trains_as_a_process_that_is(service: ServiceProcess) -> None:
+    training = {**BATCH, "steps": 6, "numerics": "exact", "instruction_set": "avx2"}
+    job = submit(service, training=training, resources={"min_nodes": 2, "max_nodes": 2})
+    view = service.wait_status(job, "finished")
+    facts = [entry["fact"] for entry in service.client.get(f"/jobs/{job}/events")["events"]]
+    (shown,) = [fact for fact in facts if fact["fact"] == "bits_fixed"]
+    assert len(shown["workers"]) == 2
+    held = subprocess.run(
+        [sys.executable, "-c", "import test_end_to_end as here; print(here.reference(6))"],
+        env={**os.environ, **environment_of("avx2", processor_flags())},
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert view["export_sha256"] == held.stdout.strip()
 
 
 def test_code_that_fails_only_on_the_vm_fails_the_job_with_its_traceback(service: ServiceProcess) -> None:
