@@ -101,6 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument("--allow-remote", action="store_true", help="listen beyond this machine")
     server.add_argument("--public-url", help="the URL by which agents reach this manager")
     server.add_argument(
+        "--bound",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a bound that differs from its default, e.g. form_timeout_s=600; see docs/generations.md",
+    )
+    server.add_argument(
         "--allow-store",
         action="append",
         metavar="URL",
@@ -184,6 +191,7 @@ def _server(options: argparse.Namespace) -> int:
         port=options.port,
         allow_remote=options.allow_remote,
         public_url=options.public_url,
+        bounds=tuple(options.bound),
         allow_stores=tuple(options.allow_store) if options.allow_store is not None else None,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)

@@ -69,6 +69,8 @@ class ServerConfig:
     """Largest report of an agent; it is told, and sends what is more in pieces."""
     store_patience_s: float = 600.0
     """How long a store may refuse to open a head or take an export before the job waits for a person."""
+    bounds: tuple[str, ...] = ()
+    """`NAME=VALUE`: bounds of the core (`Timing`) and of agents (`Leases`) other than their defaults."""
     agent_command: tuple[str, ...] | None = None
     """Local provider: what a VM runs before its boot file; None: this Python, `-m makara.worker.agent`."""
 

@@ -13,6 +13,7 @@ import uvicorn
 
 from ..simulator import warm_up
 from .app import create_app
+from .bounds import bounds_of
 from .clock import SteadyClock
 from .config import ConfigError, ServerConfig, write_private
 from .journal import SqliteJournal
@@ -31,6 +32,7 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
     Raises `JournalLocked` when another manager uses this home, `ConfigError` when the port is taken, and
     whatever made it impossible to go on.
     """
+    timing = bounds_of(config.bounds)
     os.umask(0o077)
     config.home.mkdir(parents=True, exist_ok=True)
     journal = SqliteJournal(config.journal_path)
@@ -42,7 +44,9 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
     provider = LocalProvider(config.home / "vms", command=config.agent_command)
     try:
         admin_token = tokens.ensure_admin(config.admin_token_file)
-        service = Service(config, journal, tokens, {"local": provider}, clock=clock)
+        service = Service(
+            config, journal, tokens, {"local": provider}, timing=timing, leases=timing.leases, clock=clock
+        )
         service.manager_url = config.public_url or url
         record = {"url": url, "port": port, "pid": os.getpid()}
         write_private(config.server_file, json.dumps(record).encode())

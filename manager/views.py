@@ -100,6 +100,7 @@ class JobView(BaseModel):
     waiting: WaitingView | None
     traceback: str | None
     trouble: list[str]
+    stalled: str | None  # no member makes progress: for how long, of how long, and what each is at
     isolated: str | None  # the manager seems to be cut off from most VMs, and waits to hear of them
     step: int
     steps: int
@@ -160,6 +161,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         waiting=_waiting(state),
         traceback=aside.traceback if aside else _traceback(state),
         trouble=sorted({*trouble.values(), *_not_understood(job), *_not_saved(workers.values())}),
+        stalled=_stalled(job),
         isolated=_isolated(job),
         step=newest_step(state, last),
         steps=state.spec.training.steps if state.spec else 0,
@@ -185,6 +187,13 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         export_sha256=state.ended.export_sha256 if state.ended else None,
         checkpoint_uri=state.spec.checkpoint.uri if state.spec else "",
     )
+
+
+def _stalled(job: Job) -> str | None:
+    found, state = job.vitals.standstill, job.state
+    if found is None or state.current is None or state.finished is not None or _isolated(job):
+        return None
+    return found.describe()
 
 
 def _isolated(job: Job) -> str | None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from core_script import Script
+from makara.manager.bounds import bounds_of
 from makara.manager.commands import ComputePlan, ReleaseVm
+from makara.manager.config import ConfigError
 from makara.manager.core import Timing
 from makara.manager.events import ManagerStarted, StopRequested
 from makara.manager.facts import (
@@ -19,6 +21,8 @@ from makara.manager.facts import (
     WorkerFailed,
 )
 from makara.manager.orders import orders
+from makara.manager.runtime import Job
+from makara.manager.views import job_view
 from makara.worker.messages import At, Phase, Progress, Stacks, StepMetrics, WorkerReport
 
 TIMING = Timing()
@@ -278,3 +282,37 @@ def test_a_stop_does_not_wait_for_what_stands_still() -> None:
         at(script, worker, At.STORE, 101)
     pass_time(script, 310.0)
     assert "did not hold" in script.last(JobEnded).reason
+
+
+# ---- what a user sees -------------------------------------------------------------------------------------
+
+
+def test_a_user_reads_of_it_before_anything_happens() -> None:
+    script, (a, b) = stepping()
+    job = Job("j", [], [])
+    at(script, a, At.DATA, 101)
+    at(script, b, At.PEER, 101)
+    script.report()
+    pass_time(script, 25.0)
+    job.state, job.vitals = script.state, script.vitals
+    assert job_view(job, {}).stalled is None
+    pass_time(script, 15.0)
+    job.state, job.vitals = script.state, script.vitals
+    told = f"no progress for 40 s of 600 s: {a} is waiting for data, {b} is waiting for a peer"
+    assert job_view(job, {}).stalled == told
+    at(script, a, At.DATA, 102)
+    script.report()
+    script.wait(1.0)
+    job.state, job.vitals = script.state, script.vitals
+    assert job_view(job, {}).stalled is None
+
+
+def test_every_bound_can_be_set_and_a_mistake_is_told() -> None:
+    timing = bounds_of(["progress_floor_s=7.5", "max_internal_errors=9", "trainer_lease_s=3"])
+    assert (timing.progress_floor_s, timing.max_internal_errors) == (7.5, 9)
+    assert timing.leases.trainer_lease_s == 3.0
+    with pytest.raises(ConfigError, match=r"no bound 'progress_s'; expected one of .*progress_floor_s"):
+        bounds_of(["progress_s=1"])
+    for text in ("-1", "nan", "soon", ""):
+        with pytest.raises(ConfigError, match="expected a number greater than 0, such as 60"):
+            bounds_of([f"progress_floor_s={text}"])

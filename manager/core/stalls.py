@@ -27,6 +27,8 @@ from .vitals import Vitals
 _OWN_WORK = frozenset((At.COMPUTING, At.DATA, At.STORE))
 _MOST_DOUBLINGS = 6
 _MOST_STACKS = 64  # kept of one stall
+_WORTH_TELLING_S = 30.0
+_MOST_TOLD = 8  # workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,15 @@ class Standstill:
     bound_s: float
     standing: Mapping[str, str]
 
-    def describe(self) -> str:
-        at = ", ".join(f"{worker} {where}" for worker, where in self.standing.items())
-        return f"no progress for {self.silent_s:.0f} s (bound {self.bound_s:.0f} s)" + (
-            f": {at}" if at else ""
-        )
+    def describe(self) -> str | None:
+        """For a user, long before anything follows; None while there is nothing to say."""
+        if self.silent_s < min(_WORTH_TELLING_S, self.bound_s / 3):
+            return None
+        at = [f"{worker} is {where}" for worker, where in list(self.standing.items())[:_MOST_TOLD]]
+        if len(self.standing) > _MOST_TOLD:
+            at.append(f"and {len(self.standing) - _MOST_TOLD} more")
+        told = f"no progress for {self.silent_s:.0f} s of {self.bound_s:.0f} s"
+        return ": ".join([told, ", ".join(at)] if at else [told])
 
 
 def watch(turn: Turn) -> None:
@@ -51,8 +57,11 @@ def watch(turn: Turn) -> None:
     for vm, worker in turn.reports():
         _replace_stuck(turn, vm, worker)
     current = turn.state.current
+    found = standstill(turn.state, turn.vitals, turn.now, turn.timing)
+    if found is not None or turn.vitals.standstill is not None:
+        turn.vitals = replace(turn.vitals, standstill=found)
     if current is not None and not turn.dead(current.members):
-        _watch_generation(turn, current)
+        _watch_generation(turn, current, found)
 
 
 def record_stacks(turn: Turn) -> None:
@@ -117,8 +126,7 @@ def _doublings(state: JobState, vitals: Vitals, current: Generation) -> int:
     return min(repeats, _MOST_DOUBLINGS)
 
 
-def _watch_generation(turn: Turn, current: Generation) -> None:
-    found = standstill(turn.state, turn.vitals, turn.now, turn.timing)
+def _watch_generation(turn: Turn, current: Generation, found: Standstill | None) -> None:
     silent_s = found.silent_s if found is not None else 0.0
     if current.formed is None:
         silent_s = min(silent_s, generations.forms_since(turn, current))

@@ -15,6 +15,7 @@ from .turn import Timing
 
 if TYPE_CHECKING:
     from .drift import Pace
+    from .stalls import Standstill
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 _STEPPED = frozenset((Phase.RUNNING, Phase.HELD, Phase.FINISHED))
@@ -69,6 +70,7 @@ class Vitals:
     dropped_at: float | None = None  # when most connections had closed at once
     closed_at: float = 0.0  # when a generation was last closed
     measured: tuple[int, float] = (0, 0.0)  # a generation, and what its newest step took
+    standstill: Standstill | None = None  # of the open generation, at the last tick
     asked_for_stacks: tuple[int, float] | None = None  # of which generation's members, and when
 
     def report_of(self, seat: Seat) -> WorkerReport | None:
