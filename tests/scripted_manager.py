@@ -61,6 +61,7 @@ class Manager:
         self.identity = "manager-1"
         self.protocol = PROTOCOL
         self.answer: Response | None = None  # to whoever would connect
+        self.job_answers: list[Response] = []  # to the next who ask for code or secrets, the last one first
         self.sent = ""  # the newest orders
         self.tokens: list[str] = []  # shown at each connection
         self.connection: ServerConnection | None = None
@@ -185,6 +186,8 @@ class Manager:
 
     async def _answer(self, _connection: ServerConnection, request: Request) -> Response | None:
         token = request.headers["Authorization"].removeprefix("Bearer ")
+        if self.job_answers and request.path.endswith(("/secrets", "/bundle")):
+            return self.job_answers.pop()
         if request.path.endswith("/secrets"):
             return response(HTTPStatus.OK, json.dumps({"KEY": "value"}).encode())
         if request.path.endswith("/bundle"):

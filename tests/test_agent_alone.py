@@ -97,6 +97,17 @@ def test_a_close_by_whoever_it_is_does_not_end_the_vm(play: Callable[..., None])
     play(scenario)
 
 
+def test_a_proxys_answer_instead_of_code_or_secrets_is_asked_for_again(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, _agent: Agent) -> None:
+        page = response(HTTPStatus.OK, b"<html>back soon</html>")
+        manager.job_answers = [response(HTTPStatus.FORBIDDEN, b""), page]
+        await manager.order("train")
+        await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+        assert manager.job_answers == []
+
+    play(scenario)
+
+
 # ---- the manager away --------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
+from pydantic import TypeAdapter, ValidationError
 
 from ..checkpoint import inherited
 from .archives import BadArchive, BundleBounds, members, opened
@@ -17,12 +18,13 @@ from .family import kill_group
 from .logs import tail
 from .messages import BootConfig, JobSettings
 
+_SECRETS = TypeAdapter(dict[str, str])
 _SETUP_DONE = ".makara-setup-done"
 _SETUP_BYTES = 4000  # of what it printed are reported
 
 
 class BundleError(Exception):
-    """The bundle that arrived is not the one that the job names."""
+    """What arrived is not what was asked for: somebody else may have answered."""
 
 
 class SetupFailed(Exception):
@@ -56,9 +58,15 @@ async def prepare_bundle(
 
 
 async def fetch_secrets(boot: BootConfig, token: str) -> dict[str, str]:
-    """The values of the job's `secrets`, kept in memory only."""
+    """The values of the job's `secrets`, kept in memory only.
+
+    Raises `BundleError` (an answer that is none), `httpx.HTTPError` (manager unreachable, refused).
+    """
     response = await _get(boot, token, f"jobs/{boot.job}/secrets")
-    return {str(name): str(value) for name, value in response.json().items()}
+    try:
+        return _SECRETS.validate_json(response.content)
+    except ValidationError:  # it may hold values, which are not for a log
+        raise BundleError(f"secrets of job {boot.job}: the answer is no object of texts") from None
 
 
 async def _download(boot: BootConfig, token: str, path: str) -> bytes:
