@@ -98,6 +98,11 @@ class Cluster:
         self._counter = 0
         self._dirty: set[str] = set()
 
+    @property
+    def agents_wait_s(self) -> float:
+        """How long an agent that sees no manager waits before it ends itself."""
+        return TIMING.leases.orphan_timeout_s + TIMING.leases.orphan_save_s
+
     def run(self, limit_s: float = 600.0) -> JobState:
         stop_at = self.now + limit_s
         submitted = JobSubmitted(now=self.now, job="j", spec=self._spec(), bundle_sha256="b0")
@@ -239,6 +244,7 @@ class Cluster:
     def _receive(self, report: Report) -> None:
         if not self.manager_up:
             return
+        self.vms[report.vm].heard_at = self.now
         self.handle(ReportReceived.model_construct(now=self.now, report=report))
         if self.manager_up and report.orders_version < self.state.num_facts:
             self.after(0.05, self._deliver, report.vm, self.state)

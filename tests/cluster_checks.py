@@ -49,9 +49,9 @@ def _check_fact(world: Cluster, fact: Fact) -> None:
         case GenerationOpened() if fact.number != world.store.generation:
             raise Broken(f"generation {fact.number} goes, but the head is open at {world.store.generation}")
         case VmEnded(reason=EndReason.LEASE_EXPIRED) if fact.vm in world.vms:
-            vm = world.vms[fact.vm]  # one that is cut off is back before its agent would end itself
-            if vm.alive and not vm.stopped:
-                raise Broken(f"{fact.vm} is ended for its silence, and lives")
+            silent_s = world.now - world.vms[fact.vm].heard_at
+            if silent_s < world.agents_wait_s:
+                raise Broken(f"{fact.vm} is ended for a silence of {silent_s:.1f} s: its agent still waits")
         case GenerationFormed() if fact.lost_steps > world.num_steps:
             raise Broken(f"{fact.lost_steps} steps lost of {world.num_steps}")
         case _:

@@ -155,6 +155,7 @@ class SimVm:
     sequence: int = 0
     orders: Orders | None = None
     deadline: float | None = None
+    heard_at: float = 0.0  # when the manager last took in a report
     trainers: list[Trainer] = field(default_factory=list)
     told: list[WorkerReport] = field(default_factory=list)  # as last reported
 
