@@ -154,7 +154,6 @@ def _welcome(service: Service) -> Welcome:
         makara=makara_version(),
         manager=service.tokens.identity,
         max_report_bytes=service.config.max_report_bytes,
-        bundle_bounds=service.config.bundle_bounds,
     )
 
 

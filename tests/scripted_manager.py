@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import pytest
 from makara.worker.agent import Agent
-from makara.worker.archives import BundleBounds
 from makara.worker.frames import read_report
 from makara.worker.messages import (
     PROTOCOL,
@@ -57,7 +56,6 @@ class Manager:
         self.bundle = bundle()
         self.max_report_bytes = self.frame_limit = 1 << 24
         self.heartbeat_s = 3600.0  # what arrives was not a heartbeat
-        self.bundle_bounds = BundleBounds()
         self.identity = "manager-1"
         self.protocol = PROTOCOL
         self.answer: Response | None = None  # to whoever would connect
@@ -176,7 +174,6 @@ class Manager:
             makara="9.9",
             manager=self.identity,
             max_report_bytes=self.max_report_bytes,
-            bundle_bounds=self.bundle_bounds,
         )
 
     async def _note(self, change: Callable[[], object]) -> None:

@@ -9,8 +9,18 @@ from http import HTTPStatus
 
 import pytest
 from makara.worker.frames import Malformed, Misfit, read_report, read_to_agent
-from makara.worker.messages import PROTOCOL, DeviceInfo, Phase, Report, StepMetrics, Welcome
-from makara.worker.reports import Backlog
+from makara.worker.messages import (
+    PROTOCOL,
+    DeviceInfo,
+    Failure,
+    Phase,
+    Report,
+    Stacks,
+    StepMetrics,
+    Welcome,
+    WorkerReport,
+)
+from makara.worker.reports import Backlog, encode
 from scripted_manager import Manager, ends, play, response
 
 __all__ = ["play"]  # the fixture
@@ -240,6 +250,50 @@ def test_what_was_not_acknowledged_goes_out_in_pieces_and_none_is_lost() -> None
             told |= {step.step: step for step in sent}
             backlog.acknowledge(sequence)
     assert sorted(told) == list(range(5000))
+
+
+def full_report(num_workers: int, stacks_chars: int, num_metrics: int = 0, detail: str = "") -> Report:
+    device = DeviceInfo(kind="cpu", name="cpu0", memory_bytes=1)
+    names = [f"v.{n}" for n in range(num_workers)]
+    failure = Failure(kind="user", message=detail) if detail else None
+    return Report(
+        vm="v",
+        sequence=1,
+        orders_version=1,
+        address="10.0.0.1",
+        devices=[device],
+        workers=[WorkerReport(worker=name, phase=Phase.RUNNING, failure=failure) for name in names],
+        stacks=[Stacks(worker=name, number=1, text="x" * stacks_chars + "end") for name in names],
+        metrics=steps(range(num_metrics)),
+    )
+
+
+def test_stacks_are_shortened_before_anything_else_is_left_out() -> None:
+    encoded = encode(full_report(8, 16_000, 40), 1 << 16)
+    assert (len(encoded.text) <= 1 << 16, encoded.failed, encoded.num_metrics) == (True, {}, 40)
+    shown = read_report(encoded.text).stacks
+    assert len(shown) == 8
+    assert all(stacks.text.endswith("end") for stacks in shown)  # where the compute thread is
+    assert encoded.has_stacks
+
+
+def test_stacks_and_metrics_wait_before_a_worker_fails() -> None:
+    encoded = encode(full_report(8, 16_000, 100, detail="y" * 7_000), 1 << 16)
+    assert (len(encoded.text) <= 1 << 16, encoded.failed, encoded.has_stacks) == (True, {}, False)
+    assert 0 < encoded.num_metrics < 100
+    told = [metrics.step for metrics in read_report(encoded.text).metrics]
+    assert told == list(range(encoded.num_metrics))
+
+
+def test_metrics_that_had_no_room_go_into_a_later_report() -> None:
+    backlog = Backlog()
+    for step in steps(range(10)):
+        backlog.add(step)
+    assert len(backlog.take(1, 1 << 17)) == 10
+    backlog.put_back(4)
+    assert backlog.waits
+    backlog.acknowledge(1)
+    assert [metrics.step for metrics in backlog.take(2, 1 << 17)] == [4, 5, 6, 7, 8, 9]
 
 
 def test_reports_fit_what_the_manager_takes(play: Callable[..., None]) -> None:

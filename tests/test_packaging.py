@@ -34,6 +34,15 @@ def setuptools() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
 
+def test_the_client_of_the_agents_connection_can_be_told_to_use_no_proxy() -> None:
+    """`connect(proxy=None)` came with websockets 15; older ones refuse the argument."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (required,) = (name for name in project["dependencies"] if name.startswith("websockets"))
+    found = re.fullmatch(r"websockets>=(\d+)", required)
+    assert found is not None
+    assert int(found[1]) >= 15
+
+
 @cache
 def repository_files(root: Path) -> tuple[Path, ...]:
     """What git tracks below `root`; in a copy without git, all that lies in the folders of the packages.

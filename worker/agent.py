@@ -95,10 +95,8 @@ class Agent:
 
     def obey(self, orders: Orders) -> None:
         """Take the manager's newest orders."""
-        if self._orders is not None and orders.version < self._orders.version:
-            return
-        if self._orders is None:
-            self._shown = orders.stacks  # what was asked of others, before this VM was there
+        if self._orders is None or orders.stacks < self._shown:
+            self._shown = orders.stacks  # what was asked before this VM, or a restored journal, was there
         self._orders = orders
         self._ordered.set()
         if orders.action == "shutdown":
@@ -130,8 +128,7 @@ class Agent:
                 secrets = await fetch_secrets(self._boot, self._connection.token)
                 held = environment_of(job.instruction_set, processor_flags())
                 environment = {**held, **job.envs, **secrets}
-                bounds = self._connection.bundle_bounds
-                bundle = await prepare_bundle(self._boot, self._connection.token, job, environment, bounds)
+                bundle = await prepare_bundle(self._boot, self._connection.token, job, environment)
                 break
             except SetupFailed as error:
                 self._broken_setup = Failure(kind="user", message=str(error), traceback=error.output)
@@ -149,11 +146,14 @@ class Agent:
     def report(self, limit_bytes: int) -> str:
         """Everything that this VM is now, as JSON of at most `limit_bytes`."""
         self._sequence += 1
-        text, failed = encode(self._report(limit_bytes), limit_bytes)
+        encoded = encode(self._report(limit_bytes), limit_bytes)
+        self._backlog.put_back(encoded.num_metrics)
+        if encoded.has_stacks and self._stacks_told is None:
+            self._stacks_told = self._sequence
         for trainer in self._trainers:
-            if trainer.worker in failed:
-                trainer.fail(failed[trainer.worker])
-        return text
+            if trainer.worker in encoded.failed:
+                trainer.fail(encoded.failed[trainer.worker])
+        return encoded.text
 
     def acknowledge(self, sequence: int) -> None:
         """The manager has stored what reports carried up to `sequence`."""
@@ -164,8 +164,6 @@ class Agent:
             self._changed()
 
     def _report(self, limit_bytes: int) -> Report:
-        if self._stacks and self._stacks_told is None:
-            self._stacks_told = self._sequence
         return Report(
             vm=self._boot.vm,
             sequence=self._sequence,

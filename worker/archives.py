@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import sys
 import tarfile
 import zlib
 from collections.abc import Generator, Iterator
@@ -39,17 +40,20 @@ class BundleBounds:
 
 
 DEFAULT = BundleBounds()
+# On a VM: how much a job's code may be the manager has judged, perhaps under other bounds.
+ANY_SIZE = BundleBounds(members=sys.maxsize, unpacked_bytes=sys.maxsize, name_chars=sys.maxsize)
 
 
 @contextmanager
 def opened(data: bytes) -> Generator[tarfile.TarFile]:
-    """The tar.gz `data`, to be read once from its beginning to its end. Raises `BadArchive`, also inside."""
+    """The tar.gz `data`, to be read once from its beginning to its end. Raises `BadArchive`, also inside;
+    what goes wrong with files that are made of it stays an `OSError`."""
     try:
         with gzip.open(io.BytesIO(data)) as unpacked:
             stream = cast(IO[bytes], _Headers(unpacked))
             with tarfile.open(fileobj=stream, mode="r:") as archive:
                 yield archive
-    except (tarfile.TarError, zlib.error, OSError, EOFError) as error:
+    except (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError) as error:
         raise BadArchive(f"not a tar.gz archive: {error}") from error
 
 

@@ -13,7 +13,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from ..checkpoint import inherited
-from .archives import BadArchive, BundleBounds, members, opened
+from .archives import ANY_SIZE, BadArchive, members, opened
 from .family import kill_group
 from .logs import tail
 from .messages import BootConfig, JobSettings
@@ -37,11 +37,12 @@ class SetupFailed(Exception):
 
 
 async def prepare_bundle(
-    boot: BootConfig, token: str, job: JobSettings, environment: Mapping[str, str], bounds: BundleBounds
+    boot: BootConfig, token: str, job: JobSettings, environment: Mapping[str, str]
 ) -> Path:
     """The folder with the job's code, ready to import from.
 
-    Raises `BundleError` (checksum), `SetupFailed`, `httpx.HTTPError` (manager unreachable, refused).
+    Raises `BundleError` (checksum), `SetupFailed`, `httpx.HTTPError` (manager unreachable, refused), and
+    `OSError` (a full disk).
     """
     folder = Path(boot.directory) / "bundles" / job.bundle_sha256
     if not folder.exists():
@@ -49,7 +50,7 @@ async def prepare_bundle(
         if hashlib.sha256(data).hexdigest() != job.bundle_sha256:
             raise BundleError(f"bundle of job {job.job}: checksum differs from {job.bundle_sha256}")
         try:
-            await asyncio.to_thread(_unpack, data, folder, bounds)
+            await asyncio.to_thread(_unpack, data, folder)
         except BadArchive as error:
             raise SetupFailed(f"bundle: {error}") from error
     if job.setup is not None and not (folder / _SETUP_DONE).exists():
@@ -81,12 +82,12 @@ async def _get(boot: BootConfig, token: str, path: str) -> httpx.Response:
         return response.raise_for_status()
 
 
-def _unpack(data: bytes, folder: Path, bounds: BundleBounds) -> None:
+def _unpack(data: bytes, folder: Path) -> None:
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.new")
     shutil.rmtree(temporary, ignore_errors=True)  # what an attempt before left
     temporary.mkdir(parents=True)
     with opened(data) as archive:
-        archive.extractall(temporary, members(archive, bounds), filter="data")
+        archive.extractall(temporary, members(archive, ANY_SIZE), filter="data")
     temporary.rename(folder)
 
 

@@ -20,7 +20,6 @@ import websockets
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.http11 import Response
 
-from .archives import BundleBounds
 from .frames import Malformed, Misfit, read_refusal, read_to_agent
 from .messages import BootConfig, Credential, Orders, ReportAck, Welcome
 
@@ -54,7 +53,6 @@ class ManagerConnection:
         """Why the manager does not know this VM (any more)."""
         self.misfit: str | None = None
         """Why manager and agent cannot understand one another."""
-        self.bundle_bounds = BundleBounds()
         self._boot = boot
         self._peer = peer
         self._token_file = Path(boot.directory) / "worker.token"
@@ -62,6 +60,8 @@ class ManagerConnection:
         self._heartbeat_s = 1.0
         self._report_limit = self._most_bytes = Welcome.model_fields["max_report_bytes"].default
         self._welcomed = asyncio.Event()
+        # Of this connection: a manager whose journal came from a backup counts from a smaller number.
+        self._newest = 0
         self._dirty = asyncio.Event()
 
     def changed(self) -> None:
@@ -86,6 +86,7 @@ class ManagerConnection:
     async def _connect(self) -> None:
         """One connection, from its opening to its end."""
         self._welcomed.clear()
+        self._newest = 0
         try:
             async with connect(
                 self._boot.manager_url.replace("http", "ws", 1) + f"/api/v1/agents/{self._boot.vm}",
@@ -141,7 +142,6 @@ class ManagerConnection:
         self.misfit = None
         self._manager = welcome.manager or None
         self._heartbeat_s = welcome.heartbeat_s
-        self.bundle_bounds = welcome.bundle_bounds
         self._report_limit = min(welcome.max_report_bytes, self._most_bytes)
         self._welcomed.set()
 
@@ -153,7 +153,9 @@ class ManagerConnection:
             case ReportAck(sequence=sequence):
                 self._peer.acknowledge(sequence)
             case Orders() as orders:
-                self._peer.obey(orders)
+                if orders.version >= self._newest:
+                    self._newest = orders.version
+                    self._peer.obey(orders)
         self.heard_at = time.monotonic()
         self.refusal = None
 

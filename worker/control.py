@@ -112,8 +112,6 @@ class Control:
 
     def _accept(self, orders: Orders) -> None:
         with self._changed:
-            if self._orders is not None and orders.version < self._orders.version:
-                return
-            self._orders = orders
+            self._orders = orders  # the agent passes on only what counts, and in order
             self._changed.notify_all()
         self._on_orders(orders)

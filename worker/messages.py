@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from .archives import BundleBounds
 from .bounds import (
     MOST_DEVICES,
     MOST_ENTRIES,
@@ -131,7 +130,7 @@ class Orders(Message):
     """Everything that the manager wants of one VM now."""
 
     type: Literal["orders"] = "orders"
-    version: int  # grows with each change; an agent ignores an older one
+    version: int  # grows with each change; an agent ignores an older one on the same connection
     action: Literal["idle", "profile", "train", "shutdown"]
     job: JobSettings | None = None
     recipe: Recipe | None = None
@@ -398,7 +397,6 @@ class Welcome(Message):
     makara: str = ""  # version of the manager
     manager: str = ""  # which manager this is: the same over its restarts
     max_report_bytes: int = 1 << 24  # a larger report closes the connection
-    bundle_bounds: BundleBounds = BundleBounds()  # of the job's code
 
 
 class Refusal(Message):

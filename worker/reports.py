@@ -1,15 +1,20 @@
 """What an agent reports, made to fit into one frame.
 
 Metrics are repeated until they are acknowledged, so after a long absence there are many of them: they are
-sent in pieces, the oldest first. A worker whose own part does not fit has failed.
+sent in pieces, the oldest first. Where a report is too large for the frame, stacks are shortened and left
+out, then metrics wait for a later report. Only a worker whose own part does not fit has failed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 from .bounds import MOST_METRICS
-from .messages import Failure, Phase, Report, StepMetrics, WorkerReport
+from .messages import Failure, Phase, Report, Stacks, StepMetrics, WorkerReport
 
 _METRICS_BYTES = 512  # of one step as JSON, at most
+_LEAST_STACKS_CHARS = 1024  # less of a trainer's stacks shows nothing
 
 
 class Backlog:
@@ -37,25 +42,62 @@ class Backlog:
         del self._waiting[:room]
         return [item for _, item in self._sent]
 
+    def put_back(self, num_carried: int) -> None:
+        """The last report carried only so many of what `take` gave for it: the others wait again."""
+        self._waiting[:0] = [item for _, item in self._sent[num_carried:]]
+        del self._sent[num_carried:]
+
     @property
     def waits(self) -> bool:
         """Whether there is more than went into the last report."""
         return bool(self._waiting)
 
 
-def encode(report: Report, limit_bytes: int) -> tuple[str, dict[str, Failure]]:
-    """The report as JSON of at most `limit_bytes`; and failures of workers, by name, whose own part is too
-    large for that. They are reported without it."""
-    workers = {worker.worker: worker for worker in report.workers}
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A report as JSON, and what of it had no room."""
+
+    text: str
+    num_metrics: int  # that it carries: the oldest
+    has_stacks: bool
+    failed: dict[str, Failure] = field(default_factory=dict)  # workers whose own part is too large, by name
+
+
+def encode(report: Report, limit_bytes: int) -> Encoded:
+    """The report as JSON of at most `limit_bytes`, unless it is larger even without all that can be left
+    out."""
     failed: dict[str, Failure] = {}
     while True:
-        text = report.model_copy(update={"workers": list(workers.values())}).model_dump_json()
-        if len(text.encode()) <= limit_bytes or len(failed) == len(workers):
-            return text, failed
-        sizes = {name: len(w.model_dump_json()) for name, w in workers.items() if name not in failed}
-        name = max(sizes, key=sizes.__getitem__)
-        message = f"its report has {sizes[name]} bytes, and the manager takes {limit_bytes} of a whole VM"
-        failed[name] = Failure(kind="internal", message=message)
-        workers[name] = WorkerReport(
-            worker=name, incarnation=workers[name].incarnation, phase=Phase.EXITED, failure=failed[name]
-        )
+        text = report.model_dump_json()
+        if len(text.encode()) <= limit_bytes or len(failed) == len(report.workers):
+            return Encoded(text, len(report.metrics), bool(report.stacks), failed)
+        if report.stacks:
+            report = report.model_copy(update={"stacks": _shortened(report.stacks)})
+        elif report.metrics:
+            report = report.model_copy(update={"metrics": report.metrics[: len(report.metrics) // 2]})
+        else:
+            report = _without_largest(report, limit_bytes, failed)
+
+
+def _shortened(stacks: Sequence[Stacks]) -> list[Stacks]:
+    """Half of each, the end, which shows the compute thread; none, if little would be left."""
+    return [
+        each.model_copy(update={"text": each.text[len(each.text) // 2 :]})
+        for each in stacks
+        if len(each.text) >= 2 * _LEAST_STACKS_CHARS
+    ]
+
+
+def _without_largest(report: Report, limit_bytes: int, failed: dict[str, Failure]) -> Report:
+    """Fail the worker with the largest part, and report it without that."""
+    sizes = {w.worker: len(w.model_dump_json()) for w in report.workers if w.worker not in failed}
+    name = max(sizes, key=sizes.__getitem__)
+    message = f"its report has {sizes[name]} bytes, and the manager takes {limit_bytes} of a whole VM"
+    failed[name] = Failure(kind="internal", message=message)
+    workers = [
+        WorkerReport(worker=name, incarnation=w.incarnation, phase=Phase.EXITED, failure=failed[name])
+        if w.worker == name
+        else w
+        for w in report.workers
+    ]
+    return report.model_copy(update={"workers": workers})
