@@ -140,8 +140,15 @@ class StoreCommands:
             return self._differs(command, "missing", str(error), None)
         except (HeadAhead, HeadLacks, Fenced) as error:
             found = await self._insist(job, command, lambda store: read_head(store, job))
-            difference = "lacks" if isinstance(error, HeadLacks) else "ahead"
-            return self._differs(command, difference, str(error), found)
+            if isinstance(error, HeadLacks):
+                return self._differs(command, "lacks", str(error), found)
+            reason = str(error)
+            if isinstance(error, Fenced):
+                reason = (
+                    f"head.json is open at generation {error.open_generation}, beyond what this manager's "
+                    "journal knows of: another manager opened it, or the journal is from a backup"
+                )
+            return self._differs(command, "ahead", reason, found)
         return HeadOpened(now=self._clock(), generation=command.generation, checkpoints=_refs(head))
 
     def _differs(

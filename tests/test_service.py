@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from makara.manager.cli import main
 from makara.manager.client import Refused
 from makara.manager.journal import SqliteJournal
 from makara.simulator import load_measurements
@@ -111,6 +112,36 @@ def test_commands_are_done_once_the_job_is(manager: Manager, tmp_path: Path) -> 
     left = [pending.command for pending in journal.pending_commands()]
     assert [command.command for command in left] == ["sweep_store"], "a minute after the end"
     journal.close()
+
+
+def test_a_manager_of_a_new_home_asks_before_it_goes_on_from_an_earlier_head(
+    manager: Manager, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    job = manager.submit(store, key="the same").json()["job"]
+    trained = manager.wait(job, lambda v: v["status"] == "finished")
+    manager.stop()
+    other = Manager(tmp_path / "other").start()
+    try:
+        assert other.submit(store, key="the same").json()["job"] == job
+        view = other.wait(job, lambda v: v["status"] == "waiting")
+        assert "head.json" in view["reason"]
+        assert view["waiting"]["offers"] == ["again", "from_head", "restart"]
+        scraped = other.http.get("/metrics", headers={"Authorization": f"Bearer {other.token}"}).text
+        assert f'makara_waiting{{job="{job}"}} 1' in scraped
+        login = ["--server", other.url, "--token", other.token]
+        assert main(["status", job, *login]) == 0
+        shown = capsys.readouterr().out
+        assert f"makara resume {job} --from-head" in shown
+        assert "its VMs are kept until" in shown
+        assert main(["resume", job, "--from-head", *login]) == 0
+        view = other.wait(job, lambda v: v["status"] == "finished")
+        assert view["export_sha256"] == trained["export_sha256"]
+        with pytest.raises(Refused, match="it does not wait for a person"):
+            other.client.post(f"/jobs/{job}/resume", json={"how": "again"})
+    finally:
+        other.stop()
+        release_all(other.home)
 
 
 def test_two_managers_cannot_share_a_home(manager: Manager) -> None:

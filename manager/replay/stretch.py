@@ -61,7 +61,7 @@ class Stretch:
         """After how many steps the newest checkpoint was taken that exists by now; None: there is none.
 
         Uploads go one after another: while one takes longer than the time between two snapshots, those that
-        were taken meanwhile give way to newer ones, as the saver lets them.
+        would be taken meanwhile are put off until there is room, here to the next that is due.
         """
         done_ns = now_ns - self.publish_ns
         if done_ns < self.began_ns:
