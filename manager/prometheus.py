@@ -26,8 +26,12 @@ async def healthz() -> dict[str, str]:
 @router.get("/metrics")
 async def metrics(request: Request, _: User) -> Response:
     """Gauges and counters of all jobs; scrape with a user token."""
-    text = "\n".join(_lines(service_of(request))) + "\n"
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(exposition(service_of(request)), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def exposition(service: Service) -> str:
+    """All jobs, in Prometheus' text format."""
+    return "\n".join(_lines(service)) + "\n"
 
 
 def _lines(service: Service) -> Iterable[str]:
