@@ -9,7 +9,8 @@ from typing import Any
 
 import faulty_model
 from fault_scene import BATCH, SHAPE, Noticed, Scene
-from faults import Fault, Played
+from fault_signs import Played
+from faults import Fault
 from fleet import settings
 from makara.checkpoint import CheckpointId, open_store, read_sections
 from makara.checkpoint.tensors import tensors_sha256, unpack

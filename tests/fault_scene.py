@@ -133,35 +133,6 @@ class Scene:
         return value["at"], value["worker"]
 
 
-def worker_failed(worker: str | None, kind: str) -> Sign:
-    def sign(scene: Scene) -> Noticed | None:
-        for fact in scene.facts():
-            named = worker is None or fact.get("worker") == worker
-            if fact["fact"] == "worker_failed" and fact["kind"] == kind and named:
-                return Noticed(fact["at"], f"worker_failed: {kind}: {fact['message'].splitlines()[0][:50]}")
-        return None
-
-    return sign
-
-
-def vm_ended(vm: str, *reasons: str) -> Sign:
-    def sign(scene: Scene) -> Noticed | None:
-        for fact in scene.facts():
-            if fact["fact"] == "vm_ended" and fact["vm"] == vm and fact["reason"] in reasons:
-                return Noticed(fact["at"], f"vm_ended: {fact['reason']}: {fact['detail']}")
-        return None
-
-    return sign
-
-
-def first_of(*signs: Sign) -> Sign:
-    def sign(scene: Scene) -> Noticed | None:
-        found = [noticed for one in signs if (noticed := one(scene)) is not None]
-        return min(found, key=lambda noticed: noticed.at, default=None)
-
-    return sign
-
-
 @contextmanager
 def running_scene(folder: Path, chance: random.Random) -> Iterator[Scene]:
     """A network, a store on a disk of its own, a manager, and a job that steps steadily on three VMs."""
@@ -187,13 +158,19 @@ def running_scene(folder: Path, chance: random.Random) -> Iterator[Scene]:
 
 
 def mount_disk(folder: Path, size_bytes: int) -> Path:
-    """A disk of that size at `folder`, in memory."""
+    """A disk of that size at `folder`, in memory, for what a SeaweedFS stores. Its index is elsewhere: a full
+    disk breaks that for good, as no store that is run with care would."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", folder], check=True)
+    index, elsewhere = folder / "filerldb2", folder.with_name(f"{folder.name}-index")
+    index.mkdir()
+    elsewhere.mkdir()
+    subprocess.run(["mount", "--bind", elsewhere, index], check=True)
     return folder
 
 
 def unmount_disk(folder: Path) -> None:
+    subprocess.run(["umount", folder / "filerldb2"], check=True)
     subprocess.run(["umount", folder], check=True)
 
 

@@ -1,7 +1,6 @@
-"""Twelve kinds of faults, done to a running job: what is done, by which sign it is noticed, and within what.
+"""Twelve kinds of faults, done to a running job: what is done, and by which sign it is noticed.
 
-A fault is a context manager of a scene: it has been done when it yields, and is over when it ends. The bounds
-are those of docs/generations.md and docs/faults.md.
+A fault is a context manager of a scene: it has been done when it yields, and is over when it ends.
 """
 
 from __future__ import annotations
@@ -10,35 +9,32 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
-from fault_scene import INTERVAL, Noticed, Scene, Sign, full_disk, vm_ended, worker_failed
+from fault_scene import INTERVAL, Scene, full_disk
+from fault_signs import (
+    LEFT_S,
+    LINK_S,
+    LISTED_S,
+    PROGRESS_S,
+    REPORTED_S,
+    TRAINER_LEASE_S,
+    VM_LEASE_S,
+    Play,
+    Played,
+    agent_lost_manager,
+    checkpoint_given_up,
+    generation_closed,
+    isolation_shown,
+    silent,
+    stalled_by,
+    vm_ended,
+    worker_failed,
+)
 from service_process import wait_for
-
-REPORTED_S = 2.0  # a trainer's end: its agent reports at once, and reads its last words for a second before
-LISTED_S = 1.0  # the provider's list is looked at every 0.25 s
-TRAINER_LEASE_S = 10.0
-VM_LEASE_S = 15.0
-LINK_S = 10.0
-PROGRESS_S = 60.0
-
-
-@dataclass(frozen=True)
-class Played:
-    """A fault that was done `at` (Unix seconds): noticed when `sign` shows it, within `bound_s`. `then` is
-    what must be done when it was noticed, before steps can come."""
-
-    at: float
-    sign: Sign
-    bound_s: float
-    then: Callable[[], None] = lambda: None
-
-
-Play = Callable[[Scene], AbstractContextManager[Played]]
-
 
 # ---- a trainer ---------------------------------------------------------------------------------------------
 
@@ -72,25 +68,15 @@ def hangs(scene: Scene) -> Iterator[Played]:
     yield Played(at, stalled_by(worker), PROGRESS_S)
 
 
-def stalled_by(worker: str) -> Sign:
-    def sign(scene: Scene) -> Noticed | None:
-        for fact in scene.facts():
-            if fact["fact"] == "generation_stalled" and worker in fact["suspects"]:
-                return Noticed(fact["at"], f"generation_stalled: {fact['standing'][worker]}")
-        return None
-
-    return sign
-
-
 # ---- a VM --------------------------------------------------------------------------------------------------
 
 
-def signal_to_agent(number: signal.Signals) -> Play:
+def signal_to_agent(number: signal.Signals, bound_s: float) -> Play:
     @contextmanager
     def play(scene: Scene) -> Iterator[Played]:
         vm = scene.some_vm()
         scene.service.agent(vm).send_signal(number)
-        yield Played(time.time(), vm_ended(vm, "preempted", "left"), LISTED_S)
+        yield Played(time.time(), vm_ended(vm, "preempted", "left"), bound_s)
 
     return play
 
@@ -111,19 +97,6 @@ def stopped(which: Callable[[Scene, str], list[psutil.Process]]) -> Play:
         serves_again(scene, vm)
 
     return play
-
-
-def silent(vm: str) -> Sign:
-    """A plan is made without it; or, as steps go on, the page calls it silent."""
-
-    def sign(scene: Scene) -> Noticed | None:
-        for fact in scene.facts():
-            if fact["fact"] == "generation_closed" and f"{vm}.0" in fact["reason"]:
-                return Noticed(fact["at"], f"generation_closed: {fact['reason']}")
-        shown = next(one for one in scene.view()["vms"] if one["vm"] == vm)
-        return Noticed(time.time(), "page: VM silent") if shown["detail"] == "silent" else None
-
-    return sign
 
 
 def serves_again(scene: Scene, vm: str) -> None:
@@ -179,13 +152,6 @@ def neighbours(scene: Scene) -> tuple[str, str]:
     return vms[first], vms[first + 1]
 
 
-def generation_closed(scene: Scene) -> Noticed | None:
-    for fact in scene.facts():
-        if fact["fact"] == "generation_closed":
-            return Noticed(fact["at"], f"generation_closed: {fact['reason']}")
-    return None
-
-
 # ---- disks -------------------------------------------------------------------------------------------------
 
 
@@ -223,17 +189,6 @@ def store_hangs(scene: Scene) -> Iterator[Played]:
     yield Played(time.time(), checkpoint_given_up(time.time()), given_up_s(scene))
     scene.store.go_on()
     published_again(scene)
-
-
-def checkpoint_given_up(at: float) -> Sign:
-    """Two snapshots wait while one is being stored: a trainer's log tells of the fourth, or the status of
-    what the manager itself could not do."""
-
-    def sign(scene: Scene) -> Noticed | None:
-        lines = [line for vm in scene.vms() for line in scene.lines(vm, "checkpoint .* is given up")]
-        return min((line for line in lines if line.at > at), key=lambda line: line.at, default=None)
-
-    return sign
 
 
 def given_up_s(scene: Scene) -> float:
@@ -285,16 +240,6 @@ def manager_killed(scene: Scene) -> Iterator[Played]:
     scene.service.start()
 
 
-def agent_lost_manager(vm: str, at: float) -> Sign:
-    """Its agent's log says so."""
-
-    def sign(scene: Scene) -> Noticed | None:
-        lines = scene.lines(vm, "connection to the manager closed|cannot reach the manager")
-        return next((line for line in lines if line.at > at), None)
-
-    return sign
-
-
 @contextmanager
 def manager_isolated(scene: Scene) -> Iterator[Played]:
     """The manager runs, and no packet passes between it and any VM."""
@@ -308,12 +253,6 @@ def manager_isolated(scene: Scene) -> Iterator[Played]:
     wait_for(lambda: len(scene.applied()) > steps + 5, "steps", scene.service.logs)
     changed = [fact for fact in scene.facts() if fact["fact"] in ("vm_ended", "generation_closed")]
     assert not changed, f"an isolated manager changes nothing: {changed}"
-
-
-def isolation_shown(scene: Scene) -> Noticed | None:
-    """The page says so."""
-    told = scene.view()["isolated"]
-    return Noticed(time.time(), f"page: {told}") if told else None
 
 
 @dataclass(frozen=True)
@@ -332,8 +271,8 @@ FAULTS = (
     Fault("abort", by_own_code("abort", "killed", REPORTED_S)),
     Fault("interpreter lock held", by_own_code("lock", "lease", TRAINER_LEASE_S)),
     Fault("operation that never returns", hangs),
-    Fault("SIGKILL: agent", signal_to_agent(signal.SIGKILL)),
-    Fault("SIGTERM: agent", signal_to_agent(signal.SIGTERM)),
+    Fault("SIGKILL: agent", signal_to_agent(signal.SIGKILL, LISTED_S)),
+    Fault("SIGTERM: agent", signal_to_agent(signal.SIGTERM, LEFT_S)),
     Fault("SIGSTOP: agent", stopped(the_agent)),
     Fault("SIGSTOP: whole VM, woken later", stopped(the_whole_vm)),
     Fault("network cut between two workers", workers_cut_off),
