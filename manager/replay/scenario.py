@@ -24,7 +24,7 @@ TIMING = Timing(  # what is replayed tells nothing in between, and never stands 
     profile_wait_s=math.inf,
 )
 EPOCH_S = 1e6  # the core's clock at the start of the trace: times of zero would look like none at all
-_NO_CAP_BYTES = 2**62
+_NO_CAP_BYTES = 2**53 - 1  # the largest size that a report may state
 
 
 class ReplayError(ValueError):
