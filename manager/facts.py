@@ -71,6 +71,7 @@ class WorkerFailed(_Fact):
     traceback: str | None = None
     step: int = 0  # newest step that was committed, as far as was reported
     own_steps: int = 0  # committed by this incarnation in its last generation
+    counted: bool = True  # toward failing the job
 
 
 class ProfilerChosen(_Fact):
@@ -211,7 +212,7 @@ class GenerationStalled(_Fact):
     bound_s: float
     standing: dict[str, str]  # worker -> what it is at
     suspects: tuple[str, ...]  # whose own work stands still
-    doublings: int = 0  # of the bound: stalls before this one, at the same step and without suspects
+    doublings: int = 0  # of the bound: stalls before this one, at the same step
 
 
 class StacksTaken(_Fact):

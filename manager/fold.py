@@ -123,6 +123,8 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
         return state.changed(unfit=state.unfit | {fact.worker}, last_error=fact.message)
     if fact.kind == "stuck":
         state = state.changed(stuck=MappingProxyType({**state.stuck, fact.worker: fact.incarnation}))
+        if not fact.counted:
+            return state
     elif fact.kind not in ("user", "internal"):
         return _died(state, fact)
     state = state.changed(last_error=fact.message, last_traceback=fact.traceback)

@@ -23,7 +23,7 @@ from makara.manager.facts import (
 from makara.manager.orders import orders
 from makara.manager.runtime import Job
 from makara.manager.views import job_view
-from makara.worker.messages import At, Phase, Progress, Stacks, StepMetrics, WorkerReport
+from makara.worker.messages import At, Failure, Phase, Progress, Stacks, StepMetrics, WorkerReport
 
 TIMING = Timing()
 
@@ -227,6 +227,85 @@ def test_a_trainer_that_does_not_leave_a_closed_generation_is_replaced() -> None
     pass_time(script, 20.0)
     assert script.last(WorkerFailed).worker == a
     assert script.count(WorkerFailed) == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "bound_s"), [(At.COMPUTING, 1200.0), (At.DATA, 1200.0), (At.STORE, 1800.0)]
+)
+def test_survivors_finish_a_long_operation_when_a_peer_dies(where: At, bound_s: float) -> None:
+    """Found: 60 s after a death healthy survivors were ended, and what they held was lost."""
+    script, (a, *rest) = stepping(4, predicted_s=120.0)
+    for worker in rest:
+        at(script, worker, where, 101)
+    script.report()
+    script.report(script.change(a, phase=Phase.EXITED, failure=Failure(kind="killed", message="x")))
+    assert script.last(GenerationClosed).reason == f"lost {a}"
+    failures = script.count(WorkerFailed)
+    pass_time(script, bound_s)
+    assert script.count(WorkerFailed) == failures
+    pass_time(script, 10.0)
+    assert script.count(WorkerFailed) == failures + len(rest)
+    assert script.state.internal_errors.count == 0
+    assert script.state.ended is None
+
+
+@pytest.mark.parametrize(
+    ("where", "bound_s"), [(At.COMPUTING, 60.0), (At.PEER, 60.0), (At.DATA, 600.0), (At.STORE, 1800.0)]
+)
+def test_what_a_member_of_a_closed_generation_is_at_says_how_long_it_may_take(
+    where: At, bound_s: float
+) -> None:
+    script, (a, b) = stepping()
+    at(script, b, where, 101)
+    script.report(script.change(a, phase=Phase.EXITED, failure=Failure(kind="killed", message="x")))
+    failures = script.count(WorkerFailed)
+    pass_time(script, bound_s)
+    assert script.count(WorkerFailed) == failures
+    pass_time(script, 10.0)
+    assert script.last(WorkerFailed).worker == b
+    assert script.last(WorkerFailed).kind == "stuck"
+
+
+def test_trainers_ended_in_closed_generations_never_fail_the_job() -> None:
+    script, (a, b) = stepping()
+    for incarnation in range(1, 20):
+        at(script, b, At.COMPUTING, 100 + incarnation)
+        dead = script.change(a, phase=Phase.EXITED, failure=Failure(kind="killed", message="x"))
+        if incarnation == 1:
+            script.report(dead)
+        stuck = script.change(b, incarnation=incarnation, phase=Phase.RUNNING, generation=1)
+        script.report(stuck)
+        pass_time(script, 130.0)
+    assert sum(f.kind == "stuck" for f in script.facts if isinstance(f, WorkerFailed)) == 19
+    assert script.state.internal_errors.count == 0
+    assert script.state.ended is None
+
+
+def test_a_long_operation_succeeds_in_the_end_whoever_was_suspected() -> None:
+    """Found: each host of one section was left out in turn, for ever, for an operation of 90 s."""
+    script, workers = stepping(4)
+    bounds: list[float] = []
+    for _ in range(4):
+        current = script.state.current
+        assert current is not None
+        members = [worker for worker, _ in current.seats]
+        script.report(*(script.change(w, step=6) for w in members))
+        for worker in members:
+            at(script, worker, At.COMPUTING if worker == members[-1] else At.PEER, 101 + len(bounds))
+        script.report()
+        closed = script.count(GenerationClosed)
+        while script.count(GenerationClosed) == closed:
+            pass_time(script, 5.0)
+        stalled = script.last(GenerationStalled)
+        bounds.append(stalled.bound_s)
+        assert stalled.suspects == (members[-1],)
+        script.report(*(script.change(w, phase=Phase.IDLE) for w in workers))
+        script.wait(TIMING.replan_s)
+        script.answer(2, 1)
+        script.prepare()
+        script.open()
+        script.form(step=5)
+    assert bounds == [60.0, 120.0, 240.0, 480.0]
 
 
 def test_members_that_have_done_the_last_step_are_not_expected_to_get_on() -> None:

@@ -7,8 +7,11 @@ from what a step was predicted and measured to take; waiting for data or for the
 
 When it is exceeded, the stacks of all members are asked for, and then the generation is closed. Members whose
 own work stands still are suspected and left out for a while. Where all wait for each other nobody is: the
-links are tried when the next generation forms. If that one stands still as well, at the same step and with
-nobody to suspect, it gets twice the time.
+links are tried when the next generation forms. If that one makes no progress at the same step either, whoever
+is suspected, the bound is doubled: one operation may take longer than was predicted.
+
+A member of a closed generation sees that it is closed between two operations. So it has the time that its
+operation may take, and is ended after that; this does not count as a failure of the job.
 """
 
 from __future__ import annotations
@@ -103,26 +106,54 @@ def _works_in(worker: WorkerReport, generation: Generation) -> bool:
 def _bound_s(
     state: JobState, vitals: Vitals, current: Generation, standing: set[At], timing: Timing
 ) -> float:
+    """For how long the open generation may make no progress."""
     if current.formed is None:
         bound_s = timing.form_timeout_s
     else:
-        step_s = max(current.predicted_s or 0.0, vitals.measured_s(current.number))
-        bound_s = max(timing.progress_floor_s, timing.progress_factor * step_s)
-        if vitals.newest_step <= current.formed.step:
-            bound_s *= timing.first_step_factor
+        bound_s = _step_bound_s(vitals, current, vitals.newest_step, timing)
+    return _waiting_bound_s(bound_s, standing, timing) * 2 ** _doublings(state, vitals, current)
+
+
+def _closed_bound_s(turn: Turn, worker: WorkerReport) -> float:
+    """For how long a member of a closed generation may make no progress, by what it is at: it sees only
+    between two operations that the generation is closed."""
+    generation = next((g for g in reversed(turn.state.history) if g.number == worker.generation), None)
+    bound_s = turn.timing.progress_floor_s
+    if generation is not None:
+        bound_s = _step_bound_s(turn.vitals, generation, worker.step, turn.timing)
+        bound_s *= 2 ** _doublings(turn.state, turn.vitals, generation)
+    if worker.phase is Phase.FORMING:
+        bound_s = max(bound_s, turn.timing.form_timeout_s)
+    where = turn.vitals.at_of(worker.worker)
+    return _waiting_bound_s(bound_s, {where} if where is not None else set(), turn.timing)
+
+
+def _step_bound_s(vitals: Vitals, generation: Generation, step: int, timing: Timing) -> float:
+    """From what its steps were predicted and measured to take; longer until its first step is done."""
+    step_s = max(generation.predicted_s or 0.0, vitals.measured_s(generation.number))
+    bound_s = max(timing.progress_floor_s, timing.progress_factor * step_s)
+    first = generation.formed is not None and step <= generation.formed.step
+    return bound_s * timing.first_step_factor if first else bound_s
+
+
+def _waiting_bound_s(bound_s: float, standing: set[At], timing: Timing) -> float:
+    """The bound, where some wait for what lies outside the job."""
     if At.DATA in standing:
         bound_s = max(bound_s, timing.data_wait_s)
     if At.STORE in standing:
         bound_s = max(bound_s, timing.store_wait_s)
-    return bound_s * 2 ** _doublings(state, vitals, current)
+    return bound_s
 
 
-def _doublings(state: JobState, vitals: Vitals, current: Generation) -> int:
-    """How often generations have stood still before this one at the step that it is to do, for no reason."""
+def _doublings(state: JobState, vitals: Vitals, generation: Generation) -> int:
+    """How many generations before this one made no progress at the step that it is to do.
+
+    Whoever was suspected: each host in turn may have needed longer for one operation than was predicted.
+    """
     stall = state.stall
-    if stall is None or stall.suspects or vitals.newest_step > stall.step:
+    if stall is None or vitals.newest_step > stall.step:
         return 0
-    repeats = stall.doublings + (1 if stall.generation < current.number else 0)
+    repeats = stall.doublings + (1 if stall.generation < generation.number else 0)
     return min(repeats, _MOST_DOUBLINGS)
 
 
@@ -176,23 +207,18 @@ def _suspects(turn: Turn, current: Generation, found: Standstill) -> tuple[str, 
 
 def _replace_stuck(turn: Turn, vm: Vm, worker: WorkerReport) -> None:
     """Have a trainer ended that starts or profiles for too long, or does not leave a closed generation."""
-    timing, state, seat = turn.timing, turn.state, seat_of(worker)
-    if vm.vm in turn.vitals.unheard or has_ended(worker) or state.failed.get(seat[0], -1) >= seat[1]:
+    seat = seat_of(worker)
+    if vm.vm in turn.vitals.unheard or has_ended(worker) or turn.state.failed.get(seat[0], -1) >= seat[1]:
         return
-    since = turn.vitals.moved_at(seat)
-    if worker.phase is Phase.STARTING:
-        bound_s = timing.start_wait_s
-    elif worker.phase is Phase.PROFILING:
-        bound_s = timing.profile_wait_s
-    elif worker.phase in (Phase.FORMING, Phase.RUNNING) and 0 < worker.generation <= state.abandoned:
-        bound_s, since = timing.progress_floor_s, max(since, turn.vitals.closed_at)
-    else:
+    bound_s, closed = _own_bound_s(turn, worker)
+    silent_s = turn.now - turn.vitals.moved_at(seat)
+    if bound_s is None or silent_s <= bound_s:
         return
-    if turn.now - since <= bound_s:
-        return
+    if closed and turn.elapsed_s(turn.vitals.closed_at) <= turn.timing.progress_floor_s:
+        return  # it is given time to see that its generation is closed
     where = turn.vitals.at_of(worker.worker)
     at = f" ({where.value})" if where is not None else ""
-    message = f"no progress for {turn.now - since:.0f} s while {worker.phase.value}{at}"
+    message = f"no progress for {silent_s:.0f} s while {worker.phase.value}{at}"
     turn.fact(
         WorkerFailed(
             at=turn.now,
@@ -201,7 +227,22 @@ def _replace_stuck(turn: Turn, vm: Vm, worker: WorkerReport) -> None:
             kind="stuck",
             message=message,
             step=worker.step,
+            counted=not closed,
         )
     )
     if worker.incarnation == 0 and vm.live:  # no trainer runs yet: the VM's own setup comes to no end
         turn.end_vm(vm.vm, EndReason.LEFT, message)
+
+
+def _own_bound_s(turn: Turn, worker: WorkerReport) -> tuple[float | None, bool]:
+    """For how long this trainer alone may make no progress, and whether its generation is closed.
+
+    No time where it works in an open generation: there the progress of any member counts.
+    """
+    if worker.phase is Phase.STARTING:
+        return turn.timing.start_wait_s, False
+    if worker.phase is Phase.PROFILING:
+        return turn.timing.profile_wait_s, False
+    if worker.phase in (Phase.FORMING, Phase.RUNNING) and 0 < worker.generation <= turn.state.abandoned:
+        return _closed_bound_s(turn, worker), True
+    return None, False
