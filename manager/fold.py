@@ -121,6 +121,8 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
         state = state.changed(progress_step=fact.step, internal_errors=Rounds())
     if fact.kind == "recipe":
         return state.changed(unfit=state.unfit | {fact.worker}, last_error=fact.message)
+    if fact.kind == "outdated":  # nothing failed: see `core.versions`
+        return state.changed(stuck=MappingProxyType({**state.stuck, fact.worker: fact.incarnation}))
     if fact.kind == "stuck":
         state = state.changed(stuck=MappingProxyType({**state.stuck, fact.worker: fact.incarnation}))
         if not fact.counted:

@@ -8,6 +8,7 @@ import queue
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fleet import CONTEXT
@@ -88,6 +89,61 @@ def test_a_stranger_gets_nothing_and_disturbs_nobody(members: Members, text: byt
         with pytest.raises((ConnectionResetError, StopIteration)):
             next(stream)
     assert members.reach(1, 0) == {}
+
+
+def stranger_to(links: Links) -> socket.socket:
+    """Somebody who connects and says nothing."""
+    host, port = links.endpoint.split(":")
+    return socket.create_connection((host, int(port)), timeout=10.0)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Reads what comes, until the end or until nothing comes."""
+    try:
+        while connection.recv(4096):
+            pass
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_nobody_listens_once_all_members_are_linked(members: Members) -> None:
+    members.add(0, 1)
+    assert members.reach(0, 1) == members.reach(1, 0) == {}
+    with stranger_to(members.links[0]) as early:
+        members.watch(0, 1)
+        assert is_closed(early)
+        with pytest.raises(ConnectionRefusedError):
+            stranger_to(members.links[0])
+    members.watch(1, 0)
+    members.links[1].close()
+    with pytest.raises(queue.Empty):  # the link itself lives on
+        members.lost.get(timeout=0.3)
+
+
+def test_strangers_hold_few_connections_and_keep_no_member_away(members: Members) -> None:
+    members.add(0, 1, bound_s=60.0)
+    strangers = [stranger_to(members.links[0]) for _ in range(100)]
+    assert members.reach(1, 0) == {}
+    for connection in strangers:
+        connection.settimeout(0.05)
+    held = [not is_closed(connection) for connection in strangers]
+    for connection in strangers:
+        connection.close()
+    assert held == sorted(held)  # the oldest had to go
+    assert 0 < sum(held) <= 65
+
+
+def test_who_says_nothing_is_let_go_before_others_give_up(members: Members) -> None:
+    members.add(0, 1, bound_s=2.0)
+    with stranger_to(members.links[0]) as silent, socket.create_server(("127.0.0.9", 0)) as mute:
+        nobody = f"127.0.0.9:{mute.getsockname()[1]}"
+        with ThreadPoolExecutor() as pool:
+            reaching = pool.submit(members.links[1].reach, {5: nobody})
+            assert is_closed(silent)
+            assert not reaching.done()
 
 
 def test_a_member_that_leaves_is_not_lost(members: Members) -> None:

@@ -22,7 +22,7 @@ from makara.checkpoint import (
 from makara.checkpoint.tensors import unpack
 from makara.pipeline.plan import Hop, Plan, Range, grid
 from makara.pipeline.plan import Path as Route
-from makara.worker.messages import CheckpointRef, JobSettings, Phase, Recipe
+from makara.worker.messages import TRAINER_PROTOCOL, CheckpointRef, JobSettings, Phase, Recipe
 from makara.worker.profiling import profile
 from makara.worker.reference import run_reference
 from makara.worker.training import load_entrypoint
@@ -176,6 +176,7 @@ def test_a_planned_change_of_depth_loses_no_step_and_lets_a_donor_go(run: Run) -
     run.fleet.go(2)
     run.fleet.wait(lambda: all(run.fleet.formed(worker, 2) for worker in "abc"))
     formed = run.fleet.reports["a"].formed
+    assert run.fleet.reports["a"].trainer_protocol == TRAINER_PROTOCOL
     assert formed is not None
     assert formed.rung == "peers"
     run.fleet.form(run.plan(3, []), ["b"], donors=["a", "c"])

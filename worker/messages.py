@@ -31,6 +31,9 @@ _INDICES = frozenset(str(index) for index in range(MOST_DEVICES))
 # Raised when an older side would misread what a newer one says. New fields and frames need no new number:
 # they have defaults, and are passed over where they are not known.
 PROTOCOL = 1
+# Raised when trainers of two versions could not form a generation, or train in it, together: what they say to
+# each other, and in which order, is no matter of the manager's.
+TRAINER_PROTOCOL = 1
 
 
 class Message(BaseModel):
@@ -230,6 +233,7 @@ class WorkerReport(Message):
 
     worker: Name
     incarnation: Count = 0
+    trainer_protocol: Count = 0  # it meets only trainers of the same
     phase: Phase
     generation: Count = 0  # the generation that `phase` speaks of
     prepared: Count = 0  # the highest generation it is prepared for

@@ -28,7 +28,7 @@ from .execution.interrupt import Abandoned, Interrupted, PeersLost
 from .execution.session import Session
 from .generation import Outcome, run_generation
 from .measurer import Measurer
-from .messages import At, Failure, GenerationOrder, Orders, Phase, WorkerReport
+from .messages import TRAINER_PROTOCOL, At, Failure, GenerationOrder, Orders, Phase, WorkerReport
 from .model import Model, build_model
 from .tracing.trace import load_exporter
 from .training import Training, load_entrypoint
@@ -45,7 +45,9 @@ class Trainer:
         self.worker = worker
         self._bundle = bundle
         self._address = address
-        report = WorkerReport(worker=worker, incarnation=incarnation, phase=Phase.STARTING)
+        report = WorkerReport(
+            worker=worker, incarnation=incarnation, phase=Phase.STARTING, trainer_protocol=TRAINER_PROTOCOL
+        )
         self.control = Control(connection, report, self._on_orders)
         self._training: Training | None = None
         self._model: Model | None = None

@@ -15,7 +15,18 @@ from ...worker.messages import Report
 from ..events import Event, ReportReceived, Together
 from ..fold import apply, fold
 from ..state import JobState
-from . import drift, ending, generations, membership, planning, profiling, retention, stalls, waiting
+from . import (
+    drift,
+    ending,
+    generations,
+    membership,
+    planning,
+    profiling,
+    retention,
+    stalls,
+    versions,
+    waiting,
+)
 from .set_aside import stop_set_aside
 from .turn import Decision, Timing, Turn
 from .vitals import Planning, Pulse, Vitals, observe
@@ -35,6 +46,7 @@ _RULES: tuple[Callable[[Turn], None], ...] = (
     generations.close_failed,
     stalls.record_stacks,
     stalls.watch,
+    versions.restart_older,
     generations.prepare,
     generations.form,
     drift.watch,

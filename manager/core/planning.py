@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ...pipeline.plan import Plan
@@ -12,7 +13,7 @@ from ..commands import ComputePlan, WorkerSlot
 from ..events import PlanComputed
 from ..facts import GenerationPlanned, HoldChanged, PlanImpossible
 from ..state import Generation, JobState, Seat, Vm, VmStatus, vm_of
-from . import fitness
+from . import fitness, versions
 from .turn import Turn, has_ended, seat_of
 from .vitals import Planning
 
@@ -102,7 +103,7 @@ def _usable(turn: Turn) -> dict[Seat, WorkerReport]:
     for vm, worker in turn.reports():
         if vm.status is VmStatus.JOINED and _is_usable(turn, vm, worker):
             usable[seat_of(worker)] = worker
-    return usable
+    return versions.alike(turn, usable, partial(_enough, turn))
 
 
 def _is_usable(turn: Turn, vm: Vm, worker: WorkerReport) -> bool:
@@ -290,11 +291,13 @@ def _is_same(turn: Turn, value: dict[str, Any], seats: tuple[Seat, ...]) -> bool
 
 def _donors(turn: Turn, seats: tuple[Seat, ...]) -> list[Seat]:
     """Living workers outside the plan that may hold sections that others need."""
-    used = set(seats)
+    used, usable = set(seats), _usable(turn)
+    spoken = {usable[seat].trainer_protocol for seat in seats}
     return [
         seat_of(worker)
         for _, worker in turn.reports()
         if worker.phase in _HOLDS_STATE
+        and worker.trainer_protocol in spoken
         and worker.generation > 0
         and seat_of(worker) not in used
         and not turn.is_away(seat_of(worker))

@@ -7,7 +7,9 @@ keep-alive, so that a cut link, a vanished machine and an ended process are all 
 name.
 
 Whoever connects shows that it knows the generation's key, which the manager gave to its members, and so does
-whoever answers. Nothing more is ever read or sent but the word with which a member leaves.
+whoever answers. Nothing more is ever read or sent but the word with which a member leaves. While members
+reach each other, strangers hold only a bounded number of connections, the oldest of which give way to new
+ones; once all are reached, nobody listens any more.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ log = logging.getLogger("makara.links")
 _LINE_BYTES = 1024
 _RETRY_S = 0.2
 _BYE = b"bye\n"
+_HELLO_PART = 0.25  # of the bound: until whoever connects has shown that it is a member; then it tries again
+_SPARE = 64  # connections of nobody known, beside one for each member
 
 OnLost = Callable[[int, Exception], None]
 
@@ -61,7 +65,7 @@ class Links:
     First `reach`, then, when all have reached all, `watch`.
     """
 
-    def __init__(self, identity: Identity, address: str, bound_s: float) -> None:
+    def __init__(self, identity: Identity, address: str, bound_s: float, num_members: int = 1) -> None:
         self._identity = identity
         self._bound_s = bound_s
         self._socket = socket.create_server((address, 0), backlog=1024)
@@ -70,6 +74,11 @@ class Links:
         self._kept: dict[int, asyncio.StreamWriter] = {}
         self._left: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._most_unknown = num_members + _SPARE
+        self._unknown: dict[
+            asyncio.StreamWriter, None
+        ] = {}  # who connected and has shown nothing, oldest first
+        self._server: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._closed = False
@@ -101,16 +110,23 @@ class Links:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._answer, sock=self._socket, limit=_LINE_BYTES)
+        self._server = await asyncio.start_server(self._answer, sock=self._socket, limit=_LINE_BYTES)
         await self._closing.wait()
-        server.close()
+        self._stop_listening()
         kept, self._kept = self._kept, {}
         for writer in kept.values():
             writer.write(_BYE)
             writer.close()
 
+    def _stop_listening(self) -> None:
+        assert self._server is not None, "the thread begins with it"
+        self._server.close()
+        for writer in self._unknown:
+            writer.transport.abort()
+
     def _begin_watch(self, ranks: Collection[int], on_lost: OnLost) -> None:
         self._on_lost = on_lost
+        self._stop_listening()  # all have reached all
         for rank in ranks:
             if rank not in self._kept and rank not in self._left:
                 on_lost(rank, ConnectionResetError("its link was closed before it was watched"))
@@ -157,11 +173,18 @@ class Links:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Somebody connects: a member that tries whether it can, or nobody of ours."""
         rank = None
+        if len(self._unknown) >= self._most_unknown:
+            oldest = next(iter(self._unknown))  # members need a moment: it is none, or tries again
+            del self._unknown[oldest]
+            oldest.transport.abort()
+        self._unknown[writer] = None
         try:
-            async with asyncio.timeout(self._bound_s):
+            async with asyncio.timeout(_HELLO_PART * self._bound_s):
                 rank = await self._admit(reader, writer)
         except _REFUSALS as error:  # a `TimeoutError` is an `OSError`
             log.warning("a connection to %s is refused: %r", self.endpoint, error)
+        finally:
+            self._unknown.pop(writer, None)
         if rank is not None and rank < self._identity.rank:
             self._keep(rank, reader, writer)
         else:

@@ -102,7 +102,8 @@ class Session:
         """
         if len(self.members) == 1:
             return
-        links = Links(Identity(self.number, self.rank, self._key), self._address, self._link_timeout_s)
+        identity, bound_s = Identity(self.number, self.rank, self._key), self._link_timeout_s
+        links = Links(identity, self._address, bound_s, len(self.members))
         self._links = links
         endpoints = self.gather("links", links.endpoint)
         missed = self.courier.call(lambda: links.reach({rank: endpoints[rank] for rank in neighbours}))
