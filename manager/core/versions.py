@@ -2,8 +2,8 @@
 
 What trainers say to each other, and how they form a generation, has a number of its own. A trainer that is
 started anew comes from what its VM has on disk, so an upgrade in place brings two numbers together. That of
-the generation that runs stays for as long as its workers are enough; else the one with the most VMs is taken, and
-the newest of two that have as many. Older trainers outside are started anew, once each.
+the generation that runs stays for as long as its workers are enough; else the one with the most VMs is
+taken, and the newest of two that have as many. Older trainers outside are started anew, once each.
 """
 
 from __future__ import annotations
