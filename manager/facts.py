@@ -22,6 +22,7 @@ class EndReason(StrEnum):
     LEFT = "left"  # it ended itself and said so
     WORKERS_DIED = "workers_died"  # its trainers died, again and again, without a new step
     UNFIT = "unfit"  # its workers cannot meet the recipe
+    CUT_OFF = "cut_off"  # one of its workers and another cannot reach each other, again and again
 
 
 class _Fact(Value):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from core_script import Script
-from makara.manager.commands import ComputePlan
+from makara.manager.commands import ComputePlan, ReleaseVm
+from makara.manager.core import Timing
+from makara.manager.facts import EndReason, VmEnded
 from makara.worker.messages import Phase
 
 
@@ -49,3 +51,49 @@ def test_members_that_reach_everybody_accuse_nobody() -> None:
     script, (a, b, c, d) = forming(4)
     left = planned_with(script, {a: [b], b: [a], c: [], d: []})
     assert left in ([a, c, d], [b, c, d])
+
+
+def test_two_that_never_reach_each_other_cost_ever_less_and_one_is_replaced() -> None:
+    """Found: 29 generations in ten minutes, for as long as the job ran."""
+    timing = Timing()
+    script, (a, b, _) = forming(3)
+    waits: list[float] = []
+    for _ in range(timing.max_cuts - 1):
+        script.report(*(script.change(w, phase=Phase.BROKEN, lost=[o]) for w, o in ((a, b), (b, a))))
+        script.wait(2.0)
+        waits.append(script.vitals.left_out[a, 1] - script.now)
+        assert not script.count(VmEnded)
+        form_again(script, a, b)
+    assert waits == [timing.left_out_s * 2**n for n in range(timing.max_cuts - 1)]
+    script.report(*(script.change(w, phase=Phase.BROKEN, lost=[o]) for w, o in ((a, b), (b, a))))
+    script.wait(2.0)
+    ended = script.last(VmEnded)
+    assert (ended.vm, ended.reason) == (a[:-2], EndReason.CUT_OFF)
+    assert ended.detail == f"{a} and {b} cannot reach each other"
+    assert script.last(ReleaseVm).vm == a[:-2]
+
+
+def test_two_that_reach_each_other_again_begin_anew() -> None:
+    script, (a, b) = forming(2)
+    lost = [script.change(w, phase=Phase.BROKEN, lost=[o]) for w, o in ((a, b), (b, a))]
+    script.report(*lost)
+    script.wait(2.0)
+    assert script.vitals.cuts == {frozenset((a, b)): 1}
+    form_again(script, a, b)
+    script.form()
+    assert not script.vitals.cuts
+
+
+def form_again(script: Script, a: str, b: str) -> None:
+    """When `a` is no longer left out, the next generation has both, and its members try their links."""
+    planned_from = script.vitals.left_out[a, 1] + script.timing.planning_timeout_s  # no answer till then
+    while script.now < planned_from + 5.0:
+        script.wait(5.0)
+        script.report(*(script.change(w, phase=Phase.IDLE, lost=[]) for w in (a, b)))
+    script.answer(2, 1)
+    script.prepare()
+    script.open()
+    current = script.state.current
+    assert current is not None
+    names = [worker for worker, _ in current.members]
+    script.report(*(script.change(w, phase=Phase.FORMING, generation=current.number) for w in names))

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from ...worker.messages import Formed, Phase, WorkerReport
 from ..commands import OpenHead
 from ..events import HeadOpened
-from ..facts import GenerationClosed, GenerationFormed, GenerationOpened, GenerationPrepared
+from ..facts import EndReason, GenerationClosed, GenerationFormed, GenerationOpened, GenerationPrepared
 from ..state import Generation, Seat, VmStatus, vm_of
 from . import retention
 from .silence import losses
@@ -90,6 +90,7 @@ def form(turn: Turn) -> None:
     slowest = _slowest(formed)
     turn.fact(GenerationFormed(at=turn.now, number=current.number, formed=slowest, lost_steps=lost))
     turn.vitals = replace(turn.vitals, newest_step=slowest.step, broken_since=None)
+    _without_cuts(turn, current)
 
 
 def _slowest(formed: list[Formed]) -> Formed:
@@ -118,10 +119,9 @@ def _close_current(turn: Turn, current: Generation) -> None:
     elif turn.vitals.broken_since is None:
         turn.vitals = replace(turn.vitals, broken_since=turn.now)
     elif turn.now - turn.vitals.broken_since >= turn.timing.suspect_grace_s:
-        leave_out(turn, _blamed(turn, current, broken))
-        close(
-            turn, f"broken at {_names((w.worker, w.incarnation) for w in broken)}", turn.vitals.broken_since
-        )
+        since, where = turn.vitals.broken_since, _names((w.worker, w.incarnation) for w in broken)
+        _leave_out_cut(turn, current, broken)
+        close(turn, f"broken at {where}", since)
         return
     if turn.isolated:
         return  # who is late cannot be told
@@ -224,17 +224,54 @@ def _names(seats: Iterable[Seat]) -> str:
     return ", ".join(sorted(worker for worker, _ in seats))
 
 
-def _blamed(turn: Turn, current: Generation, broken: list[WorkerReport]) -> list[Seat]:
+def _leave_out_cut(turn: Turn, current: Generation, broken: list[WorkerReport]) -> None:
+    """Plan without a smallest set of members that explains who could not reach whom.
+
+    For twice as long each time that the same two could not; at last the VM is replaced.
+    """
+    pairs = _lost_pairs(turn, current, broken)
+    cuts = {pair: turn.vitals.cuts.get(pair, 0) + 1 for pair in map(frozenset, pairs)}
+    turn.vitals = replace(turn.vitals, cuts=MappingProxyType({**turn.vitals.cuts, **cuts}))
+    for seat in _blamed(current, pairs):
+        times, other = max((n, min(pair - {seat[0]})) for pair, n in cuts.items() if seat[0] in pair)
+        vm = turn.state.vms[vm_of(seat[0])]
+        if times >= turn.timing.max_cuts and vm.live:
+            turn.end_vm(vm.vm, EndReason.CUT_OFF, f"{seat[0]} and {other} cannot reach each other")
+        else:
+            leave_out(turn, [seat], turn.timing.left_out_s * 2 ** (times - 1))
+
+
+def _lost_pairs(turn: Turn, current: Generation, broken: list[WorkerReport]) -> set[tuple[str, str]]:
+    """Who lost whom, among the members."""
+    members = dict(current.members)
+    return {
+        (w.worker, lost)
+        for w in broken
+        for lost in losses(turn.state, turn.vitals, w)
+        if lost in members and lost != w.worker
+    }
+
+
+def _without_cuts(turn: Turn, current: Generation) -> None:
+    """Two members of a generation that has formed reach each other, or need not."""
+    names = {worker for worker, _ in current.members}
+    cuts = {
+        pair: times
+        for pair, times in turn.vitals.cuts.items()
+        if not pair <= names and all(turn.state.vms[vm_of(name)].live for name in pair)
+    }
+    if len(cuts) < len(turn.vitals.cuts):
+        turn.vitals = replace(turn.vitals, cuts=MappingProxyType(cuts))
+
+
+def _blamed(current: Generation, pairs: set[tuple[str, str]]) -> list[Seat]:
     """A smallest set of members that explains who could not reach whom.
 
     Each report "a lost b" is explained by leaving out a or b. Of a generation that stepped the set must leave
     most: when one break has made everybody lose everybody, nothing can be learnt from it. The next generation
     tries all links while it forms, and then the reports are believed however few they leave.
     """
-    members = dict(current.seats)
-    pairs = {
-        (w.worker, lost) for w in broken for lost in losses(turn.state, turn.vitals, w) if lost in members
-    }
+    members = dict(current.members)
     accusers = {worker for worker, _ in pairs}
     suspects = sorted({name for pair in pairs for name in pair}, key=lambda name: (name in accusers, name))
     blamed = _cover(pairs, suspects)

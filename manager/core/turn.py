@@ -51,8 +51,10 @@ class Timing:
     stacks_s: float = 5.0  # stacks that were asked for are waited for
     start_wait_s: float = 1800.0  # a trainer that starts for longer (setup, imports, trace) is replaced
     profile_wait_s: float = 1800.0  # one that looks at the model for longer is replaced
-    left_out_s: float = 30.0
+    left_out_s: float = 30.0  # doubles each time that the same two members cannot reach each other
+    max_cuts: int = 6  # of the same two members, with no generation of both in between: the VM is replaced
     stop_timeout_s: float = 300.0  # without progress of any member
+    max_stop_changes: int = 5  # a job that is to stop, and lost so many generations since, ends after that
     delete_after_s: float = 60.0  # a checkpoint's parts outlive their place in the head
     sweep_s: float = 1800.0  # the store is looked through for what nobody needs any more
     keep_waiting_s: float = 600.0  # a job that waits for a person keeps its VMs for so long
@@ -164,13 +166,28 @@ class Turn:
         return ordered_at is not None and self.save_is_late(ordered_at)
 
     def save_is_late(self, ordered_at: float) -> bool:
-        """Whether workers were told long ago to save and to stop, and nothing has got on since."""
-        if self.elapsed_s(ordered_at) <= self.timing.stop_timeout_s:
+        """Whether workers were told long ago to save and to stop, and nothing has got on since.
+
+        While this manager is isolated, they may save unseen for as long as their agents wait. One change
+        of generation after another is no way of getting on.
+        """
+        bound_s = self.timing.stop_timeout_s
+        if self.isolated:
+            bound_s = max(bound_s, self.timing.given_up_after_s)
+        if self.elapsed_s(ordered_at) <= bound_s:
             return False
+        closed = [g for g in self.state.history if g.ended_at is not None and g.ended_at >= ordered_at]
+        if len(closed) >= self.timing.max_stop_changes:
+            return True
         current = self.state.current
-        seats = current.members if current is not None else ()
+        seats = current.members if current is not None else self._holders()
         moved_at = max((self.vitals.moved_at(seat) for seat in seats), default=self.vitals.started_at)
-        return self.now - moved_at > self.timing.stop_timeout_s
+        return self.now - moved_at > bound_s
+
+    def _holders(self) -> list[Seat]:
+        """Workers that may hold steps, with or without a generation in which they can save them."""
+        living = [seat_of(w) for _, w in self.reports() if w.generation > 0 and not has_ended(w)]
+        return [seat for seat in living if not self.is_dead(seat)]
 
     def dead(self, seats: Iterable[Seat]) -> list[Seat]:
         """Those for whom `is_dead`, which is not asked of whom a report shows alive."""

@@ -63,6 +63,7 @@ class Vitals:
     broken_since: float | None = None
     forming: tuple[int, float] | None = None  # the opened generation, and since when it has been free to form
     left_out: Mapping[Seat, float] = field(default_factory=lambda: _EMPTY)  # until when
+    cuts: Mapping[frozenset[str], int] = field(default_factory=lambda: _EMPTY)  # of two workers: times lost
     unheard: frozenset[str] = frozenset()  # VMs that sent no report for a lease; see `silence`
     silent: frozenset[str] = frozenset()  # those of them of which nothing else shows that they live
     isolated_since: float | None = None  # most fell silent at once: rather this manager is cut off
