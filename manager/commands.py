@@ -49,15 +49,16 @@ class ComputePlan(Value):
 class OpenHead(Value):
     """Swap head.json to `generation` (fencing all older ones); answer with `HeadOpened`.
 
-    The head must have reached generation `opened` (0: there need be none yet) and list `checkpoints`, as the
-    journal knows; else nothing is changed, and the answer is `HeadDiffers`. `restart`: whatever it lists, it
+    The head must have reached generation `opened` (0: there need be none yet; None, as in commands of earlier
+    versions: whatever it has) and list `checkpoints`, as the journal knows; else nothing is changed, and the
+    answer is `HeadDiffers`. `restart`: whatever it lists, it
     is to begin anew without any checkpoint.
     """
 
     command: Literal["open_head"] = "open_head"
     key: str
     generation: int
-    opened: int = 0
+    opened: int | None = None
     checkpoints: tuple[CheckpointRef, ...] = ()
     restart: bool = False
 

@@ -129,12 +129,14 @@ class HeadSeen(Value):
 
 
 class CommandStuck(Value):
-    """The store has refused a command for longer than anybody's patience; `error` is in its own words."""
+    """A command could not be carried out for longer than anybody's patience; `error` says why, in the words
+    of the store or the system. `generation`: that of an `OpenHead`."""
 
     event: Literal["command_stuck"] = "command_stuck"
     now: float
     command: str
     error: str
+    generation: int | None = None
 
 
 class ResumeRequested(Value):

@@ -285,7 +285,7 @@ class PersonNeeded(_Fact):
     fact: Literal["person_needed"] = "person_needed"
     reason: str
     offers: tuple[Resumption, ...]
-    vms_until: float  # Unix seconds: from then on its VMs are saved from and released
+    vms_until: float  # Unix seconds: then its VMs are saved from and released, if no generation steps
     head_generation: int = 0
     checkpoints: tuple[CheckpointRef, ...] = ()
 

@@ -73,8 +73,11 @@ def answers(job: dict[str, Any]) -> list[str]:
     }
     options = {"again": "", "from_head": " --from-head", "restart": " --restart"}
     lines = [f"makara resume {job['job']}{options[o]:<12}  {about[o]}" for o in job["waiting"]["offers"]]
-    if job["num_live_vms"]:
-        until = datetime.fromtimestamp(job["waiting"]["vms_until"])
+    vms_until = job["waiting"]["vms_until"]
+    if job["num_live_vms"] and vms_until is None:
+        lines.append("its VMs are kept as long as its generation steps, which can publish checkpoints")
+    elif job["num_live_vms"]:
+        until = datetime.fromtimestamp(vms_until)
         lines.append(f"its VMs are kept until {until:%m-%d %H:%M:%S}, then saved from and released")
     return lines
 

@@ -157,7 +157,7 @@ class Waiting:
     since: float
     reason: str
     offers: tuple[Resumption, ...]
-    vms_until: float  # its VMs are kept till then
+    vms_until: float  # its VMs are kept till then if they do nothing that counts; see `vms_kept_until`
     head_generation: int = 0
     checkpoints: tuple[CheckpointRef, ...] = ()
 
@@ -231,6 +231,29 @@ class JobState:
         if self.spec is None or self.waiting is not None:
             return False
         return not self.ended and not self.finished and self.stop_ordered_at is None
+
+    @property
+    def vms_idle_since(self) -> float | None:
+        """Since when its VMs do nothing that counts while it waits for a person, Unix seconds.
+
+        None if it does not wait, or as long as a generation steps that the head lets publish.
+        """
+        waiting, current = self.waiting, self.current
+        if waiting is None:
+            return None
+        if current is not None and waiting.head_generation == current.number and not self.hold:
+            return None
+        ended_at = self.history[-1].ended_at if current is None and self.history else None
+        return max(waiting.since, ended_at or 0.0)
+
+    @property
+    def vms_kept_until(self) -> float | None:
+        """When the VMs of a job that waits are saved from and released, Unix seconds; None: not before the
+        generation that steps has ended."""
+        since = self.vms_idle_since
+        if self.waiting is None or since is None:
+            return None
+        return since + self.waiting.vms_until - self.waiting.since
 
     @cached_property
     def live_vms(self) -> tuple[Vm, ...]:

@@ -1,8 +1,8 @@
 """Commands that concern a job's store: its head, its checkpoints, its weights, its leftovers.
 
 What a job hangs on (opening its head, exporting its weights) is tried again while the store is away, and for
-a while when it refuses; then the job waits for a person. Everything else is housekeeping: it is tried again
-whatever the store says, and no job hangs on it.
+a while when it, or this machine's disk, refuses; then the job waits for a person. Everything else is
+housekeeping: it is tried again whatever the store says, and no job hangs on it.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ T = TypeVar("T")
 
 HOUSEKEEPING = (DeleteCheckpoint, StoreCalibration, SweepStore)
 _HOUSEKEEPING_DELAY_S = 300.0
+_REFUSALS = (StoreRefused, OSError)  # an error of the system: this machine's disk is full, for one
 _SWEEP_PATIENCE_S = 3600.0  # the next one finds the same
 
 StoreCommand = OpenHead | DeleteCheckpoint | SweepStore | ExportWeights | StoreCalibration
@@ -86,7 +87,7 @@ class Persist(Protocol):
 
 
 class _Refused(Exception):
-    """The store refuses, and it is not for long enough yet to give up."""
+    """The store or the system refuses, and it is not for long enough yet to give up."""
 
 
 class StoreCommands:
@@ -134,22 +135,28 @@ class StoreCommands:
 
         try:
             head = await self._insist(job, command, opened)
-        except StoreRefused as error:
-            return self._stuck(command, error)
         except HeadMissing as error:
             return self._differs(command, "missing", str(error), None)
         except (HeadAhead, HeadLacks, Fenced) as error:
-            found = await self._insist(job, command, lambda store: read_head(store, job))
-            if isinstance(error, HeadLacks):
-                return self._differs(command, "lacks", str(error), found)
-            reason = str(error)
-            if isinstance(error, Fenced):
-                reason = (
-                    f"head.json is open at generation {error.open_generation}, beyond what this manager's "
-                    "journal knows of: another manager opened it, or the journal is from a backup"
-                )
-            return self._differs(command, "ahead", reason, found)
+            return await self._found_other(job, command, error)
+        except (*_REFUSALS, Corrupt) as error:
+            return self._stuck(command, error)
         return HeadOpened(now=self._clock(), generation=command.generation, checkpoints=_refs(head))
+
+    async def _found_other(self, job: str, command: OpenHead, error: HeadAhead | HeadLacks | Fenced) -> Event:
+        try:
+            found = await self._insist(job, command, lambda store: read_head(store, job))
+        except (*_REFUSALS, Corrupt) as unread:
+            return self._stuck(command, unread)
+        if isinstance(error, HeadLacks):
+            return self._differs(command, "lacks", str(error), found)
+        reason = str(error)
+        if isinstance(error, Fenced):
+            reason = (
+                f"head.json is open at generation {error.open_generation}, beyond what this manager's "
+                "journal knows of: another manager opened it, or the journal is from a backup"
+            )
+        return self._differs(command, "ahead", reason, found)
 
     def _differs(
         self,
@@ -168,7 +175,10 @@ class StoreCommands:
         )
 
     def _stuck(self, command: Command, error: Exception) -> Event:
-        return CommandStuck(now=self._clock(), command=command.command, error=str(error))
+        generation = command.generation if isinstance(command, OpenHead) else None
+        return CommandStuck(
+            now=self._clock(), command=command.command, error=str(error), generation=generation
+        )
 
     async def _delete(self, job: str, command: DeleteCheckpoint) -> Event:
         checkpoint = _id(command.checkpoint)
@@ -213,7 +223,7 @@ class StoreCommands:
         for ref in (command.checkpoint, *command.older):
             try:
                 done = await self._insist(job, command, partial(write, checkpoint=_id(ref)))
-            except StoreRefused as error:
+            except _REFUSALS as error:
                 return self._stuck(command, error)
             except (Corrupt, NotFound, Incomplete) as error:
                 log.warning("job %s: checkpoint %s cannot be exported: %s", job, _id(ref), error)
@@ -238,7 +248,8 @@ class StoreCommands:
     # ---- trying again --------------------------------------------------------------------------------------
 
     async def _insist(self, job: str, command: Command, call: Callable[[Store], T]) -> T:
-        """`call` with the job's store, again while that is away, and while it refuses until patience ends.
+        """`call` with the job's store, again while that is away, and while it or this machine refuses until
+        patience ends.
 
         The store is opened anew each time: credentials that were replaced meanwhile are found.
         """
@@ -247,7 +258,7 @@ class StoreCommands:
         def attempt() -> T:
             try:
                 return call(self._open_store(job))
-            except StoreRefused as error:
+            except _REFUSALS as error:
                 if self._clock() >= give_up_at:
                     raise
                 raise _Refused(str(error)) from error

@@ -84,7 +84,9 @@ class WaitingView(BaseModel):
     since: float
     reason: str
     offers: list[str]
-    vms_until: float  # Unix seconds: from then on its VMs are saved from and released
+    vms_until: (
+        float | None
+    )  # Unix seconds: then its VMs are saved from and released; None: not while it steps
 
 
 class JobView(BaseModel):
@@ -344,7 +346,9 @@ def _waiting(state: JobState) -> WaitingView | None:
     if waiting is None or state.ended is not None:
         return None
     offers = [offer.value for offer in waiting.offers]
-    return WaitingView(since=waiting.since, reason=waiting.reason, offers=offers, vms_until=waiting.vms_until)
+    return WaitingView(
+        since=waiting.since, reason=waiting.reason, offers=offers, vms_until=state.vms_kept_until
+    )
 
 
 def _reason(state: JobState) -> str | None:

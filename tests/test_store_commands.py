@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from core_script import spec
 from makara.checkpoint import (
     CheckpointError,
     CheckpointId,
+    Corrupt,
     Store,
     StoreRefused,
     open_generation,
@@ -21,6 +23,7 @@ from makara.checkpoint import (
     read_head,
 )
 from makara.checkpoint.layout import head_key
+from makara.manager import store_commands
 from makara.manager.commands import Command, DeleteCheckpoint, ExportWeights, OpenHead, SweepStore
 from makara.manager.events import (
     CheckpointDeleted,
@@ -140,7 +143,8 @@ def test_opening_that_is_refused_for_too_long_asks_a_person(world: World) -> Non
     world.refusals = [StoreRefused("AccessDenied: not with this key")] * 1000
     began = world.now
     stuck = world.do(OpenHead(key="o", generation=1))
-    assert stuck == CommandStuck(now=world.now, command="open_head", error="AccessDenied: not with this key")
+    error = "AccessDenied: not with this key"
+    assert stuck == CommandStuck(now=world.now, command="open_head", error=error, generation=1)
     assert 600.0 <= world.now - began < 620.0
 
 
@@ -176,12 +180,64 @@ def test_a_head_of_another_life_of_the_job_is_left_as_it_is(world: World, genera
     """The journal is of a backup, or begins anew under the same id."""
     published(world.store, 80, 4)
     published(world.store, 90, 5)
-    answer = world.do(OpenHead(key="o", generation=generation))
+    answer = world.do(OpenHead(key="o", generation=generation, opened=0))
     assert isinstance(answer, HeadDiffers)
     assert (answer.difference, answer.head_generation) == ("ahead", 5)
     assert answer.checkpoints == (ref(80, 4), ref(90, 5)), "the base first"
     known = world.do(OpenHead(key="o", generation=6, opened=5, checkpoints=answer.checkpoints))
     assert known == HeadOpened(now=world.now, generation=6, checkpoints=(ref(90, 5), ref(80, 4)))
+
+
+def test_a_command_journalled_before_heads_were_compared_asks_for_nothing(world: World) -> None:
+    published(world.store, 10, 1)
+    journalled = OpenHead.model_validate({"command": "open_head", "key": "j/head/2", "generation": 2})
+    assert world.do(journalled) == HeadOpened(now=world.now, generation=2, checkpoints=(ref(10),))
+
+
+@pytest.mark.parametrize("step", ["opening", "looking"])
+def test_a_head_that_cannot_be_read_asks_a_person(
+    world: World, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(world.store, 10, 3)
+
+    def torn(*_: object) -> Any:
+        raise Corrupt("j/head.json: torn")
+
+    opened = 0
+    if step == "looking":
+        monkeypatch.setattr(store_commands, "read_head", torn)
+    else:
+        opened = None
+        world.store.put(head_key(JOB), b"{torn")
+    stuck = world.do(OpenHead(key="o", generation=2, opened=opened))
+    assert isinstance(stuck, CommandStuck)
+    assert (stuck.command, stuck.generation) == ("open_head", 2)
+    assert "head.json" in stuck.error
+
+
+@pytest.mark.parametrize("num_faults", [20, 1000])
+def test_a_disk_that_is_full_is_waited_for_and_then_asks_a_person(
+    world: World, num_faults: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(world.store, 10, 1)
+    full = [OSError(errno.ENOSPC, "No space left on device", "/scratch")] * num_faults
+    real = store_commands.export
+
+    def export(*values: Any, **options: Any) -> Any:
+        if full:
+            raise full.pop()
+        return real(*values, **options)
+
+    monkeypatch.setattr(store_commands, "export", export)
+    began = world.now
+    answer = world.do(ExportWeights(key="e", checkpoint=ref(10)))
+    assert "No space left on device: '/scratch'" in world.trouble[0]
+    if num_faults == 20:
+        assert isinstance(answer, WeightsExported)
+        return
+    assert isinstance(answer, CommandStuck)
+    assert "No space left on device: '/scratch'" in answer.error
+    assert 600.0 <= world.now - began < 620.0
 
 
 def test_opening_again_after_a_crash_is_no_difference(world: World) -> None:

@@ -164,7 +164,8 @@ def test_starting_over_takes_other_vms_and_no_checkpoint() -> None:
     assert not script.state.restarting
 
 
-def test_vms_are_kept_for_a_while_then_saved_from_and_released() -> None:
+def growing() -> tuple[Script, list[str]]:
+    """A job whose generation 1 runs on two VMs, and whose generation 2 with a third is prepared."""
     script = Script()
     workers = script.run(2, resources={"max_nodes": 3})
     newcomer = f"{list(script.state.vms)[2]}.0"
@@ -173,9 +174,95 @@ def test_vms_are_kept_for_a_while_then_saved_from_and_released() -> None:
     script.wait(5.0)
     script.answer(1, 2)
     script.prepare()
-    script.event(CommandStuck(now=script.now, command="open_head", error="AccessDenied: not yours"))
-    assert script.last(PersonNeeded).reason == "open_head: AccessDenied: not yours"
+    assert script.last(OpenHead).generation == 2
+    return script, workers
+
+
+def stuck(script: Script, generation: int) -> None:
+    error = "AccessDenied: not yours"
+    script.event(CommandStuck(now=script.now, command="open_head", error=error, generation=generation))
+
+
+def step_on(script: Script, workers: list[str], seconds: int) -> None:
+    for _ in range(seconds):
+        script.wait(1.0)
+        step = script.workers[workers[0]].step + 1
+        script.report(*(script.change(w, step=step) for w in workers))
+
+
+def test_a_refused_growth_leaves_alone_what_runs_and_is_tried_again() -> None:
+    script, workers = growing()
+    stuck(script, 2)
+    assert script.state.status is Status.RUNNING
+    assert script.last(GenerationClosed).number == 2
+    assert script.last(GenerationClosed).reason == "open_head: AccessDenied: not yours"
+    script.wait(1.0)
+    script.answer(1, 2)
+    script.prepare()
+    assert script.last(OpenHead).generation == 3
+    step_on(script, workers, 1500)
+    assert not script.state.hold
+    assert script.count(PersonNeeded) == 0
+    assert len(script.state.live_vms) == 3
+    stuck(script, 3)
+    script.report(script.change(workers[0], incarnation=2, phase=Phase.IDLE, formed=None))
+    script.wait(2.0)
+    script.answer(1, 2)
+    script.prepare()
+    stuck(script, 4)
+    assert script.state.status is Status.WAITING, "now nothing runs"
+
+
+def test_a_stop_during_a_refused_growth_saves_where_it_runs() -> None:
+    script, workers = growing()
+    script.event(StopRequested(now=script.now))
+    stuck(script, 2)
+    assert script.state.ended is None
+    script.report(*(script.change(w, phase=Phase.HELD) for w in workers))
+    assert script.last(JobEnded).reason == "as requested"
+
+
+def test_what_an_earlier_generation_failed_to_do_is_no_reason_to_wait() -> None:
+    script = Script()
+    morphing(script)
+    before = script.state
+    stuck(script, 1)
+    assert script.state == before
+    stuck(script, 2)
+    waiting = script.state.waiting
+    assert waiting is not None
+    script.wait(100.0)
+    stuck(script, 2)
+    assert script.state.waiting == waiting, "its time does not begin anew"
+    resume(script, Resumption.AGAIN)
+    stuck(script, 2)
+    assert script.state.waiting is None
+
+
+def test_vms_are_kept_as_long_as_a_generation_steps_that_can_publish() -> None:
+    script, workers = growing()
+    differs(script, "lacks", 1, ref(5))
+    assert script.state.status is Status.WAITING
+    assert script.state.vms_kept_until is None
+    step_on(script, workers, 1500)
+    assert not script.state.hold
+    assert len(script.state.live_vms) == 3
+    script.report(script.change(workers[0], incarnation=2, phase=Phase.IDLE, formed=None))
+    assert script.state.current is None
+    assert script.state.vms_kept_until == script.now + 600.0
+    for _ in range(599):
+        script.wait(1.0)
+        script.report()
+    assert script.state.live_vms
+    script.wait(2.0)
+    assert not script.state.live_vms
+
+
+def test_vms_are_kept_for_a_while_then_saved_from_and_released() -> None:
+    script, workers = growing()
+    differs(script, "missing")
     assert script.state.running, "what runs goes on meanwhile"
+    assert script.state.vms_kept_until == script.now + 600.0
     for _ in range(595):
         script.wait(1.0)
         script.report()
@@ -233,6 +320,10 @@ def test_weights_that_the_store_refuses_are_exported_when_a_person_says_so() -> 
     script.report(script.change(first, step=100, phase=Phase.FINISHED, published=ref(100)))
     script.event(CommandStuck(now=script.now, command="export_weights", error="AccessDenied"))
     assert script.state.status is Status.WAITING
+    waiting = script.state.waiting
+    script.wait(50.0)
+    script.event(CommandStuck(now=script.now, command="export_weights", error="AccessDenied"))
+    assert script.state.waiting == waiting, "its time does not begin anew"
     exports = [command for command in script.commands if isinstance(command, ExportWeights)]
     resume(script, Resumption.AGAIN)
     assert script.state.status is Status.EXPORTING

@@ -22,8 +22,8 @@ def take(turn: Turn) -> None:
     match event:
         case HeadDiffers() if state.planned is not None and state.planned.number == event.generation:
             _head_differs(turn, event)
-        case CommandStuck():
-            _wait(turn, f"{event.command}: {event.error}", (Resumption.AGAIN,))
+        case CommandStuck() if _matters(turn, event):
+            _stuck(turn, event)
         case ResumeRequested() if state.waiting is not None and event.how in state.waiting.offers:
             _resume(turn, event.how)
         case _:
@@ -31,14 +31,18 @@ def take(turn: Turn) -> None:
 
 
 def release_vms(turn: Turn) -> None:
-    """Keep the VMs of a job that waits for a while; then have its workers save, and let the VMs go."""
+    """Keep the VMs of a job that waits for a while; then have its workers save, and let the VMs go.
+
+    A generation that steps and can publish is no matter of the question: its VMs are kept.
+    """
     state, timing = turn.state, turn.timing
-    if state.waiting is None or not state.live_vms or turn.vitals.isolated_since is not None:
+    since = state.vms_idle_since
+    if state.waiting is None or since is None or not state.live_vms or turn.isolated:
         return
-    if turn.elapsed_s(state.waiting.since) <= timing.keep_waiting_s:
+    if turn.elapsed_s(since) <= timing.keep_waiting_s:
         return
     saved = state.current is None or ending.all_held(turn)
-    if not saved and not turn.save_is_late(state.waiting.since + timing.keep_waiting_s):
+    if not saved and not turn.save_is_late(since + timing.keep_waiting_s):
         if not state.hold:
             turn.fact(HoldChanged(at=turn.now, hold=True, reason="nobody has answered the job's question"))
         return
@@ -52,6 +56,24 @@ def _head_differs(turn: Turn, event: HeadDiffers) -> None:
     if event.difference != "missing":
         offers = (Resumption.AGAIN, Resumption.FROM_HEAD, Resumption.RESTART)
     _wait(turn, event.reason, offers, event)
+
+
+def _matters(turn: Turn, event: CommandStuck) -> bool:
+    """Whether the job hangs on it: the head of the planned generation, or the weights of a trained job."""
+    state = turn.state
+    if event.generation is not None:
+        return state.planned is not None and state.planned.number == event.generation
+    return state.finished is not None and state.waiting is None
+
+
+def _stuck(turn: Turn, event: CommandStuck) -> None:
+    reason, state = f"{event.command}: {event.error}", turn.state
+    if event.generation is None or state.current is None:
+        _wait(turn, reason, (Resumption.AGAIN,))
+        return
+    # The open generation goes on without the change; `planning` asks for another soon.
+    turn.fact(GenerationClosed(at=turn.now, number=event.generation, reason=reason))
+    turn.vitals = replace(turn.vitals, planned_for=frozenset())
 
 
 def _wait(turn: Turn, reason: str, offers: tuple[Resumption, ...], found: HeadDiffers | None = None) -> None:

@@ -37,6 +37,13 @@ const SAYS = {
     const again = f.lost_steps ? `, ${plural(f.lost_steps, "step")} done again` : "";
     return [`Generation ${f.number} formed`, `at step ${f.formed.step}, ${from}${again}`, "key"];
   },
+  generation_stalled: (f) => {
+    const bound = `no progress for ${duration(f.silent_s)} at step ${f.step}`;
+    const where = Object.entries(f.standing).slice(0, 8).map(([worker, at]) => `${worker} is ${at}`);
+    const suspects = f.suspects.length ? [`suspected: ${f.suspects.join(", ")}`] : [];
+    return [`Generation ${f.generation} stands still`, [bound, ...where, ...suspects].join("; "), "bad"];
+  },
+  stacks_taken: (f) => ["Stacks", f.text ? `${f.worker}:\n${f.text}` : `${f.worker} has shown them; not kept`],
   generation_closed: (f) => [`Generation ${f.number} closed`, f.reason, "warn"],
   plan_impossible: (f) => ["No plan", f.reason, "bad"],
   checkpoint_published: (f) => ["Checkpoint published", `step ${f.checkpoint.step}`],
