@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -58,6 +59,7 @@ class ManagerConnection:
         self._token_file = Path(boot.directory) / "worker.token"
         self._manager: str | None = None  # which one it is, once it has let this VM in
         self._heartbeat_s = 1.0
+        self._answer_s = Orders.model_fields["link_timeout_s"].default
         self._report_limit = self._most_bytes = Welcome.model_fields["max_report_bytes"].default
         self._welcomed = asyncio.Event()
         # Of this connection: a manager whose journal came from a backup counts from a smaller number.
@@ -94,6 +96,7 @@ class ManagerConnection:
                 max_size=1 << 28,
                 proxy=None,
             ) as connection:
+                end_if_unanswered(connection, self._answer_s)
                 await until_first(self._receive(connection), self._send(connection))
         except Malformed as error:
             log.error("the manager sent a frame that cannot be read: %s", error)
@@ -153,6 +156,7 @@ class ManagerConnection:
             case ReportAck(sequence=sequence):
                 self._peer.acknowledge(sequence)
             case Orders() as orders:
+                self._answer_s = orders.link_timeout_s
                 if orders.version >= self._newest:
                     self._newest = orders.version
                     self._peer.obey(orders)
@@ -172,6 +176,15 @@ class ManagerConnection:
             with contextlib.suppress(TimeoutError):  # nothing new: the next report is the heartbeat
                 async with asyncio.timeout(self._heartbeat_s):
                     await self._dirty.wait()
+
+
+def end_if_unanswered(connection: ClientConnection, timeout_s: float) -> None:
+    """Have the kernel end a connection whose other end acknowledges nothing for so long.
+
+    Half-open it would stay for ever: the library's keep-alive waits behind a send buffer that is full.
+    """
+    raw: socket.socket = connection.transport.get_extra_info("socket")
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * timeout_s))
 
 
 async def until_first(*work: Coroutine[Any, Any, Any]) -> None:
