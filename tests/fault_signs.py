@@ -56,6 +56,14 @@ def vm_ended(vm: str, *reasons: str) -> Sign:
     return sign
 
 
+def first_of(*signs: Sign) -> Sign:
+    def sign(scene: Scene) -> Noticed | None:
+        found = [noticed for one in signs if (noticed := one(scene)) is not None]
+        return min(found, key=lambda noticed: noticed.at, default=None)
+
+    return sign
+
+
 def silent(vm: str) -> Sign:
     """A plan is made without it; or, as steps go on, the page calls it silent."""
 

@@ -27,6 +27,7 @@ from fault_signs import (
     Played,
     agent_lost_manager,
     checkpoint_given_up,
+    first_of,
     generation_closed,
     isolation_shown,
     silent,
@@ -137,6 +138,17 @@ def half_open_between_workers(scene: Scene) -> Iterator[Played]:
     one, other = neighbours(scene)
     cut_connections(scene, one, scene.service.trainer(one), scene.network.address(other))
     yield Played(time.time(), generation_closed, LINK_S)
+    scene.network.heal()
+
+
+@contextmanager
+def half_open_to_manager(scene: Scene) -> Iterator[Played]:
+    """All packets of one agent's connection vanish; a new one would work."""
+    vm = scene.some_vm()
+    cut_connections(scene, vm, scene.service.agent(vm), scene.network.host)
+    at = time.time()
+    yield Played(at, first_of(agent_lost_manager(vm, at), silent(vm)), LINK_S)
+    serves_again(scene, vm)
     scene.network.heal()
 
 
@@ -277,6 +289,7 @@ FAULTS = (
     Fault("SIGSTOP: whole VM, woken later", stopped(the_whole_vm)),
     Fault("network cut between two workers", workers_cut_off),
     Fault("half-open: worker to worker", half_open_between_workers),
+    Fault("half-open: agent to manager", half_open_to_manager),
     Fault("full disk: store", store_full),
     Fault("full disk: VM", vm_full),
     Fault("clock an hour ahead", clock_jumps(3600.0)),
