@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -22,6 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.http11 import Response
 
 from .frames import Malformed, Misfit, read_refusal, read_to_agent
+from .keepalive import end_if_unanswered
 from .messages import BootConfig, Credential, Orders, ReportAck, Welcome
 
 log = logging.getLogger("makara.agent")
@@ -96,7 +96,8 @@ class ManagerConnection:
                 max_size=1 << 28,
                 proxy=None,
             ) as connection:
-                end_if_unanswered(connection, self._answer_s)
+                # The library's own keep-alive waits behind a send buffer that is full.
+                end_if_unanswered(connection.transport.get_extra_info("socket"), self._answer_s)
                 await until_first(self._receive(connection), self._send(connection))
         except Malformed as error:
             log.error("the manager sent a frame that cannot be read: %s", error)
@@ -176,15 +177,6 @@ class ManagerConnection:
             with contextlib.suppress(TimeoutError):  # nothing new: the next report is the heartbeat
                 async with asyncio.timeout(self._heartbeat_s):
                     await self._dirty.wait()
-
-
-def end_if_unanswered(connection: ClientConnection, timeout_s: float) -> None:
-    """Have the kernel end a connection whose other end acknowledges nothing for so long.
-
-    Half-open it would stay for ever: the library's keep-alive waits behind a send buffer that is full.
-    """
-    raw: socket.socket = connection.transport.get_extra_info("socket")
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * timeout_s))
 
 
 async def until_first(*work: Coroutine[Any, Any, Any]) -> None:

@@ -25,6 +25,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from ..keepalive import keep_alive
 from .gloo import split_endpoint
 
 log = logging.getLogger("makara.links")
@@ -207,7 +208,7 @@ class Links:
         before = self._kept.get(rank)
         if before is not None:  # its first try was answered too late
             before.close()
-        _keep_alive(writer.get_extra_info("socket"), self._bound_s)
+        keep_alive(writer.get_extra_info("socket"), self._bound_s)
         self._kept[rank] = writer
         task = asyncio.create_task(self._watch(rank, reader, writer))
         self._tasks.add(task)
@@ -240,16 +241,3 @@ async def _read(reader: asyncio.StreamReader, *names: str) -> tuple[str, ...]:
 
 def _write(writer: asyncio.StreamWriter, **values: str) -> None:
     writer.write(json.dumps(values).encode() + b"\n")
-
-
-def _keep_alive(connection: socket.socket, bound_s: float) -> None:
-    """Have the kernel ask the other end now and then, and give the connection up after `bound_s` of silence.
-
-    The kernels alone take part: an end whose process is merely busy or stopped is no lost link.
-    """
-    interval_s = max(1, round(bound_s / 5))
-    idle_s = max(1, round(bound_s - 3 * interval_s))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
