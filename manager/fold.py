@@ -97,15 +97,26 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
         # VMs asked for together and refused together are one failure: the wait doubles once, not six times.
         state = state.changed(request_failures=state.request_failures + 1, request_failed_at=fact.at)
     if fact.reason in (EndReason.WORKERS_DIED, EndReason.UNFIT):
-        worn = fact.reason is EndReason.WORKERS_DIED
-        state = state.changed(
-            worn_vms=state.worn_vms + worn, unfit_vms=state.unfit_vms + (not worn), replaced_at=fact.at
-        )
-    else:
+        state = state.changed(replaced_at=fact.at)
+    if fact.reason is EndReason.WORKERS_DIED:
+        state = state.changed(worn_vms=state.worn_vms + 1)
+    elif fact.reason is EndReason.UNFIT:
+        # Those that came together are one, as for failures; no generation makes a difference here.
+        state = state.changed(unfit_rounds=state.unfit_rounds.failed(fact.at, 0, fact.vm, 0))
+    if fact.reason not in (EndReason.WORKERS_DIED, EndReason.UNFIT):
         state = _without_deaths(state, fact.vm)  # what ended its trainers was the end of the VM
+        if _is_last_host(state, fact.vm):
+            # Unfit VMs beside one that was fit harmed nobody: only those that come now do.
+            state = state.changed(unfit_rounds=Rounds())
     ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)
     forgotten = {name: _without(fact.vm, getattr(state, name)) for name in ("slow", "times_slow")}
     return state.changed(**forgotten).with_vm(ended)
+
+
+def _is_last_host(state: JobState, vm: str) -> bool:
+    """Whether the VM, and none other that lives, has workers of the newest generation that formed."""
+    hosts = {vm_of(worker) for worker, _ in state.hosts}
+    return vm in hosts and not any(other.vm in hosts for other in state.live_vms if other.vm != vm)
 
 
 def _without(vm: str, by_worker: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -120,7 +131,9 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
     if fact.step > state.progress_step:
         state = state.changed(progress_step=fact.step, internal_errors=Rounds())
     if fact.kind == "recipe":
-        return state.changed(unfit=state.unfit | {fact.worker}, last_error=fact.message)
+        return state.changed(
+            unfit=MappingProxyType({**state.unfit, fact.worker: fact.message}), last_error=fact.message
+        )
     if fact.kind == "outdated":  # nothing failed: see `core.versions`
         return state.changed(stuck=MappingProxyType({**state.stuck, fact.worker: fact.incarnation}))
     if fact.kind == "stuck":
@@ -236,7 +249,7 @@ def _formed(state: JobState, fact: GenerationFormed) -> JobState:
         return state
     formed = replace(state.current, formed=fact.formed, formed_at=fact.at, lost_steps=fact.lost_steps)
     if _has_newer_vm(state, formed):
-        state = state.changed(unfit_vms=0)
+        state = state.changed(unfit_rounds=Rounds())
     ranges = ((start, stop) for start, stop in formed.plan["ranges"])
     hosts = MappingProxyType(dict(zip(formed.seats, ranges, strict=True)))
     return _progressed(state.changed(current=formed, hosts=hosts), fact.formed.step)
@@ -341,9 +354,13 @@ def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
         waiting=None,
         hold=False,
         impossible=None,
+        unfit_rounds=Rounds(),
         last_generation=max(state.last_generation, fact.head_generation),
         head_generation=max(state.head_generation, fact.head_generation),
     )
+    if state.recipe is not None and (fact.how is Resumption.RESTART or state.progress_step == 0):
+        # No step was made with the old bits that those to come would have to match.
+        state = state.changed(recipe=state.recipe.model_copy(update={"bits_hash": None}))
     if fact.how is Resumption.AGAIN:
         return state
     published = tuple(sorted(fact.checkpoints, key=order_of)) if fact.how is Resumption.FROM_HEAD else ()

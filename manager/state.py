@@ -212,12 +212,16 @@ class JobState:
     )  # worker -> last incarnation that failed
     stuck: Mapping[str, int] = field(default_factory=lambda: _EMPTY)  # as `failed`, of those to be ended
     stall: Stall | None = None
-    unfit: frozenset[str] = frozenset()  # workers that cannot meet the recipe
+    unfit: Mapping[str, str] = field(
+        default_factory=lambda: _EMPTY
+    )  # worker -> why it cannot meet the recipe
     user_errors: Rounds = field(default_factory=Rounds)
     internal_errors: Rounds = field(default_factory=Rounds)  # without a new committed step in between
     deaths: tuple[Death, ...] = ()  # of trainers, for which nobody gave a reason
     worn_vms: int = 0  # ended for deaths since a checkpoint of a generation with a newer one
-    unfit_vms: int = 0  # ended as unfit since a generation formed with a newer one
+    unfit_rounds: Rounds = field(
+        default_factory=Rounds
+    )  # VMs ended as unfit since a newer one took part, or the last that was fit went
     replaced_at: float = 0.0  # when a VM was last ended for one of these reasons
     last_traceback: str | None = None
     last_error: str = ""
@@ -235,7 +239,6 @@ class JobState:
     @property
     def vms_idle_since(self) -> float | None:
         """Since when its VMs do nothing that counts while it waits for a person, Unix seconds.
-
         None if it does not wait, or as long as a generation steps that the head lets publish.
         """
         waiting, current = self.waiting, self.current
@@ -245,7 +248,6 @@ class JobState:
             return None
         ended_at = self.history[-1].ended_at if current is None and self.history else None
         return max(waiting.since, ended_at or 0.0)
-
     @property
     def vms_kept_until(self) -> float | None:
         """When the VMs of a job that waits are saved from and released, Unix seconds; None: not before the
@@ -254,6 +256,9 @@ class JobState:
         if self.waiting is None or since is None:
             return None
         return since + self.waiting.vms_until - self.waiting.since
+    def why_unfit(self) -> str:
+        """Why the newest worker that is unfit is so; empty if none is."""
+        return list(self.unfit.values())[-1] if self.unfit else ""
 
     @cached_property
     def live_vms(self) -> tuple[Vm, ...]:

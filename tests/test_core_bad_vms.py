@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
-from core_script import Script
+from calibrations import uniform
+from core_script import RECIPE, Script
 from makara.manager.commands import ComputePlan, ReleaseVm, RequestVm
-from makara.manager.events import VmTerminated
-from makara.manager.facts import EndReason, JobEnded, VmEnded, WorkerFailed
+from makara.manager.events import ResumeRequested, VmTerminated
+from makara.manager.facts import (
+    BitsFixed,
+    EndReason,
+    JobEnded,
+    PersonNeeded,
+    Resumption,
+    VmEnded,
+    WorkerFailed,
+)
 from makara.manager.fold import fold
-from makara.worker.messages import CheckpointRef, Failure, Formed, Phase, WorkerReport
+from makara.manager.state import Status
+from makara.worker.messages import CheckpointRef, Failure, Formed, Phase, Profile, WorkerReport
 
 
 def vm_of(worker: str) -> str:
@@ -215,19 +226,130 @@ def test_a_job_that_runs_goes_on_without_the_vms_that_are_not_fit() -> None:
     assert len(ended(script, EndReason.UNFIT)) == 8
 
 
-def test_a_job_for_which_none_is_fit_fails_and_says_what_differs() -> None:
-    script = Script()
-    first = script.run(1)[0]
-    script.event(VmTerminated(now=script.now, vm=vm_of(first)))
-    del script.workers[first]
+def profiled(script: Script, num_vms: int, **changes: dict[str, Any]) -> list[str]:
+    """Workers that came up, of which the first has traced the model."""
+    script.submit(**{"resources": {"max_nodes": num_vms}, **changes})
+    script.wait()
+    workers = [f"{vm}.0" for vm in script.state.vms]
+    script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in workers))
+    profile = Profile(recipe=RECIPE, calibration=uniform(2).to_json())
+    script.report(script.change(workers[0], profile=profile))
+    return workers
+
+
+def lose(script: Script, worker: str) -> None:
+    """The provider takes the worker's VM."""
+    script.event(VmTerminated(now=script.now, vm=vm_of(worker)))
+    del script.workers[worker]
+
+
+def until_a_person_is_needed(script: Script) -> PersonNeeded:
+    """Every VM that comes from now on is unfit."""
     for _ in range(5):
-        assert script.state.ended is None
+        assert script.state.waiting is None
         worker = replacement(script)
         join_unfit(script, worker)
         del script.workers[worker]
-    assert script.last(JobEnded).status == "failed"
-    assert "5 VMs in a row cannot meet the recipe" in script.last(JobEnded).reason
-    assert "its graph hash is 0ther" in script.last(JobEnded).reason
+    assert script.state.status is Status.WAITING
+    assert script.state.ended is None
+    return script.last(PersonNeeded)
+
+
+def test_a_job_for_which_none_is_fit_waits_for_a_person_and_says_what_differs() -> None:
+    script = Script()
+    lose(script, script.run(1)[0])
+    needed = until_a_person_is_needed(script)
+    assert "VMs that cannot meet the recipe came 5 times in a row" in needed.reason
+    assert "its graph hash is 0ther" in needed.reason
+    assert needed.offers == (Resumption.AGAIN, Resumption.RESTART)
+    requests = script.count(RequestVm)
+    script.wait(4000.0)
+    assert script.count(RequestVm) == requests
+
+
+def test_a_person_has_a_job_try_other_vms_once_more() -> None:
+    script = Script()
+    lose(script, script.run(1)[0])
+    until_a_person_is_needed(script)
+    script.event(ResumeRequested(now=script.now, how=Resumption.AGAIN))
+    worker = replacement(script)
+    join_unfit(script, worker)
+    assert script.state.waiting is None, "the count begins anew"
+    del script.workers[worker]
+    worker = replacement(script)
+    script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
+    script.wait(5.0)
+    assert [slot.worker for slot in script.last(ComputePlan).workers] == [worker]
+
+
+def test_the_end_of_the_only_vm_that_is_fit_is_no_reason_to_give_up() -> None:
+    script = Script()
+    first = script.run(1, resources={"max_nodes": 2})[0]
+    worker = f"{list(script.state.vms)[1]}.0"
+    for _ in range(6):
+        join_unfit(script, worker)
+        del script.workers[worker]
+        script.now += 8000.0
+        worker = replacement(script)
+    script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.STARTING))
+    lose(script, first)
+    script.wait(0.25)
+    assert script.state.ended is None
+    assert script.state.waiting is None
+    join_unfit(script, worker)  # nor is what came while one was fit counted against those that come now
+    del script.workers[worker]
+    script.wait(0.25)
+    assert script.state.waiting is None
+    assert script.state.unfit_rounds.count == 1
+
+
+def test_vms_that_are_unfit_together_count_once() -> None:
+    script = Script()
+    workers = profiled(script, 4)
+    lose(script, workers[0])
+    script.report(*(script.change(w, graph_hash="0ther") for w in workers[1:]))
+    script.wait(0.25)
+    assert len(ended(script, EndReason.UNFIT)) == 3
+    assert script.state.ended is None
+    assert script.state.waiting is None
+    assert script.state.unfit_rounds.count == 1
+
+
+def test_a_vm_that_is_on_its_way_may_be_fit() -> None:
+    script = Script()
+    script.timing = replace(script.timing, max_unfit_vms=1)
+    lose(script, script.run(1, resources={"max_nodes": 2})[0])
+    script.wait(0.25)
+    script.wait(10.0)
+    first, second = (f"{vm.vm}.0" for vm in script.state.live_vms)
+    join_unfit(script, first)
+    assert ended(script, EndReason.UNFIT) == [vm_of(first)]
+    assert script.state.waiting is None, "another was asked for"
+    del script.workers[first]
+    script.report(WorkerReport(worker=second, incarnation=1, phase=Phase.STARTING))
+    assert script.state.waiting is None, "it has not traced the model yet"
+    join_unfit(script, second)
+    assert script.state.waiting is not None
+
+
+def test_vms_of_other_bits_have_the_job_wait_and_a_new_beginning_chooses_bits_anew() -> None:
+    script = Script()
+    script.timing = replace(script.timing, max_unfit_vms=1)
+    (first,) = profiled(script, 1, training={"numerics": "exact"})
+    script.report(script.change(first, graph_hash="5ec7", bits_hash="aa"))
+    assert script.last(BitsFixed).bits_hash == "aa"
+    lose(script, first)
+    worker = replacement(script)
+    other = WorkerReport(worker=worker, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7", bits_hash="bb")
+    script.report(other)
+    assert "other bits (bb) than the job's (aa)" in script.last(PersonNeeded).reason
+    del script.workers[worker]
+    script.event(ResumeRequested(now=script.now, how=Resumption.RESTART))
+    worker = replacement(script)
+    script.report(other.model_copy(update={"worker": worker}))
+    script.wait(5.0)
+    assert script.last(BitsFixed).bits_hash == "bb"
+    assert script.state.waiting is None
 
 
 def test_one_that_is_fit_in_between_begins_the_count_anew() -> None:
@@ -238,7 +360,7 @@ def test_one_that_is_fit_in_between_begins_the_count_anew() -> None:
         join_unfit(script, worker)
         del script.workers[worker]
         worker = replacement(script)
-    assert script.state.unfit_vms == 3
+    assert script.state.unfit_rounds.count == 3
     script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
     script.wait(5.0)
     script.report()
@@ -247,7 +369,7 @@ def test_one_that_is_fit_in_between_begins_the_count_anew() -> None:
     script.open()
     script.form()
     assert {seat[0] for seat in script.state.hosts} == {first, worker}
-    assert script.state.unfit_vms == 0
+    assert script.state.unfit_rounds.count == 0
 
 
 def test_a_journal_without_these_counts_still_folds() -> None:

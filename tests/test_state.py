@@ -117,7 +117,7 @@ def test_errors_at_one_time_are_one_round_and_progress_forgives_ours() -> None:
     forgiven = apply(later, failed("v0.0", 90.0, incarnation=3, step=4))
     assert forgiven.internal_errors.count == 1
     assert fold([failed("v0.0", 1.0, kind="killed")]).internal_errors.count == 0
-    assert fold([failed("v0.0", 1.0, kind="recipe")]).unfit == {"v0.0"}
+    assert fold([failed("v0.0", 1.0, kind="recipe")]).unfit.keys() == {"v0.0"}
 
 
 def test_status_follows_the_job() -> None:

@@ -42,6 +42,7 @@ _RULES: tuple[Callable[[Turn], None], ...] = (
     retention.record_published,
     ending.finish,
     ending.give_up,
+    waiting.ask_for_fit_vms,
     profiling.fix_recipe,
     generations.close_failed,
     stalls.record_stacks,

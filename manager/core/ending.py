@@ -7,7 +7,7 @@ from ..commands import ExportWeights
 from ..events import JobCommandFailed, JobSubmitted, StopRequested, WeightsExported
 from ..facts import EndReason, GenerationClosed, JobEnded, StopOrdered, Submitted, TrainingFinished
 from ..failures import num_rounds, without_progress
-from ..state import Vm, order_of, vm_of
+from ..state import order_of
 from . import retention
 from .turn import Turn
 
@@ -79,8 +79,8 @@ def export_of(turn: Turn) -> ExportWeights:
 
 
 def give_up(turn: Turn) -> None:
-    """Errors of the job's own code are counted against its allowance; our own, deaths that nobody explains,
-    and VMs that are not fit against fixed bounds."""
+    """Errors of the job's own code are counted against its allowance; our own, and deaths that nobody
+    explains against fixed bounds."""
     state, bound = turn.state, turn.timing.max_internal_errors
     if state.spec is None or state.finished is not None:
         return
@@ -90,7 +90,7 @@ def give_up(turn: Turn) -> None:
     elif state.internal_errors.count >= bound:
         reason = f"{bound} failures without a new step in between; the last: {state.last_error}"
     else:
-        reason = _deadly(turn) or _nothing_fits(turn)
+        reason = _deadly(turn)
     if reason:
         traceback = state.last_traceback
         end(turn, JobEnded(at=turn.now, status="failed", reason=reason, traceback=traceback))
@@ -108,25 +108,6 @@ def _deadly(turn: Turn) -> str:
         f"{count} deaths of trainers on {len(vms)} VMs without a new step in between; "
         f"the last, {last.worker}: {last.message}"
     )
-
-
-def _nothing_fits(turn: Turn) -> str:
-    """Why VMs that are not fit end the job: they came one after the other, and none is there that is."""
-    state = turn.state
-    if state.unfit_vms < turn.timing.max_unfit_vms or any(_may_fit(turn, vm) for vm in state.live_vms):
-        return ""
-    return f"{state.unfit_vms} VMs in a row cannot meet the recipe; the last: {state.last_error}"
-
-
-def _may_fit(turn: Turn, vm: Vm) -> bool:
-    """Whether a worker of the VM is known to meet the recipe, or nothing is known of a VM that has joined."""
-    state, pulse = turn.state, turn.vitals.pulses.get(vm.vm)
-    profiler = (state.profiler,) if state.profiler is not None else ()
-    if any(vm_of(worker) == vm.vm for worker, _ in (*state.hosts, *profiler)):
-        return True
-    if pulse is None or state.recipe is None:
-        return vm.joined
-    return any(worker.graph_hash == state.recipe.graph_hash for worker in pulse.report.workers)
 
 
 def stop(turn: Turn) -> None:

@@ -2,6 +2,7 @@
 
 Trainers show a hash of what their kernels make of the job's own sections (`worker.fitness`). At the first
 plan the hash that most workers show becomes the job's; from then on a worker that shows another is unfit.
+So is one that traces another graph, whatever the numerics.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 
 from ...worker.messages import WorkerReport
 from ..facts import BitsFixed
-from ..state import JobState
+from ..state import JobState, Vm, VmStatus, vm_of
 from .turn import Turn
 
 
@@ -49,4 +50,21 @@ def describe(state: JobState, worker: WorkerReport) -> str:
     return (
         f"its kernels give other bits ({worker.bits_hash}) than the job's ({state.recipe.bits_hash}): it has "
         "another kind of processor, or other libraries; training.instruction_set makes more machines alike"
+    )
+
+
+def may_fit(turn: Turn, vm: Vm) -> bool:
+    """Whether a worker of the VM meets the recipe, or it is not known yet that none does."""
+    state, pulse = turn.state, turn.vitals.pulses.get(vm.vm)
+    if pulse is None or vm.status is VmStatus.REQUESTED or _takes_part(state, vm):
+        return True
+    workers = pulse.report.workers
+    return not workers or any(worker.worker not in state.unfit for worker in workers)
+
+
+def _takes_part(state: JobState, vm: Vm) -> bool:
+    """Whether the VM has workers of the newest generation that formed, or the one that traced the model."""
+    profiler = (state.profiler,) if state.profiler is not None else ()
+    return any(
+        vm_of(worker) == vm.vm and worker not in state.unfit for worker, _ in (*state.hosts, *profiler)
     )

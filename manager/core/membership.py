@@ -144,7 +144,7 @@ def _accused_vms(turn: Turn) -> frozenset[str]:
 def replace_unusable(turn: Turn) -> None:
     """VMs on which trainers die again and again, or that cannot meet the recipe, give way to others."""
     state, bound = turn.state, turn.timing.max_deaths_on_vm
-    unfit = {vm_of(worker) for worker in state.unfit}
+    unfit = {vm_of(worker): why for worker, why in state.unfit.items()}
     for vm in {death.vm: None for death in state.deaths}:
         deaths = on_vm(state.deaths, vm)
         if state.vms[vm].live and num_rounds(deaths) >= bound:
@@ -153,7 +153,7 @@ def replace_unusable(turn: Turn) -> None:
     for vm in unfit:
         known = turn.state.vms.get(vm)
         if known is not None and known.live:
-            turn.end_vm(vm, EndReason.UNFIT, state.last_error)
+            turn.end_vm(vm, EndReason.UNFIT, unfit[vm])
 
 
 def release_noticed(turn: Turn) -> None:
@@ -176,7 +176,7 @@ def request_vms(turn: Turn) -> None:
         return
     if _waits(turn, state.request_failures, state.request_failed_at):
         return
-    if _waits(turn, state.worn_vms + state.unfit_vms, state.replaced_at):
+    if _waits(turn, state.worn_vms + state.unfit_rounds.count, state.replaced_at):
         return
     missing = state.spec.resources.max_nodes - len(state.live_vms)
     fresh = [vm for vm in event.new_vms if vm not in state.vms]

@@ -200,7 +200,7 @@ def _too_few(turn: Turn) -> None:
     assert state.spec is not None, "plans are made for submitted jobs"
     reason = f"fewer usable VMs than min_nodes ({state.spec.resources.min_nodes})"
     if state.unfit:
-        reason += f"; {len(state.unfit)} workers cannot meet the recipe: {state.last_error}"
+        reason += f"; {len(state.unfit)} workers cannot meet the recipe: {state.why_unfit}"
     if state.current is None and (state.last_generation > 0 or state.unfit):
         _say_impossible(turn, reason)
     _hold_if_noticed(turn, reason)

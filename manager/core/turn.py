@@ -61,7 +61,7 @@ class Timing:
     max_internal_errors: int = 5
     max_deaths_on_vm: int = 3  # by signal or lease, of trainers that committed nothing: the VM is replaced
     max_deaths: int = 9  # on all VMs, without a new step in between: the job fails
-    max_unfit_vms: int = 5  # ended one after the other, with none that is fit: the job fails if nothing runs
+    max_unfit_vms: int = 5  # times that only such VMs came, with none that is fit: the job waits for a person
     leases: Leases = field(default_factory=Leases)  # what agents are told
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..events import CommandStuck, HeadDiffers, ResumeRequested
 from ..facts import EndReason, GenerationClosed, HoldChanged, JobEnded, JobResumed, PersonNeeded, Resumption
-from . import ending
+from . import ending, fitness
 from .turn import Turn
 
 
@@ -28,6 +28,18 @@ def take(turn: Turn) -> None:
             _resume(turn, event.how)
         case _:
             pass
+
+
+def ask_for_fit_vms(turn: Turn) -> None:
+    """Whoever asks for VMs may ask for others, where those that come cannot meet the recipe."""
+    state = turn.state
+    times = state.unfit_rounds.count
+    if not state.active or times < turn.timing.max_unfit_vms:
+        return
+    if any(fitness.may_fit(turn, vm) for vm in state.live_vms):
+        return
+    reason = f"VMs that cannot meet the recipe came {times} times in a row; the last: {state.why_unfit}"
+    _wait(turn, reason, (Resumption.AGAIN, Resumption.RESTART))
 
 
 def release_vms(turn: Turn) -> None:
