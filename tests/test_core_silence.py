@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core_script import Script
+from calibrations import uniform
+from core_script import RECIPE, Script
 from makara.manager.commands import ComputePlan, ReleaseVm
 from makara.manager.core import Timing
-from makara.manager.events import ConnectionClosed, VmTerminated
+from makara.manager.events import ConnectionClosed, PlanComputed, VmTerminated
 from makara.manager.facts import (
     EndReason,
     GenerationClosed,
@@ -18,7 +19,8 @@ from makara.manager.facts import (
 from makara.manager.orders import Leases, orders
 from makara.manager.runtime import Job
 from makara.manager.views import job_view
-from makara.worker.messages import Phase, WorkerReport
+from makara.pipeline.plan import Range, grid
+from makara.worker.messages import Phase, Profile, WorkerReport
 
 
 def pass_time(script: Script, seconds: int, *, silent: list[str], step: bool = False) -> None:
@@ -294,3 +296,55 @@ def test_a_loss_that_a_trainers_death_explains_does_not_accuse_its_vm() -> None:
     script.event(ConnectionClosed(now=script.now, vm=vm_of(workers[3])))
     script.wait(3.0)
     assert script.count(VmEnded) == 0
+
+
+@pytest.mark.parametrize(("num_vms", "num_dead"), [(3, 2), (4, 3)])
+@pytest.mark.parametrize("named", ["nobody", "one", "all"])
+def test_a_survivor_goes_on_after_a_lease_whomever_it_names(num_vms: int, num_dead: int, named: str) -> None:
+    script = Script()
+    script.submit(resources={"max_nodes": num_vms})
+    script.wait()
+    workers = [f"{vm}.0" for vm in script.state.vms]
+    script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in workers))
+    profile = Profile(recipe=RECIPE, calibration=uniform(2).to_json())
+    script.report(script.change(workers[0], profile=profile))
+    script.report(*(script.change(w, graph_hash="5ec7") for w in workers))
+    answer(script, workers)
+    script.prepare()
+    script.open()
+    script.form()
+    survivor, dead = workers[0], workers[1 : 1 + num_dead]
+    for worker in dead:
+        script.event(ConnectionClosed(now=script.now, vm=vm_of(worker)))
+    lost = {"nobody": [], "one": dead[:1], "all": dead}[named]
+    script.report(script.change(survivor, phase=Phase.BROKEN, lost=lost), silent=tuple(map(vm_of, dead)))
+    pass_time(script, 17, silent=dead)
+    assert not {slot.worker for slot in script.last(ComputePlan).workers} & set(dead)
+    # It stays so when the survivor has left the generation of which it reported the loss.
+    answer(script, [slot.worker for slot in script.last(ComputePlan).workers])
+    for worker in dead:
+        del script.workers[worker]
+    script.prepare()
+    script.open()
+    script.form()
+    pass_time(script, 30, silent=dead)
+    assert script.vitals.isolated_since is None
+    assert script.state.running
+
+
+def answer(script: Script, workers: list[str]) -> None:
+    """A plan of one stage on each of the workers."""
+    asked = script.last(ComputePlan)
+    plan = {**grid([Range(0, 2)], len(workers), 4).to_json(), "generation": asked.generation}
+    computed = PlanComputed(now=script.now, generation=asked.generation, plan=plan, workers=tuple(workers))
+    script.event(computed)
+
+
+def test_a_manager_that_is_cut_off_from_most_of_a_generation_that_runs_stays_isolated() -> None:
+    script = Script()
+    workers = script.run(4)
+    for worker in workers[1:]:
+        script.event(ConnectionClosed(now=script.now, vm=vm_of(worker)))
+    pass_time(script, 30, silent=workers[1:])
+    assert script.vitals.isolated_since is not None
+    assert script.state.running

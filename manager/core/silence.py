@@ -7,16 +7,17 @@ of a generation takes part in each commit. So a generation goes on while it step
 Silence is no death. A silent VM is planned around, and is a worker like any other when it is heard again; it
 is ended when its agent must have ended itself (`Timing.given_up_after_s`), or when the provider says so.
 While most VMs are unheard since about the same time, and nobody who is heard reports a loss, this manager
-takes itself for *isolated*: it closes, plans and opens nothing.
+takes itself for *isolated*: it closes, plans and opens nothing. A loss that was reported explains the silence
+of those VMs until they are heard again, also when the one who reported it has gone on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...worker.messages import WorkerReport
+from ...worker.messages import Phase, WorkerReport
 from ..state import Generation, JobState, Seat, Vm, vm_of
 
 if TYPE_CHECKING:
@@ -40,12 +41,15 @@ def judge(state: JobState, vitals: Vitals, now: float, timing: Timing) -> Vitals
                 # Closing a generation costs at least the step under way: that is given time to be committed.
                 bounds[vm] = lease_s + (stepping.predicted_s or 0.0)
     silent = frozenset(vm for vm in unheard if now - signs[vm] > bounds[vm])
-    isolated = bool(unheard) and _most_at_once(heard, unheard, now, lease_s)
-    isolated = isolated and not any(_losses(state, vitals, set(heard) - unheard))
+    explained = (vitals.explained & unheard) | _explained(state, vitals, set(heard) - unheard, unheard)
+    others = {vm: at for vm, at in heard.items() if vm not in explained}
+    unexplained = unheard - explained
+    isolated = bool(unexplained) and _most_at_once(others, unexplained, now, lease_s)
     since = (vitals.isolated_since or now) if isolated else None
-    if (unheard, silent, since) == (vitals.unheard, vitals.silent, vitals.isolated_since):
+    known = vitals.unheard, vitals.silent, vitals.explained, vitals.isolated_since
+    if (unheard, silent, explained, since) == known:
         return vitals
-    return replace(vitals, unheard=unheard, silent=silent, isolated_since=since)
+    return replace(vitals, unheard=unheard, silent=silent, explained=explained, isolated_since=since)
 
 
 def heard_at(vitals: Vitals, vm: Vm, now: float) -> float:
@@ -61,8 +65,11 @@ def heard_again(vitals: Vitals, vms: set[str], now: float) -> Vitals:
         return vitals
     if vitals.isolated_since is not None:
         nobody = frozenset[str]()
-        return replace(vitals, unheard=nobody, silent=nobody, isolated_since=None, started_at=now)
-    return replace(vitals, unheard=vitals.unheard - vms, silent=vitals.silent - vms)
+        return replace(
+            vitals, unheard=nobody, silent=nobody, explained=nobody, isolated_since=None, started_at=now
+        )
+    unheard, silent, explained = (names - vms for names in (vitals.unheard, vitals.silent, vitals.explained))
+    return replace(vitals, unheard=unheard, silent=silent, explained=explained)
 
 
 def stepping_generation(state: JobState) -> Generation | None:
@@ -78,7 +85,7 @@ def losses(state: JobState, vitals: Vitals, worker: WorkerReport) -> list[str]:
 
     One that names all others of several has only seen the generation break: that accuses nobody.
     """
-    newest = state.current or next((g for g in reversed(state.history) if g.opened_at is not None), None)
+    newest = _newest_opened(state)
     if newest is None or worker.generation != newest.number or not worker.lost:
         return []
     others = {name for name, _ in newest.members if name != worker.worker}
@@ -98,11 +105,39 @@ def _has_died(state: JobState, vitals: Vitals, seat: Seat) -> bool:
     return newest > incarnation or state.failed.get(name, -1) >= incarnation
 
 
-def _losses(state: JobState, vitals: Vitals, vms: set[str]) -> Iterator[str]:
-    for vm in vms:
-        pulse = vitals.pulses.get(vm)
-        for worker in pulse.report.workers if pulse is not None else ():
-            yield from losses(state, vitals, worker)
+def _newest_opened(state: JobState) -> Generation | None:
+    return state.current or next((g for g in reversed(state.history) if g.opened_at is not None), None)
+
+
+def _explained(state: JobState, vitals: Vitals, heard: set[str], unheard: frozenset[str]) -> frozenset[str]:
+    """The VMs whose silence a loss explains that a member of the newest generation reports.
+
+    One that names who is lost explains all that fell silent. One whose generation broke, and who cannot say
+    by whom, explains the silence of members whose connection to this manager closed as well.
+    """
+    newest = _newest_opened(state)
+    if newest is None or not unheard:
+        return frozenset()
+    workers = [worker for vm in heard for worker in _workers_on(vitals, vm)]
+    if any(losses(state, vitals, worker) for worker in workers):
+        return unheard
+    names = {name for name, _ in newest.members}
+    if not any(
+        w.phase is Phase.BROKEN and w.generation == newest.number and w.worker in names for w in workers
+    ):
+        return frozenset()
+    members = {vm_of(name) for name in names}
+    return frozenset(vm for vm in unheard & members if _has_closed(vitals, vm))
+
+
+def _workers_on(vitals: Vitals, vm: str) -> Sequence[WorkerReport]:
+    pulse = vitals.pulses.get(vm)
+    return pulse.report.workers if pulse is not None else ()
+
+
+def _has_closed(vitals: Vitals, vm: str) -> bool:
+    pulse = vitals.pulses.get(vm)
+    return pulse is not None and pulse.closed_at is not None
 
 
 def _most_at_once(heard: dict[str, float], unheard: frozenset[str], now: float, lease_s: float) -> bool:

@@ -66,6 +66,7 @@ class Vitals:
     cuts: Mapping[frozenset[str], int] = field(default_factory=lambda: _EMPTY)  # of two workers: times lost
     unheard: frozenset[str] = frozenset()  # VMs that sent no report for a lease; see `silence`
     silent: frozenset[str] = frozenset()  # those of them of which nothing else shows that they live
+    explained: frozenset[str] = frozenset()  # those that are unheard because of a loss that was reported
     isolated_since: float | None = None  # most fell silent at once: rather this manager is cut off
     stepped_at: float = 0.0  # when a new step of the generation that steps was last reported
     dropped_at: float | None = None  # when most connections had closed at once
