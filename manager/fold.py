@@ -152,7 +152,7 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
 def _died(state: JobState, fact: WorkerFailed) -> JobState:
     """A trainer that a signal or its lease ended; of a VM that is gone, or was to go, that is no wonder."""
     vm = state.vms.get(vm_of(fact.worker))
-    if vm is None or not vm.live or vm.status is VmStatus.NOTICED:
+    if vm is None or not vm.live or vm.status is VmStatus.NOTICED or fact.own_steps is None:
         return state
     death = Death(
         vm.vm,

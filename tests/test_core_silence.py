@@ -348,3 +348,13 @@ def test_a_manager_that_is_cut_off_from_most_of_a_generation_that_runs_stays_iso
     pass_time(script, 30, silent=workers[1:])
     assert script.vitals.isolated_since is not None
     assert script.state.running
+
+
+def test_a_vm_that_takes_part_in_steps_is_not_ended_however_long_it_is_unheard() -> None:
+    script = Script()
+    workers = script.run(4)
+    pass_time(script, 1000, silent=workers[3:], step=True)
+    assert script.count(VmEnded) == 0
+    assert script.state.running
+    pass_time(script, 40, silent=workers[3:])  # it steps no more
+    assert [fact.vm for fact in script.facts if isinstance(fact, VmEnded)] == [vm_of(workers[3])]

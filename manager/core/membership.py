@@ -112,7 +112,7 @@ def _verdict(turn: Turn, vm: Vm, accused: frozenset[str]) -> tuple[EndReason, st
     if vm.status is VmStatus.REQUESTED:
         late = silent_s > timing.request_timeout_s
         return (EndReason.REQUEST_FAILED, f"did not join in {timing.request_timeout_s:g} s") if late else None
-    if silent_s > timing.given_up_after_s:
+    if silent_s > timing.given_up_after_s and vm.vm in turn.vitals.silent:
         return EndReason.LEASE_EXPIRED, f"silent for {silent_s:.1f} s"
     deadline = _deadline(turn, vm)
     if deadline is not None and turn.now > deadline + timing.vm_lease_s:
