@@ -239,6 +239,7 @@ class JobState:
     @property
     def vms_idle_since(self) -> float | None:
         """Since when its VMs do nothing that counts while it waits for a person, Unix seconds.
+
         None if it does not wait, or as long as a generation steps that the head lets publish.
         """
         waiting, current = self.waiting, self.current
@@ -248,6 +249,7 @@ class JobState:
             return None
         ended_at = self.history[-1].ended_at if current is None and self.history else None
         return max(waiting.since, ended_at or 0.0)
+
     @property
     def vms_kept_until(self) -> float | None:
         """When the VMs of a job that waits are saved from and released, Unix seconds; None: not before the
@@ -256,6 +258,8 @@ class JobState:
         if self.waiting is None or since is None:
             return None
         return since + self.waiting.vms_until - self.waiting.since
+
+    @property
     def why_unfit(self) -> str:
         """Why the newest worker that is unfit is so; empty if none is."""
         return list(self.unfit.values())[-1] if self.unfit else ""
