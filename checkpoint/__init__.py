@@ -10,7 +10,7 @@ which trainers import.
 """
 
 from .calibrations import load_calibration, save_calibration
-from .credentials import Credentials, credentials_in, inherited
+from .credentials import CREDENTIALS, Credentials, credentials_in, inherited
 from .errors import (
     Cancelled,
     CheckpointError,
@@ -48,6 +48,7 @@ from .store import Store, check_writable, open_store, retrying
 from .writer import Receipt, assemble, write_part
 
 __all__ = [
+    "CREDENTIALS",
     "Cancelled",
     "CheckpointError",
     "CheckpointId",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _KEY, _SECRET, _TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
+CREDENTIALS = (_KEY, _SECRET, _TOKEN)  # what `credentials_in` reads
 # By which boto3 finds keys: whoever has keys of its own must not be given some of somebody else's besides.
 VARIABLES = (
     _KEY,

@@ -42,8 +42,14 @@ class JobFiles:
             if folder.name not in jobs:
                 self.forget_secrets(folder.name)
 
-    def forget_secrets(self, job: str) -> None:
-        self._secrets(job).unlink(missing_ok=True)
+    def forget_secrets(self, job: str, but: Collection[str] = ()) -> None:
+        """Forget all but those of these names."""
+        secrets = self.secrets(job)
+        kept = {name: value for name, value in secrets.items() if name in but}
+        if not kept:
+            self._secrets(job).unlink(missing_ok=True)
+        elif kept != secrets:
+            write_private(self._secrets(job), json.dumps(kept).encode())
 
     def bundle(self, job: str) -> Path:
         return self._folder / job / "bundle.tar.gz"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Store
+from ..checkpoint import CREDENTIALS, Store
 from ..worker.messages import Report
 from .clock import SteadyClock
 from .commands import Command
@@ -85,6 +85,7 @@ class Service:
         self.leases = replace(leases or Leases(), secret=self.files.generation_secret())
         self._tasks: list[asyncio.Task[None]] = []
         self._submitting = asyncio.Lock()
+        self._submissions: set[asyncio.Task[None]] = set()
         self.threads = Threads(config.threads)
         self.effects = Effects(
             providers=providers,
@@ -175,6 +176,8 @@ class Service:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._submissions:  # one that has no time left to end is taken up or forgotten by the next manager
+            await asyncio.wait(self._submissions, timeout=self.config.close_timeout_s)
         await self.effects.close()
         await self._loops.close(self.config.close_timeout_s)
         self.hub.close()
@@ -185,7 +188,16 @@ class Service:
     # ---- what users ask for --------------------------------------------------------------------------------
 
     async def submit(self, job: str, spec: JobSpec, bundle: bytes, secrets: Mapping[str, str]) -> None:
-        """Accept a job under a new id. Durable, with its files, when this returns; on an error nothing is."""
+        """Accept a job under a new id. Durable, with its files, when this returns; on an error nothing is.
+
+        A caller that is cancelled (the server ends, and with it its requests) does not cancel it half way.
+        """
+        task = asyncio.create_task(self._submit(job, spec, bundle, secrets))
+        self._submissions.add(task)
+        task.add_done_callback(self._submissions.discard)
+        await asyncio.shield(task)
+
+    async def _submit(self, job: str, spec: JobSpec, bundle: bytes, secrets: Mapping[str, str]) -> None:
         async with self._submitting:
             assert job not in self.jobs, f"job {job} exists"
             sha256 = await self.threads.run(Kind.FILES, self.files.store, job, bundle, secrets)
@@ -194,8 +206,9 @@ class Service:
                 value = spec.model_dump(mode="json")
                 now = self.clock()
                 await self.handle(job, JobSubmitted(now=now, job=job, spec=value, bundle_sha256=sha256))
-            except BaseException:
-                if not await self.threads.run(Kind.HISTORY, self.journal.facts, job):
+            except Exception:
+                # In the line of those who write, so that what is being appended is seen.
+                if not await self.threads.run(Kind.JOURNAL, self.journal.facts, job):
                     del self.jobs[job]
                     await self.threads.run(Kind.FILES, self.files.forget, job)
                 raise
@@ -297,9 +310,10 @@ class Service:
             connection.push(now)
 
     def _forget_secrets(self, runtime: Job) -> None:
-        """Once the job has ended; keys of its store may be needed a little longer to tidy it up."""
-        if runtime.state.ended is not None and not self.effects.needs_store(runtime.job):
-            self.files.forget_secrets(runtime.job)
+        """Once the job has ended; keys of its store are needed a little longer to tidy it up."""
+        if runtime.state.ended is not None:
+            needed = CREDENTIALS if self.effects.needs_store(runtime.job) else ()
+            self.files.forget_secrets(runtime.job, but=needed)
 
     def _publish_status(self, runtime: Job) -> None:
         runtime.dirty = False

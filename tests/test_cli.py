@@ -163,7 +163,7 @@ def test_secrets_come_from_the_environment(
     monkeypatch.setenv("MY_KEY", "hush")
     assert run(manager, "apply", "-f", job_file, "--json") == 0
     job = json.loads(capsys.readouterr().out.splitlines()[0])["job"]
-    assert not (manager.home / "jobs" / job / "secrets.json").exists()  # kept no longer than the job
+    assert not (manager.home / "jobs" / job / "secrets.json").exists()  # its store needs none
 
 
 @pytest.mark.usefixtures("passing")

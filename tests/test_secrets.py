@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from makara.checkpoint import CREDENTIALS
+from makara.manager.files import JobFiles
 from managers import BUNDLE, Manager, job_spec, release_all
 
 
@@ -47,3 +49,12 @@ def test_what_a_manager_that_died_left_is_swept_by_the_next(manager: Manager, tm
     manager.start()
     assert manager.client.get(f"/jobs/{running}")["job"] == running  # it answers when it has started
     assert kept(manager) == {running}
+
+
+def test_an_ended_job_keeps_only_the_keys_of_its_store(tmp_path: Path) -> None:
+    files = JobFiles(tmp_path)
+    files.store("a", b"", {"KEY": "s3cret", "AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key"})
+    files.forget_secrets("a", but=CREDENTIALS)
+    assert files.secrets("a") == {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key"}
+    files.forget_secrets("a")
+    assert not (tmp_path / "jobs" / "a" / "secrets.json").exists()

@@ -8,10 +8,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from in_service import Desk, FakeProvider, desk
-from makara.manager import effects
+from makara.checkpoint import HeadMissing
+from makara.manager import store_commands
 from makara.manager.commands import OpenHead, ReleaseVm
 from makara.manager.providers import VmStatus
 from makara.manager.threads import Kind, Lane, ThreadBounds, Threads, told_when_slow
@@ -174,13 +176,13 @@ def test_a_hung_store_holds_up_its_own_job_and_shows_as_trouble(
 ) -> None:
     opened: list[str] = []
 
-    def open_generation(_store: object, job: str, _generation: int) -> object:
+    def open_generation(_store: object, job: str, _generation: int, **_: object) -> object:
         if job == "a":
             gate()
         opened.append(job)
-        raise effects.Fenced("newer", 2)
+        raise HeadMissing("no head.json")
 
-    monkeypatch.setattr(effects, "open_generation", open_generation)
+    monkeypatch.setattr(store_commands, "open_generation", open_generation)
 
     async def play() -> None:
         async with desk(tmp_path, slow_call_s=0.01) as here:
@@ -223,5 +225,31 @@ def test_whoever_reads_a_long_history_holds_up_nobody_who_writes(tmp_path: Path)
             with here.service.journal._reading:  # pyright: ignore
                 await here.report("b", here.vms("b")[0])
             assert here.service.jobs["b"].state.live_vms[0].joined
+
+    asyncio.run(play())
+
+
+def test_a_submission_whose_caller_is_cancelled_keeps_its_files(tmp_path: Path, gate: Gate) -> None:
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            service = here.service
+            append = service.journal.append
+
+            def slow_append(*values: Any) -> int:
+                gate()
+                return append(*values)
+
+            service.journal.append = slow_append  # pyright: ignore
+            task = asyncio.create_task(here.submit("a"))
+            await here.until(lambda: gate.inside == 1)
+            task.cancel()  # as the server does with its requests when it ends
+            await asyncio.wait({task}, timeout=0.2)
+            gate.opened.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await here.settled()
+            await here.until(lambda: service.jobs["a"].state.spec is not None)
+            assert service.journal.facts("a")
+            assert service.files.bundle("a").exists()
 
     asyncio.run(play())
