@@ -144,8 +144,7 @@ def test_a_slow_worker_that_no_plan_uses_is_tried_again_ever_more_seldom() -> No
         found_at = script.last(WorkerPaced).at
         assert script.last(WorkerPaced).slowdown == 2.0
         while script.last(WorkerPaced).slowdown != 1.0:
-            script.wait(7.0)
-            script.report()
+            steps(script, workers, 1, step_s=7.0)
         waits.append(script.last(WorkerPaced).at - found_at)
         script.answer(2, 2, predicted_s=1.0, current_s=10.0)  # with it
         script.prepare()
