@@ -37,6 +37,7 @@ setup: $(VENV)/.complete
 # torch goes first and by itself: with no torch installed, a range would take the newest build with all of CUDA.
 $(VENV)/.complete: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Makara needs Python 3.11 or newer; try: make PYTHON=python3.12")'
+	@echo "installing torch and what else Makara needs into $(VENV): a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

@@ -18,7 +18,7 @@ PARTS = {
     "trace_big": "the paper's 2.5-billion-parameter GPT-2, traced and cut (half a minute)",
     "planning": "what planning and gradient sums cost (half a minute)",
     "replay": "a whole job over an availability trace, a month, a thousand VMs (1 minute)",
-    "manager": "the event loop of a manager with 1,000 VMs in one job, 10,000 ever (1 minute)",
+    "manager": "a manager with 1,000 VMs in one job, 10,000 ever, through sockets (2 minutes)",
     "networks": "GPipe and Varuna, deep and shallow pipelines over slower networks, simulated (seconds)",
     "overhead": "what the executor costs for each operation (1 minute)",
     "throughput": "against torch.distributed.pipelining, undisturbed (6 minutes)",

@@ -3,6 +3,7 @@
 CheckpointError
 ├── StoreUnavailable   the store does not answer now: worth trying again (`makara.checkpoint.retrying`)
 ├── StoreRefused       the store answers no: address, credentials, bucket, permission (a user's mistake)
+│   └── NoCredentials  nobody gave any, and this machine has none
 ├── InvalidKey         a key that no store accepts
 ├── NotFound           no object under that key
 ├── Conflict           a compare-and-swap lost: the object is not the one that was read
@@ -31,6 +32,10 @@ class StoreUnavailable(CheckpointError):
 
 class StoreRefused(CheckpointError, ValueError):
     """Trying again cannot help; the message names the URI and what the store said."""
+
+
+class NoCredentials(StoreRefused):
+    """No keys were given for this store, and none are found where this process runs."""
 
 
 class InvalidKey(CheckpointError, ValueError):

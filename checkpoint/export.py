@@ -126,14 +126,14 @@ class _Done(Record):
 
 
 def _done(store: Store, job: str, prefix: str, checkpoint: CheckpointId) -> _Done | None:
-    """The finished export of exactly this checkpoint, if it is there and whole."""
+    """The finished export of exactly this checkpoint, if it is there, whole, and of this version."""
     key = export_done_key(job, checkpoint.step)
     try:
         done = decode(_Done, store.get(key), key)
         if done.checkpoint.model_dump() != checkpoint.to_json():
             return None
         return done if all(store.size(prefix + name) == size for name, size in done.files.items()) else None
-    except NotFound:
+    except (NotFound, Corrupt):
         return None
 
 

@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from typing import Any
 
 _NAME = re.compile(r"(\d+)-g(\d+)")
-_PART = re.compile(r"sections/([^/]+)/(?:\d+\.\d+\.safetensors|\.tmp-[0-9a-f-]+)")
+_TEMPORARY = r"\.tmp-\d+-[0-9a-f]{32}"  # as a local store names a file that it writes
+_PART = re.compile(rf"sections/([^/]+)/(?:\d+\.\d+\.safetensors|{_TEMPORARY})")
 _MANIFEST = re.compile(r"manifests/([^/]+)\.json")
 _EXPORTED = re.compile(
     r"export/(0|[1-9]\d*)/"
     r"(?:model\.safetensors|model-\d+-of-\d+\.safetensors|model\.safetensors\.index\.json|export\.json|"
-    r"\.tmp-[0-9a-f-]+)"
+    rf"{_TEMPORARY})"
 )
+_LISTING = re.compile(rf"(?:manifests/)?{_TEMPORARY}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,12 @@ def export_step_of(job: str, key: str) -> int | None:
     below = key.removeprefix(job_prefix(job))
     match = _EXPORTED.fullmatch(below) if below != key else None
     return int(match[1]) if match else None
+
+
+def is_temporary_listing(job: str, key: str) -> bool:
+    """Whether a local store began to write the head or a manifest here; the name does not tell which."""
+    below = key.removeprefix(job_prefix(job))
+    return below != key and _LISTING.fullmatch(below) is not None
 
 
 def head_key(job: str) -> str:

@@ -18,8 +18,8 @@ from .layout import (
     export_done_key,
     export_step_of,
     exports_prefix,
+    is_temporary_listing,
     job_prefix,
-    manifests_prefix,
 )
 from .store import Store, StoredObject, Unfinished
 
@@ -122,13 +122,7 @@ def _is_given_up(
     if checkpoint is not None and can_be_published(head, checkpoint):
         return False  # however long it takes
     ours = checkpoint is not None or export_step_of(job, unfinished.key) is not None
-    return (ours or _is_temporary(job, unfinished)) and age_s >= unfinished_s
-
-
-def _is_temporary(job: str, unfinished: Unfinished) -> bool:
-    """A local store's own temporary file, which does not tell of which object it was to become."""
-    folders = (job_prefix(job), manifests_prefix(job), exports_prefix(job))
-    return unfinished.key.rpartition("/")[2].startswith(".tmp-") and unfinished.key.startswith(folders)
+    return (ours or is_temporary_listing(job, unfinished.key)) and age_s >= unfinished_s
 
 
 def _abort(store: Store, unfinished: Unfinished) -> int:

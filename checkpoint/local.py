@@ -43,6 +43,14 @@ class LocalStore:
     def uri(self) -> str:
         return self._uri
 
+    def could_be_made(self) -> bool:
+        """Whether there is no root yet, and a write could make it; False also where a write would tell why
+        not."""
+        with suppress(OSError):
+            found = next(folder for folder in (self.root, *self.root.parents) if folder.exists())
+            return found != self.root and found.is_dir() and os.access(found, os.W_OK | os.X_OK)
+        return False
+
     def put(self, key: str, data: bytes) -> None:
         self._write(key, lambda file: file.write(data))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Generic, TypeVar
 
-from .errors import Corrupt, NoReadable, NotFound
+from .errors import CheckpointError, Corrupt, NoReadable, NotFound
 from .layout import CheckpointId
 from .manifest import Manifest, Part, load_manifest
 from .safetensors_header import parse_header
@@ -49,15 +49,16 @@ def read_sections(
     cancel: Event | None = None,
     on_read: Callable[[], None] | None = None,
     refusals: bool = False,
+    on_retry: Callable[[CheckpointError, float], None] | None = None,
 ) -> dict[tuple[int, int], bytes]:
     """The safetensors files of `checkpoint`, by (section, part), that hold what is `wanted`.
 
     `wanted`: section numbers, or a predicate on tensor names (a part is read if it holds one). Each file is
     checked against the size, checksum and tensor names of the manifest (read from the store unless given).
     `parallel` files are in flight at a time; each outlasts an unavailable store for `patience_s`, unless
-    `cancel` is set, and one that refuses if `refusals`. `on_read` is called, on any of several threads, for
-    each piece of a file that has come. Raises `Corrupt` or `NotFound` naming the key, and what `retrying`
-    raises.
+    `cancel` is set, and one that refuses if `refusals`. On any of several threads, `on_read` is called for
+    each piece of a file that has come, and `on_retry` before each wait. Raises `Corrupt` or `NotFound` naming
+    the key, and what `retrying` raises.
     """
     if manifest is None:
         manifest = retrying(
@@ -65,6 +66,7 @@ def read_sections(
             patience_s=patience_s,
             cancel=cancel,
             refusals=refusals,
+            on_retry=on_retry,
         )
     if callable(wanted):
         parts = tuple(part for part in manifest.parts if any(wanted(name) for name in part.tensors))
@@ -73,7 +75,11 @@ def read_sections(
 
     def read(part: Part) -> bytes:
         return retrying(
-            lambda: read_part(store, part, on_read), patience_s=patience_s, cancel=cancel, refusals=refusals
+            lambda: read_part(store, part, on_read),
+            patience_s=patience_s,
+            cancel=cancel,
+            refusals=refusals,
+            on_retry=on_retry,
         )
 
     return _read_all(read, parts, parallel)

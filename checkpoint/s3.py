@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import os
-import threading
+import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,8 +30,9 @@ import urllib3
 from minio.deleteobjects import DeleteObject
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
+from .clock_skew import describe_skew
 from .credentials import Credentials
-from .errors import Conflict, NotFound, StoreRefused, StoreUnavailable
+from .errors import Conflict, NoCredentials, NotFound, StoreRefused, StoreUnavailable
 from .store import StoredObject, Unfinished, check_key
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -39,6 +40,7 @@ _READ_TIMEOUT_S = 30.0  # of silence, not of the whole transfer
 _MAX_CONNECTIONS = 16
 _ABSENT = "NoSuchKey"
 _NO_UPLOAD = "NoSuchUpload"
+_SKEWED = "RequestTimeTooSkewed"
 _LOST_SWAP = {"PreconditionFailed", "ConditionalRequestConflict", "412", _ABSENT}
 # 4xx codes that say "not now" (AWS, Error responses).
 _TRANSIENT = {
@@ -53,7 +55,7 @@ _TRANSIENT = {
     "IncompleteBody",
     "InternalError",
     "ServiceUnavailable",
-    "RequestTimeTooSkewed",  # one of the clocks is wrong, which somebody will mend
+    _SKEWED,  # one of the clocks is wrong, which somebody will mend
     _NO_UPLOAD,  # it was aborted meanwhile: it may begin anew
     "InvalidPart",
 }
@@ -71,6 +73,7 @@ _STALE_CREDENTIALS = {
 
 
 _NOT_ALLOWED = {400, 401, 403}  # all that an answer to HEAD says, which has no body
+_NO_REASON = "AccessDenied"  # as minio calls a 403 without a body
 
 
 class S3Store:
@@ -91,7 +94,6 @@ class S3Store:
         self._endpoint = endpoint
         self._region = region
         self._given = credentials
-        self._renewing = threading.Lock()
         self._clients = self._sign_in()
 
     @property
@@ -230,30 +232,34 @@ class S3Store:
             response.release_conn()
 
     def _sign_in(self) -> _Clients:
-        """Clients with credentials as they are found now. Raises `StoreRefused` if there are none."""
-        session = _session(self._region, self._given)
-        credentials = session.get_credentials()
+        """Clients with credentials as they are found now. Raises `StoreRefused` if there are none, or if who
+        should give them says no."""
+        with self._translated("credentials", renew=False):
+            session = _session(self._region, self._given)
+            credentials = session.get_credentials()
         if credentials is None:
-            raise StoreRefused(
-                f"{self._where}: no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            raise NoCredentials(
+                f"{self._where}: no credentials: this process has neither AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY in its environment, nor a profile or a role of its machine"
             )
         # A service of one's own has no regions, but a signature needs one.
         region = session.region_name or ("us-east-1" if self._endpoint else None)
-        with self._translated("client"):
+        with self._translated("credentials", renew=False):
+            found = credentials.get_frozen_credentials()
+        with self._translated("client", renew=False):
             data = self._data_client(credentials, region)
             conditional = self._conditional_client(session, region)
-            found = credentials.get_frozen_credentials()
         return _Clients(data, conditional, (found.access_key, found.secret_key, found.token))
 
     def _renewed(self, used: _Clients) -> bool:
-        """Look credentials up anew after those of `used` were refused; whether there are others now."""
-        with self._renewing:
-            if self._clients is used:
-                found = self._sign_in()
-                if found.signature == used.signature:
-                    return False
-                self._clients = found
-            return True
+        """Look credentials up anew after those of `used` were refused; whether there are others now. Raises
+        as `_sign_in`. Several threads may do so at once: all find the same."""
+        if self._clients is used:
+            found = self._sign_in()
+            if found.signature == used.signature:
+                return False
+            self._clients = found
+        return True
 
     def _data_client(self, credentials: Any, region: str | None) -> minio.Minio:
         url = urlsplit(self._endpoint or "https://s3.amazonaws.com")
@@ -288,17 +294,21 @@ class S3Store:
         return session.client("s3", endpoint_url=self._endpoint, region_name=region, config=config)
 
     @contextmanager
-    def _translated(self, key: str) -> Generator[None]:
-        """Failures of either client as ours."""
-        used = getattr(self, "_clients", None)
+    def _translated(self, key: str, *, renew: bool = True) -> Generator[None]:
+        """Failures of either client as ours. `renew`: have refused credentials looked up anew; not while they
+        are."""
+        used = self._clients if renew else None
         try:
             yield
         except S3Error as error:
             status = getattr(error.response, "status", 0)
-            raise self._answer(key, str(error.code), int(status), str(error.message), used) from error
+            code, message = _reason(str(error.code), str(error.message), _date(error.response))
+            raise self._answer(key, code, int(status), message, used) from error
         except botocore.exceptions.ClientError as error:
-            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-            raise self._answer(key, _code(error), status, str(error), used) from error
+            answer: dict[str, Any] = error.response.get("ResponseMetadata", {})
+            date = answer.get("HTTPHeaders", {}).get("date")
+            code, message = _reason(_code(error), str(error), date)
+            raise self._answer(key, code, int(answer.get("HTTPStatusCode", 0)), message, used) from error
         except (botocore.exceptions.HTTPClientError, botocore.exceptions.ConnectionError) as error:
             raise StoreUnavailable(f"{self._where}: {key}: {error}") from error
         except botocore.exceptions.BotoCoreError as error:
@@ -363,6 +373,17 @@ class _Boto3Credentials(minio.credentials.providers.Provider):
     def retrieve(self) -> minio.credentials.credentials.Credentials:
         frozen = self._credentials.get_frozen_credentials()
         return minio.credentials.credentials.Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+
+
+def _reason(code: str, message: str, date: str | None) -> tuple[str, str]:
+    """The code and the words of a refusal that was answered at `date`; where this machine's clock is wrong,
+    they say so and by how much."""
+    skew = describe_skew(date, time.time()) if code in (_SKEWED, _NO_REASON) else None
+    return (code, message) if skew is None else (_SKEWED, f"{skew}: {message}")
+
+
+def _date(response: Any) -> str | None:
+    return response.headers.get("Date") if response is not None else None
 
 
 def _code(error: Any) -> str:

@@ -164,14 +164,19 @@ def check_writable(
     endpoint: str | None = None,
     region: str | None = None,
     credentials: Credentials | None = None,
+    make_folders: bool = True,
 ) -> None:
     """Write, swap, read and delete a small object, so that a job is refused now and not at its first
-    checkpoint.
+    checkpoint. `make_folders` False: of a local folder that is not there, look whether it could be made.
 
     Raises `StoreRefused` also for a store that ignores the conditions of a swap: without them a writer of an
     old generation could not be fenced off. Raises `StoreUnavailable` when the store does not answer.
     """
+    from .local import LocalStore
+
     store = open_store(uri, endpoint=endpoint, region=region, credentials=credentials)
+    if not make_folders and isinstance(store, LocalStore) and store.could_be_made():
+        return
     key = f"probe-{uuid.uuid4().hex}"
     etag = store.swap(key, b"first", None)
     try:

@@ -1,20 +1,34 @@
 """The agents' side of the API: one WebSocket for each VM, the job's code, and its secrets.
 
 A VM shows its join token until it has shown the worker token that it gets in return. Frames are JSON:
-`Report` from the agent, `ToAgent` to it. A VM that is no longer wanted is let in, to be told so. One whose
-token is not good is refused with a `Refusal`: only that tells a VM that this manager does not know it.
+`Report` and `Beat` from the agent, `ToAgent` to it. A VM that is no longer wanted is let in, to be told so.
+One whose token is not good is refused with a `Refusal`: only that tells a VM that this manager does not know
+it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
 from functools import partial
 
 from fastapi import APIRouter, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
 
-from ..worker.frames import Malformed, Misfit, makara_version, read_report
-from ..worker.messages import PROTOCOL, Credential, Message, Orders, Refusal, ReportAck, Welcome
+from ..worker.frames import Malformed, Misfit, makara_version, read_report_or_beat
+from ..worker.messages import (
+    PLANS_KEPT,
+    PROTOCOL,
+    Beat,
+    Credential,
+    Message,
+    Orders,
+    Refusal,
+    Report,
+    ReportAck,
+    Welcome,
+)
 from .auth import bearer, service_of
 from .service import Service
 from .threads import Kind
@@ -24,6 +38,7 @@ log = logging.getLogger("makara.manager")
 router = APIRouter(prefix="/api/v1", tags=["agents"])
 
 _REPLACED, _MALFORMED = 4000, 4002
+_WORDS = 20  # in the time after which an agent without a word of its manager ends its VM
 
 
 @router.websocket("/agents/{vm}")
@@ -64,6 +79,9 @@ class AgentConnection:
         self._vm = vm
         self._orders: Orders | None = None
         self._acknowledged: int | None = None
+        self._report: Report | None = None  # the newest, as the beats after it have changed it
+        self._plans: deque[str] = deque(maxlen=PLANS_KEPT)  # that this connection carried
+        self._said_at = time.monotonic()
         self._renewal_due = True
         self._wake = asyncio.Event()
         self._close_code: int | None = None
@@ -71,10 +89,11 @@ class AgentConnection:
     async def serve(self) -> None:
         """Until either side closes the connection or a newer one takes its place."""
         service = self._service
-        await self._send(_welcome(service))
-        service.connect(self._job, self._vm, self)
-        tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._renew())]
+        tasks: list[asyncio.Task[None]] = []
         try:
+            await self._send(_welcome(service, self._job))
+            service.connect(self._job, self._vm, self)
+            tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._renew())]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -98,7 +117,7 @@ class AgentConnection:
         while True:
             text = await self._websocket.receive_text()
             try:
-                report = read_report(text)
+                frame = read_report_or_beat(text)
             except Misfit as misfit:
                 self._service.not_understood(self._job, self._vm, f"{misfit}; it saves and holds")
                 continue  # it is not ended for that: it waits for a manager of its own kind
@@ -106,13 +125,30 @@ class AgentConnection:
                 self._service.not_understood(self._job, self._vm, f"its report cannot be read: {error}")
                 await self._websocket.close(_MALFORMED, "malformed report")
                 return
-            if report.vm != self._vm:
-                log.error("VM %s reports as %s", self._vm, report.vm)
+            if isinstance(frame, Beat):
+                self._take_beat(frame)
+                continue
+            if frame.vm != self._vm:
+                log.error("VM %s reports as %s", self._vm, frame.vm)
                 await self._websocket.close(_MALFORMED, "report of another VM")
                 return
-            await self._service.report(self._job, report)
-            self._acknowledged = report.sequence
-            self._wake.set()
+            self._report = frame
+            await self._service.report(self._job, frame)
+            self._acknowledge(frame.sequence)
+
+    def _take_beat(self, beat: Beat) -> None:
+        """Nothing of it has to be stored; so the agent has to hear of it only now and then."""
+        if self._report is None:
+            return  # what it refers to was of another protocol
+        carried = {"metrics": [], "sequence": beat.sequence, "progress": beat.progress}
+        self._report = self._report.model_copy(update=carried)
+        self._service.beat(self._job, self._report)
+        if time.monotonic() - self._said_at > self._service.leases.orphan_timeout_s / _WORDS:
+            self._acknowledge(beat.sequence)
+
+    def _acknowledge(self, sequence: int) -> None:
+        self._acknowledged, self._said_at = sequence, time.monotonic()
+        self._wake.set()
 
     async def _write(self) -> None:
         """Only the newest orders and acknowledgement matter, so nothing queues up for a slow agent."""
@@ -124,11 +160,19 @@ class AgentConnection:
                 await self._send(await self._credential())
             if self._orders is not None:
                 orders, self._orders = self._orders, None
-                await self._websocket.send_text(self._service.jobs[self._job].parts.to_json(orders))
+                await self._websocket.send_text(self._written(orders))
             if self._acknowledged is not None:
                 sequence, self._acknowledged = self._acknowledged, None
                 await self._send(ReportAck(sequence=sequence))
         await self._websocket.close(self._close_code)
+
+    def _written(self, orders: Orders) -> str:
+        """As JSON, without a plan that this connection has carried, if its agent keeps plans."""
+        name = orders.generation.plan_hash if orders.generation is not None else None
+        known = name in self._plans and self._report is not None and self._report.keeps_plans
+        if name is not None and name not in self._plans:
+            self._plans.append(name)
+        return self._service.jobs[self._job].parts.to_json(orders, without_plan=known)
 
     async def _renew(self) -> None:
         while True:
@@ -146,14 +190,15 @@ class AgentConnection:
         await self._websocket.send_text(message.model_dump_json())
 
 
-def _welcome(service: Service) -> Welcome:
+def _welcome(service: Service, job: str) -> Welcome:
     return Welcome(
-        heartbeat_s=service.config.heartbeat_s,
+        heartbeat_s=service.heartbeat_s(job),
         server_time=service.clock(),
         protocol=PROTOCOL,
         makara=makara_version(),
         manager=service.tokens.identity,
         max_report_bytes=service.config.max_report_bytes,
+        beats=True,
     )
 
 

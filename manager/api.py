@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Header, HTTPException, Query, Request, Response, UploadFile
 from pydantic import BaseModel, Field
@@ -17,14 +16,15 @@ from ..worker.logs import tail
 from ..worker.messages import CheckpointRef
 from .auth import Admin, User, service_of
 from .facts import Resumption
+from .job_names import AskedJob
 from .live import Subscription
 from .providers import FaultKind, ProviderError
 from .providers.local import LocalProvider
 from .runtime import Job
 from .service import Service
-from .submission import Submission, accept
+from .submission import Submission, accept, check_settings
 from .threads import Kind
-from .tokens import Grant, Scope
+from .tokens import Grant
 from .views import JobView, StepView, VmView, job_view, step_view, surviving, to_json, vm_view
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
@@ -92,16 +92,6 @@ class Answer(BaseModel):
     how: Resumption = Resumption.AGAIN
 
 
-class NewToken(BaseModel):
-    name: str = Field(min_length=1, max_length=100)
-    scope: Literal["user"] = "user"
-    ttl_s: float | None = Field(default=None, gt=0.0)
-
-
-class TokenView(BaseModel):
-    token: str
-
-
 @router.post("/jobs", status_code=201)
 async def submit(
     request: Request,
@@ -124,6 +114,18 @@ async def submit(
     return Submitted(job=job, new=new)
 
 
+@router.post("/jobs/check", status_code=204)
+async def check(
+    request: Request,
+    _: User,
+    spec: Annotated[str, Form(max_length=1 << 20)],
+    secrets: Annotated[str, Form(max_length=1 << 20)] = "{}",
+    idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+) -> None:
+    """Whether a job would be accepted, but for its code; its store is tried, no job stored. 422: faults."""
+    await check_settings(service_of(request), spec, secrets, idempotency_key)
+
+
 @router.get("/jobs")
 async def jobs(request: Request, _: User) -> JobsView:
     """All jobs, newest first."""
@@ -133,107 +135,97 @@ async def jobs(request: Request, _: User) -> JobsView:
 
 
 @router.get("/jobs/{job}")
-async def job(job: str, request: Request, _: User) -> JobView:
-    """One job: status, progress, plan, morphs, checkpoints, VMs."""
-    service = service_of(request)
-    return _view(service, _find(service, job))
+async def job(job: AskedJob, request: Request) -> JobView:
+    """One job, by its id or its name: status, progress, plan, morphs, checkpoints, VMs."""
+    return _view(service_of(request), job)
 
 
 @router.post("/jobs/{job}/stop", status_code=202)
-async def stop(job: str, request: Request, _: User) -> JobView:
+async def stop(job: AskedJob, request: Request) -> JobView:
     """Have the job publish a checkpoint and release its VMs. Idempotent."""
     service = service_of(request)
-    _find(service, job)
-    await service.stop(job)
-    return _view(service, _find(service, job))
+    await service.stop(job.job)
+    return _view(service, job)
 
 
 @router.post("/jobs/{job}/resume", status_code=202)
-async def resume(job: str, body: Answer, request: Request, _: User) -> JobView:
+async def resume(job: AskedJob, body: Answer, request: Request) -> JobView:
     """Say how a job that waits for a person is to go on: one of its `waiting.offers`. 409: it is none."""
     service = service_of(request)
-    waiting = _find(service, job).state.waiting
-    if not await service.resume(job, body.how):
-        offers = "" if waiting is None else f"; it offers {', '.join(waiting.offers)}"
-        why = "it does not wait for a person" if waiting is None else f"it cannot go on by {body.how.value}"
-        raise HTTPException(409, f"how: job {job}: {why}{offers}")
-    return _view(service, _find(service, job))
+    waiting = job.state.waiting
+    if not await service.resume(job.job, body.how):
+        if waiting is None:
+            is_what = _view(service, job).status
+            why = f"job {job.job} is {is_what}; only a job that waits for you can be resumed"
+            raise HTTPException(409, why)
+        offers = ", ".join(waiting.offers)
+        why = f"how: job {job.job}: it cannot go on by {body.how.value}; it offers {offers}"
+        raise HTTPException(409, why)
+    return _view(service, job)
 
 
 @router.get("/jobs/{job}/events")
-async def events(job: str, request: Request, _: User, since: Annotated[int, Query(ge=0)] = 0) -> EventsView:
+async def events(job: AskedJob, request: Request, since: Annotated[int, Query(ge=0)] = 0) -> EventsView:
     """The job's history after sequence number `since`."""
-    service = service_of(request)
-    _find(service, job)
-    return EventsView(events=await _history(service, job, since))
+    return EventsView(events=await _history(service_of(request), job.job, since))
 
 
 @router.get("/jobs/{job}/metrics", response_model=MetricsView)
-async def metrics(job: str, request: Request, _: User, since: Annotated[int, Query(ge=0)] = 0) -> Response:
+async def metrics(job: AskedJob, request: Request, since: Annotated[int, Query(ge=0)] = 0) -> Response:
     """Loss, gradient norm and time of each committed step after step `since`."""
-    service = service_of(request)
-    state = _find(service, job).state
+    service, state = service_of(request), job.state
 
     def read() -> bytes:
-        rows = surviving(state, service.journal.metrics(job, since))
+        rows = surviving(state, service.journal.metrics(job.job, since))
         return MetricsView(metrics=[step_view(row) for row in rows]).model_dump_json().encode()
 
     return Response(await service.threads.run(Kind.HISTORY, read), media_type="application/json")
 
 
 @router.get("/jobs/{job}/calibration")
-async def calibration(job: str, request: Request, _: User) -> dict[str, Any]:
+async def calibration(job: AskedJob) -> dict[str, Any]:
     """What was measured of the job's model (`simulator.Measurements`, or the one calibration there is)."""
-    state = _find(service_of(request), job).state
-    if state.calibration is None:
-        raise HTTPException(404, f"calibration: job {job} has not been measured yet")
-    return dict(state.measurements or state.calibration)
+    if job.state.calibration is None:
+        raise HTTPException(404, f"calibration: job {job.job} has not been measured yet")
+    return dict(job.state.measurements or job.state.calibration)
 
 
 @router.get("/jobs/{job}/vms")
 async def vms(
-    job: str,
-    request: Request,
-    _: User,
+    job: AskedJob,
     offset: Annotated[int, Query(ge=0)] = 0,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
 ) -> VmsView:
     """Every VM that the job ever requested, in that order; `limit` of them from `offset` on."""
-    runtime = _find(service_of(request), job)
-    names = islice(runtime.state.vms, offset, offset + limit)
-    return VmsView(vms=[vm_view(runtime, runtime.state.vms[name]) for name in names])
+    names = islice(job.state.vms, offset, offset + limit)
+    return VmsView(vms=[vm_view(job, job.state.vms[name]) for name in names])
 
 
 @router.get("/jobs/{job}/checkpoints")
-async def checkpoints(job: str, request: Request, _: User) -> CheckpointsView:
+async def checkpoints(job: AskedJob) -> CheckpointsView:
     """The published checkpoints, newest first."""
-    service = service_of(request)
-    return CheckpointsView(checkpoints=list(reversed(_find(service, job).state.published)))
+    return CheckpointsView(checkpoints=list(reversed(job.state.published)))
 
 
 @router.get("/jobs/{job}/logs")
-async def logs(job: str, request: Request, _: User, vm: str | None = None) -> LogsView:
+async def logs(job: AskedJob, request: Request, vm: str | None = None) -> LogsView:
     """The ends of the log files of a job's local VMs, by `<vm>/<file>`."""
-    service = service_of(request)
-    state = _find(service, job).state
-    if vm is not None and vm not in state.vms:
-        raise HTTPException(404, f"vm: job {job} has no VM {vm!r}")
-    folders = [service.vm_directory(name) for name in ([vm] if vm is not None else state.vms)]
+    service, known = service_of(request), job.state.vms
+    if vm is not None and vm not in known:
+        raise HTTPException(404, f"vm: job {job.job} has no VM {vm!r}")
+    folders = [service.vm_directory(name) for name in ([vm] if vm is not None else known)]
     return LogsView(logs=await service.threads.run(Kind.FILES, _tails, folders))
 
 
 @router.get("/jobs/{job}/stream")
 @router.get("/jobs/{job}/events/stream")
 async def stream(
-    job: str, request: Request, grant: User, last_event_id: Annotated[str, Header()] = ""
+    job: AskedJob, request: Request, grant: User, last_event_id: Annotated[str, Header()] = ""
 ) -> Response:
     """Server-sent events: `status` (the whole job), `step`, `fact`. Last-Event-ID resumes the facts."""
-    service = service_of(request)
-    runtime = _find(service, job)
     after = int(last_event_id) if last_event_id.isdigit() else None
-    return EventSourceResponse(
-        _updates(service, runtime, after, grant), ping=15, headers={"Cache-Control": "no-store"}
-    )
+    updates = _updates(service_of(request), job, after, grant)
+    return EventSourceResponse(updates, ping=15, headers={"Cache-Control": "no-store"})
 
 
 @router.post("/vms/{vm}/fault", status_code=202)
@@ -254,36 +246,11 @@ async def capacity(body: Capacity, request: Request, _: Admin) -> Capacity:
     return body
 
 
-@router.post("/tokens", status_code=201)
-async def new_token(body: NewToken, request: Request, _: Admin) -> TokenView:
-    """A token for a user, shown this once. Admin token only."""
-    service = service_of(request)
-    issue = partial(service.tokens.issue, Scope(body.scope), name=body.name, ttl_s=body.ttl_s)
-    token = await service.threads.run(Kind.TOKENS, issue)
-    return TokenView(token=token)
-
-
-@router.delete("/tokens/{token_id}", status_code=204)
-async def revoke_token(token_id: str, request: Request, _: Admin) -> None:
-    """Forget a token; `token_id` is its part before the dot. Admin token only."""
-    service = service_of(request)
-    if not await service.threads.run(Kind.TOKENS, service.tokens.revoke, token_id):
-        raise HTTPException(404, f"token: there is no {token_id!r}")
-    await service_of(request).end_streams()
-
-
 def _local(service: Service) -> LocalProvider:
     provider = service.providers.get("local")
     if not isinstance(provider, LocalProvider):
         raise HTTPException(409, "providers: this manager has no local provider")
     return provider
-
-
-def _find(service: Service, job: str) -> Job:
-    runtime = service.jobs.get(job)
-    if runtime is None or not runtime.submitted:
-        raise HTTPException(404, f"job: there is no job {job!r}")
-    return runtime
 
 
 def _view(service: Service, runtime: Job) -> JobView:

@@ -8,9 +8,10 @@ from pydantic import BaseModel
 from ..morphing import Candidate, Impossible
 from ..morphing import Request as Question
 from ..pipeline import Plan
-from .auth import User, service_of
+from .auth import service_of
 from .commands import ComputePlan
 from .core.planning import slot_of
+from .job_names import AskedJob
 from .planning import request_of
 from .ranking import Ranking, rank, shape
 from .runtime import Job
@@ -59,17 +60,13 @@ class PlanView(BaseModel):
 
 
 @router.get("/jobs/{job}/plan")
-async def plan(job: str, request: Request, _: User) -> PlanView:
+async def plan(job: AskedJob, request: Request) -> PlanView:
     """The plan that runs, and why: what the planner would choose for each P with the workers of now."""
-    service = service_of(request)
-    runtime = service.jobs.get(job)
-    if runtime is None or runtime.state.spec is None:
-        raise HTTPException(404, f"job: there is no job {job!r}")
-    current = runtime.state.current
-    if current is None or runtime.state.calibration is None:
-        raise HTTPException(404, f"plan: job {job} runs no plan")
-    plan, question = Plan.from_json(current.plan), _question(runtime)
-    ranking = await _ranked(service.threads, runtime, question)
+    current = job.state.current
+    if current is None or job.state.calibration is None:
+        raise HTTPException(404, f"plan: job {job.job} runs no plan")
+    plan, question = Plan.from_json(current.plan), _question(job)
+    ranking = await _ranked(service_of(request).threads, job, question)
     return PlanView(
         generation=current.number,
         shape=current.shape,
@@ -77,7 +74,7 @@ async def plan(job: str, request: Request, _: User) -> PlanView:
         recompute=plan.recompute,
         optimizer_on_host=plan.optimizer_on_host,
         predicted_s=current.predicted_s,
-        measured_s=measured_s(runtime),
+        measured_s=measured_s(job),
         workers=len(question.workers),
         rows=[] if isinstance(ranking, Impossible) else _rows(ranking, question, current.shape),
         num_slower=0 if isinstance(ranking, Impossible) else ranking.num_slower,

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from ..checkpoint import StoreUnavailable
-from . import agents, api, api_plan, prometheus, site
+from . import agents, api, api_plan, api_tokens, prometheus, site
 from .auth import user
 from .config import is_loopback
 from .service import Service
@@ -38,8 +38,8 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="Makara", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    for router in (api.router, api_plan.router, agents.router, site.router, prometheus.router):
-        app.include_router(router)
+    for module in (api, api_plan, api_tokens, agents, site, prometheus):
+        app.include_router(module.router)
     app.middleware("http")(_guard)
     if is_loopback(service.config.host):
         # A page of another site that rebinds its name to 127.0.0.1 still sends its own name.

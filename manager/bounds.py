@@ -1,37 +1,112 @@
-"""The bounds of the core and of agents, as whoever starts a manager sets them: `--bound NAME=VALUE`."""
+"""The bounds of core, agents and manager, as whoever starts a manager sets them: `--bound NAME=VALUE`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 
-from .config import ConfigError
+from .config import ConfigError, ServerConfig
 from .core import Timing
 from .orders import Leases
 
+OF_SERVER = (
+    "store_patience_s",
+    "slow_call_s",
+    "close_timeout_s",
+    "quarantine_retry_s",
+    "quarantine_longest_retry_s",
+)
+_PROGRESS = 3.0, "progress is told once a second, and several of these must be missing"
+_FACTOR = 1.0, "else what takes as long as expected counts as slower"
+# Shorter bounds would take what is healthy for dead, or find nothing. Each: the least value, and why.
+_LEAST: Mapping[str, tuple[float, str]] = {
+    "trainer_lease_s": (2.0, "a trainer beats every 0.5 s, and several beats must be missing"),
+    "vm_lease_s": (5.0, "an agent reports every second, and several reports must be missing"),
+    "link_timeout_s": (4.0, "the kernel asks once a second, and three answers must be missing"),
+    "orphan_timeout_s": (20.0, "an agent tries to reach its manager every 5 s, and a manager may restart"),
+    "stacks_s": (2.0, "a trainer has a second to write them"),
+    "log_bytes": (1 << 16, "stacks and last words are read from the log"),
+    **dict.fromkeys(
+        (
+            "form_timeout_s",
+            "prepare_timeout_s",
+            "progress_floor_s",
+            "data_wait_s",
+            "store_wait_s",
+            "start_wait_s",
+            "profile_wait_s",
+            "stop_timeout_s",
+        ),
+        _PROGRESS,
+    ),
+    **dict.fromkeys(("progress_factor", "first_step_factor", "drift", "slow", "recovered"), _FACTOR),
+}
+
 
 def bounds_of(settings: Iterable[str]) -> Timing:
-    """The bounds with these `NAME=VALUE` set; names are the fields of `Timing` and of `Leases`.
+    """The bounds with these `NAME=VALUE` set. Raises `ConfigError` that names what would be accepted."""
+    values = values_of(settings)
+    leases = replace(Leases(), **_among(_numbers(Leases()), values))
+    return replace(Timing(), **_among(_numbers(Timing()), values), leases=leases)
 
-    Raises `ConfigError` that names what would be accepted.
-    """
-    timing, leases = Timing(), Leases()
+
+def with_bounds(config: ServerConfig) -> ServerConfig:
+    """`config` with what its `bounds` say of its own. Raises `ConfigError`."""
+    return replace(config, **_among(OF_SERVER, values_of(config.bounds)))
+
+
+def values_of(settings: Iterable[str]) -> dict[str, float]:
+    """What `NAME=VALUE` say; names are those of `defaults`. Raises `ConfigError`."""
+    known, values = defaults(), dict[str, float]()
     for setting in settings:
         name, _, text = setting.partition("=")
-        for_timing, for_leases = _names(timing), _names(leases)
-        if name not in (*for_timing, *for_leases):
-            known = ", ".join(sorted((*for_timing, *for_leases)))
-            raise ConfigError(f"--bound {setting}: there is no bound {name!r}; expected one of {known}")
-        if name in for_timing:
-            timing = replace(timing, **{name: _number(setting, text, getattr(timing, name))})
-        else:
-            leases = replace(leases, **{name: _number(setting, text, getattr(leases, name))})
-    return replace(timing, leases=leases)
+        if name not in known:
+            expected = ", ".join(sorted(known))
+            raise ConfigError(f"--bound {setting}: there is no bound {name!r}; expected one of {expected}")
+        values[name] = _value(setting, text, known[name])
+    return values
 
 
-def _names(bounds: Timing | Leases) -> list[str]:
-    return [f.name for f in fields(bounds) if isinstance(getattr(bounds, f.name), int | float)]
+def defaults() -> dict[str, float]:
+    """Every bound that can be set: the numbers of `Timing` and `Leases`, and `OF_SERVER`."""
+    server = _numbers(ServerConfig(home=Path()))
+    return {**_numbers(Timing()), **_numbers(Leases()), **_among(OF_SERVER, server)}
+
+
+def differing(settings: Iterable[str]) -> dict[str, float]:
+    """The bounds that these settings change."""
+    known = defaults()
+    return {name: value for name, value in values_of(settings).items() if value != known[name]}
+
+
+def told(values: Mapping[str, float]) -> str:
+    """Bounds beside their defaults, for whoever starts a manager."""
+    known = defaults()
+    return ", ".join(f"{name}={value:g} (default {known[name]:g})" for name, value in values.items())
+
+
+def least(name: str) -> tuple[float, str] | None:
+    """The least value that a bound may be set to, and why; None: anything greater than 0."""
+    return _LEAST.get(name)
+
+
+def _value(setting: str, text: str, default: float) -> float:
+    value, name = _number(setting, text, default), setting.partition("=")[0]
+    bottom = least(name)
+    if bottom is not None and value < bottom[0]:
+        raise ConfigError(f"--bound {setting}: {name} must be at least {bottom[0]:g}: {bottom[1]}")
+    return value
+
+
+def _numbers(bounds: Timing | Leases | ServerConfig) -> dict[str, float]:
+    found = ((f.name, getattr(bounds, f.name)) for f in fields(bounds))
+    return {name: value for name, value in found if isinstance(value, int | float)}
+
+
+def _among(names: Iterable[str], values: Mapping[str, float]) -> dict[str, float]:
+    return {name: values[name] for name in names if name in values}
 
 
 def _number(setting: str, text: str, default: float) -> float:

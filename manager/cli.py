@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         metavar="URL",
         help="store for which jobs may use this manager's credentials, or a folder for checkpoints; may be "
-        "given again (default: s3:// at AWS, and without --allow-remote file:///)",
+        "given again. Replaces the default: s3:// (AWS) and, without --allow-remote, file:/// (folders)",
     )
     about = "check a job, submit it, and follow it (Ctrl-C only stops following)"
     command = add("apply", _lazily("cli_apply", "apply"), about, client)
@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         ("stop", _lazily("cli_show", "stop"), "have a job publish a checkpoint and end"),
     ):
         command = add(name, run, about, client)
-        command.add_argument("job")
+        command.add_argument("job", help="its id, or its name: the newest job of that name")
         if name == "events":
             command.add_argument("--since", type=int, default=0, help="sequence number to begin after")
         if name == "resume":
@@ -148,6 +148,8 @@ def _parser() -> argparse.ArgumentParser:
             how.add_argument("--restart", action="store_true", help="from step 0, without any checkpoint")
         if name == "logs":
             command.add_argument("--vm", help="of this VM only")
+    about = "make, list and revoke tokens of users (with the admin token)"
+    _token_arguments(commands.add_parser("token", help=about, description=about), client)
     about = "replay a job over an availability trace, in virtual time"
     simulate = add("simulate", cli_simulate.simulate, about, client)
     cli_simulate.add_arguments(simulate)
@@ -167,6 +169,22 @@ def _lazily(module: str, name: str) -> Callable[[argparse.Namespace], int]:
         return getattr(importlib.import_module(f".{module}", __package__), name)(options)
 
     return run
+
+
+def _token_arguments(command: argparse.ArgumentParser, client: argparse.ArgumentParser) -> None:
+    kinds = command.add_subparsers(required=True, metavar="add|list|revoke")
+    for name, run, about in (
+        ("add", "add", "make a token for a user, and print it this once"),
+        ("list", "list_", "list the tokens that are good"),
+        ("revoke", "revoke", "have a token, and the sessions that it signed in, end at once"),
+    ):
+        kind = kinds.add_parser(name, help=about, description=about, parents=[client])
+        kind.set_defaults(run=_lazily("cli_tokens", run))
+        if name == "add":
+            kind.add_argument("name", help="whose it is")
+            kind.add_argument("--days", type=float, help="for how long it is good (default: until revoked)")
+        if name == "revoke":
+            kind.add_argument("id", help="as `makara token list` shows it: the part before the dot")
 
 
 def _check_arguments(command: argparse.ArgumentParser) -> None:
@@ -200,6 +218,7 @@ def _server(options: argparse.Namespace) -> int:
     def ready(url: str, _: str) -> None:
         print(f"manager at {url}   status page: the same address", flush=True)
         print(f"admin token in {config.admin_token_file}", flush=True)
+        print(f"checkpoints go to {', '.join(config.stores)}, or where a job has keys of its own", flush=True)
 
     serve(config, on_ready=ready)
     return 0

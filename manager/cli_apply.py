@@ -40,16 +40,20 @@ class Checked:
 
 def apply(options: argparse.Namespace) -> int:
     """Check, pack, submit, follow."""
-    checked = check(options.file)
-    if not options.json:
-        print(summary(checked.model), file=sys.stderr)
-    bundle = pack(
-        checked.workdir,
-        max_bytes=ServerConfig(home=options.home).max_bundle_bytes,
-        also_exclude=_local_store(checked.spec),
-    )
-    form = {"spec": checked.spec.model_dump_json(), "secrets": json.dumps(_secrets(checked.spec))}
+    spec, workdir = read_job(options.file)
+    form = {"spec": spec.model_dump_json(), "secrets": json.dumps(_secrets(spec))}
     headers = {"Idempotency-Key": options.idempotency_key} if options.idempotency_key else {}
+    with connect(options.server, options.token, options.home) as client:
+        # First, for it takes no time: the code is tried for half a minute.
+        client.post("/jobs/check", data=form, headers=headers)
+    model = _try_out(spec, workdir)
+    if not options.json:
+        print(summary(model), file=sys.stderr)
+    bundle = pack(
+        workdir,
+        max_bytes=ServerConfig(home=options.home).max_bundle_bytes,
+        also_exclude=_local_store(spec),
+    )
     with connect(options.server, options.token, options.home) as client:
         files = {"bundle": ("bundle.tar.gz", bundle, "application/gzip")}
         answer = client.post("/jobs", data=form, files=files, headers=headers)
@@ -113,7 +117,7 @@ def follow(client: Client, job: str, as_json: bool) -> int:
     if as_json:
         return 1 if view["status"] == "failed" else 0
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{job} {view['status']}" + (f": {view['reason']}" if view["reason"] else ""))
+    console.print(f"{view['job']} {view['status']}" + (f": {view['reason']}" if view["reason"] else ""))
     if view["status"] == "failed":
         if view["traceback"]:
             console.print(view["traceback"])
@@ -144,13 +148,18 @@ def _watch_json(client: Client, job: str) -> dict[str, Any]:
 
 
 def _events(client: Client, job: str) -> Iterator[tuple[str, Any]]:
-    """Updates for ever; a manager that is away is waited for, since the training goes on without it."""
+    """Updates for ever; a manager that is away is waited for, since the training goes on without it.
+
+    A name keeps to the job that it meant at first.
+    """
     lost = False
     while True:
         try:
             with client.stream(f"/jobs/{job}/stream") as events:
                 lost = False
-                yield from events
+                for event, data in events:
+                    job = data["job"] if event == "status" else job
+                    yield event, data
         except Unreachable as error:
             if not lost:
                 print(f"makara: {error}; training goes on, trying again", file=sys.stderr)

@@ -102,11 +102,14 @@ def describe(fact: dict[str, Any]) -> str:
         "allreduces", "traceback", "devices",
     }  # fmt: skip
     values = {k: v for k, v in fact.items() if k not in hidden and v not in (None, "", [], {})}
+    values |= {
+        name: _time(values[name]) for name in ("vms_until", "deadline", "detected_at") if name in values
+    }
     return " ".join([fact["fact"], *(f"{name}={_short(value)}" for name, value in values.items())])
 
 
 def _short(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = " ".join(value.split()) if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
@@ -124,7 +127,7 @@ def _lines(job: dict[str, Any]) -> list[tuple[str, str]]:
         sections = f"sections {seat['start']}..{seat['stop'] - 1}"
         lines.append(("worker", f"{seat['worker']}  {where}  {sections}  {seat['phase'] or ''}"))
     live = [vm for vm in job["vms"] if vm["status"] != "ended"]
-    lines += [("VM", f"{vm['vm']}  {vm['status']}") for vm in live]
+    lines += [("VM", f"{vm['vm']}  {vm['status']}  {vm['detail']}".rstrip()) for vm in live]
     kept = ", ".join(str(ref["step"]) for ref in job["checkpoints"])
     lines.append(("checkpoints", f"{job['checkpoint_uri']}" + (f" (steps {kept})" if kept else "")))
     if job["export_uri"]:

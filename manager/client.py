@@ -44,7 +44,12 @@ class Client:
         return self._call("GET", path, params={k: v for k, v in query.items() if v is not None}).json()
 
     def post(self, path: str, **arguments: Any) -> Any:
-        return self._call("POST", path, **arguments).json()
+        """None where there is nothing to answer."""
+        response = self._call("POST", path, **arguments)
+        return response.json() if response.content else None
+
+    def delete(self, path: str) -> None:
+        self._call("DELETE", path)
 
     @contextmanager
     def stream(self, path: str) -> Generator[Iterator[tuple[str, Any]]]:

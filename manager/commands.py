@@ -45,6 +45,11 @@ class ComputePlan(Value):
     workers: tuple[WorkerSlot, ...]
     reconsider: bool = False
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """The workers that it is about."""
+        return frozenset(slot.worker for slot in self.workers)
+
 
 class OpenHead(Value):
     """Swap head.json to `generation` (fencing all older ones); answer with `HeadOpened`.

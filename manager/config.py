@@ -42,6 +42,8 @@ class ServerConfig:
     """None: `journal.sqlite3` in `home`; else `sqlite:///path`."""
     heartbeat_s: float = 1.0
     """How often an agent reports when nothing changes."""
+    heartbeats_per_s: float = 300.0
+    """Of one job, about: agents of a job with more VMs report less often, but five times in a VM's lease."""
     tick_s: float = 0.25
     """How often time passes for the core, and how often providers are asked for dead VMs."""
     quarantine_retry_s: float = 10.0
@@ -51,7 +53,7 @@ class ServerConfig:
     allow_stores: tuple[str, ...] | None = None
     """For what the manager's own credentials sign, and folders that jobs may use: `s3://[bucket[/prefix]]` at
     AWS, `http(s)://host[:port][/bucket[/prefix]]`, `file:///folder`. None: AWS; on loopback folders, too."""
-    rest_factor: float = 20.0
+    rest_factor: float = 40.0
     """A job's reports are gathered for so many times as long as its last decision took; so are ticks."""
     longest_rest_s: float = 1.0
     """But for so long at most."""
@@ -70,7 +72,7 @@ class ServerConfig:
     store_patience_s: float = 600.0
     """How long a store may refuse to open a head or take an export before the job waits for a person."""
     bounds: tuple[str, ...] = ()
-    """`NAME=VALUE`: bounds of the core (`Timing`) and of agents (`Leases`) other than their defaults."""
+    """`NAME=VALUE`: bounds of the core (`Timing`), of agents (`Leases`) and of these, other than defaults."""
     agent_command: tuple[str, ...] | None = None
     """Local provider: what a VM runs before its boot file; None: this Python, `-m makara.worker.agent`."""
 
@@ -104,7 +106,7 @@ class ServerConfig:
 
     @property
     def server_file(self) -> Path:
-        """Where a running manager says how it is reached: `{"url": ..., "pid": ..., "port": ...}`."""
+        """Where a running manager says how it is reached, and its bounds: `{"url": ..., "pid": ...}`."""
         return self.home / "server.json"
 
     @property

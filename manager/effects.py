@@ -19,7 +19,7 @@ from ..checkpoint import CheckpointError, Store
 from ..worker.messages import BootConfig
 from .commands import Command, ComputePlan, ReleaseVm, RequestVm
 from .events import Event, JobCommandFailed, VmRequestFailed, VmTerminated
-from .planning import compute_plan
+from .planning import Planner
 from .providers import NoCapacity, Provider, ProviderError
 from .quarantine import Quarantined
 from .state import JobState
@@ -80,6 +80,7 @@ class Effects:
         self._running: dict[str, Command] = {}
         self._held: dict[str, list[Command]] = {}  # of jobs that are set aside: run again when taken up
         self._job_of: dict[str, str] = {}
+        self._planner = Planner(threads, state_of, clock)
         self._store = StoreCommands(
             scratch=scratch,
             open_store=open_store,
@@ -166,8 +167,7 @@ class Effects:
             case ReleaseVm():
                 return await self._release(job, command)
             case ComputePlan():
-                state = self._state_of(job)
-                return await self._threads.run(Kind.PLANNING, compute_plan, state, command, self._clock)
+                return await self._planner.answer(job, command)
             case _:
                 return await self._store.carry_out(job, command)
 

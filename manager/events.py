@@ -86,6 +86,7 @@ class PlanComputed(Value):
     event: Literal["plan_computed"] = "plan_computed"
     now: float
     generation: int
+    asked: frozenset[str]  # the workers that the question was about
     plan: dict[str, Any] | None
     workers: tuple[str, ...] = ()  # worker ids in rank order
     predicted_s: float | None = None

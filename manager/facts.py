@@ -16,7 +16,7 @@ class EndReason(StrEnum):
 
     PREEMPTED = "preempted"  # the cloud says that it is gone
     LEASE_EXPIRED = "lease_expired"  # silent for so long that its agent has ended itself
-    PEERS_LOST_IT = "peers_lost_it"  # connection closed, and its peers report the loss as well
+    PEERS_LOST_IT = "peers_lost_it"  # in older journals alone: connection closed, and peers lost it too
     RELEASED = "released"  # no longer wanted
     REQUEST_FAILED = "request_failed"  # the cloud refused or never delivered
     LEFT = "left"  # it ended itself and said so
@@ -59,6 +59,14 @@ class VmEnded(_Fact):
     vm: str
     reason: EndReason
     detail: str = ""
+
+
+class IsolationChanged(_Fact):
+    """This manager seems to be cut off from its VMs, or hears of them again."""
+
+    fact: Literal["isolation_changed"] = "isolation_changed"
+    isolated: bool
+    num_vms: int  # that have joined
 
 
 class WorkerFailed(_Fact):
@@ -314,6 +322,7 @@ Fact = Annotated[
     | VmJoined
     | VmNoticed
     | VmEnded
+    | IsolationChanged
     | WorkerFailed
     | ProfilerChosen
     | Surveyed

@@ -36,6 +36,7 @@ class Death:
     generation: int  # the newest one at that time
     progress_step: int  # of the job at that time
     message: str
+    closed: bool = False  # it did not leave a closed generation, perhaps for its peers' sake
 
 
 def num_rounds(deaths: Iterable[Death]) -> int:
@@ -52,5 +53,5 @@ def on_vm(deaths: Iterable[Death], vm: str) -> list[Death]:
 
 
 def without_progress(deaths: Iterable[Death], progress_step: int) -> list[Death]:
-    """Those since the job last committed a step."""
-    return [death for death in deaths if death.progress_step >= progress_step]
+    """Those since the job last committed a step, for which their own generation is to blame."""
+    return [death for death in deaths if death.progress_step >= progress_step and not death.closed]

@@ -23,6 +23,7 @@ from .facts import (
     GenerationPrepared,
     GenerationStalled,
     HoldChanged,
+    IsolationChanged,
     JobEnded,
     JobResumed,
     PersonNeeded,
@@ -102,7 +103,10 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
         state = state.changed(worn_vms=state.worn_vms + 1)
     elif fact.reason is EndReason.UNFIT:
         # Those that came together are one, as for failures; no generation makes a difference here.
-        state = state.changed(unfit_rounds=state.unfit_rounds.failed(fact.at, 0, fact.vm, 0))
+        rounds, newest = state.unfit_rounds.failed(fact.at, 0, fact.vm, 0), state.vms.get(state.newest_unfit)
+        state = state.changed(unfit_rounds=rounds)
+        if newest is None or vm.number > newest.number:
+            state = state.changed(newest_unfit=fact.vm)
     if fact.reason not in (EndReason.WORKERS_DIED, EndReason.UNFIT):
         state = _without_deaths(state, fact.vm)  # what ended its trainers was the end of the VM
         if _is_last_host(state, fact.vm):
@@ -135,11 +139,14 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
             unfit=MappingProxyType({**state.unfit, fact.worker: fact.message}), last_error=fact.message
         )
     if fact.kind == "outdated":  # nothing failed: see `core.versions`
-        return state.changed(stuck=MappingProxyType({**state.stuck, fact.worker: fact.incarnation}))
+        return state.changed(
+            given_up=MappingProxyType({**state.given_up, fact.worker: fact.incarnation}),
+            outdated=state.outdated | {fact.worker},
+        )
     if fact.kind == "stuck":
-        state = state.changed(stuck=MappingProxyType({**state.stuck, fact.worker: fact.incarnation}))
+        state = state.changed(given_up=MappingProxyType({**state.given_up, fact.worker: fact.incarnation}))
         if not fact.counted:
-            return state
+            return _died(state, fact, closed=True)
     elif fact.kind not in ("user", "internal"):
         return _died(state, fact)
     state = state.changed(last_error=fact.message, last_traceback=fact.traceback)
@@ -149,8 +156,9 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
     return state.changed(internal_errors=state.internal_errors.failed(*mark))
 
 
-def _died(state: JobState, fact: WorkerFailed) -> JobState:
-    """A trainer that a signal or its lease ended; of a VM that is gone, or was to go, that is no wonder."""
+def _died(state: JobState, fact: WorkerFailed, *, closed: bool = False) -> JobState:
+    """A trainer that a signal, its lease, or not leaving a closed generation ended; of a VM that is gone, or
+    was to go, that is no wonder."""
     vm = state.vms.get(vm_of(fact.worker))
     if vm is None or not vm.live or vm.status is VmStatus.NOTICED or fact.own_steps is None:
         return state
@@ -162,6 +170,7 @@ def _died(state: JobState, fact: WorkerFailed) -> JobState:
         state.last_generation,
         state.progress_step,
         fact.message,
+        closed,
     )
     kept = [d for d in state.deaths if fact.own_steps == 0 or d.vm != vm.vm]
     return state.changed(deaths=(*_still_counted(state, kept), death))
@@ -250,6 +259,8 @@ def _formed(state: JobState, fact: GenerationFormed) -> JobState:
     formed = replace(state.current, formed=fact.formed, formed_at=fact.at, lost_steps=fact.lost_steps)
     if _has_newer_vm(state, formed):
         state = state.changed(unfit_rounds=Rounds())
+    if _shows_fit_vms(state, formed):
+        state = state.changed(newest_unfit="")
     ranges = ((start, stop) for start, stop in formed.plan["ranges"])
     hosts = MappingProxyType(dict(zip(formed.seats, ranges, strict=True)))
     return _progressed(state.changed(current=formed, hosts=hosts), fact.formed.step)
@@ -259,6 +270,15 @@ def _has_newer_vm(state: JobState, generation: Generation) -> bool:
     """Whether a VM that joined since one was last replaced takes part."""
     vms = (state.vms.get(vm_of(worker)) for worker, _ in generation.seats)
     return any(vm is not None and (vm.joined_at or 0.0) > state.replaced_at for vm in vms)
+
+
+def _shows_fit_vms(state: JobState, generation: Generation) -> bool:
+    """Whether a VM takes part that is as new as the newest that was unfit."""
+    unfit = state.vms.get(state.newest_unfit)
+    if unfit is None:
+        return False
+    vms = (state.vms.get(vm_of(worker)) for worker, _ in generation.seats)
+    return any(vm is not None and vm.is_as_new_as(unfit) for vm in vms)
 
 
 def _generation_closed(state: JobState, fact: GenerationClosed) -> JobState:
@@ -335,8 +355,13 @@ def _hold_changed(state: JobState, fact: HoldChanged) -> JobState:
     return state.changed(hold=fact.hold)
 
 
+def _isolation_changed(state: JobState, fact: IsolationChanged) -> JobState:
+    return state.changed(isolated=fact.isolated)
+
+
 def _stop_ordered(state: JobState, fact: StopOrdered) -> JobState:
-    return state.changed(stop_ordered_at=fact.at, waiting=None)
+    """What was impossible was so for training; to save what is held, any number of workers will do."""
+    return state.changed(stop_ordered_at=fact.at, waiting=None, impossible=None)
 
 
 def _training_finished(state: JobState, fact: TrainingFinished) -> JobState:
@@ -401,6 +426,7 @@ _RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
     CheckpointPublished: _published,
     CheckpointRetired: _retired,
     HoldChanged: _hold_changed,
+    IsolationChanged: _isolation_changed,
     StopOrdered: _stop_ordered,
     TrainingFinished: _training_finished,
     PersonNeeded: _person_needed,

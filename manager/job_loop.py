@@ -3,7 +3,8 @@
 What VMs report is gathered, so that a thousand of them that tell of a step call for a few decisions. The
 first report after a quiet time is decided on at once; then a job rests for `rest_factor` times as long as
 that took the event loop, and what comes meanwhile is decided on together. So no job takes more than its part
-of the loop, however many VMs it has. All else is decided on at once, after what came before it.
+of the loop, however many VMs it has. Beats, which carry no news, wait for the next decision or tick. All else
+is decided on at once, after what came before it.
 """
 
 from __future__ import annotations
@@ -126,10 +127,12 @@ class JobLoops:
 
     async def _decide_gathered(self, job: Job) -> None:
         """Decide on what was observed so far; those who wait for it are told if that cannot be done."""
+        beats, job.beats = job.beats, {}
         gathered, job.gathered = job.gathered, None
-        if gathered is None:
+        if gathered is None and not beats:
             return
-        events, decided, job.spent_s = tuple(gathered.events), gathered.decided, 0.0
+        gathered = gathered or Gathered([], asyncio.get_running_loop().create_future())
+        events, decided, job.spent_s = (*beats.values(), *gathered.events), gathered.decided, 0.0
         try:
             now = self._out.clock()
             await self._take_in(job, events[0] if len(events) == 1 else Together(now=now, events=events))
@@ -170,6 +173,7 @@ class JobLoops:
                 self._out.fatal(error)
                 raise ManagerFailed("the journal failed") from error
         job.dirty |= decision.vitals.unheard is not job.vitals.unheard
+        job.dirty |= _told(decision.vitals) != _told(job.vitals)
         job.state, job.vitals = decision.state, decision.vitals
         for command in decision.commands:
             self._out.start(job.job, command)
@@ -220,6 +224,11 @@ class JobLoops:
         job.dirty = True
         self._out.resume(job.job)
         return True
+
+
+def _told(vitals: Vitals) -> str | None:
+    """What users are told of a lack of progress."""
+    return vitals.no_progress.describe() if vitals.no_progress is not None else None
 
 
 def _as_reported(job: Job, now: float, since: float) -> Vitals:

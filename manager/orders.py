@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from dataclasses import dataclass, field
 
 from ..worker.measuring.assembly import SHARE_S, section_time_s
@@ -55,8 +56,14 @@ class OrderParts:
                     return order
         return None
 
-    def to_json(self, orders: Orders) -> str:
-        """As `model_dump_json`; the generation, which may be large, is not written again for each VM."""
+    def to_json(self, orders: Orders, *, without_plan: bool = False) -> str:
+        """As `model_dump_json`; the generation, which may be large, is not written again for each VM.
+
+        `without_plan`: for an agent that has it.
+        """
+        if without_plan and orders.generation is not None:
+            bare = orders.generation.model_copy(update={"plan": {}, "members": []})
+            return orders.model_copy(update={"generation": bare}).model_dump_json()
         text = next((text for _, _, order, text in self._generations if order is orders.generation), None)
         if text is None:
             return orders.model_dump_json()
@@ -109,7 +116,7 @@ def orders(state: JobState, vm: str, leases: Leases = Leases(), parts: OrderPart
         measure=_measure(state, vm),
         probe=_probe(state, vm),
         stacks=state.stall.number if state.stall is not None else 0,
-        given_up={worker: number for worker, number in state.stuck.items() if vm_of(worker) == vm},
+        given_up={worker: number for worker, number in state.given_up.items() if vm_of(worker) == vm},
         lease_s=leases.trainer_lease_s,
         link_timeout_s=leases.link_timeout_s,
         orphan_timeout_s=leases.orphan_timeout_s,
@@ -153,14 +160,14 @@ def _probe(state: JobState, vm: str) -> ProbeOrder | None:
 
 
 def _order(state: JobState, generation: Generation, secret: bytes) -> GenerationOrder:
+    members = [(worker, state.vms[vm_of(worker)].address) for worker, _ in generation.members]
+    hashed = json.dumps([generation.plan, members], sort_keys=True).encode()
     return GenerationOrder(
         number=generation.number,
         phase="prepare" if generation.opened_at is None else "go",
         plan=dict(generation.plan),
-        members=[
-            Member(worker=worker, address=state.vms[vm_of(worker)].address)
-            for worker, _ in generation.members
-        ],
+        members=[Member(worker=worker, address=address) for worker, address in members],
+        plan_hash=hashlib.sha256(hashed).hexdigest(),
         checkpoints=list(generation.checkpoints),
         endpoint=generation.endpoint if generation.opened_at is not None else None,
         key=hmac.new(secret, f"{state.job}/{generation.number}".encode(), hashlib.sha256).hexdigest(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Literal
 
@@ -12,6 +13,40 @@ from .commands import ComputePlan
 from .events import PlanComputed
 from .spec import JobSpec
 from .state import JobState
+from .threads import Kind, Threads
+
+
+class Planner:
+    """Computes plans for all jobs: one at a time for each, and of those that wait the one asked for last.
+
+    A big job whose workers change while it is planned asks again and again. Its questions wait for each
+    other, and leave a thread to other jobs. Used on the event loop.
+    """
+
+    def __init__(
+        self, threads: Threads, state_of: Callable[[str], JobState], clock: Callable[[], float]
+    ) -> None:
+        self._threads = threads
+        self._state_of = state_of
+        self._clock = clock
+        self._turns: dict[str, asyncio.Lock] = {}  # by job, while it has questions
+        self._newest: dict[str, str] = {}  # the key of the question that the job asked last
+
+    async def answer(self, job: str, command: ComputePlan) -> PlanComputed | None:
+        """The answer; None if nobody waited for it any more when its turn came."""
+        self._newest[job] = command.key
+        turn = self._turns.setdefault(job, asyncio.Lock())  # questions take turns in the order they came
+        async with turn:
+            answer = await self._threads.run(Kind.PLANNING, self._compute, job, command)
+        if self._newest.get(job) == command.key:
+            del self._newest[job], self._turns[job]
+        return answer
+
+    def _compute(self, job: str, command: ComputePlan) -> PlanComputed | None:
+        """In a thread, which may have been waited for: what has changed meanwhile is looked at here."""
+        state = self._state_of(job)
+        superseded = self._newest.get(job) != command.key or state.last_generation >= command.generation
+        return None if superseded or state.ended is not None else compute_plan(state, command, self._clock)
 
 
 def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
@@ -21,10 +56,13 @@ def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], floa
     except InvalidCalibration as error:
         answer = Impossible(f"the calibration cannot be used: {error}")
     if isinstance(answer, Impossible):
-        return PlanComputed(now=clock(), generation=command.generation, plan=None, reason=answer.reason)
+        return PlanComputed(
+            now=clock(), generation=command.generation, asked=command.asked, plan=None, reason=answer.reason
+        )
     return PlanComputed(
         now=clock(),
         generation=command.generation,
+        asked=command.asked,
         plan=answer.plan.to_json(),
         workers=answer.workers,
         predicted_s=answer.predicted_s,

@@ -73,12 +73,23 @@ def answers(job: dict[str, Any]) -> list[str]:
     }
     options = {"again": "", "from_head": " --from-head", "restart": " --restart"}
     lines = [f"makara resume {job['job']}{options[o]:<12}  {about[o]}" for o in job["waiting"]["offers"]]
-    vms_until = job["waiting"]["vms_until"]
+    lines += _at_stake(job)
+    return lines
+
+
+def _at_stake(job: dict[str, Any]) -> list[str]:
+    """What a job that waits stands to lose, and when."""
+    lines: list[str] = []
+    vms_until, unsaved = job["waiting"]["vms_until"], job["waiting"]["unsaved_steps"]
     if job["num_live_vms"] and vms_until is None:
         lines.append("its VMs are kept as long as its generation steps, which can publish checkpoints")
     elif job["num_live_vms"]:
         until = datetime.fromtimestamp(vms_until)
         lines.append(f"its VMs are kept until {until:%m-%d %H:%M:%S}, then saved from and released")
+    if unsaved is not None:
+        steps = f"step {unsaved[0]}" if unsaved[0] == unsaved[1] else f"steps {unsaved[0]} to {unsaved[1]}"
+        held = "only its VMs hold them" if job["num_live_vms"] else "no VM holds them any more"
+        lines.append(f"{steps} cannot be saved as things are, and {held}")
     return lines
 
 

@@ -63,6 +63,7 @@ class Job:
         self.first_steps: dict[int, float] = {}  # generation -> when its first step was reported
         self.lock = asyncio.Lock()
         self.gathered: Gathered | None = None
+        self.beats: dict[str, ReportReceived] = {}  # by VM, since the last decision on what was observed
         self.spent_s = 0.0  # on the event loop, by the newest decision
         self.rests_until = 0.0  # what is observed before is gathered; monotonic seconds
         self.next_tick = 0.0  # likewise

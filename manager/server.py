@@ -8,12 +8,13 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 
 from ..simulator import warm_up
 from .app import create_app
-from .bounds import bounds_of
+from .bounds import bounds_of, defaults, differing, told, with_bounds
 from .clock import SteadyClock
 from .config import ConfigError, ServerConfig, write_private
 from .journal import SqliteJournal
@@ -32,7 +33,7 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
     Raises `JournalLocked` when another manager uses this home, `ConfigError` when the port is taken, and
     whatever made it impossible to go on.
     """
-    timing = bounds_of(config.bounds)
+    timing, config = bounds_of(config.bounds), with_bounds(config)
     os.umask(0o077)
     config.home.mkdir(parents=True, exist_ok=True)
     journal = SqliteJournal(config.journal_path)
@@ -48,10 +49,11 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
             config, journal, tokens, {"local": provider}, timing=timing, leases=timing.leases, clock=clock
         )
         service.manager_url = config.public_url or url
-        record = {"url": url, "port": port, "pid": os.getpid()}
+        bounds = _tell_bounds(config)
+        record = {"url": url, "port": port, "pid": os.getpid(), "bounds": bounds}
         write_private(config.server_file, json.dumps(record).encode())
         on_ready(url, admin_token)
-        asyncio.run(_run(service, listener))
+        asyncio.run(run(service, listener))
     finally:
         listener.close()
         provider.close()
@@ -59,7 +61,8 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
         journal.close()
 
 
-async def _run(service: Service, listener: socket.socket) -> None:
+async def run(service: Service, listener: socket.socket) -> None:
+    """Serve until told to end, or until the manager must not go on."""
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(service),
@@ -102,11 +105,28 @@ def _listen(config: ServerConfig) -> socket.socket:
     raise AssertionError("the last port either listens or raises")
 
 
+def _tell_bounds(config: ServerConfig) -> dict[str, float]:
+    """The bounds that are not at their defaults, which the log tells, as what the manager before had set."""
+    bounds = differing(config.bounds)
+    if bounds:
+        log.info("bounds: %s", told(bounds))
+    known, before = defaults(), _earlier(config).get("bounds", {})
+    for name in before.keys() & known.keys() - bounds.keys():
+        log.warning("bound %s is %g; the manager before had %g", name, known[name], before[name])
+    return bounds
+
+
 def _earlier_port(config: ServerConfig) -> list[int]:
+    record = _earlier(config)
+    return [int(record["port"])] if record else []
+
+
+def _earlier(config: ServerConfig) -> dict[str, Any]:
+    """What the manager before said of itself."""
     try:
-        return [int(json.loads(config.server_file.read_bytes())["port"])]
+        return json.loads(config.server_file.read_bytes())
     except FileNotFoundError:
-        return []
+        return {}
 
 
 def _shown(host: str) -> str:

@@ -49,6 +49,7 @@ from .watch import ProviderWatch
 
 log = logging.getLogger("makara.manager")
 _SWEEP_S = 60.0
+_BEATS_IN_A_LEASE = 5
 
 
 class Service:
@@ -116,6 +117,7 @@ class Service:
             )
             for name, provider in providers.items()
         }
+        self._timing = replace(timing or Timing(), leases=self.leases)
         self._loops = JobLoops(
             Outlets(
                 append=self._append,
@@ -125,9 +127,16 @@ class Service:
                 fatal=self._fail,
                 clock=self.clock,
             ),
-            replace(timing or Timing(), leases=self.leases),
+            self._timing,
             config,
         )
+
+    def heartbeat_s(self, job: str) -> float:
+        """How often an agent of the job reports when nothing changes."""
+        spec = self.jobs[job].state.spec
+        num_vms = spec.resources.max_nodes if spec is not None else 1
+        rarest_s = max(self.config.heartbeat_s, self._timing.vm_lease_s / _BEATS_IN_A_LEASE)
+        return min(max(self.config.heartbeat_s, num_vms / self.config.heartbeats_per_s), rarest_s)
 
     def vm_directory(self, vm: str) -> Path:
         return self.config.home / "vms" / vm
@@ -267,6 +276,14 @@ class Service:
         if runtime.state.ended is None:
             with contextlib.suppress(Quarantined):  # it is kept above, for when the job is taken up
                 await self.handle(job, ReportReceived(now=self.clock(), report=report))
+
+    def beat(self, job: str, report: Report) -> None:
+        """Take in that a VM lives and gets on, and is else what it was; counts from the next tick on."""
+        runtime = self.jobs[job]
+        if runtime.has_use_of(report.vm):
+            runtime.reports[report.vm] = report
+        if runtime.state.ended is None:
+            runtime.beats[report.vm] = ReportReceived(now=self.clock(), report=report)
 
     def not_understood(self, job: str, vm: str, why: str) -> None:
         """A VM's agent says what this manager cannot read; shown until it says something that can be."""

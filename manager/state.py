@@ -68,6 +68,10 @@ class Vm:
     def joined(self) -> bool:
         return self.status in (VmStatus.JOINED, VmStatus.NOTICED)
 
+    def is_as_new_as(self, other: Vm) -> bool:
+        """Whether it was asked for together with the other or later."""
+        return self.requested_at == other.requested_at or self.number >= other.number
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -210,7 +214,8 @@ class JobState:
     failed: Mapping[str, int] = field(
         default_factory=lambda: _EMPTY
     )  # worker -> last incarnation that failed
-    stuck: Mapping[str, int] = field(default_factory=lambda: _EMPTY)  # as `failed`, of those to be ended
+    given_up: Mapping[str, int] = field(default_factory=lambda: _EMPTY)  # as `failed`, of those to be ended
+    outdated: frozenset[str] = frozenset()  # workers that were once ended for being of an older version
     stall: Stall | None = None
     unfit: Mapping[str, str] = field(
         default_factory=lambda: _EMPTY
@@ -222,6 +227,8 @@ class JobState:
     unfit_rounds: Rounds = field(
         default_factory=Rounds
     )  # VMs ended as unfit since a newer one took part, or the last that was fit went
+    isolated: bool = False  # as last told to the user; `core.silence` judges
+    newest_unfit: str = ""  # VM ended as unfit; none if one as new takes part since
     replaced_at: float = 0.0  # when a VM was last ended for one of these reasons
     last_traceback: str | None = None
     last_error: str = ""

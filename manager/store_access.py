@@ -7,10 +7,11 @@ brings keys of its own among its secrets; where it does, they are used in any ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from ..checkpoint import Store, StoreUnavailable, check_writable, credentials_in, open_store
+from ..checkpoint import NoCredentials, Store, StoreUnavailable, check_writable, credentials_in, open_store
 from .spec import CheckpointSpec, JobSpec
 from .store_uri import covers
 
@@ -53,28 +54,46 @@ def open_for(spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str]) 
         check_allowed(checkpoint, environment, allowed)
     except NotAllowed as error:
         raise StoreUnavailable(f"{error.field}: {error}") from error
-    return open_store(
-        checkpoint.uri,
-        endpoint=checkpoint.endpoint,
-        region=checkpoint.region,
-        credentials=credentials_in(environment),
-    )
+    with _saying_whose_credentials(checkpoint):
+        return open_store(
+            checkpoint.uri,
+            endpoint=checkpoint.endpoint,
+            region=checkpoint.region,
+            credentials=credentials_in(environment),
+        )
 
 
-def check_usable(spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str]) -> None:
-    """Try the store of a job that is being submitted. Blocking.
+def check_usable(
+    spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str], *, make_folders: bool = True
+) -> None:
+    """Try the store of a job that is being submitted; see `check_writable`. Blocking.
 
     Raises `NotAllowed` before anything was sent, and what `check_writable` raises.
     """
     checkpoint, environment = spec.checkpoint, {**spec.envs, **secrets}
     check_allowed(checkpoint, environment, allowed)
-    check_writable(
-        checkpoint.uri,
-        endpoint=checkpoint.endpoint,
-        region=checkpoint.region,
-        credentials=credentials_in(environment),
-    )
+    with _saying_whose_credentials(checkpoint):
+        check_writable(
+            checkpoint.uri,
+            endpoint=checkpoint.endpoint,
+            region=checkpoint.region,
+            credentials=credentials_in(environment),
+            make_folders=make_folders,
+        )
+
+
+@contextmanager
+def _saying_whose_credentials(checkpoint: CheckpointSpec) -> Generator[None]:
+    """Whoever submits is told that it is the manager that has none: the reader's own shell may have some."""
+    try:
+        yield
+    except NoCredentials as error:
+        raise NoCredentials(
+            f"checkpoint.uri {checkpoint.uri}: the manager has no credentials for it: name AWS_ACCESS_KEY_ID "
+            "and AWS_SECRET_ACCESS_KEY in the job file's `secrets`, and their values are sent from your "
+            "environment, or have the manager's administrator set them in the environment of `makara server`"
+        ) from error
 
 
 def _how(checkpoint: CheckpointSpec) -> str:
-    return f"makara server --allow-store {checkpoint.endpoint or checkpoint.uri}"
+    return f"makara server --allow-store {checkpoint.endpoint or checkpoint.uri}, beside those allowed now"

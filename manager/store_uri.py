@@ -67,21 +67,25 @@ def _is_endpoint(url: str) -> bool:
 
 def entry_faults(allowed: Sequence[str]) -> list[str]:
     """What is wrong with entries of `ServerConfig.allow_stores`."""
-    faults: list[str] = []
-    for entry in allowed:
-        try:
-            parts = urlsplit(entry)
-            usable = parts.scheme in ("s3", "file") or (parts.scheme in _PORTS and bool(parts.hostname))
-            usable = usable and not (
-                parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/"))
-            )
-            _ = parts.port
-        except ValueError:  # an unfinished bracket, a port that is none
-            usable = False
-        if not usable or urlsplit(entry).query or urlsplit(entry).username:
-            expected = "s3://[bucket[/prefix]], http(s)://host[:port][/bucket[/prefix]] or file:///folder"
-            faults.append(f"{entry!r} is no store; expected {expected}")
-    return faults
+    expected = "s3://[bucket[/prefix]], http(s)://host[:port][/bucket[/prefix]] or file:///folder"
+    return [f"{entry!r} is no store; expected {expected}" for entry in allowed if not _is_entry(entry)]
+
+
+def _is_entry(entry: str) -> bool:
+    try:
+        parts = urlsplit(entry)
+        _ = parts.port
+    except ValueError:  # an unfinished bracket, a port that is none
+        return False
+    if not entry.startswith(f"{parts.scheme}://") or parts.query or parts.username:
+        return False
+    match parts.scheme:
+        case "s3":
+            return bool(parts.netloc) or not parts.path
+        case "file":
+            return not parts.netloc and parts.path.startswith("/")
+        case _:
+            return parts.scheme in _PORTS and bool(parts.hostname)
 
 
 def covers(entry: str, uri: str, endpoint: str | None) -> bool:

@@ -7,8 +7,9 @@ import json
 import secrets as random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from ..checkpoint import StoreRefused, StoreUnavailable
+from ..checkpoint import StoreRefused
 from ..worker.archives import BadArchive, BundleBounds, check
 from .service import Service
 from .spec import JobSpec, JobSpecError, parse_spec, to_settings
@@ -48,6 +49,16 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
         return job, False
     await service.submit(job, spec, submission.bundle, secrets)
     return job, True
+
+
+async def check_settings(service: Service, spec_text: str, secrets_text: str, key: str | None) -> None:
+    """Raises what `accept` would, as far as that can be told without the job's code; stores nothing."""
+    spec = _spec(spec_text)
+    secrets = _secrets(spec, secrets_text)
+    job = _job_id(spec, key)
+    if job not in service.jobs:
+        check = partial(_check_store, spec, job, secrets, service.config.stores, make_folders=False)
+        await service.threads.run(Kind.SUBMISSION, check)
 
 
 def _spec(text: str) -> JobSpec:
@@ -93,17 +104,27 @@ def _check_bundle(data: bytes, bounds: BundleBounds) -> None:
         raise JobSpecError([("bundle", str(error))]) from error
 
 
-def _check_store(spec: JobSpec, job: str, secrets: Mapping[str, str], allowed: tuple[str, ...]) -> None:
+def _check_store(
+    spec: JobSpec,
+    job: str,
+    secrets: Mapping[str, str],
+    allowed: tuple[str, ...],
+    *,
+    make_folders: bool = True,
+) -> None:
     to_settings(spec, job, "")  # a relative URI is refused here: the manager's folder is not the user's
-    checkpoint = spec.checkpoint
     try:
-        check_usable(spec, secrets, allowed)
+        check_usable(spec, secrets, allowed, make_folders=make_folders)
     except NotAllowed as error:
         raise JobSpecError([(error.field, str(error))]) from error
     except StoreRefused as error:
-        raise JobSpecError([("checkpoint.uri", str(error))]) from error
-    except StoreUnavailable as error:
-        raise StoreUnavailable(f"checkpoint.uri {checkpoint.uri!r}: {error}") from error
+        raise JobSpecError([_field_and_rest(str(error))]) from error
+
+
+def _field_and_rest(message: str) -> tuple[str, str]:
+    """A store's refusal as a fault: it begins with the field that is wrong, which a fault names by itself."""
+    field, _, rest = message.partition(" ")
+    return (field, rest) if field.startswith("checkpoint.") else ("checkpoint.uri", message)
 
 
 def _job_id(spec: JobSpec, key: str | None) -> str:

@@ -113,6 +113,16 @@ class TokenStore:
         with self._lock:
             return self._lives(token_id)
 
+    def listed(self) -> list[tuple[Grant, float]]:
+        """Tokens of people that are good, oldest first, each with when it was made, Unix seconds."""
+        with self._lock:
+            rows = self._database.execute(_LISTED, (Scope.ADMIN.value, Scope.USER.value)).fetchall()
+            return [
+                (Grant(row[0], Scope(row[1]), row[2], expires=row[4]), row[3])
+                for row in rows
+                if self._lives(row[0])
+            ]
+
     def revoke(self, token_id: str) -> bool:
         """Forget one token, and with it the sessions that it signed in; whether there was one."""
         with self._lock:
@@ -173,6 +183,10 @@ class TokenStore:
             )
 
 
+def id_of(token: str) -> str:
+    return token.partition(".")[0]
+
+
 def csrf_token(session: str) -> str:
     """What a page sends in `X-CSRF-Token` beside its session cookie; derived from it, so not stored."""
     return hmac.new(session.encode(), b"makara csrf", hashlib.sha256).hexdigest()
@@ -187,7 +201,9 @@ CREATE TABLE IF NOT EXISTS tokens (
     id TEXT PRIMARY KEY, hash BLOB NOT NULL, scope TEXT NOT NULL, name TEXT NOT NULL,
     job TEXT, vm TEXT, created REAL NOT NULL, expires REAL, parent TEXT
 ) STRICT;
+CREATE INDEX IF NOT EXISTS tokens_of_vms ON tokens (job, vm);
 CREATE TABLE IF NOT EXISTS identity (one INTEGER PRIMARY KEY CHECK (one = 0), name TEXT NOT NULL) STRICT;
 """
 _FORGET_JOIN = "DELETE FROM tokens WHERE scope = ? AND job = ? AND vm = ?"
+_LISTED = "SELECT id, scope, name, created, expires FROM tokens WHERE scope IN (?, ?) ORDER BY created"
 _FIND = "SELECT hash, scope, name, job, vm, expires, parent FROM tokens WHERE id = ?"

@@ -12,10 +12,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..pipeline import Plan
-from ..worker.messages import CheckpointRef, StepMetrics, WorkerReport
+from ..worker.messages import CheckpointRef, Phase, StepMetrics, WorkerReport
 from .quarantine import STATUS
 from .runtime import Job
 from .state import Generation, JobState, Vm, vm_of
+from .waiting_view import WaitingView, waiting_view, waits_for_vms
 
 _MOST_ENDED = 100  # VMs that ended, in a job's view
 _MOST_MORPHS = 100
@@ -76,17 +77,6 @@ class VmView(BaseModel):
     reason: str | None
     detail: str
     workers: list[str]
-
-
-class WaitingView(BaseModel):
-    """What a person must decide: answer with `POST /api/v1/jobs/{job}/resume` and one of `offers`."""
-
-    since: float
-    reason: str
-    offers: list[str]
-    vms_until: (
-        float | None
-    )  # Unix seconds: then its VMs are saved from and released; None: not while it steps
 
 
 class JobView(BaseModel):
@@ -151,7 +141,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
     """Everything about one job that changes while it runs."""
     state = job.state
     last = job.recent[-1] if job.recent else None
-    seconds = measured_s(job)
+    step, seconds = newest_step(state, last), measured_s(job)
     workers = {w.worker: w for report in job.reports.values() for w in report.workers}
     generation = state.current
     aside = job.quarantine if job.set_aside else None
@@ -159,13 +149,15 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         job=job.job,
         name=state.spec.name if state.spec else job.job,
         status=STATUS if aside else state.status.value,
-        reason=aside.reason if aside else _reason(state),
-        waiting=_waiting(state),
+        reason=aside.reason if aside else _reason(job),
+        waiting=waiting_view(state, step),
         traceback=aside.traceback if aside else _traceback(state),
-        trouble=sorted({*trouble.values(), *_not_understood(job), *_not_saved(workers.values())}),
+        trouble=sorted(
+            {*trouble.values(), *_not_understood(job), *_not_saved(workers.values()), *_unfit(job)}
+        ),
         stalled=_stalled(job),
         isolated=_isolated(job),
-        step=newest_step(state, last),
+        step=step,
         steps=state.spec.training.steps if state.spec else 0,
         loss=_finite(last.loss) if last is not None else None,
         seconds_per_step=seconds,
@@ -192,7 +184,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
 
 
 def _stalled(job: Job) -> str | None:
-    found, state = job.vitals.standstill, job.state
+    found, state = job.vitals.no_progress, job.state
     if found is None or state.current is None or state.finished is not None or _isolated(job):
         return None
     return found.describe()
@@ -202,17 +194,31 @@ def _isolated(job: Job) -> str | None:
     if job.vitals.isolated_since is None or job.state.ended is not None:
         return None
     num_joined = sum(vm.joined for vm in job.state.live_vms)
-    silent = f"{len(job.vitals.unheard)} of {num_joined} VMs"
-    return f"isolated: {silent} fell silent at once; nothing is changed for it"
+    unheard = f"{len(job.vitals.unheard)} of {num_joined} for more than their lease"
+    return f"isolated: most VMs fell silent at about the same time, {unheard}; nothing is changed for it"
 
 
 def _not_understood(job: Job) -> list[str]:
     live = {vm.vm for vm in job.state.live_vms}
-    return [f"VM {vm}: {why}" for vm, why in job.not_understood.items() if vm in live]
+    holding = {vm: report.holding for vm, report in job.reports.items() if report.holding}
+    return [f"VM {vm}: {why}" for vm, why in {**holding, **job.not_understood}.items() if vm in live]
 
 
 def _not_saved(workers: Iterable[WorkerReport]) -> set[str]:
-    return {f"save_checkpoint: {worker.store_trouble}" for worker in workers if worker.store_trouble}
+    return {
+        f"{'load' if worker.phase is Phase.FORMING else 'save'}_checkpoint: {worker.store_trouble}"
+        for worker in workers
+        if worker.store_trouble
+    }
+
+
+def _unfit(job: Job) -> list[str]:
+    """That VMs are asked for one at a time, since the newest were unfit."""
+    wait_s = job.vitals.asks_singly_s
+    if wait_s is None or not job.state.active:
+        return []
+    why = f"the newest VMs cannot meet the recipe ({job.state.why_unfit})"
+    return [f"request_vm: {why}: one at a time is asked for, {wait_s:g} s after the last"]
 
 
 def measured_s(job: Job) -> float | None:
@@ -271,13 +277,16 @@ def placement(generation: Generation, workers: Mapping[str, WorkerReport]) -> li
 
 
 def morphs(state: JobState, first_steps: Mapping[int, float]) -> list[MorphView]:
-    """The last generations that were opened or are being formed, oldest first."""
+    """The last generations that were planned, in order of their numbers; `before` is what ran when one was.
+
+    The history is in the order in which they ended: one that never formed ends before the one that ran.
+    """
     present = tuple(g for g in (state.current, state.planned) if g is not None)
     shown = state.history[-_MOST_MORPHS:]
     earlier = state.history[: len(state.history) - len(shown)]
     before = next((g.shape for g in reversed(earlier) if g.formed is not None), None)
     views: list[MorphView] = []
-    for generation in (*shown, *present):
+    for generation in sorted((*shown, *present), key=lambda generation: generation.number):
         views.append(_morph(generation, before, first_steps.get(generation.number)))
         if generation.formed is not None:
             before = generation.shape
@@ -318,6 +327,8 @@ def _morph(generation: Generation, before: str | None, first_step_at: float | No
 def vm_view(job: Job, vm: Vm) -> VmView:
     report = job.reports.get(vm.vm) if vm.live else None
     silent = vm.live and vm.vm in job.vitals.unheard
+    workers, unfit = report.workers if report is not None else [], job.state.unfit
+    unused = "; ".join(f"{w.worker} is not used: {unfit[w.worker]}" for w in workers if w.worker in unfit)
     return VmView(
         vm=vm.vm,
         status=vm.status.value,
@@ -326,8 +337,8 @@ def vm_view(job: Job, vm: Vm) -> VmView:
         ended_at=vm.ended_at,
         deadline=vm.deadline,
         reason=vm.reason.value if vm.reason is not None else None,
-        detail=vm.detail or ("silent" if silent else ""),
-        workers=[f"{w.worker}: {w.phase.value}" for w in report.workers] if report is not None else [],
+        detail=vm.detail or ("silent" if silent else unused),
+        workers=[f"{w.worker}: {'unfit' if w.worker in unfit else w.phase.value}" for w in workers],
     )
 
 
@@ -341,21 +352,15 @@ def _traceback(state: JobState) -> str | None:
     return state.ended.traceback if state.ended else state.last_traceback
 
 
-def _waiting(state: JobState) -> WaitingView | None:
-    waiting = state.waiting
-    if waiting is None or state.ended is not None:
-        return None
-    offers = [offer.value for offer in waiting.offers]
-    return WaitingView(
-        since=waiting.since, reason=waiting.reason, offers=offers, vms_until=state.vms_kept_until
-    )
-
-
-def _reason(state: JobState) -> str | None:
+def _reason(job: Job) -> str | None:
+    state = job.state
     if state.ended is not None:
         return state.ended.reason or None
     if state.waiting is not None:
         return f"waits for a person: {state.waiting.reason}"
+    vms = waits_for_vms(job)
+    if state.impossible and vms is not None:
+        return f"{vms}: {state.impossible}"
     return state.impossible or state.last_error or None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -86,8 +87,9 @@ def begin_write(address: StoreAddress, key: str) -> str:
     if address.endpoint is None:
         folder = Path(unquote(urlsplit(address.uri).path), key).parent
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".tmp-1-abc").write_bytes(b"half a part")
-        return f"{key.rpartition('/')[0]}/.tmp-1-abc"
+        name = f".tmp-1-{uuid.uuid4().hex}"
+        (folder / name).write_bytes(b"half a part")
+        return f"{key.rpartition('/')[0]}/{name}"
     bucket, _, prefix = address.uri.removeprefix("s3://").partition("/")
     client = boto3.client("s3", endpoint_url=address.endpoint, region_name=address.region)
     client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/{key}")

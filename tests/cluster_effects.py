@@ -95,7 +95,11 @@ def _plan(world: Cluster, command: ComputePlan) -> None:
     workers = tuple(slot.worker for slot in slots)
     if len(workers) < world.min_workers:
         answer = PlanComputed(
-            now=world.now, generation=command.generation, plan=None, reason="too little memory"
+            now=world.now,
+            generation=command.generation,
+            asked=command.asked,
+            plan=None,
+            reason="too little memory",
         )
     else:
         depth, replicas = _SHAPES[len(workers)]
@@ -104,6 +108,7 @@ def _plan(world: Cluster, command: ComputePlan) -> None:
         answer = PlanComputed(
             now=world.now,
             generation=command.generation,
+            asked=command.asked,
             plan=plan,
             workers=used,
             predicted_s=1.0,

@@ -110,7 +110,9 @@ class Script:
             sequence=self._sequence,
             orders_version=self.state.num_facts,
             address="10.0.0.1",
-            devices=[DeviceInfo(kind="cpu", name="cpu0", memory_bytes=MEMORY)],
+            devices=[
+                DeviceInfo(kind="cpu", name=f"cpu{n}", memory_bytes=MEMORY) for n in range(len(workers))
+            ],
             workers=workers,
             **self.extra.get(vm, {}),
         )
@@ -151,6 +153,7 @@ class Script:
             PlanComputed(
                 now=self.now,
                 generation=asked.generation,
+                asked=asked.asked,
                 plan=plan,
                 workers=workers,
                 predicted_s=predicted_s,

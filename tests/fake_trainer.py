@@ -7,8 +7,10 @@ child of it keeps its socket open), "saves long" (told to hold, it runs on and s
 (tells of thousands of steps with each orders), "killed" (its first incarnation kills itself at its first
 orders), "huge" (its report is larger than any manager takes), "holding" (it keeps the interpreter to itself
 as soon as it is told to train), "parent" (its first incarnation starts processes that heed no signal, and
-dies when it is to train), "silent parent" (it stops to beat instead), or "noisy" (writes a megabyte to its
-log with each orders).
+dies when it is to train), "silent parent" (it stops to beat instead), "noisy" (writes a megabyte to its log
+with each orders), "newer" (tells what an agent of today does not know), "real-time" (a signal without a name
+ends it), "crowded" (it has more threads than stacks are shown of), or "scalar" (its first incarnation tells
+what is no object).
 """
 
 import faulthandler
@@ -18,6 +20,8 @@ import selectors
 import signal
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 
 BEAT_S = 0.05
@@ -51,6 +55,7 @@ def main() -> None:
     arguments = dict(zip(sys.argv[4::2], sys.argv[5::2], strict=True))  # after -P -m, MODULE
     connection = socket.socket(fileno=int(arguments["--fd"]))
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, all_threads=False)
     mode, incarnation = os.environ["FAKE_TRAINER"], int(arguments["--incarnation"])
     report = {"worker": arguments["--worker"], "incarnation": incarnation, "phase": "idle"}
     lines = connection.makefile("rb")
@@ -84,6 +89,15 @@ def main() -> None:
         while lines.readline():  # until the agent lets go of its end
             pass
         return
+    if mode == "real-time":
+        lines.readline()
+        os.kill(os.getpid(), signal.SIGRTMIN + 3)
+    if mode == "crowded":
+        for _ in range(120):
+            threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    if mode == "scalar" and incarnation == 1:
+        lines.readline()
+        connection.sendall(b"5\n")
     while True:
         if selector.select(BEAT_S):
             line = lines.readline()
@@ -102,10 +116,13 @@ def main() -> None:
                 print(f"orders {orders['version']} " + "x" * (1 << 20), flush=True)
             if mode == "huge":
                 report |= {"lost": ["x" * 400] * 60_000}
+            if mode == "newer":
+                report |= {"phase": "levitating", "colour": "red"}
             send(report=report)
             if mode == "holding" and orders["action"] == "train":
                 sum(range(10**12))
-        send(beat={"count": report.get("step", 0), "at": "waiting for data"})
+        at = "at the beach" if mode == "newer" else "waiting for data"
+        send(beat={"count": report.get("step", 0), "at": at})
 
 
 main()

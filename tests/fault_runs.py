@@ -14,12 +14,10 @@ from faults import Fault
 from fleet import settings
 from makara.checkpoint import CheckpointId, open_store, read_sections
 from makara.checkpoint.tensors import tensors_sha256, unpack
-from makara.worker.cutting.partition import choose_cuts
-from makara.worker.reference import run_reference
-from makara.worker.tracing.trace import trace
 from rich.console import Console
 from rich.table import Table
 from service_process import wait_for
+from uninterrupted import uninterrupted
 
 Row = dict[str, Any]
 SLACK = 3.0
@@ -71,24 +69,10 @@ def compare(scene: Scene) -> None:
     service = scene.service
     service.client.post(f"/jobs/{scene.job}/stop")
     view = service.wait_status(scene.job, "stopped")
-    losses, state = _reference(view["step"])
+    job = settings(Path("/unused"), **BATCH, **SHAPE, numerics="exact")
+    losses, state = uninterrupted(faulty_model.build(), job, view["step"])
     assert service.losses(scene.job) == {number: loss for number, loss in enumerate(losses, 1)}
     assert tensors_sha256(_stored(scene, view)) == tensors_sha256(state)
-
-
-def _reference(steps: int) -> tuple[list[float], dict[str, Any]]:
-    training = faulty_model.build()
-    job = settings(Path("/unused"), **BATCH, **SHAPE, numerics="exact")
-    traced = trace(training, SHAPE["microbatch_size"], job.seed)
-    return run_reference(
-        training,
-        microbatch_size=SHAPE["microbatch_size"],
-        num_micro_batches=job.global_batch_size // SHAPE["microbatch_size"],
-        cuts=choose_cuts(traced, SHAPE["num_sections"]),
-        steps=steps,
-        seed=job.seed,
-        numerics=job.numerics,
-    )
 
 
 def _stored(scene: Scene, view: dict[str, Any]) -> dict[str, Any]:

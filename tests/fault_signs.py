@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fault_scene import Noticed, Scene, Sign
 
 REPORTED_S = 2.0  # a trainer's end: its agent reports at once, and reads its last words for a second before
+REQUEST_S = 30.0  # a store that is silent for so long has not answered
 LISTED_S = 1.0  # the provider's list is looked at every 0.25 s
 LEFT_S = 2.0  # an agent that is told to end waits a second for its trainers, and then is listed no more
 TRAINER_LEASE_S = 10.0
@@ -94,15 +95,10 @@ def generation_closed(scene: Scene) -> Noticed | None:
     return None
 
 
-def checkpoint_given_up(at: float) -> Sign:
-    """Two snapshots wait while one is being stored: a trainer's log tells of the fourth, or the status of
-    what the manager itself could not do."""
-
-    def sign(scene: Scene) -> Noticed | None:
-        lines = [line for vm in scene.vms() for line in scene.lines(vm, "checkpoint .* is given up")]
-        return min((line for line in lines if line.at > at), key=lambda line: line.at, default=None)
-
-    return sign
+def store_trouble(scene: Scene) -> Noticed | None:
+    """The job's status says in the store's own words what cannot be saved, or deleted."""
+    told = [line for line in scene.view()["trouble"] if "_checkpoint: " in line]
+    return Noticed(time.time(), f"status: {told[0]}") if told else None
 
 
 def agent_lost_manager(vm: str, at: float) -> Sign:

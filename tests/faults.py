@@ -21,17 +21,18 @@ from fault_signs import (
     LISTED_S,
     PROGRESS_S,
     REPORTED_S,
+    REQUEST_S,
     TRAINER_LEASE_S,
     VM_LEASE_S,
     Play,
     Played,
     agent_lost_manager,
-    checkpoint_given_up,
     first_of,
     generation_closed,
     isolation_shown,
     silent,
     stalled_by,
+    store_trouble,
     vm_ended,
     worker_failed,
 )
@@ -170,7 +171,7 @@ def neighbours(scene: Scene) -> tuple[str, str]:
 @contextmanager
 def store_full(scene: Scene) -> Iterator[Played]:
     with full_disk(scene.service.folder / "s3"):
-        yield Played(time.time(), checkpoint_given_up(time.time()), given_up_s(scene))
+        yield Played(time.time(), store_trouble, next_save_s(scene))
     published_again(scene)
 
 
@@ -189,7 +190,7 @@ def vm_full(scene: Scene) -> Iterator[Played]:
 @contextmanager
 def store_refuses(scene: Scene) -> Iterator[Played]:
     scene.store.stop(kill=True)
-    yield Played(time.time(), checkpoint_given_up(time.time()), given_up_s(scene))
+    yield Played(time.time(), store_trouble, next_save_s(scene))
     scene.store.start()
     published_again(scene)
 
@@ -198,13 +199,14 @@ def store_refuses(scene: Scene) -> Iterator[Played]:
 def store_hangs(scene: Scene) -> Iterator[Played]:
     """Requests are taken and never answered."""
     scene.store.pause()
-    yield Played(time.time(), checkpoint_given_up(time.time()), given_up_s(scene))
+    yield Played(time.time(), store_trouble, next_save_s(scene) + REQUEST_S)
     scene.store.go_on()
     published_again(scene)
 
 
-def given_up_s(scene: Scene) -> float:
-    return 5 * INTERVAL * float(scene.view()["seconds_per_step"])
+def next_save_s(scene: Scene) -> float:
+    """Until the next checkpoint is to be saved, and what the store says to that is reported."""
+    return INTERVAL * float(scene.view()["seconds_per_step"]) + REPORTED_S
 
 
 def published_again(scene: Scene) -> None:
@@ -275,7 +277,7 @@ class Fault:
 
 FAULTS = (
     Fault("exception: the job's data", by_own_code("data", "user", REPORTED_S)),
-    Fault("exception: the model's operation", by_own_code("operation", "internal", REPORTED_S)),
+    Fault("exception: the model's operation", by_own_code("operation", "user", REPORTED_S)),
     Fault("exception: our code", by_own_code("internal", "internal", REPORTED_S)),
     Fault("SIGKILL: trainer", signal_to_trainer(signal.SIGKILL, "killed", REPORTED_S)),
     Fault("SIGTERM: trainer", signal_to_trainer(signal.SIGTERM, "killed", REPORTED_S)),

@@ -17,9 +17,10 @@ from typing import Any
 import psutil
 import pytest
 from makara.worker.agent import Agent
-from makara.worker.frames import read_report
+from makara.worker.frames import read_report_or_beat
 from makara.worker.messages import (
     PROTOCOL,
+    Beat,
     BootConfig,
     JobSettings,
     Message,
@@ -36,7 +37,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosedError
 from websockets.http11 import Request, Response
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 10.0
 
 
 def bundle(text: str = "") -> bytes:
@@ -63,7 +64,9 @@ class Manager:
         self.sent = ""  # the newest orders
         self.tokens: list[str] = []  # shown at each connection
         self.connection: ServerConnection | None = None
+        self.takes_beats = False
         self.reports: list[Report] = []
+        self.beats: list[Beat] = []
         self.sizes: list[int] = []  # of the frames that they came in
         self._changed = asyncio.Condition()
         self._server: Server | None = None
@@ -159,12 +162,19 @@ class Manager:
         try:
             async for frame in connection:
                 self.sizes.append(len(frame))
-                report = read_report(frame)
-                await self._note(lambda report=report: self.reports.append(report))
+                assert isinstance(frame, str)
+                message = read_report_or_beat(frame)
+                await self._note(lambda message=message: self._keep(message))
         except ConnectionClosedError:
             pass  # a test ended it
         if self.connection is connection:
             self.connection = None
+
+    def _keep(self, message: Report | Beat) -> None:
+        if isinstance(message, Beat):
+            self.beats.append(message)
+        else:
+            self.reports.append(message)
 
     def _welcome(self) -> Welcome:
         return Welcome(
@@ -174,6 +184,7 @@ class Manager:
             makara="9.9",
             manager=self.identity,
             max_report_bytes=self.max_report_bytes,
+            beats=self.takes_beats,
         )
 
     async def _note(self, change: Callable[[], object]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import itertools
 import os
+import re
 import tarfile
 from collections.abc import Callable
 from typing import Any
@@ -115,9 +116,48 @@ def metrics(step: int) -> StepMetrics:
 
 def test_beats_tell_how_far_a_trainer_has_got(play: Callable[..., None]) -> None:
     async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
+        await manager.drop()
+        manager.heartbeat_s = 0.05  # a trainer's beat alone is no news
         await manager.order()
         found = await manager.report(lambda report: report.progress != [Progress()] and bool(report.progress))
         assert found.progress == [Progress(count=found.workers[0].step, at=At.DATA)]
+
+    play(scenario)
+
+
+def test_without_news_only_beats_are_sent_and_each_connection_begins_with_a_report(
+    play: Callable[..., None],
+) -> None:
+    async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
+        await manager.drop()  # the agent joins anew
+        manager.heartbeat_s, manager.takes_beats = 0.02, True
+        acknowledging = asyncio.create_task(manager.acknowledge_all())
+        version = await manager.order("train")
+        await manager.worker(lambda worker: worker.step == version)
+        await manager.until(lambda: bool(manager.beats) and manager.beats[-1].progress[0].count == version)
+        version = await manager.order("train")
+        await manager.worker(lambda worker: worker.step == version)  # news come as a report
+        await manager.until(lambda: manager.beats[-1].progress[0].count == version)
+        told, beats = len(manager.reports), len(manager.beats)
+        await manager.until(lambda: len(manager.beats) >= beats + 20)
+        assert len(manager.reports) == told
+        numbers = [message.sequence for message in manager.beats]
+        assert numbers == sorted(numbers)
+        assert manager.beats[beats].sequence > manager.reports[-1].sequence
+        await manager.drop()
+        await manager.until(lambda: len(manager.reports) > told)
+        assert manager.reports[-1].workers[0].step == version
+        acknowledging.cancel()
+
+    play(scenario)
+
+
+def test_a_manager_that_knows_no_beats_gets_reports(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
+        await manager.drop()
+        manager.heartbeat_s = 0.02
+        await manager.until(lambda: len(manager.reports) > 20)
+        assert not manager.beats
 
     play(scenario)
 
@@ -138,8 +178,10 @@ def test_stacks_are_shown_when_asked_for_until_the_manager_has_them(
         shown = await manager.report(lambda report: bool(report.stacks))
         (stacks,) = shown.stacks
         assert (stacks.worker, stacks.number) == ("v1.0", 3)
-        assert "fake_trainer.py" in stacks.text
-        assert stacks.text in (manager.folder / "v1.0.log").read_text()
+        where, _, threads = stacks.text.partition("\n\n")
+        assert re.fullmatch(r"in \w+, .*\.py line \d+", where)
+        assert "fake_trainer.py" in threads
+        assert threads in (manager.folder / "v1.0.log").read_text()
         await manager.send(ReportAck(sequence=shown.sequence))
         await manager.order("train", stacks=3)
         version = manager.reports[-1].orders_version
@@ -185,9 +227,12 @@ def test_an_orphan_has_its_trainers_hold_before_it_ends(play: Callable[..., None
     play(scenario)
 
 
-def test_a_trainer_without_beats_is_killed_and_replaced(play: Callable[..., None]) -> None:
+@pytest.mark.parametrize("lease_s", [0.3, 0.6])
+def test_a_trainer_without_beats_is_killed_and_replaced(play: Callable[..., None], lease_s: float) -> None:
+    """Found: with a lease as short as 0.3 s, an agent took itself for suspended each time that it looked."""
+
     async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
-        await manager.order(lease_s=0.6)
+        await manager.order(lease_s=lease_s)
         dead = await manager.worker(lambda worker: worker.phase is Phase.EXITED)
         assert dead.failure is not None
         assert (dead.incarnation, dead.failure.kind) == (1, "lease")

@@ -6,22 +6,30 @@ import asyncio
 import json
 from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
-from makara.worker.frames import Malformed, Misfit, read_report, read_to_agent
+from makara.worker.connection import ManagerConnection
+from makara.worker.frames import Malformed, Misfit, read_report, read_report_or_beat, read_to_agent
 from makara.worker.messages import (
     PROTOCOL,
+    At,
+    Beat,
     DeviceInfo,
     Failure,
+    GenerationOrder,
+    Member,
+    Orders,
     Phase,
+    Progress,
     Report,
     Stacks,
     StepMetrics,
     Welcome,
     WorkerReport,
 )
-from makara.worker.reports import Backlog, encode
-from scripted_manager import Manager, ends, play, response
+from makara.worker.reports import Backlog, as_beat, encode
+from scripted_manager import TIMEOUT_S, Manager, ends, play, response
 
 __all__ = ["play"]  # the fixture
 
@@ -197,6 +205,56 @@ def test_a_vm_that_does_not_understand_its_manager_saves_holds_and_says_so(play:
     play(scenario)
 
 
+def test_orders_that_the_agent_does_not_know_have_it_save_hold_and_say_so(play: Callable[..., None]) -> None:
+    """Found: they were malformed; the agent stepped on, deaf, until it was an orphan."""
+
+    async def scenario(manager: Manager, _agent: Agent) -> None:
+        await running(manager)
+        await manager.send_text(json.dumps({**json.loads(manager.sent), "version": 7, "action": "levitate"}))
+        held = await manager.report(lambda report: report.workers[0].phase is Phase.HELD)
+        assert held.workers[0].incarnation == 1
+        assert (held.holding or "").endswith(
+            "action: Input should be 'idle', 'profile', 'train' or 'shutdown'"
+        )
+        (manager.folder / "held").unlink()
+        await manager.order("train", version=8)
+        found = await manager.report(lambda report: report.workers[0].step == 8)
+        assert (found.workers[0].phase, found.workers[0].incarnation) == (Phase.RUNNING, 1)
+        await manager.report(lambda report: report.sequence >= found.sequence and report.holding is None)
+        assert len(manager.tokens) == 1  # on the same connection
+        assert not (manager.folder / "held").exists()
+
+    play(scenario)
+
+
+def test_a_vm_waits_for_orders_that_it_knows_no_longer_than_an_orphan(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, agent: Agent) -> None:
+        await running(manager)
+        await manager.order("train", orphan_timeout_s=1.0)
+        await manager.send_text(json.dumps({**json.loads(manager.sent), "version": 7, "action": "levitate"}))
+        acknowledging = asyncio.create_task(manager.acknowledge_all())  # it is there, and that is not enough
+        await ends(agent)
+        acknowledging.cancel()
+        assert (manager.folder / "held").exists()
+
+    play(scenario)
+
+
+def test_a_trainer_of_a_newer_version_is_not_ended_for_what_it_tells(play: Callable[..., None]) -> None:
+    """Found: trainers are started from the disk, and the agent before an upgrade killed each of them."""
+
+    async def scenario(manager: Manager, _agent: Agent) -> None:
+        version = await manager.order("train")
+        found = await manager.report(lambda report: report.workers[0].step == version)
+        assert (found.workers[0].phase, found.workers[0].incarnation) == (Phase.OTHER, 1)
+        manager.heartbeat_s = 0.05
+        await manager.drop()
+        await manager.report(lambda report: report.progress[0].at is At.OTHER)
+        assert manager.reports[-1].workers[0].incarnation == 1
+
+    play(scenario, mode="newer")
+
+
 def a_report() -> Report:
     device = DeviceInfo(kind="cpu", name="cpu0", memory_bytes=1)
     return Report(vm="v", sequence=1, orders_version=0, address="10.0.0.1", devices=[device], workers=[])
@@ -218,6 +276,78 @@ def test_another_protocol_is_told_apart_from_a_frame_that_cannot_be_read() -> No
     for text in ("{", "[]", '{"vm": 7}'):
         with pytest.raises(Malformed):
             read_report(text)
+
+
+def test_a_beat_stands_for_what_has_no_news_but_progress() -> None:
+    told = a_report()
+    later = told.model_copy(update={"sequence": 2, "progress": [Progress(count=3, at=At.COMPUTING)]})
+    frame = as_beat(later, told)
+    assert frame is not None
+    assert read_report_or_beat(frame) == Beat(sequence=2, progress=later.progress)
+    assert read_report_or_beat(frame[:-1] + ',"colour":"red"}') == read_report_or_beat(frame)
+    with pytest.raises(Malformed):
+        read_report_or_beat('{"type":"beat","sequence":-1}')
+    assert read_report_or_beat(told.model_dump_json()) == told
+    stacks = Stacks(worker="v.0", number=1, text="here")
+    for news in (
+        {"workers": [WorkerReport(worker="v.0", phase=Phase.IDLE)]},
+        {"orders_version": 1},
+        {"leaving": "its time is over"},
+        {"metrics": steps(range(1))},
+        {"stacks": [stacks]},
+        {"notice_deadline_s": 30.0},
+    ):
+        assert as_beat(later.model_copy(update=news), told) is None
+        changed = told.model_copy(update=news)
+        assert as_beat(changed, None) is None
+
+
+class Listener:
+    """Obeys nothing, and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.orders: list[Orders] = []
+
+    def obey(self, orders: Orders) -> None:
+        self.orders.append(orders)
+
+    def acknowledge(self, sequence: int) -> None: ...
+
+    def report(self, limit_bytes: int, *, may_beat: bool) -> str:
+        return a_report().model_dump_json()
+
+
+def test_a_plan_that_is_named_only_is_the_one_that_this_connection_carried(tmp_path: Path) -> None:
+    members = [Member(worker="v1.0", address="10.0.0.1")]
+    carried = {
+        n: GenerationOrder(number=n, phase="prepare", plan={"n": n}, members=members, plan_hash=f"hash {n}")
+        for n in (1, 2, 3)
+    }
+    named = {n: g.model_copy(update={"plan": {}, "members": [], "phase": "go"}) for n, g in carried.items()}
+
+    async def scenario() -> None:
+        manager, listener = Manager(tmp_path, "plain"), Listener()
+        await manager.open()
+        running = asyncio.create_task(ManagerConnection(manager.boot(), listener).run())
+        for order in (carried[1], carried[2], named[2], named[1], carried[3], named[2], named[3]):
+            await manager.order("train", generation=order)
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(listener.orders) < 7:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        told = [orders.generation for orders in listener.orders if orders.generation is not None]
+        assert [(g.plan["n"], g.number, g.members) for g in told] == [
+            (n, n, members) for n in (1, 2, 2, 1, 3, 2, 3)
+        ]
+        await manager.order("train", generation=named[1])  # only the last two are kept
+        await manager.until(lambda: len(manager.tokens) == 2)
+        await manager.order("train", generation=named[3])  # the connection that carried it is gone
+        await manager.until(lambda: len(manager.tokens) == 3)
+        assert len(listener.orders) == 7
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await manager.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_malformed_frames_values_are_not_told() -> None:

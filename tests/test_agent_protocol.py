@@ -95,6 +95,23 @@ def test_what_a_newer_agent_adds_is_passed_over(manager: Manager, job: str) -> N
         assert first(connection, ReportAck).sequence == 1
 
 
+def test_values_that_a_newer_agent_tells_are_taken_and_why_it_holds_is_shown(
+    manager: Manager, job: str
+) -> None:
+    """Found: an unknown kind of failure closed the connection, again and again."""
+    vm = f"{job}-vm0"
+    failure = {"kind": "struck by lightning", "message": "it smells of ozone"}
+    worker = {"worker": f"{vm}.0", "incarnation": 1, "phase": "levitating", "failure": failure}
+    newer = {"workers": [worker], "progress": [{"at": "at the beach"}], "holding": "its version is too new"}
+    with call(manager, vm, token_of(manager, job)) as connection:
+        connection.send(json.dumps({**report(vm), **newer}))
+        assert first(connection, ReportAck).sequence == 1
+        trouble = f"VM {vm}: its version is too new"
+        manager.wait(job, lambda view: trouble in view["trouble"])
+        view = manager.client.get(f"/jobs/{job}")
+        assert view["status"] not in ("failed", "stopped")
+
+
 def test_an_agent_of_another_protocol_is_kept_and_shown(manager: Manager, job: str) -> None:
     vm = f"{job}-vm0"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from makara.manager import agents, api, api_plan, prometheus, site
+from makara.manager import agents, api, api_plan, api_tokens, prometheus, site
 from makara.manager.client import Refused
 from managers import Manager, archive, job_spec, release_all
 from starlette.routing import Route, WebSocketRoute
@@ -19,7 +19,11 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 PUBLIC = {("GET", "/healthz"), ("GET", "/"), ("GET", "/docs"), ("GET", "/page/{name}")}
-ROUTES = [route for module in (api, api_plan, agents, prometheus, site) for route in module.router.routes]
+ROUTES = [
+    route
+    for module in (api, api_plan, api_tokens, agents, prometheus, site)
+    for route in module.router.routes
+]
 
 
 @pytest.fixture(scope="module")

@@ -192,6 +192,15 @@ def test_an_export_that_was_interrupted_or_damaged_is_done_again(store: Store, t
     assert left == ["export.json", "model.safetensors"]
 
 
+@pytest.mark.parametrize("marker", [b'{"format":1,"written_by":"a later version"}', b"not JSON", b""])
+def test_an_export_whose_marker_says_something_else_is_done_again(store: Store, marker: bytes) -> None:
+    checkpoint = published(store, 10, 1).checkpoint
+    made = export(store, JOB, checkpoint)
+    store.put(f"{JOB}/export/10/export.json", marker)
+    assert export(store, JOB, checkpoint) == made
+    assert store.get(f"{JOB}/export/10/export.json") != marker
+
+
 def test_another_generation_of_the_same_step_replaces_the_export(store: Store) -> None:
     export(store, JOB, published(store, 10, 1).checkpoint)
     second = export(store, JOB, published(store, 10, 2).checkpoint)

@@ -8,9 +8,14 @@ import re
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import botocore.auth
+import minio.time
 import pytest
 from makara.checkpoint import (
     Cancelled,
@@ -129,6 +134,47 @@ def test_a_refused_deletion_says_what_the_store_said(
     monkeypatch.setattr(Minio, "remove_objects", lambda *_: iter([denied]))
     with pytest.raises(StoreRefused, match="AccessDenied: not yours to delete"):
         store.delete_many(["job/a"])
+
+
+@pytest.mark.parametrize(("ahead_s", "words"), [(3630, r"1:00:\d\d ahead of"), (-3630, r"1:00:\d\d behind")])
+def test_a_clock_that_is_wrong_is_named_and_worth_waiting_for(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, ahead_s: int, words: str
+) -> None:
+    store = open_store(s3_server.uri(f"skewed{ahead_s}"), endpoint=s3_server.endpoint)
+    uses: list[Callable[[], object]] = [
+        lambda: store.put("job/a", b"x"),
+        lambda: store.get("job/a"),
+        lambda: store.exists("job/a"),  # its refusal has no body
+        lambda: list(store.list("job/")),
+        lambda: store.swap("job/head", b"x", None),
+        lambda: list(store.unfinished("job/")),
+    ]
+    with monkeypatch.context() as patch:
+        set_wall_clock(patch, ahead_s)
+        for use in uses:
+            with pytest.raises(StoreUnavailable, match=words) as refused:
+                use()
+            assert "clock is" in str(refused.value)
+    for use in uses:
+        use()
+
+
+def set_wall_clock(patch: pytest.MonkeyPatch, ahead_s: int) -> None:
+    """The time of day in this process, for ours and for both S3 clients."""
+    ahead = timedelta(seconds=ahead_s)
+    unix_time, minio_time, boto_time = time.time, minio.time.utcnow, botocore.auth.get_current_datetime
+    patch.setattr(time, "time", lambda: unix_time() + ahead_s)
+    patch.setattr(minio.time, "utcnow", lambda: minio_time() + ahead)
+    patch.setattr(botocore.auth, "get_current_datetime", lambda: boto_time() + ahead)
+
+
+def test_a_plain_refusal_is_not_taken_for_a_wrong_clock(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    store = open_store(s3_server.uri("x"), endpoint=s3_server.endpoint)
+    with pytest.raises(StoreRefused, match="AccessDenied"):
+        store.exists("key")
 
 
 def test_missing_credentials_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

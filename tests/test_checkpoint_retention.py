@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from makara.checkpoint import (
     export,
     load_manifest,
     open_generation,
+    open_store,
     publish,
     retire,
     sweep,
@@ -152,6 +154,24 @@ def test_sweeping_aborts_writes_that_nobody_will_end(store_address: StoreAddress
     assert swept(store, later_s=2 * 3600.0, exporting=True).aborted == 1
     assert swept(store, later_s=2 * 3600.0).aborted == 1
     assert {unfinished.key for unfinished in store.unfinished("")} == {going, foreign}
+
+
+def test_sweeping_leaves_temporary_files_of_somebody_else(tmp_path: Path) -> None:
+    store = open_store(tmp_path.as_uri())
+    published(store, 10, 1)
+    of_nobody = f".tmp-1-{'0' * 32}"
+    theirs = [
+        f"{JOB}/notes/{of_nobody}",
+        f"{JOB}/.tmp-mine",
+        f"{JOB}/manifests/.tmp-a-b",
+        f"{JOB}/export/.tmp-1",
+    ]
+    ours = [f"{JOB}/{of_nobody}", f"{JOB}/manifests/{of_nobody}"]
+    for key in (*theirs, *ours):
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_text("half of something")
+    assert swept(store, later_s=2 * 3600.0).aborted == len(ours)
+    assert all((tmp_path / key).exists() for key in theirs)
 
 
 def test_sweeping_removes_an_export_that_was_never_finished(store: Store) -> None:

@@ -6,12 +6,14 @@ import hashlib
 import io
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -94,6 +96,36 @@ def test_a_detached_job_is_listed_shown_and_stopped(
 
 
 @pytest.mark.usefixtures("passing")
+def test_a_name_means_its_newest_job_and_an_unknown_one_says_what_may_be_meant(
+    manager: Manager, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_file.write_text(yaml.safe_dump(JOB | {"name": "named"}))
+    ids: list[str] = []
+    for _ in range(2):
+        assert run(manager, "apply", "-f", job_file, "--detach", "--json") == 0
+        ids.append(json.loads(capsys.readouterr().out)["job"])
+        manager.wait(ids[-1], lambda view: view["status"] == "finished")
+    older, newer = ids
+    for command in (["status"], ["stop"], ["follow"]):
+        assert run(manager, *command, "named") == 0
+        said = capsys.readouterr().out
+        assert newer in said, command
+        assert older not in said, command
+    for command in (["events"], ["logs"], ["calibrate"]):
+        assert run(manager, *command, "named", "--json") == 0
+        by_name = capsys.readouterr().out
+        assert run(manager, *command, newer, "--json") == 0
+        assert capsys.readouterr().out == by_name
+    assert run(manager, "resume", "named") == cli.MISTAKE
+    assert f"job {newer} is finished" in capsys.readouterr().err
+    for said, meant in (("nmaed", "named"), (newer[:-2], newer)):
+        assert run(manager, "status", said) == cli.MISTAKE
+        assert capsys.readouterr().err == f"makara: there is no job '{said}'; did you mean {meant}?\n"
+    assert run(manager, "status", "zzz") == cli.MISTAKE
+    assert capsys.readouterr().err == "makara: there is no job 'zzz'; `makara ps` lists all\n"
+
+
+@pytest.mark.usefixtures("passing")
 def test_leaving_with_control_c_leaves_the_job_alone(
     manager: Manager, job_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +167,22 @@ def test_a_fault_that_only_the_manager_finds_has_status_2(
     job_file.write_text(yaml.safe_dump(JOB | {"checkpoint": {"uri": "file:///dev/null/x"}}))
     assert run(manager, "apply", "-f", job_file) == 2
     assert "checkpoint.uri" in capsys.readouterr().err
+
+
+def test_what_the_manager_refuses_is_said_before_the_code_is_tried(
+    manager: Manager, job_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[Path] = []
+    monkeypatch.setattr(cli_apply, "_try_out", lambda spec, workdir: tried.append(workdir) or MODEL)
+    before = manager.client.get("/jobs")
+    job_file.write_text(yaml.safe_dump(JOB | {"checkpoint": {"uri": "file:///dev/null/x"}}))
+    assert run(manager, "apply", "-f", job_file) == cli.MISTAKE
+    assert "job.yaml:2: checkpoint.uri: file:///dev/null/x" in capsys.readouterr().err
+    job_file.write_text(yaml.safe_dump(JOB | {"resources": {"provider": "aws", "max_nodes": 1}}))
+    assert run(manager, "apply", "-f", job_file) == cli.MISTAKE
+    assert run(manager, "apply", "-f", job_file, "--token", "a.b") == cli.MISTAKE
+    assert tried == []
+    assert manager.client.get("/jobs") == before
 
 
 @pytest.mark.usefixtures("passing")
@@ -187,6 +235,47 @@ def test_the_server_listens_beyond_loopback_only_when_told(
     assert cli.main(["server", "--home", str(tmp_path / "home"), "--host", "0.0.0.0"]) == 2
     assert "--allow-remote" in capsys.readouterr().err
     assert cli.main(["server", "--home", str(tmp_path / "home"), "--port", "70000"]) == 2
+
+
+def test_a_manager_says_which_bounds_differ_and_which_are_no_longer_set(tmp_path: Path) -> None:
+    """Found: a restart without the flags went back to the defaults, and nothing said so."""
+    told: list[str] = []
+    for bounds in (["--bound=settle_s=4", "--bound=slow_call_s=50"], ["--bound=settle_s=4"]):
+        command = [sys.executable, "-m", "makara.manager.cli", "server", "--port=0", f"--home={tmp_path}"]
+        command += bounds
+        with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("manager at")
+            process.terminate()
+            told.append(process.communicate()[1])
+    assert "bounds: settle_s=4 (default 3), slow_call_s=50 (default 30)" in told[0]
+    assert "bound slow_call_s is 30; the manager before had 50" in told[1]
+    assert "bound settle_s" not in told[1]
+
+
+def test_a_users_token_is_made_listed_and_revoked(
+    manager: Manager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(manager, "token", "add", "ada", "--days", 1) == 0
+    token = capsys.readouterr().out.strip()
+    assert run(manager, "ps", "--token", token) == 0
+    assert run(manager, "token", "list", "--token", token) == cli.MISTAKE
+    assert "admin token" in capsys.readouterr().err
+    assert run(manager, "token", "list") == 0
+    assert re.search(rf"^{token.partition('.')[0]} +ada +user ", capsys.readouterr().out, re.MULTILINE)
+    assert run(manager, "token", "add", "bob", "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["token"].startswith(made["id"] + ".")
+    assert run(manager, "token", "list", "--json") == 0
+    listed = {entry["id"]: entry for entry in json.loads(capsys.readouterr().out)["tokens"]}
+    ada, bob = listed[token.partition(".")[0]], listed[made["id"]]
+    assert ada["expires_at"] == pytest.approx(ada["created_at"] + 86400.0)
+    assert bob["expires_at"] is None
+    assert {entry["scope"] for entry in listed.values()} == {"admin", "user"}
+    assert run(manager, "token", "revoke", made["id"]) == 0
+    assert run(manager, "ps", "--token", made["token"]) == cli.MISTAKE
+    assert run(manager, "token", "revoke", made["id"]) == cli.MISTAKE
+    assert run(manager, "token", "add", "eve", "--days", 0) == cli.MISTAKE
 
 
 def test_commands_that_need_no_manager_import_no_client_of_it() -> None:

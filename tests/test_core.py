@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from core_script import MEMORY, Script
+from calibrations import uniform
+from core_script import MEMORY, RECIPE, Script, plan_json
 from makara.manager.commands import (
     ComputePlan,
     DeleteCheckpoint,
@@ -41,7 +42,7 @@ from makara.manager.facts import (
 )
 from makara.manager.orders import orders
 from makara.manager.state import Status
-from makara.worker.messages import CheckpointRef, Failure, Phase, WorkerReport
+from makara.worker.messages import CheckpointRef, Failure, Phase, Profile, WorkerReport
 
 
 def ref(step: int, generation: int = 1) -> CheckpointRef:
@@ -137,12 +138,13 @@ def test_a_broken_generation_waits_a_moment_for_the_death_to_be_seen() -> None:
     assert script.state.current is not None
     script.wait(0.5)
     script.event(ConnectionClosed(now=script.now, vm=lost[:-2]))
-    script.wait(1.4)
-    assert script.count(VmEnded) == 0  # it may be back any moment
+    script.wait(0.8)
+    assert script.state.running  # it may be back any moment
     script.wait(0.2)
-    assert script.last(VmEnded).reason is EndReason.PEERS_LOST_IT
-    assert script.last(ReleaseVm).vm == lost[:-2]
     assert script.state.current is None
+    script.wait(0.5)
+    assert [slot.worker for slot in script.last(ComputePlan).workers] == workers[:3]
+    assert script.count(VmEnded) == 0
 
 
 def test_a_generation_is_not_late_while_the_step_before_it_is_under_way() -> None:
@@ -347,7 +349,13 @@ def test_a_head_swapped_in_vain_forces_another_generation() -> None:
     asked = script.last(ComputePlan)
     plan = {"plan": {**script.state.current.plan, "generation": 2}} if script.state.current else {}
     script.event(
-        PlanComputed(now=script.now, generation=asked.generation, workers=(workers[0], workers[2]), **plan)
+        PlanComputed(
+            now=script.now,
+            generation=asked.generation,
+            asked=asked.asked,
+            workers=(workers[0], workers[2]),
+            **plan,
+        )
     )
     script.prepare()
     assert script.last(OpenHead).generation == 2
@@ -492,7 +500,13 @@ def test_what_the_planner_finds_impossible_is_told_and_tried_again_later() -> No
         script.wait()
         asked = script.last(ComputePlan)
         script.event(
-            PlanComputed(now=script.now, generation=asked.generation, plan=None, reason="too little memory")
+            PlanComputed(
+                now=script.now,
+                generation=asked.generation,
+                asked=asked.asked,
+                plan=None,
+                reason="too little memory",
+            )
         )
     assert script.count(PlanImpossible) == 1
     assert script.last(PlanImpossible).reason == "too little memory"
@@ -604,6 +618,33 @@ def test_stop_after_a_death_ends_at_once_when_nothing_is_unsaved() -> None:
     assert script.last(JobEnded).status == "stopped"
 
 
+@pytest.mark.parametrize("min_nodes", [1, 2])
+def test_what_was_impossible_before_a_stop_does_not_keep_survivors_from_saving(min_nodes: int) -> None:
+    """Found: "fewer usable VMs than min_nodes" had been told, and the stop lost what the survivor held."""
+    script = Script()
+    workers = script.run(2, resources={"max_nodes": 2, "min_nodes": min_nodes})
+    script.report(*(script.change(w, step=7) for w in workers))
+    script.event(VmTerminated(now=script.now, vm=workers[1].rpartition(".")[0]))
+    del script.workers[workers[1]]
+    script.report(script.change(workers[0], phase=Phase.BROKEN))
+    none = PlanComputed(
+        now=script.now,
+        generation=2,
+        asked=frozenset({workers[0]}),
+        plan=None,
+        reason="too little memory",
+    )
+    if min_nodes == 1:
+        script.event(none)
+    assert script.state.impossible is not None
+    asked = script.count(ComputePlan)
+    script.event(StopRequested(now=script.now))
+    assert script.state.ended is None
+    assert script.count(ComputePlan) == asked + 1
+    script.event(none)
+    assert script.last(JobEnded).reason == "as requested, but steps 1 to 7 are not saved: too little memory"
+
+
 def test_stop_gives_up_growth_that_is_only_planned() -> None:
     script = Script()
     script.run(2, resources={"max_nodes": 3})
@@ -615,3 +656,32 @@ def test_stop_gives_up_growth_that_is_only_planned() -> None:
     assert script.state.planned is None
     assert script.state.running
     assert script.last(GenerationClosed).number == 2
+
+
+def test_a_late_answer_is_taken_for_the_workers_that_it_was_about() -> None:
+    """Found: one who had joined since counted as considered, and waited for ever."""
+    script = Script()
+    script.submit(resources={"max_nodes": 4})
+    script.wait()
+    a, b, c, d = [f"{vm}.0" for vm in script.state.vms]
+    script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in (a, b, c)))
+    script.report(script.change(a, profile=Profile(recipe=RECIPE, calibration=uniform(2).to_json())))
+    script.report(*(script.change(w, graph_hash="5ec7") for w in (a, b, c)))
+    script.wait(5.0)
+    first = script.last(ComputePlan)
+    script.report(WorkerReport(worker=d, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
+    script.event(VmTerminated(now=script.now, vm=c[:-2]))
+    del script.workers[c]
+    script.wait(1.0)
+    assert script.last(ComputePlan).asked == {a, b, d}
+    late = PlanComputed(now=script.now, generation=1, asked=first.asked, plan=None, reason="too few")
+    script.event(late)
+    assert script.state.impossible is None  # the question that is pending is answered yet
+    plan = {**plan_json(2, 1), "generation": 1}
+    script.event(late.model_copy(update={"plan": plan, "workers": (a, b)}))
+    script.prepare()
+    script.open()
+    script.form()
+    script.wait(5.0)
+    assert script.last(ComputePlan).asked == {a, b, d}
+    assert script.last(ComputePlan).generation == 2

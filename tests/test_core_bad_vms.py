@@ -9,6 +9,7 @@ import pytest
 from calibrations import uniform
 from core_script import RECIPE, Script
 from makara.manager.commands import ComputePlan, ReleaseVm, RequestVm
+from makara.manager.core import Timing
 from makara.manager.events import ResumeRequested, VmTerminated
 from makara.manager.facts import (
     BitsFixed,
@@ -20,7 +21,9 @@ from makara.manager.facts import (
     WorkerFailed,
 )
 from makara.manager.fold import fold
+from makara.manager.runtime import Job
 from makara.manager.state import Status
+from makara.manager.views import job_view
 from makara.worker.messages import CheckpointRef, Failure, Formed, Phase, Profile, WorkerReport
 
 
@@ -267,6 +270,14 @@ def test_a_job_for_which_none_is_fit_waits_for_a_person_and_says_what_differs() 
     assert script.count(RequestVm) == requests
 
 
+def test_hashes_that_differ_are_told_as_far_as_a_person_reads_them() -> None:
+    """Found: two hashes of 64 digits in each message."""
+    script = Script()
+    workers = script.start(2)
+    script.report(script.change(workers[1], graph_hash="ab" * 32))
+    assert script.last(WorkerFailed).message == f"its graph hash is {'ab' * 6}, the job's is 5ec7"
+
+
 def test_a_person_has_a_job_try_other_vms_once_more() -> None:
     script = Script()
     lose(script, script.run(1)[0])
@@ -384,3 +395,134 @@ def test_a_journal_without_these_counts_still_folds() -> None:
         for fact in script.facts
     ]
     assert fold(old).deaths == (), "nobody knows whether they had committed steps"
+
+
+def test_a_type_of_vm_that_is_never_fit_costs_one_vm_at_a_time_after_the_first_round() -> None:
+    script = Script()
+    first = profiled(script, 4)
+    script.report(*(script.change(w, graph_hash="0ther") for w in first))
+    assert len(ended(script, EndReason.UNFIT)) == 4
+    script.workers.clear()
+    waits: list[float] = []
+    while script.state.waiting is None:
+        ended_at = script.state.replaced_at
+        while not script.state.live_vms:
+            script.wait(1.0)
+        waits.append(script.now - ended_at)
+        (vm,) = script.state.live_vms
+        script.wait(60.0)
+        assert len(script.state.live_vms) == 1, "the next is asked for when this one has shown what it is"
+        join_unfit(script, f"{vm.vm}.0")
+        script.workers.clear()
+    assert script.count(RequestVm) == 4 + 4
+    assert waits == [5.0, 10.0, 20.0, 40.0]
+
+
+def test_once_one_is_fit_all_that_are_missing_are_asked_for_again() -> None:
+    script = Script()
+    first = profiled(script, 6, resources={"max_nodes": 6, "min_nodes": 4})
+    script.report(*(script.change(w, graph_hash="0ther") for w in first))
+    script.workers.clear()
+    worker = replacement(script)
+    script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.STARTING))
+    script.wait(60.0)
+    assert len(script.state.live_vms) == 1
+    script.report(script.change(worker, phase=Phase.IDLE, graph_hash="5ec7"))
+    script.wait(1.0)
+    script.wait(1.0)
+    assert len(script.state.live_vms) == 6
+
+
+def test_a_round_with_a_vm_that_is_fit_is_followed_by_all_that_are_missing() -> None:
+    script = Script()
+    first = profiled(script, 4)
+    fit, unfit = first[:1], first[1:]
+    script.report(
+        *(script.change(w, graph_hash="5ec7") for w in fit),
+        *(script.change(w, graph_hash="0ther") for w in unfit),
+    )
+    for worker in unfit:
+        del script.workers[worker]
+    script.wait(10.0)
+    script.wait(1.0)
+    assert len(script.state.live_vms) == 4
+
+
+def test_a_job_says_that_vms_are_asked_for_one_at_a_time_and_why() -> None:
+    script, job = Script(), Job("j", [], [])
+    first = profiled(script, 3)
+    script.report(*(script.change(w, graph_hash="0ther") for w in first))
+    script.workers.clear()
+    script.wait(1.0)
+    job.state, job.vitals = script.state, script.vitals
+    (trouble,) = job_view(job, {}).trouble
+    assert trouble.startswith("request_vm: the newest VMs cannot meet the recipe (its graph hash is 0ther")
+    assert trouble.endswith("one at a time is asked for, 5 s after the last")
+    worker = replacement(script)
+    script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
+    script.wait(1.0)
+    job.state, job.vitals = script.state, script.vitals
+    assert job_view(job, {}).trouble == []
+
+
+def two_workers_on_one_vm(script: Script) -> tuple[str, str]:
+    """A VM of two devices, of which the second cannot meet the recipe."""
+    script.submit(resources={"max_nodes": 1, "workers_per_node": 2})
+    script.wait()
+    (vm,) = script.state.vms
+    good, bad = f"{vm}.0", f"{vm}.1"
+    script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in (good, bad)))
+    profile = Profile(recipe=RECIPE, calibration=uniform(2).to_json())
+    script.report(script.change(good, profile=profile, graph_hash="5ec7"))
+    script.report(script.change(bad, graph_hash="0ther"))
+    return good, bad
+
+
+def test_a_vm_is_kept_as_long_as_one_of_its_workers_is_fit_and_the_others_are_shown() -> None:
+    script, job = Script(), Job("j", [], [])
+    good, bad = two_workers_on_one_vm(script)
+    assert script.count(VmEnded) == 0
+    script.wait(5.0)
+    assert [slot.worker for slot in script.last(ComputePlan).workers] == [good]
+    script.answer(1, 1)
+    script.prepare()
+    script.open()
+    script.form()
+    script.wait(20.0)
+    assert script.state.running
+    assert script.count(VmEnded) == 0
+    job.state, job.vitals = script.state, script.vitals
+    job.reports = {vm: pulse.report for vm, pulse in script.vitals.pulses.items()}
+    (vm,) = job_view(job, {}).vms
+    assert vm.workers == [f"{good}: running", f"{bad}: unfit"]
+    assert vm.detail == f"{bad} is not used: its graph hash is 0ther, the job's is 5ec7"
+
+
+def test_a_vm_none_of_whose_workers_is_fit_is_replaced() -> None:
+    script = Script()
+    good, _ = two_workers_on_one_vm(script)
+    script.report(script.change(good, incarnation=2, profile=None, graph_hash="0ther"))
+    assert ended(script, EndReason.UNFIT) == [vm_of(good)]
+
+
+def test_a_vm_that_does_not_show_in_time_whether_it_is_fit_is_not_waited_for() -> None:
+    """Found: a VM in a phase of another version kept all others from being asked for."""
+    script = Script(timing=Timing(start_wait_s=60.0))
+    script.run(1, resources={"max_nodes": 3})
+    for first in (1, 3):  # the second pair is newer than the one that is fit
+        if first == 3:
+            replacement(script)
+        for vm in list(script.state.vms)[first : first + 2]:
+            join_unfit(script, f"{vm}.0")
+            del script.workers[f"{vm}.0"]
+    requested = script.count(RequestVm)
+    worker = replacement(script)
+    script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.OTHER))
+    for _ in range(10):
+        script.wait(5.0)
+        script.report()
+    assert script.count(RequestVm) == requested + 1
+    for _ in range(4):
+        script.wait(5.0)
+        script.report()
+    assert script.count(RequestVm) == requested + 2

@@ -28,6 +28,17 @@ def started(script: Script, *bits: str | None, **changes: dict[str, Any]) -> lis
     return workers
 
 
+def running_on_two(script: Script) -> tuple[str, str, str]:
+    """Two workers with the same bits train; the third has not come yet."""
+    first, second = started(script, "aa", "aa", resources={"max_nodes": 3})
+    script.wait(5.0)
+    script.answer(1, 2)
+    script.prepare()
+    script.open()
+    script.form()
+    return first, second, f"{list(script.state.vms)[2]}.0"
+
+
 def asked(script: Script) -> list[str]:
     return [slot.worker for slot in script.last(ComputePlan).workers]
 
@@ -64,14 +75,8 @@ def test_too_few_alike_workers_make_no_plan() -> None:
 
 def test_a_newcomer_with_other_bits_takes_part_in_no_plan() -> None:
     script = Script()
-    first, second = started(script, "aa", "aa", resources={"max_nodes": 3})
-    script.wait(5.0)  # the third VM has not come
-    script.answer(1, 2)
-    script.prepare()
-    script.open()
-    script.form()
+    first, second, new = running_on_two(script)
     before = script.count(ComputePlan)
-    new = f"{list(script.state.vms)[2]}.0"
     script.report(
         WorkerReport(worker=new, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7", bits_hash="bb")
     )
@@ -86,14 +91,8 @@ def test_a_newcomer_with_other_bits_takes_part_in_no_plan() -> None:
 
 def test_a_worker_that_has_shown_nothing_yet_waits() -> None:
     script = Script()
-    first, second = started(script, "aa", "aa", resources={"max_nodes": 3})
-    script.wait(5.0)  # the third VM has not come
-    script.answer(1, 2)
-    script.prepare()
-    script.open()
-    script.form()
+    first, second, new = running_on_two(script)
     before = script.count(ComputePlan)
-    new = f"{list(script.state.vms)[2]}.0"
     script.report(WorkerReport(worker=new, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
     script.wait(10.0)
     assert (script.count(ComputePlan), dict(script.state.unfit)) == (before, {})

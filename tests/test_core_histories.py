@@ -18,6 +18,7 @@ _SHARDS = 6
 _FAILED_ONCE = (
     95891909,  # the dead's last report kept a generation from ever being late
     785573938,  # so did one who could not publish the last step, its peers having finished
+    553063125,  # a manager that began anew planned without members that it was yet to hear of
 )
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from core_script import Script
-from makara.manager.bounds import bounds_of
+from makara.manager.bounds import bounds_of, defaults, differing, with_bounds
 from makara.manager.commands import ComputePlan, ReleaseVm
-from makara.manager.config import ConfigError
+from makara.manager.config import ConfigError, ServerConfig
 from makara.manager.core import Timing
-from makara.manager.events import ManagerStarted, StopRequested
+from makara.manager.events import ManagerStarted, PlanComputed, StopRequested
 from makara.manager.facts import (
+    EndReason,
     GenerationClosed,
     GenerationFormed,
     GenerationStalled,
@@ -23,7 +26,17 @@ from makara.manager.facts import (
 from makara.manager.orders import orders
 from makara.manager.runtime import Job
 from makara.manager.views import job_view
-from makara.worker.messages import At, Failure, Phase, Progress, Stacks, StepMetrics, WorkerReport
+from makara.worker.messages import (
+    At,
+    CheckpointRef,
+    Failure,
+    Formed,
+    Phase,
+    Progress,
+    Stacks,
+    StepMetrics,
+    WorkerReport,
+)
 
 TIMING = Timing()
 
@@ -266,19 +279,54 @@ def test_what_a_member_of_a_closed_generation_is_at_says_how_long_it_may_take(
     assert script.last(WorkerFailed).kind == "stuck"
 
 
+def wedge(script: Script, worker: str, incarnation: int) -> None:
+    """A trainer stands still in a generation that is closed, until it is ended."""
+    at(script, worker, At.COMPUTING, 100 + incarnation)
+    fields = {"incarnation": incarnation, "phase": Phase.RUNNING, "generation": 1, "formed": None}
+    script.report(script.change(worker, **fields))
+    pass_time(script, 130.0)
+
+
 def test_trainers_ended_in_closed_generations_never_fail_the_job() -> None:
-    script, (a, b) = stepping()
-    for incarnation in range(1, 20):
-        at(script, b, At.COMPUTING, 100 + incarnation)
-        dead = script.change(a, phase=Phase.EXITED, failure=Failure(kind="killed", message="x"))
-        if incarnation == 1:
-            script.report(dead)
-        stuck = script.change(b, incarnation=incarnation, phase=Phase.RUNNING, generation=1)
-        script.report(stuck)
-        pass_time(script, 130.0)
-    assert sum(f.kind == "stuck" for f in script.facts if isinstance(f, WorkerFailed)) == 19
+    script, (a, worker) = stepping()
+    script.report(script.change(a, phase=Phase.EXITED, failure=Failure(kind="killed", message="x")))
+    for _ in range(6):
+        for incarnation in range(1, 4):
+            wedge(script, worker, incarnation)
+        del script.workers[worker]
+        pass_time(script, 400.0)
+        worker = f"{script.state.live_vms[-1].vm}.0"
+        script.workers[worker] = WorkerReport(worker=worker, incarnation=1, phase=Phase.STARTING, step=5)
+    assert sum(f.kind == "stuck" for f in script.facts if isinstance(f, WorkerFailed)) == 18
     assert script.state.internal_errors.count == 0
     assert script.state.ended is None
+
+
+def test_a_vm_whose_trainers_do_not_leave_closed_generations_is_replaced() -> None:
+    """Found: a device that wedges, each time while its peers close the generation, was kept for ever."""
+    script, (a, b) = stepping()
+    script.report(script.change(a, phase=Phase.EXITED, failure=Failure(kind="killed", message="x")))
+    for incarnation in range(2, 5):
+        assert script.state.vms[b[:-2]].live
+        wedge(script, b, incarnation)
+    assert script.state.vms[b[:-2]].reason is EndReason.WORKERS_DIED
+    assert "3 deaths of its trainers without a new step" in script.last(VmEnded).detail
+    assert "while running (computing)" in script.last(VmEnded).detail
+    assert script.state.ended is None
+
+
+def test_a_trainer_that_committed_steps_before_it_wedged_counts_as_one_that_died_then() -> None:
+    script, (a, b) = stepping()
+    script.report(script.change(a, phase=Phase.EXITED, failure=Failure(kind="killed", message="x")))
+    for incarnation in range(2, 4):
+        wedge(script, b, incarnation)
+    formed = Formed(generation=1, step=5, rung="peers", phases_s={})
+    at(script, b, At.COMPUTING, 500)
+    fields = {"incarnation": 4, "phase": Phase.RUNNING, "generation": 1, "formed": formed, "step": 9}
+    script.report(script.change(b, **fields))
+    pass_time(script, 130.0)
+    assert script.last(WorkerFailed).own_steps == 4
+    assert script.state.vms[b[:-2]].live
 
 
 def test_a_long_operation_succeeds_in_the_end_whoever_was_suspected() -> None:
@@ -341,6 +389,13 @@ def test_loading_may_take_long_as_long_as_it_gets_on() -> None:
     assert script.count(GenerationFormed) == 1
 
 
+def held(script: Script, *workers: str) -> list[WorkerReport]:
+    """They have published step 5 and stopped."""
+    generation = script.state.last_generation
+    published = CheckpointRef(step=5, generation=generation)
+    return [script.change(w, phase=Phase.HELD, published=published) for w in workers]
+
+
 def test_a_stop_waits_while_a_save_goes_on() -> None:
     """Found: after 300 s a stop dropped what was not saved."""
     script, (a, b) = stepping()
@@ -350,7 +405,7 @@ def test_a_stop_waits_while_a_save_goes_on() -> None:
         at(script, a, At.STORE, 200 + count)
         pass_time(script, 290.0)
         assert script.state.ended is None
-    script.report(*(script.change(w, phase=Phase.HELD) for w in (a, b)))
+    script.report(*held(script, a, b))
     assert script.last(JobEnded).reason == "as requested"
 
 
@@ -370,7 +425,7 @@ def test_a_long_save_outlives_the_death_of_a_member() -> None:
     script.prepare()
     script.open()
     script.form(step=5)
-    script.report(*(script.change(w, phase=Phase.HELD) for w in workers[:3]))
+    script.report(*held(script, *workers[:3]))
     assert script.last(JobEnded).reason == "as requested"
 
 
@@ -403,7 +458,7 @@ def test_a_stop_while_the_manager_is_isolated_waits_for_as_long_as_agents_do() -
     for _ in range(round(TIMING.stop_timeout_s) + 100):
         script.wait(1.0)
     assert script.state.ended is None
-    script.report(*(script.change(w, phase=Phase.HELD) for w in workers))
+    script.report(*held(script, *workers))
     assert script.last(JobEnded).reason == "as requested"
 
 
@@ -422,8 +477,42 @@ def test_a_stop_does_not_wait_for_what_stands_still() -> None:
     script.event(StopRequested(now=script.now))
     for worker in (a, b):
         at(script, worker, At.STORE, 101)
+    script.report(script.change(a, store_trouble="AccessDenied: not yours"))
     pass_time(script, 310.0)
-    assert "did not hold" in script.last(JobEnded).reason
+    why = "its workers did not hold in 300 s; AccessDenied: not yours"
+    assert script.last(JobEnded).reason == f"as requested, but steps 1 to 5 are not saved: {why}"
+
+
+def test_a_stop_says_which_steps_went_with_those_who_held_them() -> None:
+    """Found: it said "as requested"."""
+    script, workers = stepping()
+    script.report(script.change(workers[0], published=CheckpointRef(step=4, generation=1)))
+    script.event(StopRequested(now=script.now))
+    script.report(
+        *(script.change(w, phase=Phase.EXITED, failure=Failure(kind="killed", message="x")) for w in workers)
+    )
+    script.wait(1.0)
+    assert script.last(JobEnded).reason == "as requested, but step 5 is not saved"
+
+
+def test_a_stop_says_why_what_survivors_hold_was_not_saved() -> None:
+    script, (a, b) = stepping()
+    script.event(StopRequested(now=script.now))
+    script.report(script.change(a, phase=Phase.EXITED, failure=Failure(kind="killed", message="x")))
+    script.report(script.change(b, phase=Phase.IDLE))
+    asked = script.last(ComputePlan)
+    answer = PlanComputed(
+        now=script.now,
+        generation=asked.generation,
+        asked=asked.asked,
+        plan=None,
+        workers=(),
+        reason="too little memory",
+    )
+    script.event(answer)
+    script.wait(1.0)
+    reason = "as requested, but steps 1 to 5 are not saved: too little memory"
+    assert script.last(JobEnded).reason == reason
 
 
 # ---- what a user sees -------------------------------------------------------------------------------------
@@ -440,7 +529,7 @@ def test_a_user_reads_of_it_before_anything_happens() -> None:
     assert job_view(job, {}).stalled is None
     pass_time(script, 15.0)
     job.state, job.vitals = script.state, script.vitals
-    told = f"no progress for 40 s of 600 s: {a} is waiting for data, {b} is waiting for a peer"
+    told = f"no progress for 40 s of 600 s (data_wait_s): {a} is waiting for data, {b} is waiting for a peer"
     assert job_view(job, {}).stalled == told
     at(script, a, At.DATA, 102)
     script.report()
@@ -458,3 +547,93 @@ def test_every_bound_can_be_set_and_a_mistake_is_told() -> None:
     for text in ("-1", "nan", "soon", ""):
         with pytest.raises(ConfigError, match="expected a number greater than 0, such as 60"):
             bounds_of([f"progress_floor_s={text}"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("trainer_lease_s=0.1", "trainer_lease_s must be at least 2: a trainer beats every 0.5 s"),
+        ("vm_lease_s=0.5", "vm_lease_s must be at least 5: an agent reports every second"),
+        ("link_timeout_s=1", "link_timeout_s must be at least 4: "),
+        ("orphan_timeout_s=3", "orphan_timeout_s must be at least 20: "),
+        ("progress_floor_s=0.5", "progress_floor_s must be at least 3: progress is told once a second"),
+        ("drift=0.9", "drift must be at least 1: "),
+        ("log_bytes=1", "log_bytes must be at least 65536: "),
+    ],
+)
+def test_a_bound_too_short_to_tell_the_healthy_from_the_dead_is_refused(setting: str, why: str) -> None:
+    """Found: a lease of 0.1 s was taken, and no fault of any trainer was seen any more."""
+    with pytest.raises(ConfigError, match=f"--bound {setting}: {why}"):
+        bounds_of([setting])
+
+
+def test_every_default_may_be_set() -> None:
+    for name, value in defaults().items():
+        assert bounds_of([f"{name}={value}"]) == Timing()
+
+
+def test_every_bound_that_can_be_set_is_on_the_page_of_bounds_with_its_default() -> None:
+    page = (Path(__file__).parent.parent / "docs/generations.md").read_text()
+    rows = [row.split("|")[2:4] for row in page.splitlines() if row.startswith("|") and row.count("|") == 5]
+    values = {name: value for names, value in rows for name in re.findall(r"`(\w+)`", names)}
+    known = defaults()
+    assert set(values) == set(known)
+    missing = [
+        name for name, value in known.items() if f"{value:.10g}" not in re.findall(r"[\d.]*\d", values[name])
+    ]
+    assert not missing
+
+
+def test_the_managers_own_bounds_are_set_as_any_other(tmp_path: Path) -> None:
+    """Found: "there is no bound 'store_patience_s'", which the page of bounds lists."""
+    config = with_bounds(ServerConfig(home=tmp_path, bounds=("store_patience_s=30", "form_timeout_s=9")))
+    assert config.store_patience_s == 30.0
+    assert bounds_of(config.bounds).form_timeout_s == 9.0
+    assert differing((*config.bounds, "settle_s=3")) == {"store_patience_s": 30.0, "form_timeout_s": 9.0}
+
+
+@pytest.mark.parametrize("seconds", [150.0, 500.0])
+def test_a_survivor_in_one_long_operation_is_waited_for_by_the_next_generation(seconds: float) -> None:
+    """Found: after 180 s it was left out, and what only it held was lost with it."""
+    script, (a, b, c, d) = stepping(4, predicted_s=120.0)
+    at(script, b, At.COMPUTING, 101)
+    script.report()
+    script.report(script.change(a, phase=Phase.EXITED, failure=Failure(kind="killed", message="x")))
+    script.report(*(script.change(w, phase=Phase.IDLE) for w in (c, d)))
+    script.wait(5.0)
+    assert [slot.worker for slot in script.last(ComputePlan).workers] == [b, c, d]
+    script.answer(1, 3)
+    script.prepare()  # a thread of its own does it, in the middle of the operation
+    script.open()
+    for worker in (c, d):
+        at(script, worker, At.MEMBERS, 0)
+    script.report(*(script.change(w, phase=Phase.FORMING, generation=2) for w in (c, d)))
+    pass_time(script, seconds)
+    assert script.state.current is not None
+    assert (script.state.current.number, script.count(GenerationStalled)) == (2, 0)
+    script.form(step=5)
+    assert script.state.running
+
+
+def test_an_operation_that_never_ends_is_noticed_while_a_newer_generation_waits_to_form() -> None:
+    """Found: nobody judged the older generation, whose members were waited for as long as they stepped."""
+    script = Script()
+    a, b = script.run(2, resources={"max_nodes": 3})
+    c = f"{list(script.state.vms)[2]}.0"
+    script.report(*(script.change(worker, step=5) for worker in (a, b)))
+    script.report(WorkerReport(worker=c, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
+    script.wait(5.0)
+    script.answer(1, 3)
+    script.prepare()
+    script.open()
+    at(script, a, At.COMPUTING, 7)
+    at(script, b, At.PEER, 7)
+    at(script, c, At.MEMBERS, 7)
+    script.report(script.change(c, phase=Phase.FORMING, generation=2))
+    pass_time(script, 60.0)
+    assert not script.count(GenerationStalled)
+    pass_time(script, 10.0)
+    assert script.last(GenerationStalled).suspects == (a,)
+    pass_time(script, 5.0)
+    assert script.state.current is None
+    assert [slot.worker for slot in script.last(ComputePlan).workers] == [b, c]

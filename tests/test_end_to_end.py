@@ -22,13 +22,11 @@ from fleet import settings
 from makara.checkpoint import CheckpointId, open_store, read_head, read_sections
 from makara.checkpoint.tensors import tensors_sha256, unpack
 from makara.simulator import Link, Measurements
-from makara.worker.cutting.partition import choose_cuts
 from makara.worker.instruction_sets import environment_of, processor_flags
-from makara.worker.reference import run_reference
-from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from s3_server import S3Server
 from service_process import ServiceProcess, wait_for
+from uninterrupted import uninterrupted
 
 STEPS = 100
 BATCH = {"global_batch_size": 32, "seed": 7}
@@ -60,17 +58,8 @@ def reference_state(
     training: Training, steps: int, numerics: str = "exact"
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """(losses, state) of the uninterrupted run in this process."""
-    job = settings(Path("/unused"), global_batch_size=32, **SHAPE, numerics=numerics)
-    traced = trace(training, SHAPE["microbatch_size"], job.seed)
-    return run_reference(
-        training,
-        microbatch_size=SHAPE["microbatch_size"],
-        num_micro_batches=job.global_batch_size // SHAPE["microbatch_size"],
-        cuts=choose_cuts(traced, SHAPE["num_sections"]),
-        steps=steps,
-        seed=job.seed,
-        numerics=job.numerics,
-    )
+    job = settings(Path("/unused"), **BATCH, **SHAPE, numerics=numerics)
+    return uninterrupted(training, job, steps)
 
 
 @cache

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fleet import BUNDLE
+from makara.checkpoint import StoreRefused
+from makara.checkpoint.local import LocalStore
 from makara.pipeline.plan import Range, grid
 from makara.worker.cutting.partition import choose_cuts, split
 from makara.worker.execution.interrupt import Abandoned
 from makara.worker.execution.state import ModelState
-from makara.worker.forming import Source, form
+from makara.worker.forming import NoCheckpoint, Source, form
+from makara.worker.messages import CheckpointRef
 from makara.worker.progress import Progress
 from makara.worker.sections.ranges import RangeRuntime
 from makara.worker.tracing.trace import trace
@@ -70,6 +74,46 @@ class Session:
             "branch": 1,
         }
         return [value, donor]
+
+
+class Alone(Session):
+    """The session of one member that has nothing yet, in a job with a checkpoint."""
+
+    def __init__(self, num_sections: int) -> None:
+        self.rank, self.number, self.members = 0, 2, ["newcomer"]
+        self.plan = grid([Range(0, num_sections)], 1, 1, generation=2)
+        self.wanted = range(num_sections)
+        self.checkpoints = [CheckpointRef(step=2, generation=1)]
+        self.courier, self.progress = self, Progress()
+
+    def gather(self, name: str, value: Any) -> list[Any]:
+        return [value]
+
+
+class RefusingOnce(LocalStore):
+    """Refuses the first read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, folder.as_uri())
+        self.refused = False
+
+    def get(self, key: str) -> bytes:
+        if not self.refused:
+            self.refused = True
+            raise StoreRefused("AccessDenied: not with this key")
+        return super().get(key)
+
+
+def test_what_the_store_says_while_a_checkpoint_is_waited_for_is_told(tmp_path: Path) -> None:
+    training = load_entrypoint(BUNDLE, "models:tied_gpt")
+    traced = trace(training, 2, 7)
+    chain = split(traced, choose_cuts(traced, None))
+    told: list[str] = []
+    anything: Any = Alone(chain.num_sections)
+    state = ModelState(RangeRuntime(chain, training, 7), None)
+    with pytest.raises(NoCheckpoint):  # it was never written
+        form(anything, state, Source(RefusingOnce(tmp_path), "job", told.append), [])
+    assert told == ["AccessDenied: not with this key", ""]
 
 
 def test_a_member_counts_what_it_received_before_a_donor_may_let_go_of_it() -> None:

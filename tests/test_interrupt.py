@@ -3,6 +3,8 @@
 import threading
 
 import pytest
+import torch
+from makara.worker.execution.gloo import GroupBroken
 from makara.worker.execution.interrupt import Abandoned, Courier, Interrupt, PeersLost
 
 
@@ -33,12 +35,24 @@ def test_an_order_to_abandon_wakes_a_caller_whose_call_never_returns() -> None:
 
 def test_a_transport_error_becomes_the_loss_of_the_named_peers() -> None:
     def broken() -> None:
-        raise RuntimeError("Connection closed by peer")
+        raise GroupBroken("Connection closed by peer")
 
     courier = Courier("test", Interrupt())
     with pytest.raises(PeersLost, match="Connection closed") as caught:
         courier.call(broken, ranks=[3])
     assert caught.value.ranks == (3,)
+
+
+def test_an_error_of_this_process_is_no_loss_of_peers() -> None:
+    def exhausted() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")  # a RuntimeError
+
+    interrupt = Interrupt()
+    courier = Courier("test", interrupt)
+    with pytest.raises(torch.OutOfMemoryError):
+        courier.call(exhausted, ranks=[3])
+    assert not interrupt.tripped
+    courier.close()
 
 
 def test_the_first_cause_wins() -> None:
@@ -47,6 +61,17 @@ def test_the_first_cause_wins() -> None:
     interrupt.trip(Abandoned())
     with pytest.raises(PeersLost):
         interrupt.check()
+
+
+def test_who_is_lost_after_the_first_is_known_too() -> None:
+    told: list[frozenset[int]] = []
+    interrupt = Interrupt(lambda: told.append(interrupt.lost))
+    for rank in (2, 1):
+        interrupt.lose(rank, ConnectionResetError("its process has ended"))
+    with pytest.raises(PeersLost) as caught:
+        interrupt.check()
+    assert caught.value.ranks == (2,)
+    assert told == [frozenset({2}), frozenset({1, 2})]
 
 
 def test_an_error_of_the_call_itself_reaches_the_caller_and_harms_nobody() -> None:
@@ -62,7 +87,7 @@ def test_an_error_of_the_call_itself_reaches_the_caller_and_harms_nobody() -> No
 
 def test_the_failure_of_a_started_call_is_told_when_its_result_is_asked_for() -> None:
     def broken() -> None:
-        raise RuntimeError("Connection closed by peer")
+        raise GroupBroken("Connection closed by peer")
 
     interrupt = Interrupt()
     courier = Courier("test", interrupt)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from in_service import Desk, desk
 from makara.manager import core, job_loop
+from makara.manager.agents import AgentConnection
 from makara.manager.events import Event, ReportReceived, Tick, Together
-from makara.worker.messages import Phase
+from makara.worker.messages import At, Beat, Phase, Progress, Report
 
 NUM_VMS = 60
 
@@ -84,6 +86,101 @@ def test_heartbeats_without_news_run_no_rule(tmp_path: Path, monkeypatch: pytest
             assert {pulse.at for pulse in pulses.values()} == {here.clock.now}
             await asyncio.gather(*(here.report("j", vm) for vm in vms))
             assert [type(event) for event in ran] == [Together]
+
+    asyncio.run(play())
+
+
+class Socket:
+    """An agent's end of a WebSocket, in memory."""
+
+    def __init__(self) -> None:
+        self.incoming: asyncio.Queue[str] = asyncio.Queue()
+        self.sent: list[str] = []
+
+    async def receive_text(self) -> str:
+        text = await self.incoming.get()
+        self.incoming.task_done()
+        return text
+
+    async def send_text(self, text: str) -> None:
+        self.sent.append(text)
+
+    def count(self, kind: str) -> int:
+        return sum(text.startswith(f'{{"type":"{kind}"') for text in self.sent)
+
+
+def test_a_beat_shows_that_a_vm_lives_and_gets_on(tmp_path: Path, decided: list[Event]) -> None:
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await here.submit("j", resources={"max_nodes": 2})
+            await here.tick()
+            vm, _ = here.vms("j")
+            socket: Any = Socket()
+            serving = asyncio.create_task(AgentConnection(here.service, socket, "j", vm).serve())
+
+            async def says(message: Report | Beat) -> None:
+                before = len(decided)
+                socket.incoming.put_nowait(message.model_dump_json())
+                await here.until(lambda: socket.incoming.empty() and len(decided) > before)
+
+            async def beats(count: int) -> None:
+                here.sequence += 1
+                beat = Beat(sequence=here.sequence, progress=[Progress(count=count, at=At.COMPUTING)])
+                socket.incoming.put_nowait(beat.model_dump_json())
+                await socket.incoming.join()
+                await asyncio.sleep(0)
+
+            await beats(7)  # it refers to nothing
+            await says(here.report_of(vm, Phase.RUNNING).model_copy(update={"progress": [Progress(count=1)]}))
+            await here.until(lambda: socket.count("ack") == 1)
+            vitals = here.service.jobs["j"].vitals
+            assert vitals.pulses[vm].report.progress == [Progress(count=1)]
+            num_decided, began = len(decided), here.clock.now
+            for count in (1, 2, 2, 2):
+                here.clock.now += 10.0
+                await beats(count)
+                assert len(decided) == num_decided, "a beat waits for the next tick"
+                await here.tick()
+                num_decided = len(decided)
+                vitals = here.service.jobs["j"].vitals
+                assert vitals.pulses[vm].at == here.clock.now
+                assert vm not in vitals.unheard
+            assert vitals.pulses[vm].moved == (began + 20.0,)
+            assert vitals.at_of(f"{vm}.0") is At.COMPUTING
+            assert socket.count("ack") == 1, "an agent need not hear of each"
+            here.service.leases = replace(here.service.leases, orphan_timeout_s=0.0)
+            await beats(3)
+            await here.until(lambda: socket.count("ack") == 2)
+            serving.cancel()
+
+    asyncio.run(play())
+
+
+def test_beats_of_a_job_that_is_set_aside_harm_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise ValueError("cannot decide")
+
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await here.submit("j", resources={"max_nodes": 2})
+            await here.tick()
+            vm = here.vms("j")[0]
+            await here.report("j", vm)
+            with monkeypatch.context() as patch:
+                patch.setattr(job_loop, "decide", fails)
+                here.service.beat("j", here.report_of(vm))
+                await here.tick()
+                assert here.service.jobs["j"].set_aside
+                here.service.beat("j", here.report_of(vm))
+                await here.tick(1.0)
+            await here.tick(100.0)
+            here.service.beat("j", here.report_of(vm))
+            await here.tick()
+            job = here.service.jobs["j"]
+            assert not job.set_aside
+            assert job.vitals.pulses[vm].report.sequence == here.sequence
 
     asyncio.run(play())
 

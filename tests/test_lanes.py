@@ -12,7 +12,7 @@ import torch
 from makara.pipeline import Kind, Operation, Range, grid, orders
 from makara.pipeline.traffic import messages
 from makara.worker.cutting.chain import Value
-from makara.worker.execution.gloo import Group, Listener, connect
+from makara.worker.execution.gloo import Group, GroupBroken, Listener, connect
 from makara.worker.execution.interrupt import Abandoned, Interrupt, PeersLost
 from makara.worker.execution.lanes import Lanes
 
@@ -107,5 +107,5 @@ def test_a_group_that_was_released_refuses_and_sums_nothing_in_silence(
     group = workers[0].channels[Kind.FORWARD]
     group.release()
     for use in (lambda: group.sum(torch.zeros(1)), lambda: group.start_send(torch.zeros(1), 1, 0)):
-        with pytest.raises(RuntimeError, match=r"the group of ranks \(0, 1\) is closed"):
+        with pytest.raises(GroupBroken, match=r"the group of ranks \(0, 1\) is closed"):
             use()

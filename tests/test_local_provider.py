@@ -156,6 +156,17 @@ def test_a_wall_clock_that_is_set_ends_no_vm(cloud: Cloud, monkeypatch: pytest.M
         assert cloud.provider.list() == {"a": VmStatus.RUNNING}
 
 
+def test_a_vm_of_the_same_name_elsewhere_on_this_machine_is_left_alone(cloud: Cloud, tmp_path: Path) -> None:
+    other = Cloud(tmp_path / "elsewhere")
+    processes, neighbours = cloud.start("a"), other.start("a")
+    cloud.provider.release("a")
+    eventually(lambda: gone(processes))
+    assert not any(gone([process]) for process in neighbours)
+    assert other.provider.list() == {"a": VmStatus.RUNNING}
+    other.provider.release("a")
+    eventually(lambda: gone(neighbours))
+
+
 def test_a_notice_is_written_and_then_kept(cloud: Cloud) -> None:
     processes = cloud.start("a")
     cloud.provider.inject("a", "notice", 0.2)

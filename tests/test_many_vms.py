@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from core_script import Script
-from in_service import FakeConnection, desk
+from in_service import Desk, FakeConnection, desk
 from makara.manager import orders as orders_module
+from makara.manager.agents import AgentConnection
 from makara.manager.journal import StoredFact
 from makara.manager.live import Subscription, Update
 from makara.manager.orders import OrderParts, orders
 from makara.manager.runtime import Job
 from makara.manager.views import job_view, surviving
-from makara.worker.messages import Orders, Phase, StepMetrics
+from makara.worker.messages import GenerationOrder, Orders, Phase, StepMetrics
 
 
 def test_orders_of_a_generation_are_made_and_written_once(monkeypatch) -> None:
@@ -33,6 +35,60 @@ def test_orders_of_a_generation_are_made_and_written_once(monkeypatch) -> None:
         assert told == orders(script.state, vm, parts=OrderParts())
         assert Orders.model_validate_json(parts.to_json(told)) == told
     assert made == [1] * 5, "once for all VMs, and once for each of the comparisons"
+
+
+class Socket:
+    """An agent's end of a WebSocket, in memory."""
+
+    def __init__(self, *incoming: str) -> None:
+        self._incoming = asyncio.Queue[str]()
+        for text in incoming:
+            self._incoming.put_nowait(text)
+        self.sent: list[str] = []
+
+    async def receive_text(self) -> str:
+        return await self._incoming.get()
+
+    async def send_text(self, text: str) -> None:
+        self.sent.append(text)
+
+    def generations(self) -> list[GenerationOrder]:
+        told = [Orders.model_validate_json(text) for text in self.sent if '"type":"orders"' in text]
+        return [orders.generation for orders in told if orders.generation is not None]
+
+
+def test_a_plan_is_sent_once_to_an_agent_that_keeps_it(tmp_path: Path) -> None:
+    async def play(here: Desk, keeps_plans: bool) -> None:
+        script = Script()
+        worker, _ = script.start(2)
+        vm = here.vms("j")[0]
+        report = here.report_of(vm).model_copy(update={"keeps_plans": keeps_plans})
+        socket: Any = Socket(report.model_dump_json())
+        connection = AgentConnection(here.service, socket, "j", vm)
+        serving = asyncio.create_task(connection.serve())
+        await here.until(lambda: any('"type":"ack"' in text for text in socket.sent))
+        for number, change in enumerate((lambda: None, script.prepare, script.open), 1):
+            change()
+            connection.push(orders(script.state, worker[:-2]))
+            await here.until(lambda number=number: len(socket.generations()) == number)
+        first, second, third = socket.generations()
+        assert first.plan
+        assert len(first.members) == 2
+        assert {first.plan_hash} == {second.plan_hash, third.plan_hash}
+        assert (first.phase, third.phase, third.endpoint) == ("prepare", "go", "10.0.0.1:1")
+        for later in (second, third):
+            assert (later.plan, later.members) == (({}, []) if keeps_plans else (first.plan, first.members))
+        serving.cancel()
+
+    async def both() -> None:
+        async with desk(tmp_path) as here:
+            await here.submit("j", resources={"max_nodes": 2})
+            await here.tick()
+            await play(here, True)
+            await play(here, True)  # a new connection carries it again
+            await play(here, False)  # an agent of an older version
+
+    asyncio.run(both())
 
 
 def test_only_vms_whose_orders_changed_are_told(tmp_path: Path) -> None:

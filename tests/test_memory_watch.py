@@ -65,6 +65,17 @@ def test_a_killed_process_leaves_what_it_held(tmp_path: Path, holder: subprocess
     assert "the kernel killed nothing for want of memory meanwhile" in account
 
 
+def test_what_is_left_is_looked_at_in_one_sample_of_four(
+    tmp_path: Path, holder: subprocess.Popen[bytes]
+) -> None:
+    watch = MemoryWatch(holder.pid, system(tmp_path, 2, 0, limit=str(40 * MB), usage=10 * MB))
+    watch.sample()
+    system(tmp_path, 2, 0, limit=str(40 * MB), usage=38 * MB)
+    for left in ("30 MB", "30 MB", "30 MB", "2 MB"):
+        watch.sample()
+        assert f"{left} were left" in watch.account()
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_kernels_count_of_kills_is_told(
     tmp_path: Path, holder: subprocess.Popen[bytes], version: int

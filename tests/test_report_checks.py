@@ -7,17 +7,20 @@ import math
 from typing import Any
 
 import pytest
+from core_script import RECIPE
+from makara.worker.frames import read_report
 from makara.worker.messages import (
     DeviceInfo,
     Failure,
     Formed,
     Phase,
     Profile,
-    Recipe,
     Report,
     StepMetrics,
     WorkerReport,
 )
+from makara.worker.reports import encode
+from makara.worker.trainer import failure_of
 from pydantic import ValidationError
 
 
@@ -44,16 +47,6 @@ def read(value: dict[str, Any]) -> Report:
 
 
 FORMED = Formed(generation=1, step=0, rung="start", phases_s={"load": 0.5}).model_dump()
-RECIPE = Recipe(
-    microbatch_size=2,
-    num_micro_batches=4,
-    cuts=[1],
-    graph_hash="5ec7",
-    threads=1,
-    device_kind="cpu",
-    torch_version="2.13",
-    bundle_sha256="b0",
-)
 
 
 def profile(calibration: dict[str, Any]) -> dict[str, Any]:
@@ -126,3 +119,25 @@ def test_a_long_traceback_is_shortened_where_it_is_made_and_not_refused() -> Non
     assert len(failure.traceback) < 40_000
     told = read(report(workers=[worker(failure=failure.model_dump())]))
     assert told.workers[0].failure == failure
+
+
+def test_text_that_is_no_utf_8_is_escaped_where_it_is_made() -> None:
+    """Found: a file name in a user's error ended the agent, and VM after VM was bought."""
+    failure = failure_of(ValueError("cannot read caf\udce9.jpg"))
+    assert failure.message.endswith("cannot read caf\\udce9.jpg")
+    told = Report.model_validate(
+        report(workers=[worker(failure=failure.model_dump(), lost=["v\udce9.0", "vé.0"])])
+    )
+    assert told.workers[0].lost == ["v?.0", "vé.0"]
+    assert read_report(told.model_dump_json()) == told
+
+
+def test_a_worker_whose_part_cannot_be_written_fails_and_the_others_are_reported() -> None:
+    whole = read(report(workers=[worker(), worker(worker="v1.1", phase="profiling")]))
+    survey = Profile(recipe=RECIPE, calibration={"labels": ["caf\udce9"]})
+    workers = [whole.workers[0].model_copy(update={"profile": survey}), whole.workers[1]]
+    encoded = encode(whole.model_copy(update={"workers": workers}), 1 << 16)
+    assert list(encoded.failed) == ["v1.0"]
+    told = read_report(encoded.text).workers
+    assert told[0].failure == encoded.failed["v1.0"]
+    assert told[1] == whole.workers[1]

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from makara.checkpoint import CheckpointId, NotFound, StoreRefused, open_generation, open_store, read_head
+from makara.checkpoint import (
+    CheckpointId,
+    NotFound,
+    StoreRefused,
+    StoreUnavailable,
+    open_generation,
+    open_store,
+    read_head,
+)
 from makara.checkpoint.layout import head_key
 from makara.checkpoint.local import LocalStore
 from makara.worker.execution.commit import Flag
 from makara.worker.generation import Due
 from makara.worker.saver import PartSnapshot, Place, Saver, Snapshot, SnapshotSlot
+from torch.distributed import DistNetworkError
 
 
 class Board:
@@ -39,6 +49,19 @@ class Board:
         return all(key in self.values for key in keys)
 
 
+class Gate(Board):
+    """Holds up whoever reads, and then gives what cannot be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def get(self, key: str) -> bytes:
+        self.entered.set()
+        self.go_on.wait()
+        raise ValueError("a receipt that nobody can read")
+
+
 class Outcome:
     """What a saver told: checkpoints published, and the loss of its board."""
 
@@ -58,6 +81,33 @@ class RefusingStore(LocalStore):
     def put(self, key: str, data: bytes) -> None:
         if self.closed.is_set() and "/sections/" in key:
             raise StoreRefused("AccessDenied: not with this key")
+        super().put(key, data)
+
+
+class SlowStore(LocalStore):
+    """Takes parts, and says after a while that it is away."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, folder.as_uri())
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def put(self, key: str, data: bytes) -> None:
+        if "/sections/" in key:
+            self.entered.set()
+            self.go_on.wait()
+            raise StoreUnavailable("timed out")
+        super().put(key, data)
+
+
+class Exhausted(LocalStore):
+    """Stores no part: this process lacks something."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, folder.as_uri())
+
+    def put(self, key: str, data: bytes) -> None:
+        if "/sections/" in key:
+            raise RuntimeError("can't start new thread")
         super().put(key, data)
 
 
@@ -92,7 +142,9 @@ def snapshot(step: int, section: int = 0) -> Snapshot:
 
 
 def wait_until(made: Saver, predicate: Callable[[], bool]) -> None:
+    gives_up_at = time.monotonic() + 30.0
     while not predicate():
+        assert time.monotonic() < gives_up_at, "it never comes"
         made.wait(0.05)
 
 
@@ -102,7 +154,7 @@ def test_a_step_is_published_once_all_ranks_have_stored_their_parts(tmp_path: Pa
     first.save(snapshot(2))
     second.save(snapshot(4, section=1))  # it never had step 2
     wait_until(second, lambda: second.done(4))
-    wait_until(first, lambda: not first.busy)
+    wait_until(first, lambda: not first.slot_taken)
     assert first.behind
     assert outcome.published == []
     first.save(snapshot(4))
@@ -120,17 +172,52 @@ def test_an_error_in_the_background_reaches_whoever_waits_for_the_checkpoint(tmp
     made.save(snapshot(2))
     with pytest.raises(ValueError, match="not a store's error"):
         wait_until(made, lambda: made.done(2))
-    wait_until(made, lambda: not made.busy)
-    with pytest.raises(ValueError, match="not a store's error"):
-        made.save(snapshot(4))
+    for use in (lambda: made.slot_taken, lambda: made.save(snapshot(4))):
+        with pytest.raises(ValueError, match="not a store's error"):
+            use()
+    assert made.behind
+
+
+def test_an_error_while_a_snapshot_waits_leaves_room_and_reaches_the_next_step(tmp_path: Path) -> None:
+    board, slot = Gate(), SnapshotSlot()
+    made = saver(tmp_path, board, Outcome(), slot=slot)
+    made.save(snapshot(2))
+    board.entered.wait()
+    made.save(snapshot(4))
+    board.go_on.set()
+    with pytest.raises(ValueError, match="a receipt that nobody can read"):
+        wait_until(made, lambda: not made.slot_taken)
+    wait_until(made, lambda: not slot.taken)  # also for the savers of later generations
+
+
+@pytest.mark.parametrize("lost", [None, DistNetworkError("connection reset")])
+def test_what_is_saved_after_the_end_takes_no_room(tmp_path: Path, lost: Exception | None) -> None:
+    store, slot, outcome = LocalStore(tmp_path, tmp_path.as_uri()), SnapshotSlot(), Outcome()
+    made = saver(tmp_path, Board(lost), outcome, store=store, slot=slot)
+    open_generation(store, "job", 2)  # whoever publishes in the first one is fenced
+    made.save(snapshot(2))
+    wait_until(made, lambda: outcome.lost.is_set() or made.done(2))
+    wait_until(made, lambda: not slot.taken)
+    made.save(snapshot(4))
+    wait_until(made, lambda: not slot.taken)
     assert made.behind
 
 
 def test_the_loss_of_the_rendezvous_store_is_told(tmp_path: Path) -> None:
     outcome = Outcome()
-    made = saver(tmp_path, Board(RuntimeError("connection reset")), outcome)
+    made = saver(tmp_path, Board(DistNetworkError("connection reset")), outcome)
     made.save(snapshot(2))
     assert outcome.lost.wait(30.0)
+    made.close()
+
+
+def test_an_error_of_this_process_is_told_as_its_own_and_not_as_the_loss_of_a_peer(tmp_path: Path) -> None:
+    outcome = Outcome()
+    made = saver(tmp_path, Board(), outcome, store=Exhausted(tmp_path))
+    made.save(snapshot(2))
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        wait_until(made, lambda: outcome.lost.is_set() or made.done(2))
+    assert not outcome.lost.is_set()
     made.close()
 
 
@@ -138,14 +225,14 @@ def test_one_snapshot_is_held_until_it_is_stored_whatever_the_store_says(tmp_pat
     store, outcome, slot = RefusingStore(tmp_path), Outcome(), SnapshotSlot()
     made = saver(tmp_path, Board(), outcome, store=store, slot=slot)
     store.closed.set()
-    assert not made.busy
+    assert not made.slot_taken
     made.save(snapshot(2))
     wait_until(made, lambda: bool(outcome.trouble))
-    assert made.busy
+    assert made.slot_taken
     assert not made.done(2), "a refusal is no error: somebody may put it right"
     store.closed.clear()
     wait_until(made, lambda: made.done(2))
-    assert not made.busy
+    assert not made.slot_taken
     assert outcome.trouble == ["AccessDenied: not with this key", ""]
     assert outcome.published == [CheckpointId(2, 1)]
     made.close()
@@ -158,13 +245,25 @@ def test_a_snapshot_that_is_given_up_counts_until_its_upload_has_ended(tmp_path:
     made.save(snapshot(2))
     wait_until(made, lambda: bool(outcome.trouble))
     successor = saver(tmp_path, Board(), outcome, store=store, slot=slot)
-    assert successor.busy
+    assert successor.slot_taken
     made.close()
-    wait_until(made, lambda: not made.busy)
+    wait_until(made, lambda: not made.slot_taken)
     store.closed.clear()
     successor.save(snapshot(4))
     wait_until(successor, lambda: successor.done(4))
     successor.close()
+
+
+def test_an_upload_that_fails_after_the_end_tells_nothing(tmp_path: Path) -> None:
+    """The next saver believes that all is well, and would never say so."""
+    store, outcome, slot = SlowStore(tmp_path), Outcome(), SnapshotSlot()
+    made = saver(tmp_path, Board(), outcome, store=store, slot=slot)
+    made.save(snapshot(2))
+    store.entered.wait()
+    made.close()
+    store.go_on.set()
+    wait_until(made, lambda: not slot.taken)
+    assert outcome.trouble == []
 
 
 def test_a_lost_head_is_waited_for_and_told(tmp_path: Path) -> None:
@@ -175,7 +274,7 @@ def test_a_lost_head_is_waited_for_and_told(tmp_path: Path) -> None:
     made.save(snapshot(2))
     wait_until(made, lambda: bool(outcome.trouble))
     assert "no head.json" in outcome.trouble[0]
-    assert not made.busy, "its parts are stored: there is room for the next"
+    assert not made.slot_taken, "its parts are stored: there is room for the next"
     store.put(head_key("job"), head)
     wait_until(made, lambda: made.done(2))
     made.close()
@@ -186,7 +285,7 @@ def test_a_checkpoint_whose_part_vanished_is_given_up_and_the_next_is_published(
     made = saver(tmp_path, board, outcome, 0, 2, store=store)
     other = saver(tmp_path, board, outcome, 1, 2, store=store)
     made.save(snapshot(2))
-    wait_until(made, lambda: not made.busy)
+    wait_until(made, lambda: not made.slot_taken)
     for key, _ in store.list("job/sections/"):
         store.delete(key)
     other.save(snapshot(2, section=1))
@@ -194,7 +293,7 @@ def test_a_checkpoint_whose_part_vanished_is_given_up_and_the_next_is_published(
     with pytest.raises(NotFound):
         made.done(2)
     made.save(snapshot(4))
-    wait_until(other, lambda: not other.busy)
+    wait_until(other, lambda: not other.slot_taken)
     other.save(snapshot(4, section=1))
     wait_until(made, lambda: made.done(4))
     assert outcome.published == [CheckpointId(4, 1)]
@@ -208,8 +307,8 @@ def test_receipts_are_forgotten_once_they_are_of_no_more_use(tmp_path: Path) -> 
     for step in (2, 4, 6):
         first.save(snapshot(step))
         second.save(snapshot(step, section=1))
-        wait_until(first, lambda step=step: first.done(step) and not first.busy)
-        wait_until(second, lambda step=step: second.done(step) and not second.busy)
+        wait_until(first, lambda step=step: first.done(step) and not first.slot_taken)
+        wait_until(second, lambda step=step: second.done(step) and not second.slot_taken)
     wait_until(first, lambda: not board.values)
     first.close()
     second.close()

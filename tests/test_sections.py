@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -16,8 +17,65 @@ from makara.worker.errors import RecipeMismatch, UserCodeError
 from makara.worker.sections.ranges import RangeRuntime, SectionRuntime
 from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
-from models import Tokens, skip_model, tied_gpt, untied_mlp
-from torch import Tensor
+from models import VOCABULARY, Tokens, skip_model, tied_gpt, untied_mlp
+from torch import Tensor, nn
+
+
+@torch.library.custom_op("makara_tests::picky", mutates_args=())
+def picky(x: Tensor) -> Tensor:
+    """A copy of `x`, which must be as it usually is."""
+    if float(x.abs().max()) > 1e5:
+        raise ArithmeticError("too much for me")
+    return x.clone()
+
+
+@picky.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+picky.register_autograd(lambda _, gradient: picky(gradient.contiguous()))
+
+
+class Picky(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, 4)
+        self.head = nn.Linear(4, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(picky(self.table(tokens)))
+
+
+def picky_model() -> RangeRuntime:
+    training = replace(tied_gpt(), model=Picky)
+    return hosted(training, chain_of(training, 1))
+
+
+def test_what_the_models_own_operation_raises_is_the_users_error() -> None:
+    """Found: it was ours, and was tried again for as often as ours are."""
+    runtime = picky_model()
+    gradients(runtime)
+    with torch.no_grad():
+        runtime.sections[0].parameters["table.weight"].fill_(1e6)
+    with pytest.raises(UserCodeError, match="the model's forward: ArithmeticError: too much for me") as told:
+        gradients(runtime)
+    assert 'raise ArithmeticError("too much for me")' in (told.value.traceback or "")
+
+
+def test_what_the_gradient_of_the_models_own_operation_raises_is_the_users_error() -> None:
+    runtime = picky_model()
+    with torch.no_grad():
+        runtime.sections[0].parameters["head.weight"].mul_(1e9)
+    with pytest.raises(UserCodeError, match="the model's backward: ArithmeticError: too much for me"):
+        gradients(runtime)
+
+
+def test_what_torch_itself_raises_is_not_taken_for_the_users() -> None:
+    runtime = picky_model()
+    wrong = {name: torch.full_like(entry, VOCABULARY + 7) for name, entry in batch().items()}
+    with pytest.raises(IndexError):
+        runtime.forward(0, 0, 0, 1, {}, wrong, keep=False)
 
 
 def chain_of(training: Training, num_sections: int | None = None) -> Sections:

@@ -44,6 +44,8 @@ CALLS = {
     ("numpy", "load"),
     ("np", "load"),
 }
+# A user's own call of it, in the process that runs the user's code: only where the tensors lie is ours.
+USERS_CALLS = {("worker/tracing/loading.py", "torch.load")}
 COLLECTIVES = {name for name in dir(torch.distributed) if "object" in name}
 
 
@@ -79,7 +81,12 @@ def _names(node: ast.AST) -> Iterator[str]:
 def test_no_package_reads_a_pickle_or_runs_text() -> None:
     sources = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     assert len(sources) > 100
-    found = [f"{path}:{what}" for path in sources for what in forbidden(ast.parse(path.read_text()))]
+    found = [
+        f"{path}:{what}"
+        for path in sources
+        for what in forbidden(ast.parse(path.read_text()))
+        if (str(path.relative_to(ROOT)), what.partition(": ")[2]) not in USERS_CALLS
+    ]
     assert found == []
 
 

@@ -137,7 +137,8 @@ def test_a_manager_of_a_new_home_asks_before_it_goes_on_from_an_earlier_head(
         assert main(["resume", job, "--from-head", *login]) == 0
         view = other.wait(job, lambda v: v["status"] == "finished")
         assert view["export_sha256"] == trained["export_sha256"]
-        with pytest.raises(Refused, match="it does not wait for a person"):
+        why = f"^job {job} is finished; only a job that waits for you can be resumed$"
+        with pytest.raises(Refused, match=why):
             other.client.post(f"/jobs/{job}/resume", json={"how": "again"})
     finally:
         other.stop()

@@ -7,35 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
-from fleet import BUNDLE, settings
 from makara.worker.messages import Phase
 from makara.worker.precision import Precision
-from makara.worker.reference import run_reference
-from makara.worker.training import load_entrypoint
-from test_trainers import STEPS, Run, assert_same, recipe_of
+from test_trainers import STEPS, Run, assert_same, reference
 
 ENTRYPOINT = "models:normed_mlp"
-
-
-@cache
-def reference(precision: Precision) -> tuple[list[float], dict[str, torch.Tensor]]:
-    job = settings(Path("/unused"), entrypoint=ENTRYPOINT)
-    recipe = recipe_of(ENTRYPOINT, precision)
-    return run_reference(
-        load_entrypoint(BUNDLE, ENTRYPOINT),
-        microbatch_size=recipe.microbatch_size,
-        num_micro_batches=recipe.num_micro_batches,
-        cuts=recipe.cuts,
-        steps=STEPS,
-        seed=job.seed,
-        numerics="exact",
-        precision=precision,
-    )
 
 
 @pytest.fixture
@@ -47,7 +26,9 @@ def run(tmp_path: Path, precision: Precision) -> Iterator[Run]:
 
 def assert_told(run: Run, precision: Precision) -> None:
     by_step = {metrics.step: metrics for metrics in run.fleet.metrics}
-    assert [by_step[step + 1].loss for step in range(STEPS)] == reference(precision)[0]
+    assert [by_step[step + 1].loss for step in range(STEPS)] == reference(
+        ENTRYPOINT, "exact", precision=precision
+    )[0]
     if precision != "fp16":
         assert not any(metrics.skipped or metrics.loss_scale for metrics in run.fleet.metrics)
         return
@@ -73,7 +54,7 @@ def test_survivors_agree_about_the_last_commit(
     run.fleet.abandon(1, "a", "b")
     run.fleet.wait_phase(Phase.IDLE, "a", "b")
     run.fleet.form(run.plan(2, [], 2), ["b", "a"])
-    assert_same(run.finish("a", "b"), reference(precision)[1])
+    assert_same(run.finish("a", "b"), reference(ENTRYPOINT, "exact", precision=precision)[1])
     assert_told(run, precision)
 
 
@@ -91,7 +72,7 @@ def test_the_only_host_of_a_section_dies_and_the_store_gives_all_of_it_back(
     formed = run.fleet.reports["c"].formed
     assert formed is not None
     assert (formed.rung, formed.step) == ("store", base[0].step)
-    assert_same(run.finish("a", "c"), reference(precision)[1])
+    assert_same(run.finish("a", "c"), reference(ENTRYPOINT, "exact", precision=precision)[1])
 
 
 @pytest.mark.parametrize("numerics", ["exact", "fast"])

@@ -87,7 +87,7 @@ def test_a_users_endpoint_sees_nothing_of_the_manager(tmp_path: Path, stranger: 
         told = errors(submit(manager, {"uri": "s3://bucket/p", "endpoint": stranger.endpoint}))
         assert stranger.seen == []
         assert "AWS_ACCESS_KEY_ID" in told["checkpoint.endpoint"]
-        assert f"--allow-store {stranger.endpoint}" in told["checkpoint.endpoint"]
+        assert f"--allow-store {stranger.endpoint}, beside those allowed now" in told["checkpoint.endpoint"]
         told = errors(submit(manager, {"uri": "s3://bucket/p", "endpoint": stranger.endpoint}, OWN))
         assert "checkpoint.uri" in told  # it was asked, and says 403
         assert stranger.seen
@@ -117,6 +117,24 @@ def test_an_allowed_endpoint_is_signed_for_unless_the_job_has_keys(
         assert "the-managers-key" in stranger.seen[-1][1]["Authorization"]
         submit(manager, {"uri": "s3://bucket/p/x", "endpoint": stranger.endpoint}, OWN)
         assert "the-jobs-key" in stranger.seen[-1][1]["Authorization"]
+    finally:
+        manager.stop()
+
+
+def test_without_credentials_it_is_said_whose_are_missing_and_the_field_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    manager = Manager(tmp_path / "home").start()
+    try:
+        told = errors(submit(manager, {"uri": "s3://bucket/p"}))["checkpoint.uri"]
+        assert told.startswith("s3://bucket/p: the manager has no credentials for it")
+        assert "`secrets`" in told
+        assert "environment of `makara server`" in told
     finally:
         manager.stop()
 
@@ -180,7 +198,19 @@ def test_a_folder_is_what_its_links_lead_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["", "bucket", "ftp://x", "http://", "file://host/x", "http://[x", "s3://a?b"]
+    "entry",
+    [
+        "",
+        "bucket",
+        "ftp://x",
+        "http://",
+        "file://host/x",
+        "http://[x",
+        "s3://a?b",
+        "s3:/x",
+        "s3:x",
+        "s3:///x",
+    ],
 )
 def test_what_names_no_store_is_refused_at_start(tmp_path: Path, entry: str) -> None:
     with pytest.raises(ConfigError, match="allow_stores"):

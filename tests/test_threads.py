@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from in_service import Desk, FakeProvider, desk
 from makara.checkpoint import HeadMissing
-from makara.manager import store_commands
-from makara.manager.commands import OpenHead, ReleaseVm
+from makara.manager import planning, store_commands
+from makara.manager.commands import ComputePlan, OpenHead, ReleaseVm
+from makara.manager.events import PlanComputed
 from makara.manager.providers import VmStatus
+from makara.manager.state import JobState
 from makara.manager.threads import Kind, Lane, ThreadBounds, Threads, told_when_slow
 from makara.worker.messages import BootConfig
 
@@ -197,6 +199,67 @@ def test_a_hung_store_holds_up_its_own_job_and_shows_as_trouble(
             assert here.service.jobs["b"].state.live_vms[0].joined
             here.service.effects.start("b", ReleaseVm(key="b-vm1/release", vm="b-vm1"))
             await here.until(lambda: "b-vm1" not in here.provider.list())
+
+    asyncio.run(play())
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> list[str]:
+    """The keys of the questions that are computed; those of job `a` then wait at the gate."""
+    keys: list[str] = []
+
+    def compute_plan(state: JobState, command: ComputePlan, _clock: object) -> PlanComputed:
+        keys.append(command.key)
+        if state.job == "a":
+            gate()
+        return PlanComputed(
+            now=0.0, generation=command.generation, asked=command.asked, plan=None, reason="none wanted"
+        )
+
+    monkeypatch.setattr(planning, "compute_plan", compute_plan)
+    return keys
+
+
+def test_questions_of_one_job_leave_a_planner_to_others_and_the_last_one_alone_is_computed(
+    tmp_path: Path, gate: Gate, computed: list[str]
+) -> None:
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await two_jobs(here)
+            effects = here.service.effects
+            effects.start("a", ComputePlan(key="a/plan/0", generation=1, workers=()))
+            await here.until(lambda: gate.inside > 0)
+            for number in range(1, 5):
+                effects.start("a", ComputePlan(key=f"a/plan/{number}", generation=1, workers=()))
+            effects.start("b", ComputePlan(key="b/plan/0", generation=1, workers=()))
+            await here.until(lambda: computed == ["a/plan/0", "b/plan/0"])
+            gate.opened.set()
+            await here.until(lambda: not effects._tasks)
+            assert computed == ["a/plan/0", "b/plan/0", "a/plan/4"]
+            assert not here.service.journal.pending_commands()
+
+    asyncio.run(play())
+
+
+def test_a_question_that_nobody_waits_for_when_a_thread_is_free_is_not_computed(
+    tmp_path: Path, gate: Gate, computed: list[str]
+) -> None:
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await two_jobs(here)
+            effects, threads = here.service.effects, here.service.threads
+            others = [asyncio.create_task(threads.run(Kind.PLANNING, gate)) for _ in range(2)]
+            await here.until(lambda: gate.inside == 2)
+            for job in ("a", "b"):
+                effects.start(job, ComputePlan(key=f"{job}/plan/0", generation=1, workers=()))
+            await here.service.stop("b")
+            await here.until(lambda: here.service.jobs["b"].state.ended is not None)
+            effects.start("a", ComputePlan(key="a/plan/1", generation=1, workers=()))
+            await asyncio.sleep(0)
+            gate.opened.set()
+            await asyncio.gather(*others)
+            await here.until(lambda: not effects._tasks)
+            assert computed == ["a/plan/1"]
 
     asyncio.run(play())
 

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from makara.manager import tokens
 from makara.manager.tokens import Scope, TokenRefused, TokenStore, csrf_token
 
 
@@ -68,6 +69,16 @@ def test_a_join_token_works_for_its_vm_until_its_successor_is_shown(store: Token
     with pytest.raises(TokenRefused, match="unknown"):
         store.check(token, Scope.JOIN)
     store.check(other, Scope.JOIN)
+
+
+def test_tokens_of_a_vm_are_found_without_looking_at_those_of_others(tmp_path: Path) -> None:
+    with closing(TokenStore(tmp_path / "tokens.sqlite3")):
+        pass
+    with closing(sqlite3.connect(tmp_path / "tokens.sqlite3")) as file:
+        for statement in (tokens._FORGET_JOIN, "DELETE FROM tokens WHERE job = ? AND vm = ?"):
+            values = ("x",) * statement.count("?")
+            steps = [row[3] for row in file.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+            assert steps == ["SEARCH tokens USING INDEX tokens_of_vms (job=? AND vm=?)"]
 
 
 def test_a_manager_is_the_same_over_restarts_and_another_with_another_file(tmp_path: Path) -> None:

@@ -130,6 +130,21 @@ def test_a_worker_that_the_next_generation_does_without_holds_nobody_up(run: Run
     run.fleet.wait(lambda: run.fleet.formed("a", 2) and run.fleet.formed("c", 2))
 
 
+def test_all_who_died_are_named_also_those_who_died_a_moment_later(run: Run) -> None:
+    """Found: the first one was, and what the other links told after that was dropped."""
+    run.fleet.start("a", "b", "c", "d", "e")
+    run.fleet.form(run.plan(1, 1, 2, 4, 6), ["a", "b", "c", "d", "e"])
+    run.step_on("a")
+    run.fleet.kill("c")
+    run.fleet.wait_phase(Phase.BROKEN, "a", "b", "e")
+    run.fleet.kill("d")
+    run.fleet.wait(lambda: all(run.fleet.reports[w].lost == ["c", "d"] for w in ("a", "b", "e")))
+    run.fleet.abandon(1, "a", "b", "e")
+    run.fleet.form(run.plan(2, 2, 5), ["a", "b", "e"])  # who is left of it takes nobody for lost any more
+    run.step_on("a")
+    assert all(run.fleet.reports[w].lost == [] for w in ("a", "b", "e"))
+
+
 def test_a_trainer_whose_agent_died_without_reading_ends_itself(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     process = CONTEXT.Process(target=_trainer, args=(theirs, "a", str(tmp_path / "log"), None), daemon=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 from core_script import Script
+from makara.manager.cli_show import describe
 from makara.manager.commands import ComputePlan, ExportWeights, OpenHead, ReleaseVm, RequestVm
 from makara.manager.events import (
     CommandStuck,
@@ -18,8 +20,11 @@ from makara.manager.events import (
 )
 from makara.manager.facts import GenerationClosed, JobEnded, JobResumed, PersonNeeded, Resumption
 from makara.manager.orders import orders
+from makara.manager.progress import answers
+from makara.manager.runtime import Job
 from makara.manager.state import Status
-from makara.worker.messages import CheckpointRef, Phase, WorkerReport
+from makara.manager.views import JobView, job_view
+from makara.worker.messages import CheckpointRef, Phase, StepMetrics, WorkerReport
 
 
 def ref(step: int, generation: int = 1) -> CheckpointRef:
@@ -213,6 +218,14 @@ def test_a_refused_growth_leaves_alone_what_runs_and_is_tried_again() -> None:
     assert script.state.status is Status.WAITING, "now nothing runs"
 
 
+def test_morphs_are_shown_in_order_beside_what_ran_though_one_never_formed() -> None:
+    script, _ = growing()
+    stuck(script, 2)
+    views = shown(script).morphs
+    assert [view.generation for view in views] == [1, 2]
+    assert [view.before for view in views] == [None, views[0].shape]
+
+
 def test_a_stop_during_a_refused_growth_saves_where_it_runs() -> None:
     script, workers = growing()
     script.event(StopRequested(now=script.now))
@@ -237,6 +250,53 @@ def test_what_an_earlier_generation_failed_to_do_is_no_reason_to_wait() -> None:
     resume(script, Resumption.AGAIN)
     stuck(script, 2)
     assert script.state.waiting is None
+
+
+def shown(script: Script) -> JobView:
+    """What users see, had all steps been told."""
+    job = Job("j", [], [])
+    job.state, job.vitals = script.state, script.vitals
+    job.reports = {vm: pulse.report for vm, pulse in script.vitals.pulses.items()}
+    step = max((worker.step for worker in script.workers.values()), default=0)
+    told = StepMetrics(step=step, generation=1, loss=1.0, grad_norm=1.0, seconds=0.1, samples=4)
+    job.add_steps([told], script.now)
+    return job_view(job, {})
+
+
+def lines(script: Script) -> list[str]:
+    view = shown(script).model_dump(mode="json")
+    return answers(view)[len(view["waiting"]["offers"]) :]
+
+
+def test_a_waiting_job_says_until_when_its_vms_are_kept_and_which_steps_cannot_be_saved() -> None:
+    script, workers = growing()
+    script.report(script.change(workers[0], step=25, published=ref(25)))
+    differs(script, "missing")
+    (kept,) = lines(script)
+    assert kept.startswith("its VMs are kept until ")
+    step_on(script, workers, 10)
+    _, unsaved = lines(script)
+    assert unsaved == "steps 26 to 35 cannot be saved as things are, and only its VMs hold them"
+    event = describe(script.last(PersonNeeded).model_dump(mode="json"))
+    assert f"vms_until={datetime.fromtimestamp(script.last(PersonNeeded).vms_until):%m-%d %H:%M:%S}" in event
+    step_on(script, workers, 595)
+    script.report(*(script.change(w, phase=Phase.HELD) for w in workers))
+    script.wait(1.0)
+    assert not script.state.live_vms
+    assert lines(script) == ["steps 26 to 630 cannot be saved as things are, and no VM holds them any more"]
+    script.workers.clear()
+    resume(script, Resumption.AGAIN)
+    script.wait(1.0)
+    assert shown(script).reason == "waits for VMs (3 asked for): fewer usable VMs than min_nodes (1)"
+
+
+def test_steps_that_the_head_takes_while_the_job_waits_are_not_called_unsaved() -> None:
+    script, workers = growing()
+    differs(script, "lacks", 1, ref(5))
+    step_on(script, workers, 10)
+    assert lines(script) == [
+        "its VMs are kept as long as its generation steps, which can publish checkpoints"
+    ]
 
 
 def test_vms_are_kept_as_long_as_a_generation_steps_that_can_publish() -> None:

@@ -23,7 +23,7 @@ from .bundles import BundleError, SetupFailed, fetch_secrets, prepare_bundle
 from .connection import ManagerConnection, until_first
 from .frames import makara_version
 from .instruction_sets import environment_of, processor_flags
-from .logs import bound
+from .logs import BoundedLogs
 from .messages import (
     PROTOCOL,
     BootConfig,
@@ -37,12 +37,12 @@ from .messages import (
     WorkerReport,
 )
 from .notices import Notices
-from .reports import Backlog, encode
+from .reports import Backlog, as_beat, encode
+from .standstill import pause
 from .trainers import TrainerProcess
 
 log = logging.getLogger("makara.agent")
 
-_WATCH_S = 0.25
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0  # of fetching the job's code
 
 
@@ -69,6 +69,7 @@ class Agent:
         self._stacks: list[Stacks] = []
         self._stacks_told: int | None = None  # the first report that carried them
         self._sequence = 0
+        self._told: Report | None = None  # the last report, if all of it was sent
         self._ended = asyncio.Event()
         self._holding: str | None = None  # why the trainers are to hold, whatever the orders say
         self._leaving: str | None = None
@@ -84,6 +85,7 @@ class Agent:
                 self._connection.run(),
                 self._watch_trainers(),
                 self._watch_manager(),
+                BoundedLogs(self._directory).keep(lambda: (self._orders or _NO_ORDERS).log_bytes),
                 self._serve_job(),
                 self._ended.wait(),
             )
@@ -106,7 +108,6 @@ class Agent:
         for trainer in self._trainers:
             trainer.give_up(orders.given_up.get(trainer.worker, -1))
         self._hold(None)
-        self._changed()
 
     def _hold(self, reason: str | None) -> None:
         """Give the trainers their orders; with a reason, they are to save a checkpoint and take no further
@@ -116,6 +117,7 @@ class Agent:
             held = {"hold": True} if reason is not None else {}
             for trainer in self._trainers:
                 trainer.give(self._orders.model_copy(update=held))
+        self._changed()
 
     async def _serve_job(self) -> None:
         """Fetch the job's code and keep its trainers running."""
@@ -143,10 +145,14 @@ class Agent:
 
     # ---- reports -------------------------------------------------------------------------------------------
 
-    def report(self, limit_bytes: int) -> str:
-        """Everything that this VM is now, as JSON of at most `limit_bytes`."""
+    def report(self, limit_bytes: int, *, may_beat: bool) -> str:
+        """Everything that this VM is now, as JSON of at most `limit_bytes`; where it may, what is new."""
         self._sequence += 1
-        encoded = encode(self._report(limit_bytes), limit_bytes)
+        report = self._report(limit_bytes)
+        if may_beat and (beat := as_beat(report, self._told)) is not None:
+            return beat
+        encoded = encode(report, limit_bytes)
+        self._told = None if encoded.failed else report
         self._backlog.put_back(encoded.num_metrics)
         if encoded.has_stacks and self._stacks_told is None:
             self._stacks_told = self._sequence
@@ -176,6 +182,8 @@ class Agent:
             metrics=self._backlog.take(self._sequence, limit_bytes),
             notice_deadline_s=self._notices.remaining_s(),
             leaving=self._leaving,
+            holding=self._holding,
+            keeps_plans=True,
             protocol=PROTOCOL,
             makara=makara_version(),
         )
@@ -197,14 +205,9 @@ class Agent:
         noticed = False
         while True:
             lease_s = self._orders.lease_s if self._orders else 60.0
-            before = time.monotonic()
-            await asyncio.sleep(_WATCH_S)
-            stalled = time.monotonic() - before > lease_s / 2
-            for log_file in self._directory.glob("*.log"):
-                bound(log_file, (self._orders or _NO_ORDERS).log_bytes)
+            stood_still_s = await pause()
             for trainer in self._trainers:
-                if stalled:
-                    trainer.renew_lease()
+                trainer.extend_lease(stood_still_s)
                 trainer.check_lease(lease_s)
                 trainer.sample()
             if self._orders is not None and self._orders.stacks > self._shown:
@@ -224,7 +227,7 @@ class Agent:
         """Save and end when the manager refuses this VM or is not seen; save and wait when it cannot be
         understood. Whatever it is, it is over when the manager is heard again."""
         while True:
-            await asyncio.sleep(_WATCH_S)
+            self._connection.excuse(await pause())
             ends, reason = self._why_alone()
             if reason is None:
                 if self._holding is not None:
@@ -243,7 +246,7 @@ class Agent:
             return True, f"refused: {self._connection.refusal}"
         if alone_s > timeout_s:
             return True, f"orphaned: no word of the manager for {timeout_s:g} s"
-        return False, self._connection.misfit
+        return False, self._connection.misfit or self._connection.unknown_order
 
     async def _saved(self, reason: str) -> bool:
         """Have a checkpoint published, if that was not done yet; False if the manager came back meanwhile."""
@@ -252,8 +255,10 @@ class Agent:
         log.error("%s: saving a checkpoint", reason)
         self._hold(reason)
         stop = time.monotonic() + (self._orders or _NO_ORDERS).orphan_save_s
-        while any(trainer.running for trainer in self._trainers) and time.monotonic() < stop:
-            await asyncio.sleep(_WATCH_S)
+        while any(trainer.may_save for trainer in self._trainers) and time.monotonic() < stop:
+            stood_still_s = await pause()
+            self._connection.excuse(stood_still_s)
+            stop += stood_still_s
             if self._holding is None:
                 return False
         return True

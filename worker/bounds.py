@@ -22,9 +22,21 @@ _MOST_VALUES = 1_000_000  # in one JSON object
 _DEEPEST = 50
 
 
+def writable(name: Any) -> Any:
+    """`name` with `?` for what UTF-8 cannot write: file names that are no UTF-8 bring lone surrogates."""
+    if not isinstance(name, str) or name.isascii():
+        return name
+    return name.encode(errors="replace").decode()
+
+
 def shortened(text: Any) -> Any:
-    """`text` with its middle left out if it is long; anything else as it is, for the type to refuse."""
-    if not isinstance(text, str) or len(text) <= _LONGEST_TEXT:
+    """`text` with its middle left out if it is long, and escapes for what UTF-8 cannot write; anything else
+    as it is, for the type to refuse."""
+    if not isinstance(text, str):
+        return text
+    if not text.isascii():
+        text = text.encode(errors="backslashreplace").decode()
+    if len(text) <= _LONGEST_TEXT:
         return text
     half = (_LONGEST_TEXT - len(_CUT) - 12) // 2
     return text[:half] + _CUT.format(len(text) - 2 * half) + text[-half:]
@@ -51,6 +63,6 @@ def plain(value: dict[str, Any]) -> dict[str, Any]:
 Count = Annotated[int, Field(ge=0, lt=_GREATEST)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Name = Annotated[str, Field(max_length=_LONGEST_NAME)]
+Name = Annotated[str, BeforeValidator(writable), Field(max_length=_LONGEST_NAME)]
 Text = Annotated[str, BeforeValidator(shortened)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(plain)]

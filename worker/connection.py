@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -20,9 +19,10 @@ import websockets
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.http11 import Response
 
-from .frames import Malformed, Misfit, read_refusal, read_to_agent
+from .frames import Malformed, Misfit, UnknownOrder, read_refusal, read_to_agent
 from .keepalive import end_if_unanswered
-from .messages import BootConfig, Credential, Orders, ReportAck, Welcome
+from .messages import PLANS_KEPT, BootConfig, Credential, GenerationOrder, Orders, ReportAck, Welcome
+from .shown_token import ShownToken
 
 log = logging.getLogger("makara.agent")
 
@@ -39,8 +39,9 @@ class Peer(Protocol):
 
     def acknowledge(self, sequence: int) -> None: ...
 
-    def report(self, limit_bytes: int) -> str:
-        """The next report as JSON of at most so many bytes."""
+    def report(self, limit_bytes: int, *, may_beat: bool) -> str:
+        """The next report as JSON of at most so many bytes. `may_beat`: a `Beat` will do, if nothing but
+        progress changed since the one before."""
         ...
 
 
@@ -54,26 +55,34 @@ class ManagerConnection:
         """Why the manager does not know this VM (any more)."""
         self.misfit: str | None = None
         """Why manager and agent cannot understand one another."""
+        self.unknown_order: str | None = None
+        """Why the newest orders cannot be done: this version does not know them."""
         self._boot = boot
         self._peer = peer
-        self._token_file = Path(boot.directory) / "worker.token"
+        self._token = ShownToken(Path(boot.directory) / "worker.token", boot.join_token)
         self._manager: str | None = None  # which one it is, once it has let this VM in
         self._heartbeat_s = 1.0
         self._answer_s = Orders.model_fields["link_timeout_s"].default
         self._report_limit = self._most_bytes = Welcome.model_fields["max_report_bytes"].default
+        self._takes_beats = False
         self._welcomed = asyncio.Event()
         # Of this connection: a manager whose journal came from a backup counts from a smaller number.
         self._newest = 0
+        self._plans: dict[str, GenerationOrder] = {}  # by the hash; the same ones as the manager knows of
         self._dirty = asyncio.Event()
 
     def changed(self) -> None:
         """There is something new to report."""
         self._dirty.set()
 
+    def excuse(self, stood_still_s: float) -> None:
+        """Leave out of the manager's silence for how long this VM itself could not hear it."""
+        self.heard_at = min(time.monotonic(), self.heard_at + stood_still_s)
+
     @property
     def token(self) -> str:
         """What this VM shows: the join token, until the manager has given it one of its own."""
-        return self._token_file.read_text() if self._token_file.exists() else self._boot.join_token
+        return self._token.text
 
     async def run(self) -> None:
         delay_s = _FIRST_RETRY_S
@@ -88,6 +97,8 @@ class ManagerConnection:
     async def _connect(self) -> None:
         """One connection, from its opening to its end."""
         self._welcomed.clear()
+        self._takes_beats = False
+        self._plans.clear()
         self._newest = 0
         try:
             async with connect(
@@ -137,6 +148,11 @@ class ManagerConnection:
             self.misfit = str(misfit)
             self._welcomed.set()
             return
+        except UnknownOrder as error:
+            if self.unknown_order is None:
+                log.error("orders that this version does not know: %s: holding", error)
+            self.unknown_order = f"it was ordered what its version does not know: {error}"
+            return
         if isinstance(message, Welcome):
             self._welcome(message)
         elif self.misfit is None and message is not None:
@@ -145,6 +161,7 @@ class ManagerConnection:
     def _welcome(self, welcome: Welcome) -> None:
         self.misfit = None
         self._manager = welcome.manager or None
+        self._takes_beats = welcome.beats
         self._heartbeat_s = welcome.heartbeat_s
         self._report_limit = min(welcome.max_report_bytes, self._most_bytes)
         self._welcomed.set()
@@ -152,27 +169,48 @@ class ManagerConnection:
     def _hear(self, message: Orders | ReportAck | Credential) -> None:
         match message:
             case Credential(token=token):
-                write_secret(self._token_file, token)
+                self._token.renew(token)
                 return  # a manager that can say no more than this is not there
             case ReportAck(sequence=sequence):
                 self._peer.acknowledge(sequence)
             case Orders() as orders:
+                orders = self._with_plan(orders)
                 self._answer_s = orders.link_timeout_s
                 if orders.version >= self._newest:
                     self._newest = orders.version
+                    self.unknown_order = None
                     self._peer.obey(orders)
-        self.heard_at = time.monotonic()
+        self._token.write()
+        if self.unknown_order is None:
+            self.heard_at = time.monotonic()
         self.refusal = None
+
+    def _with_plan(self, orders: Orders) -> Orders:
+        """The orders with the plan that this connection has carried, if they name it only."""
+        generation = orders.generation
+        if generation is None or not generation.plan_hash:
+            return orders
+        name = generation.plan_hash
+        if generation.plan:
+            if name not in self._plans:
+                self._plans = dict([*self._plans.items(), (name, generation)][-PLANS_KEPT:])
+            return orders
+        if name not in self._plans:
+            raise Malformed(f"generation {generation.number}: its plan was not sent on this connection")
+        known = {"plan": self._plans[name].plan, "members": self._plans[name].members}
+        return orders.model_copy(update={"generation": generation.model_copy(update=known)})
 
     async def _send(self, connection: ClientConnection) -> None:
         await self._welcomed.wait()  # it says how large a report may be
+        may_beat = False  # after the first report
         while True:
             self._dirty.clear()
             try:
-                await connection.send(self._peer.report(self._report_limit))
+                await connection.send(self._peer.report(self._report_limit, may_beat=may_beat))
             except websockets.exceptions.ConnectionClosed:
                 # `_receive` takes what has arrived before, and says how it closed.
                 await asyncio.Event().wait()
+            may_beat = self._takes_beats
             # `asyncio.wait_for` loses a cancellation that comes with what it waits for, before Python 3.12.
             with contextlib.suppress(TimeoutError):  # nothing new: the next report is the heartbeat
                 async with asyncio.timeout(self._heartbeat_s):
@@ -190,11 +228,3 @@ async def until_first(*work: Coroutine[Any, Any, Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Write `text` to a file that only this user can read, replacing it whole."""
-    temporary = path.with_suffix(".new")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    temporary.replace(path)

@@ -1,26 +1,29 @@
 """The trainer's end of the pipe to its agent: orders in, reports and beats out.
 
-One thread owns the socket. Its beats prove that the process runs and that nothing keeps the interpreter
-lock; the agent kills a trainer whose beats stop for a lease. What they carry tells whether the compute thread
-gets on. If the agent is gone the trainer ends at once:
-nobody would order it about or end it.
+One thread reads orders and beats. Its beats prove that the process runs and that nothing keeps the
+interpreter lock; the agent kills a trainer whose beats stop for a lease. What they carry tells whether the
+compute thread gets on, which never waits for the agent (see `outbox`). If the agent is gone the trainer ends
+at once: nobody would order it about or end it.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import os
 import selectors
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+from .frames import read_from_agent
 from .messages import Orders, StepMetrics, WorkerReport
+from .outbox import Outbox
 from .progress import Progress
 
 log = logging.getLogger("makara.trainer")
+T = TypeVar("T")
 
 BEAT_S = 0.5
 AGENT_GONE = 70  # exit statuses
@@ -28,7 +31,8 @@ CONTROL_LOST = 71
 
 
 class Control:
-    """Thread-safe: the compute thread reports, the control thread reads orders and beats."""
+    """Thread-safe: the compute thread reports and never waits for it, the control thread reads orders, beats,
+    and tells what there was no room for."""
 
     def __init__(
         self, connection: socket.socket, report: WorkerReport, on_orders: Callable[[Orders], None]
@@ -37,7 +41,9 @@ class Control:
         self._on_orders = on_orders
         self._report = report
         self.progress = Progress()
-        self._send_lock = threading.Lock()
+        self._outbox = Outbox(connection)
+        self._woken, self._waker = socket.socketpair()  # the control thread, when something has to wait
+        self._reporting = threading.Lock()
         self._changed = threading.Condition()
         self._orders: Orders | None = None
 
@@ -66,18 +72,26 @@ class Control:
             self._changed.notify_all()
 
     def report(self, **changes: Any) -> None:
-        """Change fields of the worker's report and send it."""
-        with self._send_lock:
+        """Change fields of the worker's report and tell it, as soon as the agent reads."""
+        with self._reporting:
             self._report = self._report.model_copy(update=changes)
-            self._send({"report": self._report.model_dump(mode="json")})
+            self._tell(self._outbox.put_report, self._report)
 
     def metrics(self, metrics: StepMetrics) -> None:
-        with self._send_lock:
-            self._send({"metrics": metrics.model_dump(mode="json")})
+        self._tell(self._outbox.put_metrics, metrics)
 
-    def _send(self, value: dict[str, Any]) -> None:
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all that was told is on its way to the agent, at most for so long."""
+        self._outbox.flush(timeout_s)
+
+    def _tell(self, put: Callable[[T], bool], value: T) -> None:
+        if not self._put(put, value):
+            with contextlib.suppress(BlockingIOError):  # it has been woken often enough
+                self._waker.send(b"!", socket.MSG_DONTWAIT)
+
+    def _put(self, put: Callable[[T], bool], value: T) -> bool:
         try:
-            self._socket.sendall(json.dumps(value).encode() + b"\n")
+            return put(value)
         except OSError:
             os._exit(AGENT_GONE)
 
@@ -91,15 +105,21 @@ class Control:
     def _serve(self) -> None:
         selector = selectors.DefaultSelector()
         selector.register(self._socket, selectors.EVENT_READ)
+        selector.register(self._woken, selectors.EVENT_READ)
         pending = b""
         while True:
-            if selector.select(timeout=BEAT_S):
-                data = self._receive()
-                *lines, pending = (pending + data).split(b"\n")
+            ready = {key.fileobj: events for key, events in selector.select(timeout=BEAT_S)}
+            if self._woken in ready:
+                self._woken.recv(1 << 16)
+            if ready.get(self._socket, 0) & selectors.EVENT_READ:
+                *lines, pending = (pending + self._receive()).split(b"\n")
                 for line in lines:
-                    self._accept(Orders.model_validate_json(line))
-            with self._send_lock:
-                self._send({"beat": {"count": self.progress.count, "at": self.progress.at}})
+                    self._accept(read_from_agent(line))
+            all_told = self._put(
+                self._outbox.put_beat, {"count": self.progress.count, "at": self.progress.at}
+            )
+            waits = 0 if all_told else selectors.EVENT_WRITE
+            selector.modify(self._socket, selectors.EVENT_READ | waits)
 
     def _receive(self) -> bytes:
         try:

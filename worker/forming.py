@@ -4,7 +4,7 @@ lacks."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from ..checkpoint import (
+    CheckpointError,
     CheckpointId,
     Corrupt,
     Manifest,
@@ -34,6 +35,7 @@ from .execution.state import ModelState
 from .messages import At, CheckpointRef, Formed
 from .progress import Progress
 from .sections.state import entry_owner, group_owner
+from .store_trouble import StoreTrouble
 
 V = TypeVar("V")
 Rung = Literal["start", "peers", "store"]
@@ -49,10 +51,12 @@ class NoCheckpoint(WorkerError):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a job's checkpoints are."""
+    """Where a job's checkpoints are. `on_trouble` is told what the store says to what is being tried again;
+    nothing when it is over."""
 
     store: Store
     job: str
+    on_trouble: Callable[[str], None] = lambda _: None
 
 
 class Phases:
@@ -252,6 +256,7 @@ def _read_range(session: Session, state: ModelState, source: Source, checkpoint:
     chain = state.runtime.chain
     owned = {name for index in session.wanted for name in _state_names(chain.sections[index])}
     cancel = Event()
+    trouble = StoreTrouble("loading a checkpoint", source.on_trouble)
 
     def read() -> tuple[Manifest, dict[tuple[int, int], bytes]]:
         patience_s = float("inf")
@@ -260,6 +265,7 @@ def _read_range(session: Session, state: ModelState, source: Source, checkpoint:
             patience_s=patience_s,
             cancel=cancel,
             refusals=True,
+            on_retry=on_retry,
         )
         parts = read_sections(
             source.store,
@@ -271,17 +277,23 @@ def _read_range(session: Session, state: ModelState, source: Source, checkpoint:
             cancel=cancel,
             on_read=on_read,
             refusals=True,
+            on_retry=on_retry,
         )
         return manifest, parts
 
     def on_read() -> None:
         session.progress.loaded += 1
+        trouble.tell("")
+
+    def on_retry(error: CheckpointError, _delay_s: float) -> None:
+        trouble.tell(str(error))
 
     try:
         with session.progress.being(At.STORE):
             manifest, parts = session.courier.call(read)
     finally:
         cancel.set()  # if interrupted: let the abandoned read end
+        trouble.close()
     tensors: dict[str, torch.Tensor] = {}
     for payload in parts.values():
         tensors |= unpack(payload)[0]

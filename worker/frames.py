@@ -1,7 +1,10 @@
 """Frames between manager and agent, read by a side that may be older or newer than the writer.
 
-Unknown fields and unknown kinds of frames are passed over. What cannot be read is `Malformed`, and a side
-that speaks another protocol altogether is a `Misfit`; neither ends a process.
+Unknown fields and unknown kinds of frames are passed over. An unknown value of an enumeration is read as
+its `other` in what tells (see `unknown_values`); in orders it is `UnknownOrder`, since half of what is wanted
+must not be done. What cannot be read is `Malformed`, and a side that speaks another protocol altogether is a
+`Misfit`; none of these ends a process. An agent and its trainers are two sides, too: after an upgrade in
+place a trainer that is started anew is of the version on disk.
 """
 
 from __future__ import annotations
@@ -9,13 +12,30 @@ from __future__ import annotations
 import logging
 from functools import cache
 from importlib.metadata import version
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .messages import PROTOCOL, TO_AGENT, Credential, Orders, Refusal, Report, ReportAck, Welcome
+from .messages import (
+    PROTOCOL,
+    TO_AGENT,
+    Beat,
+    Credential,
+    Message,
+    Orders,
+    Refusal,
+    Report,
+    ReportAck,
+    Welcome,
+)
+from .unknown_values import FROM_ANOTHER_VERSION
+
+M = TypeVar("M", bound=Message)
 
 log = logging.getLogger("makara.frames")
 _SHOWN_FAULTS = 3
+_BEAT = '{"type":"beat"'
+_NOT_A_CHOICE = ("literal_error", "enum")
 
 
 class Malformed(ValueError):
@@ -24,6 +44,10 @@ class Malformed(ValueError):
 
 class Misfit(Exception):
     """The other side speaks another protocol; the message says which side speaks which."""
+
+
+class UnknownOrder(Exception):
+    """Orders with a value that this version does not know; the message names it."""
 
 
 class _Envelope(BaseModel):
@@ -45,7 +69,7 @@ def makara_version() -> str:
 def read_to_agent(frame: str | bytes) -> Welcome | Orders | ReportAck | Credential | None:
     """A frame from the manager; None for a kind that this version does not know.
 
-    Raises `Malformed`, and `Misfit` for the welcome of a manager with another protocol.
+    Raises `Malformed`, `UnknownOrder`, and `Misfit` for the welcome of a manager with another protocol.
     """
     try:
         message = TO_AGENT.validate_json(frame, extra="ignore")
@@ -55,22 +79,44 @@ def read_to_agent(frame: str | bytes) -> Welcome | Orders | ReportAck | Credenti
         if any(fault["type"] == "union_tag_invalid" and not fault["loc"] for fault in error.errors()):
             log.warning("passing over a frame of unknown type %r: the manager is newer", envelope.type)
             return None
+        if all(fault["type"] in _NOT_A_CHOICE for fault in error.errors()):
+            raise UnknownOrder(_faults(error)) from error
         raise Malformed(_faults(error)) from error
     if isinstance(message, Welcome):
         _check_protocol("the manager", message.protocol, message.makara)
     return message
 
 
+def read_report_or_beat(frame: str) -> Report | Beat:
+    """A frame from an agent; raises as `read_report`."""
+    if not frame.startswith(_BEAT):
+        return read_report(frame)
+    try:
+        return Beat.model_validate_json(frame, extra="ignore", context=FROM_ANOTHER_VERSION)
+    except ValidationError as error:
+        raise Malformed(_faults(error)) from error
+
+
 def read_report(frame: str | bytes) -> Report:
     """An agent's report. Raises `Malformed`, and `Misfit` for that of an agent with another protocol."""
     try:
-        report = Report.model_validate_json(frame, extra="ignore")
+        report = Report.model_validate_json(frame, extra="ignore", context=FROM_ANOTHER_VERSION)
     except ValidationError as error:
         envelope = _envelope(frame)
         _check_protocol("the agent", envelope.protocol, envelope.makara)
         raise Malformed(_faults(error)) from error
     _check_protocol("the agent", report.protocol, report.makara)
     return report
+
+
+def read_from_trainer(kind: type[M], value: Any) -> M:
+    """A message of a trainer that may be newer than its agent. Raises `ValidationError`."""
+    return kind.model_validate(value, extra="ignore", context=FROM_ANOTHER_VERSION)
+
+
+def read_from_agent(line: bytes) -> Orders:
+    """Orders that an agent passed on, which may be older than its trainer. Raises `ValidationError`."""
+    return Orders.model_validate_json(line, extra="ignore")
 
 
 def read_refusal(body: bytes) -> Refusal | None:

@@ -44,10 +44,14 @@ def run_generation(
     Raises `Interrupted` when it is over before that; the model's state then is that of the last settled
     commit.
     """
+
+    def on_trouble(trouble: str) -> None:
+        control.report(store_trouble=trouble)
+
     store = open_store(job.store.uri, endpoint=job.store.endpoint, region=job.store.region)
     parts = buckets(model.chain, session.plan)
     model.state.runtime.place_optimizers(on_host=session.plan.optimizer_on_host)
-    formed = form(session, model.state, Source(store, job.job), parts)
+    formed = form(session, model.state, Source(store, job.job, on_trouble), parts)
     control.report(phase=Phase.RUNNING if session.trains else Phase.LEFT, formed=formed, step=formed.step)
     last = model.state.settled
     if last is not None and last.step == formed.step:
@@ -66,11 +70,8 @@ def run_generation(
     def on_published(checkpoint: CheckpointId) -> None:
         control.report(published=CheckpointRef(step=checkpoint.step, generation=checkpoint.generation))
 
-    def on_lost(error: RuntimeError) -> None:
+    def on_rendezvous_lost(error: Exception) -> None:
         session.interrupt.trip(PeersLost([0], error))
-
-    def on_trouble(trouble: str) -> None:
-        control.report(store_trouble=trouble)
 
     board = session.courier.call(session.board, [0])
     saver = Saver(
@@ -80,7 +81,7 @@ def run_generation(
         board,
         model.slot,
         on_published,
-        on_lost,
+        on_rendezvous_lost,
         on_trouble,
         session.progress,
     )
@@ -92,7 +93,6 @@ def run_generation(
         if loop.saved_at is not None and not saver.behind:
             model.state.saved_at = loop.saved_at
         saver.close()
-        control.report(store_trouble="")
         stepper.close()
 
 
@@ -166,13 +166,13 @@ class _Loop:
         period_s = self._job.checkpoint_interval_s
         if period_s is not None and time.monotonic() - (self.saved_at or self._period_began) > period_s:
             flags |= Flag.SAVE
-        if self._saver.busy:
+        if self._saver.slot_taken:
             flags |= Flag.BUSY
         return self._may_switch(), flags
 
     def _save(self, step: int) -> None:
         with self._session.progress.being(At.STORE):
-            while self._saver.busy:  # only before a hold, or the end
+            while self._saver.slot_taken:  # only before a hold, or the end
                 self._session.courier.call(lambda: self._saver.wait(0.2))
         self.saved_at = time.monotonic()
         self._saver.save(take_snapshot(self._session, self._model, step))

@@ -14,7 +14,8 @@ _PROBES = 3
 def keep_alive(connection: socket.socket, bound_s: float) -> None:
     """Have the kernel ask the other end now and then, and end the connection after `bound_s` of silence.
 
-    It counts while nothing is on its way; see `end_if_unanswered` for when something is.
+    Kernels count in whole seconds, so that it takes 4 at least. It counts while nothing is on its
+    way; see `end_if_unanswered` for when something is.
     """
     interval_s = max(1, round(bound_s / 5))
     idle_s = max(1, round(bound_s - _PROBES * interval_s))

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 _ROOT = Path("/")
+_AVAILABLE_EVERY = 4  # samples: it takes reading several files, a process's own memory one
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -23,6 +24,7 @@ class MemoryWatch:
         self._process: psutil.Process | None = None
         self._held_bytes = self._most_bytes = 0
         self._available_bytes: int | None = None
+        self._num_samples = 0
         self._kills_before = oom_kills(root)
         try:
             self._process = psutil.Process(pid)
@@ -38,7 +40,9 @@ class MemoryWatch:
         if held_bytes:  # a zombie holds nothing
             self._held_bytes = held_bytes
             self._most_bytes = max(self._most_bytes, held_bytes)
-            self._available_bytes = available_bytes(self._root)
+            if self._num_samples % _AVAILABLE_EVERY == 0:
+                self._available_bytes = available_bytes(self._root)
+            self._num_samples += 1
 
     def account(self) -> str:
         """One sentence, or several, for a person who asks why it was killed."""

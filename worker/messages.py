@@ -25,6 +25,7 @@ from .bounds import (
     Text,
 )
 from .instruction_sets import InstructionSet
+from .unknown_values import or_else
 
 _INDICES = frozenset(str(index) for index in range(MOST_DEVICES))
 
@@ -34,6 +35,14 @@ PROTOCOL = 1
 # Raised when trainers of two versions could not form a generation, or train in it, together: what they say to
 # each other, and in which order, is no matter of the manager's.
 TRAINER_PROTOCOL = 1
+
+
+DeviceKind = Annotated[Literal["cpu", "cuda", "other"], or_else("other")]
+"""Other: of a kind that this version does not know, and cannot plan for."""
+
+
+# Of one connection, by both sides: the plan that runs and the one that is prepared.
+PLANS_KEPT = 2
 
 
 class Message(BaseModel):
@@ -67,7 +76,7 @@ class Recipe(Message):
     cuts: list[Count] = Field(max_length=MOST_ENTRIES)  # graph positions before which sections 1..K-1 begin
     graph_hash: Name
     threads: int = Field(ge=1)
-    device_kind: Literal["cpu", "cuda"]
+    device_kind: DeviceKind
     torch_version: Name
     bundle_sha256: Name
     bits_hash: Name | None = None  # `numerics: exact`: see `fitness`; None: not known, or not compared
@@ -122,8 +131,10 @@ class GenerationOrder(Message):
 
     number: int = Field(ge=1)
     phase: Literal["prepare", "go"]
-    plan: dict[str, Any]  # makara.pipeline.Plan.to_json()
-    members: list[Member]
+    # Plan and members are left out where this connection has carried them; by `plan_hash` they are found.
+    plan: dict[str, Any] = Field(default_factory=dict)  # makara.pipeline.Plan.to_json()
+    members: list[Member] = Field(default_factory=list)
+    plan_hash: str = ""
     checkpoints: list[CheckpointRef] = Field(default_factory=list)  # published, newest first; the base first
     endpoint: str | None = None  # host:port of the rendezvous on rank 0; present with `go`
     key: str = Field(default="", repr=False)  # by which its members know each other
@@ -167,6 +178,7 @@ class Phase(StrEnum):
     LEFT = "left"  # handed over; no part of the current generation
     FINISHED = "finished"  # the last step is published
     EXITED = "exited"  # the process is gone; the agent starts the next incarnation
+    OTHER = "other"  # one that this version does not know: it lives, and is left to what it does
 
 
 class At(StrEnum):
@@ -179,17 +191,18 @@ class At(StrEnum):
     PEER = "waiting for a peer"  # a message of a stage, or sections
     MEMBERS = "waiting for all members"  # while a generation forms
     SUMS = "in the reduction"  # the step's sums and its commit
+    OTHER = "at something unknown"  # to this version: it has the longest of all bounds, and is not suspected
 
 
 class Progress(Message):
     """How far one worker has got."""
 
     count: Count = 0  # operations, samples, and pieces of what is loaded and saved; it only grows
-    at: At = At.IDLE
+    at: Annotated[At, or_else(At.OTHER)] = At.IDLE
 
 
 class Stacks(Message):
-    """Where all threads of a trainer stand, as Python shows it; the last of them is the compute thread."""
+    """Where the threads of a trainer stand, as Python shows it, a hundred at most; see `stacks.lead`."""
 
     worker: Name
     number: Count  # of the orders that asked for it
@@ -198,9 +211,11 @@ class Stacks(Message):
 
 class Failure(Message):
     """Why a trainer stopped. `kind` user: the job's own code or data raised; retrying cannot help by
-    itself."""
+    itself. Other: this version does not know the kind; it counts as a death."""
 
-    kind: Literal["user", "recipe", "internal", "killed", "lease", "stuck"]
+    kind: Annotated[
+        Literal["user", "recipe", "internal", "killed", "lease", "stuck", "other"], or_else("other")
+    ]
     message: Text
     traceback: Text | None = None
     exit_code: int | None = None
@@ -211,7 +226,7 @@ class Formed(Message):
 
     generation: Count
     step: Count  # the committed step that the generation starts from
-    rung: Literal["start", "peers", "store"]
+    rung: Annotated[Literal["start", "peers", "store", "other"], or_else("other")]
     phases_s: dict[Name, Seconds] = Field(max_length=100)  # groups, exchange, load, ... in seconds
 
 
@@ -234,7 +249,7 @@ class WorkerReport(Message):
     worker: Name
     incarnation: Count = 0
     trainer_protocol: Count = 0  # it meets only trainers of the same
-    phase: Phase
+    phase: Annotated[Phase, or_else(Phase.OTHER)]
     generation: Count = 0  # the generation that `phase` speaks of
     prepared: Count = 0  # the highest generation it is prepared for
     endpoint: Name | None = None  # rendezvous it listens on, if it is rank 0 of `prepared`
@@ -246,7 +261,9 @@ class WorkerReport(Message):
     # something broke and it does not know who.
     lost: list[Name] = Field(default_factory=list, max_length=MOST_ENTRIES)
     published: CheckpointRef | None = None  # newest checkpoint this trainer published
-    store_trouble: Text = ""  # what the store says while a checkpoint of this trainer is tried again
+    store_trouble: Text = (
+        ""  # what the store says while this trainer tries again to save or load a checkpoint
+    )
     forward_s: Seconds | None = (
         None  # mean compute time of a micro-batch per section (fail-stutter detection)
     )
@@ -350,7 +367,7 @@ class ProbeReport(Message):
 
 
 class DeviceInfo(Message):
-    kind: Literal["cpu", "cuda"]
+    kind: DeviceKind
     name: Name
     memory_bytes: Count
 
@@ -369,6 +386,8 @@ class Report(Message):
     stacks: list[Stacks] = Field(default_factory=list, max_length=MOST_DEVICES)  # until acknowledged
     notice_deadline_s: Finite | None = None  # seconds until the cloud takes the VM, if it said so
     leaving: Text | None = None  # the VM ends itself, and why
+    holding: Text | None = None  # why its trainers hold, whatever the orders say
+    keeps_plans: bool = False  # the last `PLANS_KEPT` plans of this connection need not be sent again
     protocol: Count = 1
     makara: Name = ""  # version of the agent
 
@@ -384,8 +403,20 @@ class Report(Message):
         return self
 
 
+class Beat(Message):
+    """A heartbeat of an agent: the VM is what its last report on this connection says, but for `progress`.
+
+    Sent where the `Welcome` says that it is understood. Its frame begins with its type, by which it is told
+    from a `Report`.
+    """
+
+    type: Literal["beat"] = "beat"
+    sequence: Count  # counted with the reports
+    progress: list[Progress] = Field(default_factory=list, max_length=MOST_DEVICES)
+
+
 class ReportAck(Message):
-    """The manager has stored what this report carried up to `sequence`."""
+    """The manager has stored what reports carried up to `sequence`. Of beats, few are acknowledged."""
 
     type: Literal["ack"] = "ack"
     sequence: int
@@ -401,6 +432,7 @@ class Welcome(Message):
     makara: str = ""  # version of the manager
     manager: str = ""  # which manager this is: the same over its restarts
     max_report_bytes: int = 1 << 24  # a larger report closes the connection
+    beats: bool = False  # a `Beat` is understood in place of a report without news
 
 
 class Refusal(Message):
@@ -426,7 +458,8 @@ class Credential(Message):
     valid_for_s: float
 
 
-# Frames from the manager to an agent, on the WebSocket `/api/v1/agents/{vm}`; the other way go `Report`s.
+# Frames from the manager to an agent, on the WebSocket `/api/v1/agents/{vm}`; the other way go `Report`s and
+# `Beat`s.
 ToAgent = Annotated[Welcome | Orders | ReportAck | Credential, Field(discriminator="type")]
 TO_AGENT: TypeAdapter[Welcome | Orders | ReportAck | Credential] = TypeAdapter(ToAgent)
 

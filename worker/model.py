@@ -8,7 +8,7 @@ import torch
 
 from .cutting.partition import Sections, split
 from .data import Batches
-from .errors import RecipeMismatch
+from .errors import RecipeMismatch, other_graph
 from .execution.state import ModelState
 from .fitness import bits_hash
 from .messages import JobSettings, Recipe
@@ -40,10 +40,7 @@ def build_model(training: Training, job: JobSettings, recipe: Recipe) -> Model:
     configure_torch(recipe.threads, job.numerics)
     traced = trace(training, recipe.microbatch_size, job.seed, job.precision)
     if traced.graph_hash != recipe.graph_hash:
-        raise RecipeMismatch(
-            f"graph_hash: this VM traced {traced.graph_hash}, the recipe says {recipe.graph_hash}; "
-            "its libraries or its copy of the code differ"
-        )
+        raise other_graph(traced.graph_hash, recipe.graph_hash)
     chain = split(traced, recipe.cuts)
     device = pick_device(recipe.device_kind)
     dataset = call_user_code("Training.dataset", training.dataset)

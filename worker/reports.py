@@ -2,7 +2,8 @@
 
 Metrics are repeated until they are acknowledged, so after a long absence there are many of them: they are
 sent in pieces, the oldest first. Where a report is too large for the frame, stacks are shortened and left
-out, then metrics wait for a later report. Only a worker whose own part does not fit has failed.
+out, then metrics wait for a later report. Only a worker whose own part does not fit, or cannot be written as
+JSON, has failed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .bounds import MOST_METRICS
-from .messages import Failure, Phase, Report, Stacks, StepMetrics, WorkerReport
+from .messages import Beat, Failure, Phase, Report, Stacks, StepMetrics, WorkerReport
 
 _METRICS_BYTES = 512  # of one step as JSON, at most
 _LEAST_STACKS_CHARS = 1024  # less of a trainer's stacks shows nothing
@@ -60,7 +61,20 @@ class Encoded:
     text: str
     num_metrics: int  # that it carries: the oldest
     has_stacks: bool
-    failed: dict[str, Failure] = field(default_factory=dict)  # workers whose own part is too large, by name
+    failed: dict[str, Failure] = field(default_factory=dict)  # workers with a part that has no place in it
+
+
+def as_beat(report: Report, told: Report | None) -> str | None:
+    """The frame that stands for `report` after `told`, the last report on this connection; None if it says
+    more than that the VM lives and gets on."""
+    if told is None or report.metrics or report.stacks or report.notice_deadline_s is not None:
+        return None
+    if any(getattr(report, name) != getattr(told, name) for name in _NEWS):
+        return None
+    return Beat(sequence=report.sequence, progress=report.progress).model_dump_json()
+
+
+_NEWS = tuple(Report.model_fields.keys() - Beat.model_fields.keys())
 
 
 def encode(report: Report, limit_bytes: int) -> Encoded:
@@ -68,7 +82,11 @@ def encode(report: Report, limit_bytes: int) -> Encoded:
     out."""
     failed: dict[str, Failure] = {}
     while True:
-        text = report.model_dump_json()
+        try:
+            text = report.model_dump_json()
+        except ValueError:  # pydantic's own kind of it
+            report = _without_unwritable(report, failed)
+            continue
         if len(text.encode()) <= limit_bytes or len(failed) == len(report.workers):
             return Encoded(text, len(report.metrics), bool(report.stacks), failed)
         if report.stacks:
@@ -93,6 +111,21 @@ def _without_largest(report: Report, limit_bytes: int, failed: dict[str, Failure
     sizes = {w.worker: len(w.model_dump_json()) for w in report.workers if w.worker not in failed}
     name = max(sizes, key=sizes.__getitem__)
     message = f"its report has {sizes[name]} bytes, and the manager takes {limit_bytes} of a whole VM"
+    return _without(report, name, message, failed)
+
+
+def _without_unwritable(report: Report, failed: dict[str, Failure]) -> Report:
+    """Fail the first worker with a part that is no JSON."""
+    for worker in report.workers:
+        try:
+            worker.model_dump_json()
+        except ValueError as error:
+            return _without(report, worker.worker, f"its report cannot be written: {error}", failed)
+    raise AssertionError("all parts but those of workers are the agent's own")
+
+
+def _without(report: Report, name: str, message: str, failed: dict[str, Failure]) -> Report:
+    """Fail this worker, and report it without its own part."""
     failed[name] = Failure(kind="internal", message=message)
     workers = [
         WorkerReport(worker=name, incarnation=w.incarnation, phase=Phase.EXITED, failure=failed[name])

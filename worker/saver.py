@@ -35,8 +35,9 @@ from ..checkpoint import (
     Store as CheckpointStore,
 )
 from ..checkpoint.tensors import pack
-from .execution.gloo import Store
+from .execution.gloo import CONNECTION_LOST, Store
 from .progress import Progress
+from .store_trouble import StoreTrouble
 
 log = logging.getLogger("makara.saver")
 T = TypeVar("T")
@@ -105,11 +106,11 @@ class Saver:
         board: Store,
         slot: SnapshotSlot,
         on_published: Callable[[CheckpointId], None],
-        on_lost: Callable[[RuntimeError], None],
+        on_rendezvous_lost: Callable[[Exception], None],
         on_trouble: Callable[[str], None],
         progress: Progress | None = None,
     ) -> None:
-        """`on_lost`: called when the rendezvous store cannot be reached, without which none is published.
+        """`on_rendezvous_lost`: called when the rendezvous store, without which none is published, is lost.
         `on_trouble`: what the store says to what is being tried again; empty when it is over."""
         self._place = place
         self._rank = rank
@@ -117,42 +118,44 @@ class Saver:
         self._board = board
         self._slot = slot
         self._on_published = on_published
-        self._on_lost = on_lost
+        self._on_rendezvous_lost = on_rendezvous_lost
         self._progress = progress or Progress()
-        self._on_trouble = on_trouble
-        self._trouble = ""
+        self._trouble = StoreTrouble("saving a checkpoint", on_trouble)
         self._changed = threading.Condition()
         self._waiting: Snapshot | None = None
-        self._steps: list[int] = []  # of which receipts may be on the board
-        self._stored: list[int] = []  # steps of which this rank's parts are stored, not yet published
+        self._stored: list[int] = []  # on rank 0: steps of which its parts are stored, not yet published
         self._newest = -1  # step of the newest snapshot queued
         self._done = -1  # newest step of which all that falls to this rank is done
         self._lost: dict[int, Exception] = {}  # steps that cannot be published any more, and why
         self._cancel = threading.Event()  # the upload under way is not wanted any more
         self._closed = False
+        self._over = False  # the thread has ended, or is about to: nothing is stored any more
         self._error: Exception | None = None
         threading.Thread(target=self._loop, name="saver", daemon=True).start()
 
     @property
-    def busy(self) -> bool:
-        """Whether a snapshot is still in memory, so that there is no room for another."""
+    def slot_taken(self) -> bool:
+        """Whether a snapshot is still in memory, so that there is no room for another. Raises what ended the
+        saving."""
+        if self._error is not None:
+            raise self._error
         return self._slot.taken
 
     def save(self, snapshot: Snapshot) -> None:
-        """Have a snapshot stored. Not while `busy`."""
+        """Have a snapshot stored. Not while `slot_taken`. Once it is over nobody stores it any more. Raises
+        what ended the saving."""
         with self._changed:
-            if self._error is not None:
-                raise self._error
-            assert not self._slot.taken, "a trainer holds one snapshot at a time"
+            assert not self.slot_taken, "a trainer holds one snapshot at a time"
+            self._newest = snapshot.step
+            if self._over or self._closed:
+                return
             self._slot.taken = True
             self._waiting = snapshot
-            self._newest = snapshot.step
-            self._steps.append(snapshot.step)
             self._changed.notify_all()
 
     def done(self, step: int) -> bool:
         """Whether this rank has done its share of checkpoint `step` or of a newer one (rank 0: published
-        it). Raises what made that impossible."""
+        it), or it is closed. Raises what made that impossible."""
         error = self._error or self._lost.get(step)
         if error is not None:
             raise error
@@ -173,9 +176,13 @@ class Saver:
         with self._changed:
             self._closed = True
             self._cancel.set()
-            if self._waiting is not None:
-                self._waiting, self._slot.taken = None, False
-            self._changed.notify_all()
+            self._drop_waiting()
+        self._trouble.close()
+
+    def _drop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting, self._slot.taken = None, False
+        self._changed.notify_all()
 
     def _loop(self) -> None:
         try:
@@ -187,11 +194,15 @@ class Saver:
         except Fenced as error:
             log.info("a newer generation is open: %s", error)
             self.close()
-        except RuntimeError as error:
+        except CONNECTION_LOST as error:
             if not self._closed:  # else the rendezvous store went with its generation
-                self._on_lost(error)
-        except Exception as error:  # raised where the compute thread saves, or waits for what is saved
+                self._on_rendezvous_lost(error)
+        except Exception as error:  # raised where the compute thread asks for anything
             self._error = error
+        finally:
+            with self._changed:
+                self._over = True
+                self._drop_waiting()
 
     def _store_next(self) -> None:
         """Store the snapshot that waits, if there is one, and make room for the next."""
@@ -237,6 +248,8 @@ class Saver:
         )
 
     def _publish_newest(self) -> None:
+        """Publish the newest step of which all ranks have stored their parts; older ones are then of no more
+        use."""
         for step in sorted(self._stored, reverse=True):
             keys = [_key(step, rank) for rank in range(self._num_ranks)]
             if not self._board.check(keys):
@@ -247,10 +260,10 @@ class Saver:
             try:
                 self._publish(step, receipts)
             except (Corrupt, NotFound) as error:  # somebody else has deleted or changed a part
-                self._tell(f"checkpoint {step} is given up: {error}")
+                self._trouble.tell(f"checkpoint {step} is given up: {error}")
                 self._lost[step] = error
+            self._forget_receipts([other for other in self._stored if other <= step])
             self._stored = [other for other in self._stored if other > step]
-            self._forget_receipts(step)
             return
 
     def _publish(self, step: int, receipts: Sequence[Receipt]) -> None:
@@ -277,13 +290,10 @@ class Saver:
         self._on_published(checkpoint)
         self._finish(step)
 
-    def _forget_receipts(self, step: int) -> None:
-        """Those up to `step` are of no more use: all ranks have stored it, and none goes back."""
-        over = [other for other in self._steps if other <= step]
-        self._steps = [other for other in self._steps if other > step]
-        for other in over:
+    def _forget_receipts(self, steps: Sequence[int]) -> None:
+        for step in steps:
             for rank in range(self._num_ranks):
-                self._board.delete_key(_key(other, rank))
+                self._board.delete_key(_key(step, rank))
 
     def _insist(self, call: Callable[[], T]) -> T:
         """`call`, again while the store is away or refuses, until the generation is over."""
@@ -292,18 +302,11 @@ class Saver:
             patience_s=math.inf,
             cancel=self._cancel,
             refusals=True,
-            on_retry=lambda error, _: self._tell(str(error)),
+            on_retry=lambda error, _: self._trouble.tell(str(error)),
         )
         self._progress.saved += 1
-        self._tell("")
+        self._trouble.tell("")
         return result
-
-    def _tell(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            self._trouble = trouble
-            if trouble:
-                log.warning("saving a checkpoint: %s", trouble)
-            self._on_trouble(trouble)
 
     def _finish(self, step: int) -> None:
         with self._changed:

@@ -11,7 +11,6 @@ import argparse
 import faulthandler
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -30,12 +29,14 @@ from .generation import Outcome, run_generation
 from .measurer import Measurer
 from .messages import TRAINER_PROTOCOL, At, Failure, GenerationOrder, Orders, Phase, WorkerReport
 from .model import Model, build_model
+from .stacks import ALL_THREADS, MAIN_THREAD
 from .tracing.trace import load_exporter
 from .training import Training, load_entrypoint
 
 log = logging.getLogger("makara.trainer")
 
 FAILED = 1  # exit status after a failure that was reported
+_LAST_REPORT_S = 60.0  # for an agent that does not read to read why the trainer ends
 
 
 class Trainer:
@@ -57,6 +58,7 @@ class Trainer:
         self._listener: Listener | None = None
         self._prepared = 0
         self._entered = 0  # the newest generation that this trainer went into
+        self._accused: frozenset[int] = frozenset()  # ranks, by what broke the last generation
         self._left: Session | None = None
         """The one before. If it was interrupted, its threads may still be blocked; if not, slower members may
         still need its store, until they have formed a newer generation."""
@@ -75,6 +77,7 @@ class Trainer:
             or self._measurer.has_work(orders)
             or (orders.recipe is not None and self._model is None)
             or self._next_generation(orders) is not None
+            or self._has_lost_more()
         )
 
     def _work(self, orders: Orders) -> None:
@@ -92,6 +95,8 @@ class Trainer:
             bits = self._model.bits_hash
             self.control.report(phase=Phase.IDLE, graph_hash=orders.recipe.graph_hash, bits_hash=bits)
             self._prepare(self.control.orders or orders)
+        elif self._has_lost_more() and self._left is not None:
+            self.control.report(lost=self._lost_in(self._left))
         else:
             self._train(orders)
 
@@ -115,7 +120,9 @@ class Trainer:
                 return  # `_has_work` looks again
             listener, self._listener = self._listener, None
             progress = self.control.progress
-            session = Session(order, self.worker, listener, orders.link_timeout_s, progress)
+            session = Session(
+                order, self.worker, listener, orders.link_timeout_s, progress, self.control.wake
+            )
             self._session, self._entered = session, order.number
         newest = self.control.orders
         if newest is not None and newest.abandoned >= order.number:
@@ -145,10 +152,19 @@ class Trainer:
                 self.control.report(phase=Phase.IDLE)
             case PeersLost():
                 log.warning("generation %d: %s", session.number, cause)
-                names = [session.members[rank] for rank in cause.ranks]
-                self.control.report(phase=Phase.BROKEN, lost=names)
+                self._accused = frozenset(cause.ranks)
+                self.control.report(phase=Phase.BROKEN, lost=self._lost_in(session))
             case _:
                 raise AssertionError(f"an interruption of no known kind: {cause!r}")
+
+    def _lost_in(self, session: Session) -> list[str]:
+        """Who is known to be lost of a generation that broke: some may have been lost right after that."""
+        return [session.members[rank] for rank in sorted(self._accused | session.interrupt.lost)]
+
+    def _has_lost_more(self) -> bool:
+        """Whether more members of the generation that broke are lost than were reported."""
+        told, session = self.control.last_report, self._left
+        return told.phase is Phase.BROKEN and session is not None and told.lost != self._lost_in(session)
 
     def _settle(self, outcome: Outcome) -> None:
         phases = {Outcome.HELD: Phase.HELD, Outcome.FINISHED: Phase.FINISHED, Outcome.LEFT: Phase.LEFT}
@@ -237,13 +253,15 @@ def main() -> None:
 def run(connection: socket.socket, worker: str, incarnation: int, bundle: Path, address: str) -> NoReturn:
     """Be a trainer until the process ends."""
     # The agent asks so for the stacks: a handler in C writes them also while the interpreter is held.
-    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+    faulthandler.register(ALL_THREADS, file=sys.stderr, all_threads=True)
+    faulthandler.register(MAIN_THREAD, file=sys.stderr, all_threads=False)
     trainer = Trainer(connection, worker, incarnation, bundle, address)
     try:
         trainer.serve()
     except Exception as error:
         log.exception("the trainer ends")
         trainer.control.report(phase=Phase.EXITED, failure=failure_of(error))
+        trainer.control.flush(_LAST_REPORT_S)
     # Threads of abandoned generations may be blocked for ever: no orderly exit would come to an end.
     sys.stderr.flush()
     sys.stdout.flush()

@@ -16,9 +16,11 @@ from typing import Any
 
 from ..checkpoint import inherited
 from .family import MARK, end_family, kill_group
+from .frames import read_from_trainer
 from .logs import tail
 from .memory_watch import MemoryWatch
 from .messages import Failure, Orders, Phase, Progress, Stacks, StepMetrics, WorkerReport
+from .stacks import ALL_THREADS, MAIN_THREAD, is_cut, lead
 
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
@@ -28,7 +30,7 @@ _START_S = 120.0  # until the first beat: on a cold disk the imports alone outla
 # size at which it begins, 128 KiB, small tensors cost page faults: the example's step took 1.7 times as long.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 _STACKS_S = 1.0  # to write them
-_STACKS_BYTES = 16_384  # of their end, which shows the compute thread, however many helpers there are
+_STACKS_BYTES = 16_384  # of their end
 _LAST_WORDS_S = 1.0  # to read what a dead trainer wrote
 
 
@@ -74,12 +76,13 @@ class TrainerProcess:
         self._last_beat = 0.0
         self._beats = False  # it has begun to
         self._killed_for: Failure | None = None
+        self._bundle = directory  # the job's code, from `run` on
         self._mark = ""  # of the processes of this incarnation
         self._memory: MemoryWatch | None = None
 
     async def run(self, bundle: Path, environment: Mapping[str, str]) -> None:
         """Keep a trainer running until cancelled; each death ends an incarnation and starts the next."""
-        backoff = Backoff()
+        backoff, self._bundle = Backoff(), bundle.resolve()
         try:
             while True:
                 await self._one_life(bundle, environment)
@@ -118,24 +121,34 @@ class TrainerProcess:
             self.fail(Failure(kind="stuck", message="the manager gave it up: it made no progress"))
 
     async def stacks(self, number: int) -> Stacks | None:
-        """Where all threads of the trainer stand, which goes into its log as well; None if it cannot tell."""
-        if self._process is None or self._process.returncode is not None or not self._beats:
-            return None  # before its first beat the signal would end it
-        begins = self._log.stat().st_size
-        self._process.send_signal(signal.SIGUSR1)
-        await asyncio.sleep(_STACKS_S)
-        with self._log.open("rb") as log:
-            log.seek(max(begins, log.seek(0, os.SEEK_END) - _STACKS_BYTES))
-            text = log.read(_STACKS_BYTES).decode(errors="replace")
-        return Stacks(worker=self.worker, number=number, text=text)
+        """Where the threads of the trainer stand, which goes into its log as well; None if it cannot tell."""
+        process = self._process
+        if process is None or process.returncode is not None or not self._beats:
+            return None  # before its first beat the signals would end it
+        try:
+            begins = self._log.stat().st_size
+            process.send_signal(ALL_THREADS)
+            await asyncio.sleep(_STACKS_S)
+            text = _end_of(self._log, begins)
+            if is_cut(text) and process.returncode is None:
+                process.send_signal(MAIN_THREAD)
+                await asyncio.sleep(_STACKS_S)
+                text = _end_of(self._log, begins)
+        except OSError as error:
+            text = f"they are not known: {error}"
+        return Stacks(worker=self.worker, number=number, text=lead(text, self._bundle))
 
-    def renew_lease(self) -> None:
-        """Begin the lease anew: the agent itself stood still, and has not read the beats of that time."""
-        self._last_beat = time.monotonic()
+    def extend_lease(self, stood_still_s: float) -> None:
+        """Leave out of the lease for how long the agent itself stood still: it read no beats meanwhile.
+
+        What it saw of a silence before still counts, so that an agent that is often late finds it as well.
+        """
+        self._last_beat = min(time.monotonic(), self._last_beat + stood_still_s)
 
     @property
-    def running(self) -> bool:
-        return self.report.phase is Phase.RUNNING
+    def may_save(self) -> bool:
+        """Whether a checkpoint may still come of it: it steps, or is at what this version does not know."""
+        return self.report.phase in (Phase.RUNNING, Phase.OTHER)
 
     def fail(self, failure: Failure) -> None:
         """Kill the trainer for a reason that it did not give itself."""
@@ -190,7 +203,7 @@ class TrainerProcess:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while line := await reader.readline():
-                self._take(json.loads(line))
+                self._take(_object(line))
         except ConnectionError:  # also of orders that were written to it when it was dead
             return  # the same as the end of the stream
         except ValueError as error:  # a line that is too long, or no report: the job's own code wrote there
@@ -199,12 +212,12 @@ class TrainerProcess:
     def _take(self, value: dict[str, Any]) -> None:
         self._last_beat, self._beats = time.monotonic(), True
         if "report" in value:
-            self.report = WorkerReport.model_validate(value["report"])
+            self.report = read_from_trainer(WorkerReport, value["report"])
             self._changed()
         elif "metrics" in value:
-            self._metrics(StepMetrics.model_validate(value["metrics"]))
+            self._metrics(read_from_trainer(StepMetrics, value["metrics"]))
         elif isinstance(beat := value.get("beat"), dict):
-            self.progress = Progress.model_validate(beat)
+            self.progress = read_from_trainer(Progress, beat)
 
     def _bury(self, status: int) -> None:
         self._process = None
@@ -215,7 +228,7 @@ class TrainerProcess:
             if failure.kind == "lease":
                 failure = failure.model_copy(update={"message": f"{failure.message}; {memory}"})
         elif failure is None and status < 0:
-            message = f"ended by {signal.Signals(-status).name}; {memory}"
+            message = f"ended by {_name_of(-status)}; {memory}"
             failure = Failure(kind="killed", message=message, exit_code=status)
         elif failure is None:
             failure = Failure(kind="internal", message=self._last_words(status), exit_code=status)
@@ -224,3 +237,28 @@ class TrainerProcess:
 
     def _last_words(self, status: int) -> str:
         return f"exit status {status}; the end of its log:\n{tail(self._log, 2000)}"
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """The JSON object in a line. Raises `ValueError` if it is none."""
+    try:
+        value: Any = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{type(value).__name__} instead of an object")
+    return value
+
+
+def _name_of(number: int) -> str:
+    """Of a signal; those for real-time use have none."""
+    known = {each.value: each.name for each in signal.Signals}
+    return known.get(number, f"signal {number}")
+
+
+def _end_of(log: Path, begins: int) -> str:
+    """The end of what was written to a log since it had `begins` bytes; since it was emptied meanwhile."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(begins if size >= begins else 0, size - _STACKS_BYTES))
+        return file.read(_STACKS_BYTES).decode(errors="replace")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -107,8 +108,33 @@ def call_user_code(what: str, function: Callable[P, R], *args: P.args, **kwargs:
     try:
         return function(*args, **kwargs)
     except Exception as error:
-        text = "".join(traceback.format_exception(error))
-        raise UserCodeError(f"{what}: {type(error).__name__}: {error}", text) from error
+        raise user_error(what, error) from error
+
+
+def user_error(what: str, error: Exception) -> UserCodeError:
+    """What the user's code raised, with its traceback and `what` before its message."""
+    text = "".join(traceback.format_exception(error))
+    return UserCodeError(f"{what}: {type(error).__name__}: {error}", text)
+
+
+def raised_by_user(error: Exception) -> bool:
+    """Whether what came out of a section's graph was raised by the user's own operation, wherever installed.
+
+    Below us only torch and what the model calls run there. An operation in C++ leaves no trace, so what
+    torch itself raises stays an error of no known cause; memory that runs out has no author.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return False
+    return any(_is_users(Path(frame.filename)) for frame in traceback.extract_tb(error.__traceback__))
+
+
+_WORKER, _TORCH, _PYTHON = (Path(file).parent for file in (__file__, torch.__file__, traceback.__file__))
+
+
+def _is_users(file: Path) -> bool:
+    if not file.is_absolute() or file.is_relative_to(_WORKER) or file.is_relative_to(_TORCH):
+        return False  # code that torch generates has no file
+    return "site-packages" in file.parts or not file.is_relative_to(_PYTHON)
 
 
 def _check_mapping(name: str, value: object) -> None:

@@ -5,6 +5,11 @@ event, which carries the time and any new ids. Out: facts to journal, commands f
 The rules are level-triggered: each looks at what is, not at what just happened, and decides what is missing;
 so a lost, late or repeated message, or a manager that died between any two instructions, changes nothing for
 good. `decide` runs the rules in one fixed order, each seeing the facts of those before it.
+
+Words. A VM is *unheard* when it sends no reports or its peers have lost it, and *silent* when nothing else
+shows that it lives either (`silence`). A generation or a trainer that makes no *progress* for longer than its
+bound is *stalled* (`stalls`). A trainer that is ended for that is *given up*; journals have always called
+this kind of failure `stuck`.
 """
 
 from __future__ import annotations
@@ -27,9 +32,11 @@ from . import (
     versions,
     waiting,
 )
+from .observation import observe
 from .set_aside import stop_set_aside
-from .turn import Decision, Timing, Turn
-from .vitals import Planning, Pulse, Vitals, observe
+from .timing import Timing
+from .turn import Decision, Turn
+from .vitals import Planning, Pulse, Vitals
 
 __all__ = ["Decision", "Planning", "Pulse", "Timing", "Vitals", "apply", "decide", "fold", "stop_set_aside"]
 
@@ -37,6 +44,7 @@ _RULES: tuple[Callable[[Turn], None], ...] = (
     membership.join_vms,
     membership.record_failures,
     membership.take_notices,
+    membership.record_isolation,
     membership.end_lost_vms,
     membership.replace_unusable,
     retention.record_published,
@@ -48,6 +56,7 @@ _RULES: tuple[Callable[[Turn], None], ...] = (
     stalls.record_stacks,
     stalls.watch,
     versions.restart_older,
+    versions.count_tries,
     generations.prepare,
     generations.form,
     drift.watch,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from ...worker.messages import Phase, WorkerReport
@@ -22,28 +22,9 @@ from ..events import ReportReceived, Tick, Together
 from ..facts import Recalibrated, WorkerPaced
 from ..state import Generation, Seat
 from .turn import Turn, seat_of
+from .vitals import Pace
 
 _SAMPLES = 16  # in a window, at most
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Some of a worker's last steps in one generation: how many times longer than calibrated they took."""
-
-    generation: int
-    step: int
-    since: float
-    sampled_at: float
-    ratios: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.ratios)
-
-    def quarter(self, upper: bool) -> float:
-        """What three quarters of the window are above, or below if `upper`."""
-        ordered = sorted(self.ratios, reverse=upper)
-        return ordered[len(ordered) // 4]
 
 
 def watch(turn: Turn) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...worker.messages import Phase
 from ..commands import ExportWeights
 from ..events import JobCommandFailed, JobSubmitted, StopRequested, WeightsExported
@@ -26,6 +28,7 @@ def take(turn: Turn) -> None:
             end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
         case StopRequested() if state.finished is None and state.stop_ordered_at is None:
             turn.fact(StopOrdered(at=turn.now))
+            turn.vitals = replace(turn.vitals, planned_for=frozenset())  # the planner is asked for the save
             _drop_planned(turn)
         case WeightsExported() if state.finished is not None:
             reason = f"trained {state.finished.step} steps"
@@ -116,10 +119,25 @@ def stop(turn: Turn) -> None:
     if state.stop_ordered_at is None or state.finished is not None:
         return
     if state.planned is None and not turn.must_save() and (state.current is None or all_held(turn)):
-        end(turn, JobEnded(at=turn.now, status="stopped", reason="as requested"))
+        end_stopped(turn)
     elif turn.stop_is_late():
-        reason = f"as requested, though its workers did not hold in {turn.timing.stop_timeout_s:g} s"
-        end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
+        end_stopped(turn, f"its workers did not hold in {turn.timing.stop_timeout_s:g} s")
+
+
+def end_stopped(turn: Turn, trouble: str = "") -> None:
+    """The job ends as a person wanted; the reason says which steps are lost by that, and by what trouble."""
+    state = turn.state
+    newest = max(turn.vitals.newest_step, turn.held_step()) or state.progress_step
+    saved = state.published[-1].step if state.published else 0
+    reason = "as requested"
+    if newest > saved:
+        stores = sorted({worker.store_trouble for _, worker in turn.reports()})
+        lost = f"step {newest} is" if newest == saved + 1 else f"steps {saved + 1} to {newest} are"
+        why = "; ".join(filter(None, (trouble, state.impossible, *stores)))
+        reason += f", but {lost} not saved" + (f": {why}" if why else "")
+    elif trouble:
+        reason += f", though {trouble}"
+    end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
 
 
 def all_held(turn: Turn) -> bool:

@@ -3,6 +3,10 @@
 Trainers show a hash of what their kernels make of the job's own sections (`worker.fitness`). At the first
 plan the hash that most workers show becomes the job's; from then on a worker that shows another is unfit.
 So is one that traces another graph, whatever the numerics.
+
+A VM is kept as long as one of its workers is fit or may be; the others are not used. Where the newest VMs
+were unfit, they are asked for one at a time until one is fit. One that does not show it in time is not waited
+for.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from ...worker.errors import short
 from ...worker.messages import WorkerReport
 from ..facts import BitsFixed
 from ..state import JobState, Vm, VmStatus, vm_of
@@ -46,10 +51,13 @@ def differs(state: JobState, worker: WorkerReport) -> bool:
 
 def describe(state: JobState, worker: WorkerReport) -> str:
     """Why a worker that `differs` is unfit, and what would help."""
-    assert state.recipe is not None, "bits are compared under a recipe"
+    wanted = state.recipe.bits_hash if state.recipe is not None else None
+    assert wanted is not None, "bits are compared under a recipe"
+    assert worker.bits_hash is not None, "it has shown them"
     return (
-        f"its kernels give other bits ({worker.bits_hash}) than the job's ({state.recipe.bits_hash}): it has "
-        "another kind of processor, or other libraries; training.instruction_set makes more machines alike"
+        f"its kernels give other bits ({short(worker.bits_hash)}) than the job's ({short(wanted)}): it has "
+        "another kind of processor or other libraries, or the job's dataset or optimizer depends on its "
+        "environment; training.instruction_set makes more machines alike"
     )
 
 
@@ -60,6 +68,39 @@ def may_fit(turn: Turn, vm: Vm) -> bool:
         return True
     workers = pulse.report.workers
     return not workers or any(worker.worker not in state.unfit for worker in workers)
+
+
+def asks_singly(turn: Turn) -> bool:
+    """Whether the newest VMs were unfit, and none that is as new is known to be fit."""
+    newest = turn.state.vms.get(turn.state.newest_unfit)
+    return newest is not None and not any(
+        vm.is_as_new_as(newest) and _is_fit(turn, vm) for vm in turn.state.live_vms
+    )
+
+
+def on_trial(turn: Turn) -> bool:
+    """Whether a VM is on its way, or has not shown yet whether it is fit: for as long as a trainer may take
+    to start."""
+    return any(
+        turn.elapsed_s(vm.joined_at or turn.now) <= turn.timing.start_wait_s
+        and vm.vm not in turn.vitals.unheard
+        and may_fit(turn, vm)
+        and not _is_fit(turn, vm)
+        for vm in turn.state.live_vms
+    )
+
+
+def _is_fit(turn: Turn, vm: Vm) -> bool:
+    """Whether a worker of the VM is known to meet the recipe."""
+    state, pulse = turn.state, turn.vitals.pulses.get(vm.vm)
+    if state.recipe is None or pulse is None:
+        return False
+    return _takes_part(state, vm) or any(
+        worker.graph_hash == state.recipe.graph_hash
+        and is_shown(state, worker)
+        and worker.worker not in state.unfit
+        for worker in pulse.report.workers
+    )
 
 
 def _takes_part(state: JobState, vm: Vm) -> bool:

@@ -11,7 +11,7 @@ from ...worker.messages import Formed, Phase, WorkerReport
 from ..commands import OpenHead
 from ..events import HeadOpened
 from ..facts import EndReason, GenerationClosed, GenerationFormed, GenerationOpened, GenerationPrepared
-from ..state import Generation, Seat, VmStatus, vm_of
+from ..state import Generation, JobState, Seat, VmStatus, vm_of
 from . import retention
 from .silence import losses
 from .turn import Turn
@@ -86,11 +86,21 @@ def form(turn: Turn) -> None:
         steps = sorted({f.step for f in formed})
         close(turn, f"its workers disagree about the step: {steps}", turn.now)
         return
-    lost = max(0, turn.vitals.newest_step - formed[0].step)
+    lost = max(0, max(turn.vitals.newest_step, _journalled_step(turn.state, current)) - formed[0].step)
     slowest = _slowest(formed)
     turn.fact(GenerationFormed(at=turn.now, number=current.number, formed=slowest, lost_steps=lost))
-    turn.vitals = replace(turn.vitals, newest_step=slowest.step, broken_since=None)
+    newest_step = max(slowest.step, *(r.step for r in reports if r is not None))
+    turn.vitals = replace(turn.vitals, newest_step=newest_step, broken_since=None)
     _without_cuts(turn, current)
+
+
+def _journalled_step(state: JobState, current: Generation) -> int:
+    """The newest step before `current` that the journal knows, of the history that the job is on."""
+    last = next((g for g in reversed(state.history) if g.formed is not None), None)
+    if last is None or last.formed is None:
+        return 0
+    published = (c.step for c in state.published if last.number <= c.generation < current.number)
+    return max(last.formed.step, *published, 0)
 
 
 def _slowest(formed: list[Formed]) -> Formed:

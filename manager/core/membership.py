@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ...worker.errors import short
 from ...worker.messages import Failure, Phase, WorkerReport
 from ..commands import RequestVm
 from ..events import Tick, VmRequestFailed, VmTerminated
-from ..facts import EndReason, VmJoined, VmNoticed, VmRequested, WorkerFailed
+from ..facts import EndReason, IsolationChanged, VmJoined, VmNoticed, VmRequested, WorkerFailed
 from ..failures import num_rounds, on_vm
 from ..state import Vm, VmStatus, vm_of
 from . import fitness
-from .silence import heard_at, losses
-from .turn import Turn, has_ended
+from .silence import heard_at
+from .turn import Turn, has_ended, own_steps
 
 
 def take(turn: Turn) -> None:
@@ -54,7 +57,7 @@ def record_failures(turn: Turn) -> None:
                 message=failure.message,
                 traceback=failure.traceback,
                 step=max(worker.step, turn.vitals.newest_step),
-                own_steps=_own_steps(worker),
+                own_steps=own_steps(worker),
             )
         )
         if worker.incarnation == 0 and worker.phase is Phase.EXITED and vm.live:
@@ -62,17 +65,12 @@ def record_failures(turn: Turn) -> None:
             turn.end_vm(vm.vm, EndReason.LEFT, failure.message)
 
 
-def _own_steps(worker: WorkerReport) -> int:
-    formed = worker.formed
-    if formed is None or formed.generation != worker.generation:
-        return 0
-    return max(0, worker.step - formed.step)
-
-
 def _failure(turn: Turn, worker: WorkerReport) -> Failure | None:
     recipe = turn.state.recipe
+    if any(found.recipe.device_kind == "other" for found in (worker.profile, worker.survey) if found):
+        return Failure(kind="recipe", message="its device is of a kind that this manager does not know")
     if recipe is not None and worker.graph_hash not in (None, recipe.graph_hash):
-        message = f"its graph hash is {worker.graph_hash}, the job's is {recipe.graph_hash}"
+        message = f"its graph hash is {short(worker.graph_hash)}, the job's is {short(recipe.graph_hash)}"
         return Failure(kind="recipe", message=message)
     if fitness.differs(turn.state, worker):
         return Failure(kind="recipe", message=fitness.describe(turn.state, worker))
@@ -91,33 +89,38 @@ def take_notices(turn: Turn) -> None:
 
 
 def end_lost_vms(turn: Turn) -> None:
-    """VMs that are gone by every sign: they say so, their agents must have ended themselves, or their peers
-    lost them as well."""
-    accused = _accused_vms(turn)
+    """VMs that are gone for certain: they say so, or their agents must have ended themselves."""
     for vm in turn.state.live_vms:
-        verdict = _verdict(turn, vm, accused)
+        verdict = _verdict(turn, vm)
         if verdict is not None:
             turn.end_vm(vm.vm, *verdict)
 
 
-def _verdict(turn: Turn, vm: Vm, accused: frozenset[str]) -> tuple[EndReason, str] | None:
+def _verdict(turn: Turn, vm: Vm) -> tuple[EndReason, str] | None:
     pulse, timing = turn.vitals.pulses.get(vm.vm), turn.timing
     if pulse is not None and pulse.report.leaving is not None:
         return EndReason.LEFT, pulse.report.leaving
-    if pulse is not None and pulse.closed_at is not None and vm.vm in accused:
-        closed_s = turn.now - pulse.closed_at
-        if closed_s >= turn.reconnection_s():
-            return EndReason.PEERS_LOST_IT, f"its connection closed {closed_s:.1f} s ago, and peers lost it"
-    silent_s = turn.now - heard_at(turn.vitals, vm, turn.now)
+    unheard_s = turn.now - heard_at(turn.vitals, vm, turn.now)
     if vm.status is VmStatus.REQUESTED:
-        late = silent_s > timing.request_timeout_s
+        late = unheard_s > timing.request_timeout_s
         return (EndReason.REQUEST_FAILED, f"did not join in {timing.request_timeout_s:g} s") if late else None
-    if silent_s > timing.given_up_after_s and vm.vm in turn.vitals.silent:
-        return EndReason.LEASE_EXPIRED, f"silent for {silent_s:.1f} s"
+    if unheard_s > timing.given_up_after_s and vm.vm in turn.vitals.silent:
+        return EndReason.LEASE_EXPIRED, f"silent for {unheard_s:.1f} s"
     deadline = _deadline(turn, vm)
     if deadline is not None and turn.now > deadline + timing.vm_lease_s:
         return EndReason.PREEMPTED, "its notice ran out"
     return None
+
+
+def record_isolation(turn: Turn) -> None:
+    """Isolation decides nothing, but a user finds among the events when it began and ended."""
+    isolated = turn.isolated
+    if not isinstance(turn.event, Tick) or isolated == turn.state.isolated:
+        return
+    if not isolated and not turn.vitals.pulses:
+        return  # this manager has only begun, and nobody was heard yet
+    num_vms = sum(vm.joined for vm in turn.state.live_vms)
+    turn.fact(IsolationChanged(at=turn.now, isolated=isolated, num_vms=num_vms))
 
 
 def _deadline(turn: Turn, vm: Vm) -> float | None:
@@ -131,29 +134,20 @@ def _deadline(turn: Turn, vm: Vm) -> float | None:
     return pulse.at + remaining_s if remaining_s > 0 else min(deadline, pulse.at)
 
 
-def _accused_vms(turn: Turn) -> frozenset[str]:
-    """The VMs that workers of the newest generation, who are heard, know to be lost."""
-    return frozenset(
-        vm_of(lost)
-        for vm, worker in turn.reports()
-        if worker.lost and vm.vm not in turn.vitals.unheard
-        for lost in losses(turn.state, turn.vitals, worker)
-    )
-
-
 def replace_unusable(turn: Turn) -> None:
-    """VMs on which trainers die again and again, or that cannot meet the recipe, give way to others."""
+    """VMs on which trainers die again and again, or none of whose workers meets the recipe, give way to
+    others."""
     state, bound = turn.state, turn.timing.max_deaths_on_vm
-    unfit = {vm_of(worker): why for worker, why in state.unfit.items()}
     for vm in {death.vm: None for death in state.deaths}:
         deaths = on_vm(state.deaths, vm)
         if state.vms[vm].live and num_rounds(deaths) >= bound:
             detail = f"{bound} deaths of its trainers without a new step; the last: {deaths[-1].message}"
             turn.end_vm(vm, EndReason.WORKERS_DIED, detail)
-    for vm in unfit:
+    for worker, why in state.unfit.items():
+        vm = vm_of(worker)
         known = turn.state.vms.get(vm)
-        if known is not None and known.live:
-            turn.end_vm(vm, EndReason.UNFIT, unfit[vm])
+        if known is not None and known.live and not fitness.may_fit(turn, known):
+            turn.end_vm(vm, EndReason.UNFIT, why)
 
 
 def release_noticed(turn: Turn) -> None:
@@ -170,15 +164,23 @@ def release_noticed(turn: Turn) -> None:
 
 
 def request_vms(turn: Turn) -> None:
-    """Ask for VMs up to `max_nodes`, with a tick's fresh ids; wait longer after each refusal."""
+    """Ask for VMs up to `max_nodes`, with a tick's fresh ids; wait longer after each refusal.
+
+    After VMs that were unfit, one at a time, until one is fit.
+    """
     state, event = turn.state, turn.event
     if not isinstance(event, Tick) or not state.active or state.spec is None:
         return
+    singly = fitness.asks_singly(turn)
+    num_replaced = max(state.worn_vms + state.unfit_rounds.count, int(singly))
+    _say_singly(turn, num_replaced if singly else None)
     if _waits(turn, state.request_failures, state.request_failed_at):
         return
-    if _waits(turn, state.worn_vms + state.unfit_rounds.count, state.replaced_at):
+    if _waits(turn, num_replaced, state.replaced_at):
         return
     missing = state.spec.resources.max_nodes - len(state.live_vms)
+    if singly:
+        missing = min(missing, 0 if fitness.on_trial(turn) else 1)
     fresh = [vm for vm in event.new_vms if vm not in state.vms]
     for vm in fresh[: max(missing, 0)]:
         turn.fact(VmRequested(at=turn.now, vm=vm))
@@ -189,7 +191,19 @@ def _waits(turn: Turn, failures: int, failed_at: float) -> bool:
     """Whether so many failures in a row call for more patience."""
     if not failures:
         return False
-    doubled_s = turn.timing.request_backoff_s * 2 ** min(failures - 1, 16)
     if failed_at > turn.now:
         failed_at = turn.vitals.started_at  # the clock was set back before this manager began
-    return turn.now - failed_at < min(doubled_s, turn.timing.longest_backoff_s)
+    return turn.now - failed_at < _wait_s(turn, failures)
+
+
+def _wait_s(turn: Turn, failures: int) -> float:
+    """Seconds after the last of so many failures in a row before VMs are asked for again."""
+    doubled_s = turn.timing.request_backoff_s * 2 ** min(failures - 1, 16)
+    return min(doubled_s, turn.timing.longest_backoff_s)
+
+
+def _say_singly(turn: Turn, num_replaced: int | None) -> None:
+    """Keep for the job's view that VMs are asked for one at a time, and how long after each other."""
+    wait_s = _wait_s(turn, num_replaced) if num_replaced is not None else None
+    if wait_s != turn.vitals.asks_singly_s:
+        turn.vitals = replace(turn.vitals, asks_singly_s=wait_s)

@@ -28,9 +28,14 @@ def take(turn: Turn) -> None:
     if not isinstance(event, PlanComputed) or event.generation != state.last_generation + 1:
         return
     asked = turn.vitals.planning
+    if asked is not None and not _is_about(event, asked):
+        _take_late(turn, event, asked)
+        return
     turn.vitals = replace(turn.vitals, planning=None, answered_at=turn.now)
     if not _wanted(turn) or state.planned is not None or not _settled(state.current):
         return
+    if _awaits_members(turn):
+        return  # asked by the manager before
     if asked is not None and asked.reconsider and not _is_worth_it(turn, event):
         return
     if event.plan is None:
@@ -38,9 +43,20 @@ def take(turn: Turn) -> None:
             turn.vitals = replace(turn.vitals, planned_for=asked.seats)
             _say_impossible(turn, event.reason or "the planner gave no reason")
         return
-    ready = {worker.worker: seat_of(worker) for worker in _usable(turn).values()}
-    if all(worker in ready for worker in event.workers):
-        _accept(turn, event, event.plan, tuple(ready[worker] for worker in event.workers), asked)
+    _accept(turn, event, event.plan, asked)
+
+
+def _is_about(event: PlanComputed, asked: Planning) -> bool:
+    return event.asked == frozenset(worker for worker, _ in asked.seats)
+
+
+def _take_late(turn: Turn, event: PlanComputed, asked: Planning) -> None:
+    """The answer to an earlier question than the one that is pending: good while its workers are there."""
+    if not _wanted(turn) or turn.state.planned is not None or not _settled(turn.state.current):
+        return
+    was_reconsidered = asked.reconsider or event.current_s is not None
+    if event.plan is not None and (not was_reconsidered or _is_worth_it(turn, event)):
+        _accept(turn, event, event.plan, asked)
 
 
 def plan(turn: Turn) -> None:
@@ -48,7 +64,12 @@ def plan(turn: Turn) -> None:
     state = turn.state
     if not _wanted(turn) or state.spec is None or state.recipe is None or turn.isolated:
         return
-    usable = _usable(turn)
+    if _awaits_members(turn):
+        return
+    ready = _ready(turn)
+    if versions.give_way(turn, ready, partial(_enough, turn)):
+        return
+    usable = versions.alike(turn, ready, partial(_enough, turn))
     seats = frozenset(usable)
     if seats - turn.vitals.usable:
         turn.vitals = replace(turn.vitals, grown_at=turn.now)
@@ -97,13 +118,25 @@ def _settled(current: Generation | None) -> bool:
     return current is None or current.formed is not None
 
 
+def _awaits_members(turn: Turn) -> bool:
+    """Whether some who run the generation are yet to be heard by this manager: they would be planned around
+    and not told to switch, and the steps that they hold lost."""
+    current = turn.state.current
+    return current is not None and bool(turn.awaited(vm_of(worker) for worker, _ in current.seats))
+
+
 def _usable(turn: Turn) -> dict[Seat, WorkerReport]:
-    """The workers that a plan may use, by seat, in the order in which their VMs were requested."""
-    usable: dict[Seat, WorkerReport] = {}
-    for vm, worker in turn.reports():
-        if vm.status is VmStatus.JOINED and _is_usable(turn, vm, worker):
-            usable[seat_of(worker)] = worker
-    return versions.alike(turn, usable, partial(_enough, turn))
+    """The workers that a plan may use, by seat."""
+    return versions.alike(turn, _ready(turn), partial(_enough, turn))
+
+
+def _ready(turn: Turn) -> dict[Seat, WorkerReport]:
+    """The workers of all versions that some plan may use, in the order in which their VMs were requested."""
+    return {
+        seat_of(worker): worker
+        for vm, worker in turn.reports()
+        if vm.status is VmStatus.JOINED and _is_usable(turn, vm, worker)
+    }
 
 
 def _is_usable(turn: Turn, vm: Vm, worker: WorkerReport) -> bool:
@@ -254,14 +287,21 @@ def slot_of(state: JobState, worker: str) -> WorkerSlot:
     )
 
 
-def _accept(
-    turn: Turn, event: PlanComputed, value: dict[str, Any], seats: tuple[Seat, ...], asked: Planning | None
-) -> None:
+def _accept(turn: Turn, event: PlanComputed, value: dict[str, Any], asked: Planning | None) -> None:
+    """Plan the generation, if all of its workers are still there."""
+    ready = {worker.worker: seat_of(worker) for worker in _usable(turn).values()}
+    if any(worker not in ready for worker in event.workers):
+        return
+    seats = tuple(ready[worker] for worker in event.workers)
     plan = Plan.from_json(
         value
     )  # a planner that answers with an invalid plan is a fault of ours: it may raise
     assert plan.num_workers == len(seats), "the planner names one worker for each rank"
-    turn.vitals = replace(turn.vitals, planned_for=asked.seats if asked is not None else frozenset(seats))
+    if asked is not None and _is_about(event, asked):
+        considered = asked.seats
+    else:
+        considered = frozenset(seat for worker, seat in ready.items() if worker in event.asked)
+    turn.vitals = replace(turn.vitals, planned_for=considered)
     if _is_same(turn, value, seats):
         turn.vitals = replace(turn.vitals, cause=None)
         return
@@ -278,7 +318,7 @@ def _accept(
             decided_s=turn.now - asked.asked_at if asked is not None else 0.0,
         )
     )
-    turn.vitals = replace(turn.vitals, cause=None)
+    turn.vitals = replace(turn.vitals, cause=None, planning=None)
 
 
 def _is_same(turn: Turn, value: dict[str, Any], seats: tuple[Seat, ...]) -> bool:

@@ -49,6 +49,8 @@ def fix_recipe(turn: Turn) -> None:
 def _found(turn: Turn) -> bool:
     """Whether somebody reports what is in the store, which is taken at once, or a survey."""
     for _, worker in turn.reports():
+        if worker.worker in turn.state.unfit:
+            continue
         if worker.profile is not None:
             _fix(turn, worker.profile)
             return True

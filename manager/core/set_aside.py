@@ -7,10 +7,11 @@ from ..events import Event, StopRequested
 from ..facts import JobEnded, StopOrdered
 from ..state import JobState
 from . import ending
-from .turn import Decision, Timing, Turn
+from .timing import Timing
+from .turn import Decision, Turn
 from .vitals import Vitals
 
-_SAVES = (Phase.FORMING, Phase.RUNNING)
+_SAVES = (Phase.FORMING, Phase.RUNNING, Phase.OTHER)
 
 
 def stop_set_aside(

@@ -1,8 +1,10 @@
 """Which VMs are silent, and whether it is rather this manager that is cut off.
 
 A VM that sends no report for its lease is *unheard*: no plan counts on it, for it cannot be told to switch.
-It is *silent* if nothing else shows that it lives either. A step that its peers committed does: every member
-of a generation takes part in each commit. So a generation goes on while it steps, whoever is unheard.
+So is one that peers have lost, by the one connection that each saw fail, once its own connection has been
+closed for the grace. It is *silent* after a lease if nothing else shows that it lives either. A step that its
+peers committed does: every member of a generation takes part in each commit. So a generation goes on while it
+steps, whoever is unheard.
 
 Silence is no death. A silent VM is planned around, and is a worker like any other when it is heard again; it
 is ended when its agent must have ended itself (`Timing.given_up_after_s`), or when the provider says so.
@@ -15,14 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ...worker.messages import Phase, WorkerReport
 from ..state import Generation, JobState, Seat, Vm, vm_of
-
-if TYPE_CHECKING:
-    from .turn import Timing
-    from .vitals import Vitals
+from .timing import Timing
+from .vitals import Vitals
 
 
 def judge(state: JobState, vitals: Vitals, now: float, timing: Timing) -> Vitals:
@@ -30,26 +29,29 @@ def judge(state: JobState, vitals: Vitals, now: float, timing: Timing) -> Vitals
     lease_s = timing.vm_lease_s
     joined = [vm for vm in state.live_vms if vm.joined]
     heard = {vm.vm: heard_at(vitals, vm, now) for vm in joined}
-    unheard = frozenset(vm for vm, at in heard.items() if now - at > lease_s)
+    late = frozenset(vm for vm, at in heard.items() if now - at > lease_s)
+    lost = _lost(state, vitals, set(heard), late, now, timing)
+    unheard = late | lost
     stepping = stepping_generation(state)
-    signs, bounds = dict(heard), dict.fromkeys(heard, lease_s)
+    alive_at, bounds = dict(heard), dict.fromkeys(heard, lease_s)
     if stepping is not None and unheard:
         for worker, _ in stepping.seats:
             vm = vm_of(worker)
-            if vm in signs:
-                signs[vm] = max(signs[vm], vitals.stepped_at)
+            if vm in alive_at:
+                alive_at[vm] = max(alive_at[vm], vitals.stepped_at)
                 # Closing a generation costs at least the step under way: that is given time to be committed.
                 bounds[vm] = lease_s + (stepping.predicted_s or 0.0)
-    silent = frozenset(vm for vm in unheard if now - signs[vm] > bounds[vm])
+    silent = frozenset(vm for vm in unheard if now - alive_at[vm] > bounds[vm])
     explained = (vitals.explained & unheard) | _explained(state, vitals, set(heard) - unheard, unheard)
     others = {vm: at for vm, at in heard.items() if vm not in explained}
     unexplained = unheard - explained
     isolated = bool(unexplained) and _most_at_once(others, unexplained, now, lease_s)
     since = (vitals.isolated_since or now) if isolated else None
-    known = vitals.unheard, vitals.silent, vitals.explained, vitals.isolated_since
-    if (unheard, silent, explained, since) == known:
+    known = vitals.unheard, vitals.lost, vitals.silent, vitals.explained, vitals.isolated_since
+    if (unheard, lost, silent, explained, since) == known:
         return vitals
-    return replace(vitals, unheard=unheard, silent=silent, explained=explained, isolated_since=since)
+    vitals = replace(vitals, unheard=unheard, lost=lost, silent=silent)
+    return replace(vitals, explained=explained, isolated_since=since)
 
 
 def heard_at(vitals: Vitals, vm: Vm, now: float) -> float:
@@ -66,10 +68,17 @@ def heard_again(vitals: Vitals, vms: set[str], now: float) -> Vitals:
     if vitals.isolated_since is not None:
         nobody = frozenset[str]()
         return replace(
-            vitals, unheard=nobody, silent=nobody, explained=nobody, isolated_since=None, started_at=now
+            vitals,
+            unheard=nobody,
+            lost=nobody,
+            silent=nobody,
+            explained=nobody,
+            isolated_since=None,
+            started_at=now,
         )
-    unheard, silent, explained = (names - vms for names in (vitals.unheard, vitals.silent, vitals.explained))
-    return replace(vitals, unheard=unheard, silent=silent, explained=explained)
+    groups = vitals.unheard, vitals.lost, vitals.silent, vitals.explained
+    unheard, lost, silent, explained = (names - vms for names in groups)
+    return replace(vitals, unheard=unheard, lost=lost, silent=silent, explained=explained)
 
 
 def stepping_generation(state: JobState) -> Generation | None:
@@ -94,6 +103,29 @@ def losses(state: JobState, vitals: Vitals, worker: WorkerReport) -> list[str]:
     return [
         seat[0] for seat in newest.members if seat[0] in worker.lost and not _has_died(state, vitals, seat)
     ]
+
+
+def _lost(
+    state: JobState, vitals: Vitals, joined: set[str], late: frozenset[str], now: float, timing: Timing
+) -> frozenset[str]:
+    """The VMs that peers who are heard have lost, and that did not reconnect in time.
+
+    They stay so until they are heard, though the peers have gone on without them.
+    """
+    closed = {vm: at for vm in joined if (at := _closed_at(vitals, vm)) is not None}
+    if not closed:
+        return frozenset()
+    heard = joined - late - vitals.lost
+    accused = {
+        vm_of(name)
+        for vm in heard
+        for worker in _workers_on(vitals, vm)
+        for name in losses(state, vitals, worker)
+    }
+    grace_s = vitals.reconnection_s(now, timing)
+    return frozenset(
+        vm for vm, at in closed.items() if vm in vitals.lost or (vm in accused and now - at >= grace_s)
+    )
 
 
 def _has_died(state: JobState, vitals: Vitals, seat: Seat) -> bool:
@@ -127,7 +159,7 @@ def _explained(state: JobState, vitals: Vitals, heard: set[str], unheard: frozen
     ):
         return frozenset()
     members = {vm_of(name) for name in names}
-    return frozenset(vm for vm in unheard & members if _has_closed(vitals, vm))
+    return frozenset(vm for vm in unheard & members if _closed_at(vitals, vm) is not None)
 
 
 def _workers_on(vitals: Vitals, vm: str) -> Sequence[WorkerReport]:
@@ -135,9 +167,9 @@ def _workers_on(vitals: Vitals, vm: str) -> Sequence[WorkerReport]:
     return pulse.report.workers if pulse is not None else ()
 
 
-def _has_closed(vitals: Vitals, vm: str) -> bool:
+def _closed_at(vitals: Vitals, vm: str) -> float | None:
     pulse = vitals.pulses.get(vm)
-    return pulse is not None and pulse.closed_at is not None
+    return pulse.closed_at if pulse is not None else None
 
 
 def _most_at_once(heard: dict[str, float], unheard: frozenset[str], now: float, lease_s: float) -> bool:

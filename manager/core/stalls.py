@@ -6,7 +6,7 @@ member resets the bound of its generation, since a step that one cannot finish s
 from what a step was predicted and measured to take; waiting for data or for the store has bounds of its own.
 
 When it is exceeded, the stacks of all members are asked for, and then the generation is closed. Members whose
-own work stands still are suspected and left out for a while. Where all wait for each other nobody is: the
+own work is stalled are suspected and left out for a while. Where all wait for each other nobody is: the
 links are tried when the next generation forms. If that one makes no progress at the same step either, whoever
 is suspected, the bound is doubled: one operation may take longer than was predicted.
 
@@ -16,55 +16,47 @@ operation may take, and is ended after that; this does not count as a failure of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ...worker.messages import At, Phase, WorkerReport
 from ..events import Tick
 from ..facts import EndReason, GenerationStalled, StacksTaken, WorkerFailed
 from ..state import Generation, JobState, Vm
-from . import generations
-from .turn import Timing, Turn, has_ended, seat_of
-from .vitals import Vitals
+from . import generations, silence
+from .timing import Timing
+from .turn import Turn, has_ended, own_steps, seat_of
+from .vitals import NoProgress, Vitals
 
 _OWN_WORK = frozenset((At.COMPUTING, At.DATA, At.STORE))
+_WORKS = frozenset((Phase.FORMING, Phase.RUNNING, Phase.OTHER))
 _MOST_DOUBLINGS = 6
 _MOST_STACKS = 64  # kept of one stall
-_WORTH_TELLING_S = 30.0
-_MOST_TOLD = 8  # workers
 
 
-@dataclass(frozen=True, slots=True)
-class Standstill:
-    """How long a generation's members have made no progress, and what each was at when it last told."""
+class _Bound(NamedTuple):
+    """How long something may last, and the field of `Timing` that says so."""
 
-    silent_s: float
-    bound_s: float
-    standing: Mapping[str, str]
+    seconds: float
+    name: str
 
-    def describe(self) -> str | None:
-        """For a user, long before anything follows; None while there is nothing to say."""
-        if self.silent_s < min(_WORTH_TELLING_S, self.bound_s / 3):
-            return None
-        at = [f"{worker} is {where}" for worker, where in list(self.standing.items())[:_MOST_TOLD]]
-        if len(self.standing) > _MOST_TOLD:
-            at.append(f"and {len(self.standing) - _MOST_TOLD} more")
-        told = f"no progress for {self.silent_s:.0f} s of {self.bound_s:.0f} s"
-        return ": ".join([told, ", ".join(at)] if at else [told])
+    def times(self, factor: float) -> _Bound:
+        return self._replace(seconds=self.seconds * factor)
 
 
 def watch(turn: Turn) -> None:
-    """At each tick: trainers that stand still alone are replaced, a generation that does is closed."""
+    """At each tick: trainers that are stalled alone are replaced, a generation that is stalled is closed."""
     if not isinstance(turn.event, Tick) or turn.isolated or turn.state.finished is not None:
         return
     for vm, worker in turn.reports():
-        _replace_stuck(turn, vm, worker)
+        _replace_stalled(turn, vm, worker)
     current = turn.state.current
-    found = standstill(turn.state, turn.vitals, turn.now, turn.timing)
-    if found is not None or turn.vitals.standstill is not None:
-        turn.vitals = replace(turn.vitals, standstill=found)
+    free_s = generations.forms_since(turn, current) if current is not None and current.formed is None else 0.0
+    found = no_progress(turn.state, turn.vitals, turn.now, turn.timing)
+    if found is not None or turn.vitals.no_progress is not None:
+        turn.vitals = replace(turn.vitals, no_progress=found)
     if current is not None and not turn.dead(current.members):
-        _watch_generation(turn, current, found)
+        _watch_generation(turn, current, found, free_s)
 
 
 def record_stacks(turn: Turn) -> None:
@@ -81,68 +73,92 @@ def record_stacks(turn: Turn) -> None:
                 turn.fact(StacksTaken(at=turn.now, number=stall.number, worker=stacks.worker, text=text))
 
 
-def standstill(state: JobState, vitals: Vitals, now: float, timing: Timing) -> Standstill | None:
-    """How the open generation stands; None if no member is to make progress."""
+def no_progress(state: JobState, vitals: Vitals, now: float, timing: Timing) -> NoProgress | None:
+    """For how long the open generation made none; None if no member is to make progress."""
     current = state.current
     if current is None or vitals.isolated_since is not None:
         return None
-    seats = current.seats if current.formed is not None else current.members
+    judged = _judged(state, vitals, current)
+    seats = judged.seats if judged.formed is not None else judged.members
     reports = [(seat, vitals.report_of(seat)) for seat in seats]
-    active = {seat[0]: r for seat, r in reports if r is not None and _works_in(r, current)}
-    if current.formed is not None and not active:
+    active = {seat[0]: r for seat, r in reports if r is not None and _works_in(r, judged)}
+    if judged.formed is not None and not active:
         return None
     # What members still do in the generation before gets none nearer to forming this one.
-    getting_on = seats if current.formed is not None else [seat for seat in seats if seat[0] in active]
+    getting_on = seats if judged.formed is not None else [seat for seat in seats if seat[0] in active]
     moved_at = max((vitals.moved_at(seat) for seat in getting_on), default=vitals.started_at)
     standing = {name: where for name in active if (where := vitals.at_of(name)) is not None}
-    bound_s = _bound_s(state, vitals, current, set(standing.values()), timing)
-    return Standstill(now - moved_at, bound_s, {name: where.value for name, where in standing.items()})
+    bound = _bound(state, vitals, judged, set(standing.values()), timing)
+    if judged.formed is None:
+        late = (r for _, r in reports if r is not None and _leaves_closed(state, r))
+        bound = _longest(bound, *(_closed_bound(state, vitals, r, timing) for r in late))
+    told = {name: where.value for name, where in standing.items()}
+    return NoProgress(now - moved_at, bound.seconds, bound.name, told)
+
+
+def _judged(state: JobState, vitals: Vitals, current: Generation) -> Generation:
+    """Whose progress counts: the generation before, until its members are free to form the open one."""
+    if current.formed is not None or (vitals.forming is not None and vitals.forming[0] == current.number):
+        return current
+    return silence.stepping_generation(state) or current
 
 
 def _works_in(worker: WorkerReport, generation: Generation) -> bool:
-    return worker.generation == generation.number and worker.phase in (Phase.FORMING, Phase.RUNNING)
+    return worker.generation == generation.number and worker.phase in _WORKS
 
 
-def _bound_s(
-    state: JobState, vitals: Vitals, current: Generation, standing: set[At], timing: Timing
-) -> float:
+def _bound(state: JobState, vitals: Vitals, current: Generation, standing: set[At], timing: Timing) -> _Bound:
     """For how long the open generation may make no progress."""
     if current.formed is None:
-        bound_s = timing.form_timeout_s
+        bound = _Bound(timing.form_timeout_s, "form_timeout_s")
     else:
-        bound_s = _step_bound_s(vitals, current, vitals.newest_step, timing)
-    return _waiting_bound_s(bound_s, standing, timing) * 2 ** _doublings(state, vitals, current)
+        bound = _step_bound(vitals, current, vitals.newest_step, timing)
+    return _waiting_bound(bound, standing, timing).times(2 ** _doublings(state, vitals, current))
 
 
-def _closed_bound_s(turn: Turn, worker: WorkerReport) -> float:
+def _leaves_closed(state: JobState, worker: WorkerReport) -> bool:
+    """Whether the worker is in a generation that is closed."""
+    return worker.phase in (Phase.FORMING, Phase.RUNNING) and 0 < worker.generation <= state.abandoned
+
+
+def _closed_bound(state: JobState, vitals: Vitals, worker: WorkerReport, timing: Timing) -> _Bound:
     """For how long a member of a closed generation may make no progress, by what it is at: it sees only
-    between two operations that the generation is closed."""
-    generation = next((g for g in reversed(turn.state.history) if g.number == worker.generation), None)
-    bound_s = turn.timing.progress_floor_s
+    between two operations that the generation is closed, and the next one waits for it."""
+    generation = next((g for g in reversed(state.history) if g.number == worker.generation), None)
+    bound = _Bound(timing.progress_floor_s, "progress_floor_s")
     if generation is not None:
-        bound_s = _step_bound_s(turn.vitals, generation, worker.step, turn.timing)
-        bound_s *= 2 ** _doublings(turn.state, turn.vitals, generation)
+        bound = _step_bound(vitals, generation, worker.step, timing)
+        bound = bound.times(2 ** _doublings(state, vitals, generation))
     if worker.phase is Phase.FORMING:
-        bound_s = max(bound_s, turn.timing.form_timeout_s)
-    where = turn.vitals.at_of(worker.worker)
-    return _waiting_bound_s(bound_s, {where} if where is not None else set(), turn.timing)
+        bound = _longest(bound, _Bound(timing.form_timeout_s, "form_timeout_s"))
+    where = vitals.at_of(worker.worker)
+    return _waiting_bound(bound, {where} if where is not None else set(), timing)
 
 
-def _step_bound_s(vitals: Vitals, generation: Generation, step: int, timing: Timing) -> float:
+def _step_bound(vitals: Vitals, generation: Generation, step: int, timing: Timing) -> _Bound:
     """From what its steps were predicted and measured to take; longer until its first step is done."""
     step_s = max(generation.predicted_s or 0.0, vitals.measured_s(generation.number))
-    bound_s = max(timing.progress_floor_s, timing.progress_factor * step_s)
-    first = generation.formed is not None and step <= generation.formed.step
-    return bound_s * timing.first_step_factor if first else bound_s
+    bound = _longest(
+        _Bound(timing.progress_floor_s, "progress_floor_s"),
+        _Bound(timing.progress_factor * step_s, "progress_factor"),
+    )
+    if generation.formed is not None and step <= generation.formed.step:
+        return _Bound(bound.seconds * timing.first_step_factor, f"{bound.name}, first_step_factor")
+    return bound
 
 
-def _waiting_bound_s(bound_s: float, standing: set[At], timing: Timing) -> float:
-    """The bound, where some wait for what lies outside the job."""
+def _waiting_bound(bound: _Bound, standing: set[At], timing: Timing) -> _Bound:
+    """The bound, where some wait for what lies outside the job, or perhaps do."""
     if At.DATA in standing:
-        bound_s = max(bound_s, timing.data_wait_s)
-    if At.STORE in standing:
-        bound_s = max(bound_s, timing.store_wait_s)
-    return bound_s
+        bound = _longest(_Bound(timing.data_wait_s, "data_wait_s"), bound)
+    if At.STORE in standing or At.OTHER in standing:
+        bound = _longest(_Bound(timing.store_wait_s, "store_wait_s"), bound)
+    return bound
+
+
+def _longest(*bounds: _Bound) -> _Bound:
+    """The first of the longest."""
+    return max(bounds, key=lambda bound: bound.seconds)
 
 
 def _doublings(state: JobState, vitals: Vitals, generation: Generation) -> int:
@@ -157,30 +173,31 @@ def _doublings(state: JobState, vitals: Vitals, generation: Generation) -> int:
     return min(repeats, _MOST_DOUBLINGS)
 
 
-def _watch_generation(turn: Turn, current: Generation, found: Standstill | None) -> None:
-    silent_s = found.silent_s if found is not None else 0.0
-    if current.formed is None:
-        silent_s = min(silent_s, generations.forms_since(turn, current))
+def _watch_generation(turn: Turn, current: Generation, found: NoProgress | None, free_s: float) -> None:
+    judged = _judged(turn.state, turn.vitals, current)
+    lasted_s = found.lasted_s if found is not None else 0.0
+    if judged.formed is None:
+        lasted_s = min(lasted_s, free_s)
     asked = turn.vitals.asked_for_stacks
-    if found is None or silent_s <= found.bound_s:
+    if found is None or lasted_s <= found.bound_s:
         if asked is not None:
             turn.vitals = replace(turn.vitals, asked_for_stacks=None)
         return
     if asked is None or asked[0] != current.number:
-        _ask_for_stacks(turn, current, found, silent_s)
+        _ask_for_stacks(turn, current, found, lasted_s)
         return
     stall = turn.state.stall
     all_came = stall is not None and stall.seen >= {worker for worker, _ in current.seats}
     if stall is not None and (all_came or turn.now - asked[1] >= turn.timing.stacks_s):
         for_s = max(turn.timing.left_out_s, 2 * turn.timing.progress_floor_s)
         generations.leave_out(turn, [s for s in current.members if s[0] in stall.suspects], for_s)
-        if current.formed is None:
+        if judged.formed is None:
             generations.leave_out(turn, generations.idle_members(turn, current))
         what = "did not form: " if current.formed is None else ""
-        generations.close(turn, f"{what}no progress for {silent_s:.0f} s", turn.now)
+        generations.close(turn, f"{what}no progress for {lasted_s:.0f} s", turn.now)
 
 
-def _ask_for_stacks(turn: Turn, current: Generation, found: Standstill, silent_s: float) -> None:
+def _ask_for_stacks(turn: Turn, current: Generation, found: NoProgress, lasted_s: float) -> None:
     stall = turn.state.stall
     turn.vitals = replace(turn.vitals, asked_for_stacks=(current.number, turn.now))
     turn.fact(
@@ -189,7 +206,7 @@ def _ask_for_stacks(turn: Turn, current: Generation, found: Standstill, silent_s
             generation=current.number,
             number=stall.number + 1 if stall is not None else 1,
             step=turn.vitals.newest_step,
-            silent_s=silent_s,
+            silent_s=lasted_s,
             bound_s=found.bound_s,
             standing=dict(found.standing),
             suspects=_suspects(turn, current, found),
@@ -198,27 +215,27 @@ def _ask_for_stacks(turn: Turn, current: Generation, found: Standstill, silent_s
     )
 
 
-def _suspects(turn: Turn, current: Generation, found: Standstill) -> tuple[str, ...]:
-    """Those whose own work stands still while others wait; nobody, if all work or all wait."""
+def _suspects(turn: Turn, current: Generation, found: NoProgress) -> tuple[str, ...]:
+    """Those whose own work is stalled while others wait; nobody, if all work or all wait."""
     own = tuple(name for name, where in found.standing.items() if At(where) in _OWN_WORK)
-    members = {worker for worker, _ in current.seats}
+    members = {worker for worker, _ in _judged(turn.state, turn.vitals, current).seats}
     return own if members - set(own) else ()
 
 
-def _replace_stuck(turn: Turn, vm: Vm, worker: WorkerReport) -> None:
+def _replace_stalled(turn: Turn, vm: Vm, worker: WorkerReport) -> None:
     """Have a trainer ended that starts or profiles for too long, or does not leave a closed generation."""
     seat = seat_of(worker)
     if vm.vm in turn.vitals.unheard or has_ended(worker) or turn.state.failed.get(seat[0], -1) >= seat[1]:
         return
     bound_s, closed = _own_bound_s(turn, worker)
-    silent_s = turn.now - turn.vitals.moved_at(seat)
-    if bound_s is None or silent_s <= bound_s:
+    lasted_s = turn.now - turn.vitals.moved_at(seat)
+    if bound_s is None or lasted_s <= bound_s:
         return
     if closed and turn.elapsed_s(turn.vitals.closed_at) <= turn.timing.progress_floor_s:
         return  # it is given time to see that its generation is closed
     where = turn.vitals.at_of(worker.worker)
     at = f" ({where.value})" if where is not None else ""
-    message = f"no progress for {silent_s:.0f} s while {worker.phase.value}{at}"
+    message = f"no progress for {lasted_s:.0f} s while {worker.phase.value}{at}"
     turn.fact(
         WorkerFailed(
             at=turn.now,
@@ -227,6 +244,7 @@ def _replace_stuck(turn: Turn, vm: Vm, worker: WorkerReport) -> None:
             kind="stuck",
             message=message,
             step=worker.step,
+            own_steps=own_steps(worker),
             counted=not closed,
         )
     )
@@ -243,6 +261,6 @@ def _own_bound_s(turn: Turn, worker: WorkerReport) -> tuple[float | None, bool]:
         return turn.timing.start_wait_s, False
     if worker.phase is Phase.PROFILING:
         return turn.timing.profile_wait_s, False
-    if worker.phase in (Phase.FORMING, Phase.RUNNING) and 0 < worker.generation <= turn.state.abandoned:
-        return _closed_bound_s(turn, worker), True
+    if _leaves_closed(turn.state, worker):
+        return _closed_bound(turn.state, turn.vitals, worker, turn.timing).seconds, True
     return None, False

@@ -3,72 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ...worker.messages import Phase, WorkerReport
 from ..commands import Command, ReleaseVm
 from ..events import Event
 from ..facts import EndReason, Fact, GenerationClosed, VmEnded
 from ..fold import apply
-from ..orders import Leases
 from ..state import JobState, Seat, Vm, vm_of
-
-if TYPE_CHECKING:
-    from .vitals import Pulse, Vitals
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """The core's bounds, in seconds."""
-
-    vm_lease_s: float = 15.0  # a VM silent for this long is planned around; see `silence`
-    request_timeout_s: float = 900.0  # a VM that has not joined by then never will
-    request_backoff_s: float = 5.0  # after a refused request; doubles with each
-    longest_backoff_s: float = 300.0
-    settle_s: float = 3.0  # newcomers are gathered for this long before a plan takes them in
-    suspect_grace_s: float = 1.5  # a closed connection, or a broken generation without a known death
-    measuring_s: float = 30.0  # sections that are not measured by then, of an m that can be missed, are not
-    probe_s: float = 12.0  # links that are not measured by then are assumed
-    drift: float = 1.25  # a calibration that is wrong by this factor is changed
-    drift_s: float = 60.0  # after so long, and so many steps that were looked at, of one plan
-    drift_steps: int = 10
-    recalibrate_s: float = 600.0  # at most once in so long
-    slow: float = 1.25  # of a worker, compared with its peers
-    recovered: float = 1.1
-    worth_it: float = 0.05  # part of a step that another plan must save, if nothing has to change
-    least_morph_s: float = 5.0  # what a change costs, at least
-    slow_retry_s: float = 1800.0  # one that no plan uses is tried again, after twice as long each time
-    planning_timeout_s: float = 120.0
-    replan_s: float = 30.0  # an impossible plan is tried again
-    prepare_timeout_s: float = 120.0
-    form_timeout_s: float = 180.0  # without progress of any member; see `stalls` for all that follow
-    progress_floor_s: float = 60.0  # a generation without progress of any member gets at least this long
-    progress_factor: float = 10.0  # ... and so many steps, as predicted and as measured
-    first_step_factor: float = 10.0  # ... and so many times more until its first step is done
-    data_wait_s: float = 600.0  # without progress while a member waits for samples
-    store_wait_s: float = 1800.0  # without progress while a member waits for the store
-    stacks_s: float = 5.0  # stacks that were asked for are waited for
-    start_wait_s: float = 1800.0  # a trainer that starts for longer (setup, imports, trace) is replaced
-    profile_wait_s: float = 1800.0  # one that looks at the model for longer is replaced
-    left_out_s: float = 30.0  # doubles each time that the same two members cannot reach each other
-    max_cuts: int = 6  # of the same two members, with no generation of both in between: the VM is replaced
-    stop_timeout_s: float = 300.0  # without progress of any member
-    max_stop_changes: int = 5  # a job that is to stop, and lost so many generations since, ends after that
-    delete_after_s: float = 60.0  # a checkpoint's parts outlive their place in the head
-    sweep_s: float = 1800.0  # the store is looked through for what nobody needs any more
-    keep_waiting_s: float = 600.0  # a job that waits for a person keeps its VMs for so long
-    max_internal_errors: int = 5
-    max_deaths_on_vm: int = 3  # by signal or lease, of trainers that committed nothing: the VM is replaced
-    max_deaths: int = 9  # on all VMs, without a new step in between: the job fails
-    max_unfit_vms: int = 5  # times that only such VMs came, with none that is fit: the job waits for a person
-    leases: Leases = field(default_factory=Leases)  # what agents are told
-
-    @property
-    def given_up_after_s(self) -> float:
-        """A VM that was silent for this long has ended itself: its agent saw no manager for the orphan
-        timeout, then waited for its checkpoint; a lease more for what was on its way."""
-        return self.leases.orphan_timeout_s + self.leases.orphan_save_s + self.vm_lease_s
+from .timing import Timing
+from .vitals import Pulse, Vitals
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +66,7 @@ class Turn:
 
     def report_of(self, seat: Seat) -> WorkerReport | None:
         """The newest report of exactly this incarnation."""
-        report = self._heard().by_seat.get(seat)
-        if report is not None:
-            return report
-        pulse = self.vitals.pulses.get(vm_of(seat[0]))
-        if pulse is None:
-            return None
-        return next((worker for worker in pulse.report.workers if seat_of(worker) == seat), None)
+        return self.vitals.report_of(seat)
 
     def _heard(self) -> _Heard:
         """Made anew where VMs or pulses changed: many rules ask."""
@@ -146,7 +85,8 @@ class Turn:
     def must_save(self) -> bool:
         """Whether a job that is to stop has steps that only its workers hold, and no generation to save them.
 
-        They form one more generation, if any plan allows it, and hold there.
+        They form one more generation, if any plan allows it, and hold there. Who is yet to be heard after a
+        restart may hold some.
         """
         state = self.state
         if state.stop_ordered_at is None or state.finished is not None or state.current is not None:
@@ -154,10 +94,19 @@ class Turn:
         if state.impossible is not None or self.stop_is_late():
             return False
         published = state.published[-1].step if state.published else 0
-        return any(
-            worker.step > published and worker.generation > 0 and not self.is_dead(seat_of(worker))
-            for _, worker in self.reports()
-            if not has_ended(worker)
+        return self.held_step() > published or (
+            state.opened_generation > 0 and bool(self.awaited(vm.vm for vm in state.live_vms))
+        )
+
+    def held_step(self) -> int:
+        """The newest step that a living worker of a generation reports; 0 if none does."""
+        return max(
+            (
+                worker.step
+                for _, worker in self.reports()
+                if worker.generation > 0 and not has_ended(worker) and not self.is_dead(seat_of(worker))
+            ),
+            default=0,
         )
 
     def stop_is_late(self) -> bool:
@@ -232,11 +181,21 @@ class Turn:
         """The workers that can be told nothing: those on VMs that send no reports."""
         return [] if self.isolated else [seat for seat in seats if vm_of(seat[0]) in self.vitals.unheard]
 
+    def awaited(self, vms: Iterable[str]) -> list[str]:
+        """Those of which nothing is known yet: they have not reported since this manager began to listen, as
+        after a restart, and their leases run."""
+        state, vitals = self.state, self.vitals
+        return [
+            vm
+            for vm in vms
+            if state.vms[vm].joined
+            and (self.isolated or vm not in vitals.unheard)
+            and ((pulse := vitals.pulses.get(vm)) is None or pulse.at < vitals.started_at)
+        ]
+
     def reconnection_s(self) -> float:
-        """For how long a VM whose connection closed is expected back, before anything follows from that."""
-        dropped_at = self.vitals.dropped_at
-        dropped = dropped_at is not None and self.now - dropped_at < self.timing.vm_lease_s
-        return self.timing.vm_lease_s if dropped else self.timing.suspect_grace_s
+        """As `Vitals.reconnection_s`, at this moment."""
+        return self.vitals.reconnection_s(self.now, self.timing)
 
     def is_away(self, seat: Seat) -> bool:
         """Whether the worker cannot be counted on: it is dead, or its VM is not heard."""
@@ -264,3 +223,11 @@ def has_ended(worker: WorkerReport) -> bool:
 
 def seat_of(worker: WorkerReport) -> Seat:
     return worker.worker, worker.incarnation
+
+
+def own_steps(worker: WorkerReport) -> int:
+    """How many steps it has committed in its newest generation."""
+    formed = worker.formed
+    if formed is None or formed.generation != worker.generation:
+        return 0
+    return max(0, worker.step - formed.step)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...worker.messages import At, Phase, Report, WorkerReport
-from ..events import ConnectionClosed, Event, JobSubmitted, ManagerStarted, ReportReceived, Tick, Together
-from ..state import Generation, JobState, Seat, vm_of
-from . import silence
-from .turn import Timing
-
-if TYPE_CHECKING:
-    from .drift import Pace
-    from .stalls import Standstill
+from ...worker.messages import At, Report, WorkerReport
+from ..state import Seat, vm_of
+from .timing import Timing
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
-_STEPPED = frozenset((Phase.RUNNING, Phase.HELD, Phase.FINISHED))
+_WORTH_TELLING_S = 30.0
+_MOST_TOLD = 8  # workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +39,55 @@ class Planning:
     reconsider: bool = False  # nothing has to change
 
 
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """Generations in a row of one trainer protocol that made no step."""
+
+    generation: int  # the last of them
+    count: int
+    at: float  # when it was last seen open
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Some of a worker's last steps in one generation: how many times longer than calibrated they took."""
+
+    generation: int
+    step: int
+    since: float
+    sampled_at: float
+    ratios: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.ratios)
+
+    def quarter(self, upper: bool) -> float:
+        """What three quarters of the window are above, or below if `upper`."""
+        ordered = sorted(self.ratios, reverse=upper)
+        return ordered[len(ordered) // 4]
+
+
+@dataclass(frozen=True, slots=True)
+class NoProgress:
+    """How long a generation's members have made no progress, and what each was at when it last told."""
+
+    lasted_s: float
+    bound_s: float
+    bound: str  # the fields of `Timing` that it follows from
+    standing: Mapping[str, str]
+
+    def describe(self) -> str | None:
+        """For a user, long before anything follows; None while there is nothing to say."""
+        if self.lasted_s < min(_WORTH_TELLING_S, self.bound_s / 3):
+            return None
+        at = [f"{worker} is {where}" for worker, where in list(self.standing.items())[:_MOST_TOLD]]
+        if len(self.standing) > _MOST_TOLD:
+            at.append(f"and {len(self.standing) - _MOST_TOLD} more")
+        told = f"no progress for {self.lasted_s:.0f} s of {self.bound_s:.0f} s ({self.bound})"
+        return ": ".join([told, ", ".join(at)] if at else [told])
+
+
 @dataclass(frozen=True)
 class Vitals:
     """Observations about one job."""
@@ -50,7 +95,8 @@ class Vitals:
     started_at: float = 0.0  # leases count from here at the earliest
     ticked_at: float | None = None
     pulses: Mapping[str, Pulse] = field(default_factory=lambda: _EMPTY)  # by VM
-    newest_step: int = 0  # highest step that a member of the open generation reported
+    asks_singly_s: float | None = None  # one VM at a time is asked for, so long after the last unfit one
+    newest_step: int = 0  # highest step that a member of the open generation reported, once that has formed
     usable: frozenset[Seat] = frozenset()  # as last seen, to notice growth
     grown_at: float = 0.0
     planning: Planning | None = None
@@ -59,12 +105,14 @@ class Vitals:
     cause: tuple[str, float] | None = None  # why the next plan is needed, and when that was seen
     reconsidered_at: float = 0.0  # when the planner was last asked about changed paces
     paces: Mapping[Seat, Pace] = field(default_factory=lambda: _EMPTY)  # of the open generation's workers
+    tries: Mapping[int, Tries] = field(default_factory=lambda: _EMPTY)  # by protocol
     swept_at: float | None = None  # when the store was last looked through
     broken_since: float | None = None
     forming: tuple[int, float] | None = None  # the opened generation, and since when it has been free to form
     left_out: Mapping[Seat, float] = field(default_factory=lambda: _EMPTY)  # until when
     cuts: Mapping[frozenset[str], int] = field(default_factory=lambda: _EMPTY)  # of two workers: times lost
-    unheard: frozenset[str] = frozenset()  # VMs that sent no report for a lease; see `silence`
+    unheard: frozenset[str] = frozenset()  # VMs that sent no report for a lease, or are lost; see `silence`
+    lost: frozenset[str] = frozenset()  # VMs that peers lost, and whose connections closed
     silent: frozenset[str] = frozenset()  # those of them of which nothing else shows that they live
     explained: frozenset[str] = frozenset()  # those that are unheard because of a loss that was reported
     isolated_since: float | None = None  # most fell silent at once: rather this manager is cut off
@@ -72,7 +120,7 @@ class Vitals:
     dropped_at: float | None = None  # when most connections had closed at once
     closed_at: float = 0.0  # when a generation was last closed
     measured: tuple[int, float] = (0, 0.0)  # a generation, and what its newest step took
-    standstill: Standstill | None = None  # of the open generation, at the last tick
+    no_progress: NoProgress | None = None  # of the open generation, at the last tick
     asked_for_stacks: tuple[int, float] | None = None  # of which generation's members, and when
 
     def report_of(self, seat: Seat) -> WorkerReport | None:
@@ -98,6 +146,11 @@ class Vitals:
         """What the newest step of the generation took; 0 if none is known."""
         return self.measured[1] if self.measured[0] == generation else 0.0
 
+    def reconnection_s(self, now: float, timing: Timing) -> float:
+        """For how long a VM whose connection closed is expected back, before anything follows from that."""
+        dropped = self.dropped_at is not None and now - self.dropped_at < timing.vm_lease_s
+        return timing.vm_lease_s if dropped else timing.suspect_grace_s
+
     def _place(self, worker: str) -> tuple[Pulse | None, int]:
         pulse = self.pulses.get(vm_of(worker))
         for number, report in enumerate(pulse.report.workers if pulse is not None else ()):
@@ -112,118 +165,3 @@ class Vitals:
         clock was set between the two.
         """
         return at if self.started_at <= at <= now else self.started_at
-
-
-def observe(state: JobState, vitals: Vitals, event: Event, timing: Timing) -> Vitals:
-    """The vitals with what `event` says about the present; answers to commands are taken by the rules."""
-    match event:
-        case ManagerStarted():
-            return Vitals(started_at=event.now)
-        case JobSubmitted():
-            return Vitals(started_at=event.now) if state.spec is None else vitals
-        case Tick():
-            vitals = _pruned(state, _ticked(vitals, event.now, timing))
-            return silence.judge(state, vitals, event.now, timing)
-        case ReportReceived() | ConnectionClosed():
-            return _heard(state, vitals, (event,), event.now, timing)
-        case Together():
-            return _heard(state, vitals, event.events, event.now, timing)
-        case _:
-            return vitals
-
-
-def _ticked(vitals: Vitals, now: float, timing: Timing) -> Vitals:
-    stalled = vitals.ticked_at is not None and now - vitals.ticked_at > timing.vm_lease_s / 2
-    # A manager that was itself suspended has heard nobody: that is no proof that they are gone.
-    return replace(vitals, ticked_at=now, started_at=now if stalled else vitals.started_at)
-
-
-def _pruned(state: JobState, vitals: Vitals) -> Vitals:
-    """Without the reports of VMs that ended, once no generation that may be asked about has them."""
-    if len(vitals.pulses) <= len(state.live_vms):
-        return vitals
-    present = (state.planned, state.current, *state.history[-1:])
-    members = {vm_of(worker) for g in present if g is not None for worker, _ in g.members}
-    pulses = {vm: p for vm, p in vitals.pulses.items() if vm in state.vms.live or vm in members}
-    if len(pulses) == len(vitals.pulses):
-        return vitals
-    return replace(vitals, pulses=MappingProxyType(pulses))
-
-
-def _heard(state: JobState, vitals: Vitals, events: Iterable[Event], now: float, timing: Timing) -> Vitals:
-    """What reports and closed connections change."""
-    pulses: dict[str, Pulse] = {}
-    reported: set[str] = set()
-    stepped = closed = False
-    newest_step, measured = vitals.newest_step, vitals.measured
-    members = {worker for worker, _ in state.current.members} if state.current is not None else set[str]()
-    stepping = silence.stepping_generation(state)
-    for event in events:
-        if isinstance(event, ConnectionClosed):
-            pulse = pulses.get(event.vm) or vitals.pulses.get(event.vm)
-            if pulse is not None and pulse.closed_at is None:
-                pulses[event.vm] = replace(pulse, closed_at=event.now)
-                closed = True
-        elif isinstance(event, ReportReceived):
-            report = event.report
-            vm = state.vms.get(report.vm)
-            pulse = pulses.get(report.vm) or vitals.pulses.get(report.vm)
-            if vm is None or not vm.live or (pulse is not None and report.sequence <= pulse.report.sequence):
-                continue
-            pulses[report.vm] = Pulse(report, event.now, moved=_moved(pulse, report, event.now))
-            if report.metrics:
-                measured = report.metrics[-1].generation, report.metrics[-1].seconds
-            reported.add(report.vm)
-            steps = [worker.step for worker in report.workers if _steps_on(members, worker)]
-            newest_step = max([newest_step, *steps])
-            if stepping is not None and pulse is not None and _has_stepped(stepping, pulse.report, report):
-                stepped = True
-    if not pulses:
-        return vitals
-    everyone = MappingProxyType({**vitals.pulses, **pulses})
-    vitals = replace(vitals, pulses=everyone, newest_step=newest_step, measured=measured)
-    if stepped:
-        vitals = replace(vitals, stepped_at=now)
-    if closed and _most_dropped(state, vitals, now, timing):
-        vitals = replace(vitals, dropped_at=now)
-    return silence.heard_again(vitals, reported, now)
-
-
-def _moved(before: Pulse | None, report: Report, now: float) -> tuple[float, ...]:
-    """When each worker of `report` was last seen to make progress."""
-    known = dict(zip(_signs(before.report), before.moved, strict=False)) if before is not None else {}
-    return tuple(known.get(sign, now) for sign in _signs(report))
-
-
-def _signs(report: Report) -> list[tuple[object, ...]]:
-    """What of each worker changes as it gets on."""
-    counts = [progress.count for progress in report.progress]
-    counts += [0] * (len(report.workers) - len(counts))
-    return [
-        (w.worker, w.incarnation, w.phase, w.generation, w.prepared, w.step, len(w.rows), count)
-        for w, count in zip(report.workers, counts, strict=False)
-    ]
-
-
-def _has_stepped(stepping: Generation, before: Report, report: Report) -> bool:
-    """Whether a worker of the VM reports a step of the generation that it did not before."""
-    known = {worker.worker: worker.step for worker in before.workers}
-    return any(
-        worker.generation == stepping.number
-        and worker.phase in _STEPPED
-        and worker.step > known.get(worker.worker, worker.step)
-        for worker in report.workers
-    )
-
-
-def _most_dropped(state: JobState, vitals: Vitals, now: float, timing: Timing) -> bool:
-    """Whether the connections of most VMs closed within a lease: no sign that any one of them is gone."""
-    joined = [vm.vm for vm in state.live_vms if vm.joined]
-    closed = [pulse.closed_at for vm in joined if (pulse := vitals.pulses.get(vm)) is not None]
-    together = sum(at is not None and now - at < timing.vm_lease_s for at in closed)
-    return 2 * together > len(joined)
-
-
-def _steps_on(members: Collection[str], worker: WorkerReport) -> bool:
-    """Whether the worker's step is one of the surviving history, as far as can be told."""
-    return worker.worker in members and worker.phase in _STEPPED

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..events import CommandStuck, HeadDiffers, ResumeRequested
-from ..facts import EndReason, GenerationClosed, HoldChanged, JobEnded, JobResumed, PersonNeeded, Resumption
+from ..facts import EndReason, GenerationClosed, HoldChanged, JobResumed, PersonNeeded, Resumption
 from . import ending, fitness
 from .turn import Turn
 
@@ -93,8 +93,7 @@ def _wait(turn: Turn, reason: str, offers: tuple[Resumption, ...], found: HeadDi
     if planned is not None:
         turn.fact(GenerationClosed(at=turn.now, number=planned.number, reason=reason))
     if turn.state.stop_ordered_at is not None:
-        reason = f"as requested, but what its workers held is not saved: {reason}"
-        ending.end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
+        ending.end_stopped(turn, reason)
         return
     turn.fact(
         PersonNeeded(

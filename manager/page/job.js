@@ -112,8 +112,20 @@ const OFFERS = {
   restart: ["Start over", "Begin at step 0? The checkpoints that are listed are deleted."],
 };
 
+// What a waiting job stands to lose, and when.
+function atStake() {
+  const { vms_until: until, unsaved_steps: unsaved } = job.waiting;
+  const lines = [];
+  if (job.num_live_vms && until === null) lines.push("Its VMs are kept as long as its generation steps, which can publish checkpoints.");
+  else if (job.num_live_vms) lines.push(`Its VMs are kept until ${clock(until)}, then saved from and released.`);
+  const held = job.num_live_vms ? "only its VMs hold them" : "no VM holds them any more";
+  if (unsaved) lines.push(`Steps ${unsaved[0]} to ${unsaved[1]} cannot be saved as things are, and ${held}.`);
+  return lines.join(" ");
+}
+
 function drawOffers() {
   const offers = job.waiting ? job.waiting.offers : [];
+  at("job-stake").textContent = job.waiting ? atStake() : "";
   at("job-offers").hidden = !offers.length;
   at("job-offers").replaceChildren(...offers.map((how) => {
     const [title, question] = OFFERS[how];
@@ -218,7 +230,7 @@ function drawVms() {
   const rows = sorted.map((vm) => [
     bare(vm.vm, job.job),
     badge(vm.status),
-    vm.workers.map((worker) => worker.split(": ")[1]).join(", ") || (vm.reason || "").replaceAll("_", " "),
+    vm.detail === "silent" ? "silent" : vm.workers.map((worker) => worker.split(": ")[1]).join(", ") || (vm.reason || "").replaceAll("_", " "),
     clock(vm.ended_at || vm.joined_at || vm.requested_at),
   ]);
   at("vms").replaceChildren(rows.length ? table(["VM", "Status", "Workers", "Since"], rows) : element("p", "quiet", "None yet."));

@@ -11,6 +11,7 @@ const SAYS = {
   vm_joined: (f) => ["VM joined", `${f.vm}, ${plural(f.devices.length, "device")}`],
   vm_noticed: (f) => ["Notice", `${f.vm} will be taken at ${clock(f.deadline)}`, "warn"],
   vm_ended: (f) => ["VM ended", `${f.vm}: ${f.detail || f.reason.replaceAll("_", " ")}`, f.reason === "released" ? "" : "warn"],
+  isolation_changed: (f) => (f.isolated ? ["Isolated", `most of ${plural(f.num_vms, "VM")} fell silent at about the same time: the manager seems to be cut off, and changes nothing`, "warn"] : ["Heard again", "the manager is no longer isolated"]),
   worker_failed: (f) => ["Worker failed", `${f.worker}: ${f.message}`, "bad"],
   surveyed: (f) => ["Surveyed", `${f.worker}: ${plural(f.survey.layouts[0].cuts.length + 1, "section")}, ${plural(f.survey.layouts.length, "size")} of micro-batches`],
   share_dealt: (f) => ["Share dealt", `${f.worker} measures ${plural(f.share.sections.length, "section")} at ${plural(f.share.microbatch_size, "sample")}`],

@@ -2,7 +2,8 @@
 
 `<home>/vms/<vm>/` holds `boot.json` (mode 0600), `vm.json` (process id and start time), `agent.log`, and
 whatever the agent and its trainers write. VMs outlive the manager: a new one finds them by `vm.json`, or by
-the variable MAKARA_VM in their environment if the old one died before it could write that.
+the tag in their environment, if the old one died before it could write that: MAKARA_VM is the VM's name, and
+MAKARA_VM_FOLDER its folder, since other managers on this machine may have VMs of the same name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from ...worker.messages import BootConfig, NoticeFile
 from ..config import write_private
 from . import FaultKind, NoCapacity, ProviderError, VmStatus
 
-TAG = "MAKARA_VM"
+_NAME = "MAKARA_VM"
+_PLACE = "MAKARA_VM_FOLDER"
 _TERM_GRACE_S = 3.0
 _ENDED: dict[str, Any] = {"ended": True}
 
@@ -122,7 +124,7 @@ class LocalProvider:
             child = subprocess.Popen(
                 [*self._command, str(directory / "boot.json")],
                 cwd=directory,
-                env={**os.environ, TAG: vm},
+                env={**os.environ, _NAME: vm, _PLACE: _place(directory)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -143,7 +145,7 @@ class LocalProvider:
         for path in self._folder.glob("*/boot.json"):
             vm = path.parent.name
             if self._record(vm) is None:
-                leader = next((p for p in _tagged(vm) if _session(p.pid) == p.pid), None)
+                leader = next((p for p in _tagged(vm, path.parent) if _session(p.pid) == p.pid), None)
                 if leader is not None:
                     self._remember_start(vm, leader.pid)
 
@@ -188,7 +190,7 @@ class LocalProvider:
         if leader is not None:
             for process in _children(leader):
                 found[process.pid] = process
-        for process in _tagged(vm):
+        for process in _tagged(vm, self._folder / vm):
             found[process.pid] = process
         return list(found.values())
 
@@ -262,13 +264,21 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _tagged(vm: str) -> Iterator[psutil.Process]:
+def _tagged(vm: str, directory: Path) -> Iterator[psutil.Process]:
+    """The processes of the VM; what earlier versions started has no folder in its tag."""
+    place = _place(directory)
     for process in psutil.process_iter():
         try:
-            if process.environ().get(TAG) == vm and process.status() != psutil.STATUS_ZOMBIE:
+            tag = process.environ()
+            ours = tag.get(_NAME) == vm and tag.get(_PLACE, place) == place
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
         except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             continue  # gone meanwhile, or another user's: not ours
+
+
+def _place(directory: Path) -> str:
+    return str(directory.resolve())
 
 
 def _session(pid: int) -> int | None:

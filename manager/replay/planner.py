@@ -74,7 +74,7 @@ def _remembered(answer: PlanComputed, command: ComputePlan) -> _Known:
 
 def _again(known: _Known, state: JobState, command: ComputePlan, now: float) -> PlanComputed | None:
     """The known answer for the workers of now; None if other ranks would share a VM than did then."""
-    told = {"now": now, "generation": command.generation}
+    told = {"now": now, "generation": command.generation, "asked": command.asked}
     if known.answer.plan is None:
         return known.answer.model_copy(update=told)
     slots = [Slot(slot.worker, slot.vm, slot.memory_bytes) for slot in command.workers]

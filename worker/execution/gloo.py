@@ -30,6 +30,15 @@ _CHECK_S = 5.0
 _FOREVER = timedelta(hours=24)
 
 
+class GroupBroken(Exception):
+    """gloo cannot reach a peer any more, or the group is closed."""
+
+
+CONNECTION_LOST = (GroupBroken, dist.DistError)
+"""What calls of a group, and of a rendezvous store, raise when the other end is gone. A `RuntimeError` alone
+proves nothing: torch and Python raise it for many faults of this process, too."""
+
+
 class Listener:
     """Rank 0's rendezvous socket, bound and listening before anyone is told of it.
 
@@ -60,7 +69,7 @@ class Listener:
 
 
 def connect(endpoint: str, timeout_s: float = 60.0) -> _TCPStore:
-    """A client of the rendezvous store at `endpoint` (host:port). Raises RuntimeError when it cannot be
+    """A client of the rendezvous store at `endpoint` (host:port). Raises `DistError` when it cannot be
     reached."""
     host, port = split_endpoint(endpoint)
     timeout = timedelta(seconds=timeout_s)
@@ -70,7 +79,7 @@ def connect(endpoint: str, timeout_s: float = 60.0) -> _TCPStore:
 
 
 def fetch(store: Store, key: str, unwanted: Callable[[], bool]) -> bytes:
-    """The value of `key` once it is there. Raises RuntimeError when the store is lost, or when `unwanted`."""
+    """The value of `key` once it is there. Raises `DistError` when the store is lost, or when `unwanted`."""
     while True:
         try:
             store.wait([key], timedelta(seconds=_CHECK_S))
@@ -85,8 +94,19 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def wait(work: dist.Work) -> None:
+    """Block until what was started is over. Raises `GroupBroken`."""
+    try:
+        work.wait()
+    except RuntimeError as error:  # gloo has no type of its own
+        raise GroupBroken(str(error)) from error
+
+
 class Group:
-    """A process group over `ranks` of the generation; peers are named by their generation rank."""
+    """A process group over `ranks` of the generation; peers are named by their generation rank.
+
+    Everything here raises `GroupBroken` when a peer is gone, or the group is closed.
+    """
 
     def __init__(self, store: Store, name: str, rank: int, ranks: Sequence[int], address: str) -> None:
         self.ranks = tuple(ranks)
@@ -100,7 +120,10 @@ class Group:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # pyright: ignore
         options._timeout = _FOREVER  # pyright: ignore
         prefix = _PrefixStore(name, store)
-        self._group = dist.ProcessGroupGloo(prefix, self._index[rank], len(self.ranks), options)
+        try:
+            self._group = dist.ProcessGroupGloo(prefix, self._index[rank], len(self.ranks), options)
+        except RuntimeError as error:
+            raise GroupBroken(str(error)) from error
 
     def sum(self, tensor: torch.Tensor) -> None:
         """All-reduce `tensor` in place by addition (64-bit integers wrap, as two's complement does)."""
@@ -112,22 +135,22 @@ class Group:
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         """Send a contiguous host tensor; returns when the peer has taken it."""
-        self.start_send(tensor, peer, tag).wait()
+        wait(self.start_send(tensor, peer, tag))
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         """Fill a contiguous host tensor with what `peer` sends under `tag`."""
-        self.start_receive(tensor, peer, tag).wait()
+        wait(self.start_receive(tensor, peer, tag))
 
     def start_send(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
         """As `send`, but returns at once; keep the tensor as it is until the work has been waited for."""
-        return self._open().send([tensor], self._index[peer], tag)
+        return self._started("send", [tensor], self._index[peer], tag)
 
     def start_receive(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
         """As `receive`, but returns at once; the tensor is filled when the work has been waited for."""
-        return self._open().recv([tensor], self._index[peer], tag)
+        return self._started("recv", [tensor], self._index[peer], tag)
 
     def close(self) -> None:
-        """Cut the connections: whoever is blocked in this group, here or at a peer, gets a RuntimeError.
+        """Cut the connections: whoever is blocked in this group, here or at a peer, gets `GroupBroken`.
 
         Without it threads that wait for a living peer, who waits in the same way, would keep the group's
         sockets for ever. A wait that times out closes all pairs of its group; gloo has no other way. One
@@ -149,14 +172,17 @@ class Group:
         group, self._group = self._group, None
         return group
 
-    def _open(self) -> Any:
+    def _started(self, name: str, *arguments: Any) -> dist.Work:
         if self._group is None:
-            raise RuntimeError(f"the group of ranks {self.ranks} is closed")
-        return self._group
+            raise GroupBroken(f"the group of ranks {self.ranks} is closed")
+        try:
+            return getattr(self._group, name)(*arguments)
+        except RuntimeError as error:
+            raise GroupBroken(str(error)) from error
 
     def _all_reduce(self, tensor: torch.Tensor, operation: Any) -> None:
         if self._is_alone:
             return
         options = dist.AllreduceOptions()
         options.reduceOp = operation
-        self._open().allreduce([tensor], options).wait()
+        wait(self._started("allreduce", [tensor], options))

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
+from .gloo import CONNECTION_LOST
+
 T = TypeVar("T")
 
 
@@ -36,8 +38,12 @@ class PeersLost(Interrupted):
 class Interrupt:
     """One generation's wake-up call. The first cause wins; every later wait raises it at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_lost: Callable[[], None] | None = None) -> None:
+        """`on_lost` is called whenever there are more of `lost`."""
         self.condition = threading.Condition()
+        self.lost: frozenset[int] = frozenset()
+        """Ranks whose links broke: also those that did after the interrupt had tripped."""
+        self._on_lost = on_lost or (lambda: None)
         self._cause: Exception | None = None
         self._wakes: list[Callable[[], None]] = []
 
@@ -58,6 +64,13 @@ class Interrupt:
             self.condition.notify_all()
         for wake in wakes:
             wake()
+
+    def lose(self, rank: int, why: Exception) -> None:
+        """The link to `rank` broke."""
+        with self.condition:
+            self.lost |= {rank}
+        self.trip(PeersLost([rank], why))
+        self._on_lost()
 
     @property
     def tripped(self) -> bool:
@@ -88,7 +101,7 @@ class Call(Generic[T]):
     def run(self) -> None:
         try:
             self._result = self._function()
-        except RuntimeError as error:  # gloo and the rendezvous store raise nothing else when a peer is gone
+        except CONNECTION_LOST as error:
             self._error = PeersLost(self._ranks, error)
         except Exception as error:
             self._error = error
@@ -118,8 +131,8 @@ class Courier:
     def call(self, function: Callable[[], T], ranks: Sequence[int] = ()) -> T:
         """Run `function` on the courier's thread and wait for it.
 
-        Raises the interrupt's cause if it trips first. A `RuntimeError` inside trips it with
-        `PeersLost(ranks)`; any other error is raised here and harms nobody.
+        Raises the interrupt's cause if it trips first. A lost connection (`CONNECTION_LOST`) inside trips it
+        with `PeersLost(ranks)`; any other error is raised here and harms nobody.
         """
         return self.result(self.start(function, ranks))
 

@@ -22,7 +22,7 @@ from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
 from ...pipeline.traffic import Message, Traffic
 from ..cutting.partition import Sections, Value
-from .gloo import Group
+from .gloo import Group, GroupBroken, wait
 from .interrupt import Interrupt, PeersLost
 from .staging import Staged, Stager
 
@@ -94,7 +94,7 @@ class Lanes:
         if self._compute.is_host:
             try:
                 sending.start(self._compute)
-            except RuntimeError as error:
+            except GroupBroken as error:
                 self._interrupt.trip(PeersLost([outgoing.peer], error))
                 self._interrupt.check()
         outgoing.outbox.put(sending)
@@ -143,7 +143,7 @@ class Lanes:
                 for number, operation in enumerate(operations):
                     tensors, works = posted.popleft()
                     for work in works:
-                        work.wait()
+                        wait(work)
                     marked = {name: stager.to_device(tensor) for name, tensor in tensors.items()}
                     self._arrived.put((operation, marked))
                     if number + _AHEAD < len(expected):
@@ -161,7 +161,7 @@ class Lanes:
                 if not stager.is_host:
                     sending.start(stager)
                 for work in sending.works:
-                    work.wait()
+                    wait(work)
                 del sending  # and with it the tensors, before the next one is waited for
 
         self._start(loop, f"send {kind} to {peer}", peer)
@@ -170,7 +170,7 @@ class Lanes:
         def guarded() -> None:
             try:
                 loop()
-            except RuntimeError as error:  # what gloo raises when the pair is closed
+            except GroupBroken as error:
                 self._interrupt.trip(PeersLost([peer], error))
             except Exception as error:  # a fault of ours: the compute thread would wait for ever
                 self._interrupt.trip(error)

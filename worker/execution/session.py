@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,14 +32,16 @@ class Session:
         listener: Listener | None,
         link_timeout_s: float = 10.0,
         progress: Progress | None = None,
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
+        """`on_lost`: called whenever the link to one more member broke."""
         self.number = order.number
         self.plan = Plan.from_json(order.plan)
         self.members = [member.worker for member in order.members]
         self.rank = self.members.index(worker)
         self.checkpoints = order.checkpoints
         self.progress = progress or Progress()
-        self.interrupt = Interrupt()
+        self.interrupt = Interrupt(on_lost)
         self.courier = Courier(f"collectives-g{order.number}", self.interrupt)
         self._address = order.members[self.rank].address
         self._endpoint = order.endpoint
@@ -73,7 +75,7 @@ class Session:
             self._store = self.courier.call(lambda: connect(endpoint, self._link_timeout_s), [0])
 
     def board(self) -> Store:
-        """A connection of one's own to the rendezvous store, for another thread. Raises RuntimeError."""
+        """A connection of one's own to the rendezvous store, for another thread. Raises `DistError`."""
         assert self._endpoint is not None
         return connect(self._endpoint, self._link_timeout_s)
 
@@ -112,8 +114,7 @@ class Session:
             why = "; ".join(missed.values()) or "others cannot reach each other"
             self.interrupt.trip(PeersLost(sorted(missed), why))
             self.interrupt.check()
-        interrupt = self.interrupt  # no reference to the session, which keeps its links
-        links.watch(neighbours, lambda rank, why: interrupt.trip(PeersLost([rank], why)))
+        links.watch(neighbours, self.interrupt.lose)  # no reference to the session, which keeps its links
 
     def group(self, name: str, ranks: Sequence[int]) -> Group:
         """A process group over `ranks`, of which this member is one; all of them must call, linked before."""

@@ -184,12 +184,12 @@ def rings_of(vms: Sequence[str]) -> list[tuple[int, ...]]:
 
 def _together(calls: Sequence[Callable[[], None]]) -> float:
     """Seconds until all have returned that were begun at once. Raises what one of them raised."""
-    failed: list[BaseException] = []
+    failed: list[Exception] = []
 
     def guarded(call: Callable[[], None]) -> None:
         try:
             call()
-        except RuntimeError as error:
+        except Exception as error:
             failed.append(error)
 
     threads = [threading.Thread(target=guarded, args=(call,), daemon=True) for call in calls[1:]]

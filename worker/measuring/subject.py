@@ -18,7 +18,7 @@ from ..cutting.partition import Sections, choose_cuts, split
 from ..cutting.prices import measured_prices
 from ..cutting.work import compute_nodes
 from ..data import Batches
-from ..errors import RecipeMismatch, UserCodeError
+from ..errors import UserCodeError, other_graph
 from ..instruction_sets import InstructionSet
 from ..messages import JobSettings, Layout, SectionRow
 from ..tracing.trace import TracedModel, trace
@@ -72,10 +72,7 @@ class Subject:
         """Hold the model as `layout` says. Raises `RecipeMismatch` when it is traced otherwise here."""
         self.hold(layout.microbatch_size)
         if self._held.graph_hash != layout.graph_hash:
-            raise RecipeMismatch(
-                f"graph_hash: this VM traced {self._held.graph_hash}, the one that measured first "
-                f"{layout.graph_hash}; their libraries or their copies of the code differ"
-            )
+            raise other_graph(self._held.graph_hash, layout.graph_hash, "the VM that measured first")
         if self._chain is None or list(self._chain.cuts) != layout.cuts:
             self._split(layout.cuts)
 

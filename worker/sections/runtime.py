@@ -21,7 +21,7 @@ from ..cutting.partition import Section, Sections
 from ..errors import UserCodeError
 from ..precision import Precision, autocast
 from ..seeds import seed64
-from ..training import Training, call_user_code
+from ..training import Training, call_user_code, raised_by_user, user_error
 from . import engine
 from .loss_scale import LossScale
 from .optimizers import OwnSettings, make_optimizer
@@ -135,7 +135,12 @@ class SectionRuntime:
                 leaves[name] = value.requires_grad_()
         arguments += self.folded
         with self._autocast:
-            returned: list[Any] = list(self._call(*arguments))
+            try:
+                returned: list[Any] = list(self._call(*arguments))
+            except Exception as error:
+                if raised_by_user(error):
+                    raise user_error("the model's forward", error) from error
+                raise
             own, updates = self._without_updates(returned)
             if self._last:
                 return self._finish(own, batch, leaves, updates)
@@ -165,7 +170,12 @@ class SectionRuntime:
         wanted = [*leaves.values(), *self.trainable.values()]
         found: Sequence[Tensor | None] = [None] * len(wanted)
         if roots and wanted:
-            found = engine.gradients(roots, seeds, wanted)
+            try:
+                found = engine.gradients(roots, seeds, wanted)
+            except Exception as error:
+                if raised_by_user(error):
+                    raise user_error("the model's backward", error) from error
+                raise
         inputs: dict[str, Tensor] = {}
         for (name, leaf), gradient in zip(leaves.items(), found, strict=False):
             inputs[name] = torch.zeros_like(leaf) if gradient is None else canonical(gradient)

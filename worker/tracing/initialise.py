@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import UntraceableModel
 from ..seeds import preserved_randomness, seed64, seed_everything
 from .conversion import converting
+from .loading import adopt_module, loading
 
 T = TypeVar("T")
 _aten = torch.ops.aten
@@ -60,6 +61,14 @@ class _Constant:
 
 
 @dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What was read from a file, which nothing writes to."""
+
+    data: torch.UntypedStorage
+    view: _View
+
+
+@dataclass(frozen=True, slots=True)
 class _Call:
     function: Any  # torch._ops.OpOverload
     args: Any
@@ -78,6 +87,7 @@ class Recording:
     _calls: list[_Call] = field(default_factory=list)
     _calls_by_storage: dict[int, list[int]] = field(default_factory=dict)
     _alive: list[Tensor] = field(default_factory=list)  # a storage's key stays unique while it lives
+    _loaded: dict[int, torch.UntypedStorage] = field(default_factory=dict)  # from files, by fake storage
 
     def tensor(self, fake: Tensor, name: str) -> Tensor:
         """A new contiguous CPU tensor with what `fake` would hold; its random numbers come from (seed,
@@ -88,6 +98,9 @@ class Recording:
         if not isinstance(fake, FakeTensor):
             return fake.detach().clone(memory_format=torch.contiguous_format)
         view = _view(fake)
+        if view.storage in self._loaded:
+            with _disable_current_modes():
+                return _place(self._loaded, view).clone(memory_format=torch.contiguous_format)
         if view.storage not in self._calls_by_storage:
             raise UntraceableModel(
                 f"{name!r} was not made by the function Training.model; its values are unknown"
@@ -110,7 +123,7 @@ class Recording:
             results = [
                 leaf for leaf in tree_leaves(call.function(*args, **kwargs)) if isinstance(leaf, Tensor)
             ]
-            if call.function.overloadpacket in _UNINITIALISED:
+            if getattr(call.function, "overloadpacket", None) in _UNINITIALISED:
                 results[0].zero_()  # what the user never fills would differ between machines
             _store(real, call.outputs, results)
         return real
@@ -128,8 +141,31 @@ class Recording:
                 waiting.extend(fresh)
         return sorted(found)
 
+    def adopt(self, real: Tensor) -> Tensor:
+        """A fake tensor that holds what `real` does, which is kept as it is: it may lie in a mapped file."""
+        if isinstance(real, FakeTensor):
+            return real
+        with _disable_current_modes():  # an operation on it would be recorded, with a copy of it
+            fake = self.fake_mode.from_tensor(real.detach())
+        self._loaded.setdefault(_key(fake), real.untyped_storage())
+        self._alive.append(fake)
+        return fake
+
+    def _own(self, leaf: Any) -> None:
+        """Something is written to what was loaded: from here on it is a copy, as in the user's program."""
+        key = _key(leaf) if isinstance(leaf, FakeTensor) else None
+        if key is None or key not in self._loaded:
+            return
+        storage = self._loaded.pop(key)
+        whole = _View(key, (storage.nbytes(),), (1,), 0, torch.uint8)
+        call = _Call(_copy_of, (_Loaded(storage, whole),), {}, (whole,), frozenset({key}), random=False)
+        self._calls_by_storage.setdefault(key, []).append(len(self._calls))
+        self._calls.append(call)
+
     def add(self, function: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """Records one call; a pure view or a metadata query leaves no trace."""
+        for leaf in _written(function, args, kwargs):
+            self._own(leaf)
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, FakeTensor)]
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         made = {_key(leaf) for leaf in outputs} - {
@@ -137,7 +173,7 @@ class Recording:
         }
         if not made and not function._schema.is_mutable:
             return
-        saved_args, saved_kwargs = tree_map(_saved, (args, kwargs))
+        saved_args, saved_kwargs = tree_map(self._saved, (args, kwargs))
         views = tuple(_view(leaf) for leaf in outputs)
         storages = {view.storage for view in views}
         storages |= {
@@ -156,6 +192,16 @@ class Recording:
         self._calls.append(call)
         self._alive.extend(outputs)
 
+    def _saved(self, leaf: Any) -> Any:
+        if isinstance(leaf, FakeTensor):
+            view = _view(leaf)
+            loaded = self._loaded.get(view.storage)
+            return view if loaded is None else _Loaded(loaded, view)
+        if isinstance(leaf, Tensor):
+            with _disable_current_modes():
+                return _Constant(leaf.detach().clone())
+        return leaf
+
 
 def record(build: Callable[[], T], seed: int) -> tuple[T, Recording]:
     """`build()` under fake tensors, with a recording of all that it did. What `build` raises passes
@@ -167,8 +213,10 @@ def record(build: Callable[[], T], seed: int) -> tuple[T, Recording]:
     recording = Recording(seed, FakeTensorMode(allow_non_fake_inputs=True))
     with preserved_randomness():
         seed_everything(seed64("construct", seed))
-        with converting(), recording.fake_mode, _Recorder(recording):
+        with converting(), recording.fake_mode, _Recorder(recording), loading(recording.adopt):
             built = build()
+        if isinstance(built, nn.Module):  # what a library read in threads of its own
+            adopt_module(built, recording.adopt)
     return built, recording
 
 
@@ -210,19 +258,28 @@ def _view(fake: Tensor) -> _View:
     return _View(_key(fake), tuple(fake.shape), fake.stride(), int(fake.storage_offset()), fake.dtype)
 
 
-def _saved(leaf: Any) -> Any:
-    if isinstance(leaf, FakeTensor):
-        return _view(leaf)
-    if isinstance(leaf, Tensor):
-        with _disable_current_modes():
-            return _Constant(leaf.detach().clone())
-    return leaf
-
-
 def _real(leaf: Any, real: dict[int, torch.UntypedStorage]) -> Any:
     if isinstance(leaf, _View):
         return _place(real, leaf)
+    if isinstance(leaf, _Loaded):
+        return _place({leaf.view.storage: leaf.data}, leaf.view)
     return leaf.value.clone() if isinstance(leaf, _Constant) else leaf
+
+
+def _written(function: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that the function writes to."""
+    if not function._schema.is_mutable:
+        return []
+    given = {argument.name: value for argument, value in zip(function._schema.arguments, args, strict=False)}
+    given |= kwargs
+    written = [
+        a.name for a in function._schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    ]
+    return [leaf for name in written for leaf in tree_leaves(given.get(name))]
+
+
+def _copy_of(loaded: Tensor) -> Tensor:
+    return loaded.clone()
 
 
 def _place(real: dict[int, torch.UntypedStorage], view: _View) -> Tensor:

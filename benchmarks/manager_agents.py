@@ -1,0 +1,128 @@
+"""The agents of a thousand VMs in one process: the worker's own connections, and trainers that only pretend.
+
+Run by `manager`: `python -m benchmarks.manager_agents MANAGER_URL FOLDER STEP_S`, with lines "vm token" on
+standard input, then an empty one. The next lines are commands: be ready to train, then begin to step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import time
+from pathlib import Path
+
+from makara.worker import connection
+from makara.worker.messages import (
+    At,
+    BootConfig,
+    DeviceInfo,
+    Formed,
+    Orders,
+    Phase,
+    Progress,
+    Report,
+    StepMetrics,
+    WorkerReport,
+)
+from makara.worker.reports import Backlog, as_beat
+
+DEVICE = DeviceInfo(kind="cpu", name="cpu0", memory_bytes=1 << 34)
+_AT_A_TIME = 5  # connections that are being opened
+
+
+class Vm:
+    """One VM with one worker; a `makara.worker.connection.Peer`."""
+
+    def __init__(self, url: str, folder: Path, vm: str, token: str) -> None:
+        directory = folder / vm
+        directory.mkdir()
+        boot = BootConfig(vm=vm, job="j", manager_url=url, join_token=token, directory=str(directory))
+        self.connection = connection.ManagerConnection(boot, self)
+        self.connected = asyncio.Event()
+        self._vm = vm
+        self._orders = Orders(version=0, action="idle")
+        self._backlog = Backlog()
+        self._sequence = self._count = 0
+        self._told: Report | None = None
+        self._worker = WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.STARTING)
+
+    def obey(self, orders: Orders) -> None:
+        self._orders, generation = orders, orders.generation
+        self.connected.set()
+        if generation is None:
+            return
+        if generation.phase == "prepare" and self._worker.prepared < generation.number:
+            first = generation.members[0].worker == self._worker.worker
+            self.change(prepared=generation.number, endpoint="10.0.0.1:1" if first else None)
+        if generation.phase == "go" and self._worker.generation < generation.number:
+            formed = Formed(generation=generation.number, step=self._worker.step, rung="start", phases_s={})
+            self.change(generation=generation.number, phase=Phase.RUNNING, formed=formed)
+
+    def acknowledge(self, sequence: int) -> None:
+        self._backlog.acknowledge(sequence)
+
+    def change(self, **values: object) -> None:
+        self._worker = self._worker.model_copy(update=values)
+        self.connection.changed()
+
+    def ready(self) -> None:
+        self.change(phase=Phase.IDLE, graph_hash="made-up", forward_s=0.1, backward_s=0.2)
+
+    def step(self, seconds: float) -> None:
+        generation = self._orders.generation
+        assert generation is not None, "it trains"
+        step = self._worker.step + 1
+        if self._worker.worker in (generation.members[0].worker, generation.members[-1].worker):
+            metrics = StepMetrics(
+                step=step, generation=generation.number, loss=1.0, grad_norm=1.0, seconds=seconds, samples=1
+            )
+            self._backlog.add(metrics)
+        self.change(step=step)
+
+    def report(self, limit_bytes: int, *, may_beat: bool) -> str:
+        self._sequence, self._count = self._sequence + 1, self._count + 1
+        report = Report(
+            vm=self._vm,
+            sequence=self._sequence,
+            orders_version=self._orders.version,
+            address="10.0.0.1",
+            devices=[DEVICE],
+            workers=[self._worker],
+            metrics=self._backlog.take(self._sequence, limit_bytes),
+            progress=[Progress(count=self._count, at=At.COMPUTING)],
+            keeps_plans=True,
+        )
+        if may_beat and (beat := as_beat(report, self._told)) is not None:
+            return beat
+        self._told = report
+        return report.model_dump_json()
+
+
+# All are told the same, and one process of many agents would take longer to read it than a thousand machines.
+connection.read_to_agent = functools.lru_cache(maxsize=16)(connection.read_to_agent)
+
+
+async def main(url: str, folder: Path, step_s: float) -> None:
+    tokens = dict(line.split() for line in iter(sys.stdin.readline, "\n"))
+    vms = [Vm(url, folder, vm, token) for vm, token in tokens.items()]
+    connections: list[asyncio.Task[None]] = []
+    for begin in range(0, len(vms), _AT_A_TIME):
+        some = vms[begin : begin + _AT_A_TIME]
+        connections += [asyncio.create_task(vm.connection.run()) for vm in some]
+        await asyncio.gather(*(vm.connected.wait() for vm in some))
+    print("connected", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    for vm in vms:
+        vm.ready()
+    await asyncio.to_thread(sys.stdin.readline)
+    due = time.monotonic()
+    while True:
+        due += step_s
+        await asyncio.sleep(due - time.monotonic())
+        for vm in vms:  # all at once: each has seen the same commit
+            vm.step(step_s)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])))

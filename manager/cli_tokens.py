@@ -1,0 +1,46 @@
+"""`makara token`: make, list and revoke tokens of users; it needs the admin token."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import datetime
+
+from rich.console import Console
+from rich.table import Table
+
+from .client import connect
+
+
+def add(options: argparse.Namespace) -> int:
+    """Make a token and print it, this once."""
+    body = {"name": options.name, "ttl_s": None if options.days is None else 86400.0 * options.days}
+    with connect(options.server, options.token, options.home) as client:
+        made = client.post("/tokens", json=body)
+    print(json.dumps(made) if options.json else made["token"])
+    return 0
+
+
+def list_(options: argparse.Namespace) -> int:
+    with connect(options.server, options.token, options.home) as client:
+        answer = client.get("/tokens")
+    if options.json:
+        print(json.dumps(answer))
+        return 0
+    table = Table("ID", "NAME", "SCOPE", "MADE", "EXPIRES", box=None, pad_edge=False)
+    for token in answer["tokens"]:
+        expires = "never" if token["expires_at"] is None else _time(token["expires_at"])
+        table.add_row(token["id"], token["name"], token["scope"], _time(token["created_at"]), expires)
+    Console(highlight=False, markup=False).print(table)
+    return 0
+
+
+def revoke(options: argparse.Namespace) -> int:
+    """By its id, or by the token itself, of which the id is the part before the dot."""
+    with connect(options.server, options.token, options.home) as client:
+        client.delete(f"/tokens/{options.id.partition('.')[0]}")
+    return 0
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")

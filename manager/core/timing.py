@@ -1,0 +1,60 @@
+"""The bounds that the rules keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..orders import Leases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The core's bounds, in seconds."""
+
+    vm_lease_s: float = 15.0  # a VM silent for this long is planned around; see `silence`
+    request_timeout_s: float = 900.0  # a VM that has not joined by then never will
+    request_backoff_s: float = 5.0  # after a refused request; doubles with each
+    longest_backoff_s: float = 300.0
+    settle_s: float = 3.0  # newcomers are gathered for this long before a plan takes them in
+    suspect_grace_s: float = 1.5  # a closed connection, or a broken generation without a known death
+    measuring_s: float = 30.0  # sections that are not measured by then, of an m that can be missed, are not
+    probe_s: float = 12.0  # links that are not measured by then are assumed
+    drift: float = 1.25  # a calibration that is wrong by this factor is changed
+    drift_s: float = 60.0  # after so long, and so many steps that were looked at, of one plan
+    drift_steps: int = 10
+    recalibrate_s: float = 600.0  # at most once in so long
+    slow: float = 1.25  # of a worker, compared with its peers
+    recovered: float = 1.1
+    worth_it: float = 0.05  # part of a step that another plan must save, if nothing has to change
+    least_morph_s: float = 5.0  # what a change costs, at least
+    slow_retry_s: float = 1800.0  # one that no plan uses is tried again, after twice as long each time
+    planning_timeout_s: float = 120.0
+    replan_s: float = 30.0  # an impossible plan is tried again
+    prepare_timeout_s: float = 120.0
+    form_timeout_s: float = 180.0  # without progress of any member; see `stalls` for all that follow
+    progress_floor_s: float = 60.0  # a generation without progress of any member gets at least this long
+    progress_factor: float = 10.0  # ... and so many steps, as predicted and as measured
+    first_step_factor: float = 10.0  # ... and so many times more until its first step is done
+    data_wait_s: float = 600.0  # without progress while a member waits for samples
+    store_wait_s: float = 1800.0  # without progress while a member waits for the store
+    stacks_s: float = 5.0  # stacks that were asked for are waited for
+    start_wait_s: float = 1800.0  # a trainer that starts for longer (setup, imports, trace) is replaced
+    profile_wait_s: float = 1800.0  # one that looks at the model for longer is replaced
+    left_out_s: float = 30.0  # doubles each time that the same two members cannot reach each other
+    max_cuts: int = 6  # of the same two members, with no generation of both in between: the VM is replaced
+    stop_timeout_s: float = 300.0  # without progress of any member
+    max_stop_changes: int = 5  # a job that is to stop, and lost so many generations since, ends after that
+    delete_after_s: float = 60.0  # a checkpoint's parts outlive their place in the head
+    sweep_s: float = 1800.0  # the store is looked through for what nobody needs any more
+    keep_waiting_s: float = 600.0  # a job that waits for a person keeps its VMs for so long
+    max_internal_errors: int = 5
+    max_deaths_on_vm: int = 3  # of trainers that committed nothing, by signal, lease or no progress: replaced
+    max_deaths: int = 9  # on all VMs, without a new step in between: the job fails
+    max_unfit_vms: int = 5  # times that only such VMs came, with none that is fit: the job waits for a person
+    leases: Leases = field(default_factory=Leases)  # what agents are told
+
+    @property
+    def given_up_after_s(self) -> float:
+        """A VM that was silent for this long has ended itself: its agent saw no manager for the orphan
+        timeout, then waited for its checkpoint; a lease more for what was on its way."""
+        return self.leases.orphan_timeout_s + self.leases.orphan_save_s + self.vm_lease_s

@@ -1,0 +1,57 @@
+"""What users see of a job that waits for a person, and of one that waits for VMs."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from ..worker.messages import Phase
+from .runtime import Job
+from .state import JobState, VmStatus
+
+
+class WaitingView(BaseModel):
+    """What a person must decide: answer with `POST /api/v1/jobs/{job}/resume` and one of `offers`.
+
+    `vms_until`, Unix seconds: then its VMs are saved from and released; None: not while its generation steps.
+    `unsaved_steps`: the first and the last of the steps that no checkpoint has and that cannot be saved as
+    things are; only VMs that live hold them.
+    """
+
+    since: float
+    reason: str
+    offers: list[str]
+    vms_until: float | None
+    unsaved_steps: tuple[int, int] | None
+
+
+def waiting_view(state: JobState, step: int) -> WaitingView | None:
+    """`step`: the newest that was committed. None for a job that does not wait for a person."""
+    waiting = state.waiting
+    if waiting is None or state.ended is not None:
+        return None
+    saved = state.published[-1].step if state.published else 0
+    takes_more = state.current is not None and state.current.number == waiting.head_generation
+    return WaitingView(
+        since=waiting.since,
+        reason=waiting.reason,
+        offers=[offer.value for offer in waiting.offers],
+        vms_until=state.vms_kept_until,
+        unsaved_steps=None if takes_more or step <= saved else (saved + 1, step),
+    )
+
+
+def waits_for_vms(job: Job) -> str | None:
+    """How many VMs are on their way to a job that nothing runs of; None if something runs or none is."""
+    if job.state.current is not None or not job.state.active:
+        return None
+    asked_for = sum(vm.status is VmStatus.REQUESTED for vm in job.state.live_vms)
+    starting = sum(vm.status is VmStatus.JOINED and _starts(job, vm.vm) for vm in job.state.live_vms)
+    parts = [f"{asked_for} asked for"] * (asked_for > 0) + [f"{starting} starting"] * (starting > 0)
+    return f"waits for VMs ({', '.join(parts)})" if parts else None
+
+
+def _starts(job: Job, vm: str) -> bool:
+    if vm in job.vitals.unheard:
+        return False
+    report = job.reports.get(vm)
+    return report is None or all(worker.phase is Phase.STARTING for worker in report.workers)

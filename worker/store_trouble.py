@@ -1,0 +1,40 @@
+"""What a store says to what is being tried again, told to the manager as it changes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+log = logging.getLogger("makara.store")
+
+
+class StoreTrouble:
+    """Thread-safe. `tell` gets the newest words, and an empty text when the trouble is over."""
+
+    def __init__(self, doing: str, tell: Callable[[str], None]) -> None:
+        """`doing`: what is being tried, for the log."""
+        self._doing = doing
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._told = ""
+        self._closed = False
+
+    def tell(self, trouble: str) -> None:
+        with self._lock:  # once `close` has returned, what is told is somebody else's
+            if not self._closed:
+                self._say(trouble)
+
+    def close(self) -> None:
+        """The trouble, if there is any, is over for good: threads that were given up tell nothing more."""
+        with self._lock:
+            self._closed = True
+            self._say("")
+
+    def _say(self, trouble: str) -> None:
+        if trouble == self._told:
+            return
+        self._told = trouble
+        if trouble:
+            log.warning("%s: %s", self._doing, trouble)
+        self._tell(trouble)

@@ -1,0 +1,126 @@
+"""Weights that a model's construction reads from files: `torch.load`, safetensors, and what is built on them.
+
+What is read lies in a mapped file where its format allows that, and stays there: the model gets fake tensors,
+and a section's worker later reads the pages of its own parameters, no others.
+
+Uses private torch API (_disable_current_modes): checked with torch 2.13, safetensors 0.8, transformers 5.23.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
+)
+
+from .guards import replaced
+
+_READS_IN_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers
+
+Adopt = Callable[[Tensor], Tensor]
+"""Makes the fake tensor that stands for a real one; a fake one stays."""
+_Made = dict[
+    int, tuple[Tensor, Tensor]
+]  # by id: what was there, which must live for that, and what stands for it
+
+
+@contextmanager
+def loading(adopt: Adopt) -> Generator[None]:
+    """While a model is built with fake tensors: files are read as ever, and what they hold is adopted."""
+    load = torch.load
+
+    def load_real(
+        f: Any, map_location: Any = None, *args: Any, mmap: bool | None = None, **kwargs: Any
+    ) -> Any:
+        mapped = isinstance(f, str | os.PathLike) and zipfile.is_zipfile(cast(str, f))
+        with _disable_current_modes():
+            loaded = load(f, "cpu", *args, mmap=mapped, **kwargs)
+        return _adopted(loaded, adopt, {})
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(torch, "load", load_real))
+        stack.enter_context(replaced(torch.serialization, "load", load_real))
+        stack.enter_context(_in_this_thread())
+        stack.enter_context(_Storages(adopt))
+        yield
+
+
+@contextmanager
+def _in_this_thread() -> Generator[None]:
+    """transformers reads weights in threads of its own, where nothing is fake: all of them, into memory."""
+    before = os.environ.get(_READS_IN_THREADS)
+    os.environ[_READS_IN_THREADS] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_READS_IN_THREADS]
+        else:
+            os.environ[_READS_IN_THREADS] = before
+
+
+class _Storages(TorchFunctionMode):
+    """safetensors makes each tensor of a storage that maps the file, which no fake tensor can be made of."""
+
+    def __init__(self, adopt: Adopt) -> None:
+        super().__init__()
+        self._adopt = adopt
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.asarray and args and isinstance(args[0], torch.UntypedStorage):
+            with _disable_current_modes():
+                real = func(*args, **(kwargs or {}))
+            return self._adopt(real)
+        return func(*args, **(kwargs or {}))
+
+
+def _adopted(value: Any, adopt: Adopt, made: _Made) -> Any:
+    """`value` with its tensors adopted, those in containers and modules in place."""
+    if isinstance(value, Tensor):
+        return _standing_for(value, adopt, made)
+    if isinstance(value, nn.Module):
+        adopt_module(value, adopt)
+    elif isinstance(value, dict):
+        entries = cast(dict[Any, Any], value)
+        for key, entry in entries.items():
+            entries[key] = _adopted(entry, adopt, made)
+    elif isinstance(value, list):
+        items = cast(list[Any], value)
+        items[:] = [_adopted(item, adopt, made) for item in items]
+    elif isinstance(value, tuple):
+        parts = [_adopted(part, adopt, made) for part in cast(tuple[Any, ...], value)]
+        kind = cast(Any, type(cast(object, value)))
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    return value
+
+
+def adopt_module(module: nn.Module, adopt: Adopt) -> None:
+    """Put fake tensors in the place of a module's real parameters and buffers; shared ones stay shared."""
+    made: _Made = {}
+    for part in module.modules():
+        held = vars(part)
+        for name, parameter in held["_parameters"].items():
+            if parameter is not None:
+                held["_parameters"][name] = _standing_for(parameter, adopt, made)
+        for name, buffer in held["_buffers"].items():
+            if buffer is not None:
+                held["_buffers"][name] = _standing_for(buffer, adopt, made)
+
+
+def _standing_for(real: Tensor, adopt: Adopt, made: _Made) -> Tensor:
+    if id(real) not in made:
+        fake = adopt(real)  # itself, if it is fake: its hooks must be found later
+        if fake is not real and isinstance(real, nn.Parameter):
+            fake = nn.Parameter(fake, real.requires_grad)
+        made[id(real)] = real, fake
+    return made[id(real)][1]
