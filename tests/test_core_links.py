@@ -6,7 +6,8 @@ import pytest
 from core_script import Script
 from makara.manager.commands import ComputePlan, ReleaseVm
 from makara.manager.core import Timing
-from makara.manager.facts import EndReason, VmEnded
+from makara.manager.events import StopRequested
+from makara.manager.facts import EndReason, GenerationClosed, VmEnded
 from makara.worker.messages import Phase
 
 
@@ -97,3 +98,66 @@ def form_again(script: Script, a: str, b: str) -> None:
     assert current is not None
     names = [worker for worker, _ in current.members]
     script.report(*(script.change(w, phase=Phase.FORMING, generation=current.number) for w in names))
+
+
+def break_again(script: Script) -> None:
+    """All members see the newest generation break and reach each other again; nobody died."""
+    names = list(script.workers)
+    script.report(*(script.change(w, phase=Phase.BROKEN, lost=[o for o in names if o != w]) for w in names))
+    script.wait(2.0)
+    assert script.state.current is None
+
+
+def rest_s(script: Script) -> float:
+    """For how long nobody is asked for another plan, in steps of a second; then the next generation runs."""
+    asked, since = script.count(ComputePlan), script.now
+    while script.count(ComputePlan) == asked:
+        assert script.now - since < 1000.0
+        script.wait(1.0)
+        script.report(*(script.change(w, phase=Phase.IDLE, lost=[]) for w in script.workers))
+    return script.now - since
+
+
+def run_again(script: Script, step: int) -> None:
+    script.answer(2, 1)
+    script.prepare()
+    script.open()
+    script.form(step=step)
+
+
+def test_generations_that_break_at_one_step_for_no_known_reason_follow_ever_later() -> None:
+    """Found: a proxy that reset all connections made a new generation every few seconds, for ever."""
+    script = Script()
+    script.run(2)
+    break_again(script)
+    run_again(script, step=0)  # the first time at once
+    rests: list[float] = []
+    for _ in range(8):
+        break_again(script)
+        rests.append(rest_s(script))
+        run_again(script, step=0)
+    assert rests == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
+    assert "for the 3rd" not in script.last(GenerationClosed).reason
+    assert "for the 9th time at step 0" in script.last(GenerationClosed).reason
+
+
+def test_a_step_makes_up_for_generations_that_broke() -> None:
+    script = Script()
+    workers = script.run(2)
+    break_again(script)
+    run_again(script, step=0)
+    script.report(*(script.change(w, step=1) for w in workers))
+    break_again(script)
+    assert script.count(ComputePlan) == 3
+    run_again(script, step=1)
+
+
+def test_a_stop_does_not_wait_for_generations_that_broke() -> None:
+    script = Script()
+    workers = script.run(2)
+    script.report(*(script.change(w, step=4) for w in workers))
+    break_again(script)
+    run_again(script, step=4)
+    script.event(StopRequested(now=script.now))
+    break_again(script)
+    assert script.count(ComputePlan) == 3

@@ -12,7 +12,7 @@ from ..commands import OpenHead
 from ..events import HeadOpened
 from ..facts import EndReason, GenerationClosed, GenerationFormed, GenerationOpened, GenerationPrepared
 from ..state import Generation, JobState, Seat, VmStatus, vm_of
-from . import retention
+from . import breaks, retention
 from .silence import losses
 from .turn import Turn
 
@@ -130,8 +130,8 @@ def _close_current(turn: Turn, current: Generation) -> None:
         turn.vitals = replace(turn.vitals, broken_since=turn.now)
     elif turn.now - turn.vitals.broken_since >= turn.timing.suspect_grace_s:
         since, where = turn.vitals.broken_since, _names((w.worker, w.incarnation) for w in broken)
-        _leave_out_cut(turn, current, broken)
-        close(turn, f"broken at {where}", since)
+        explained = _leave_out_cut(turn, current, broken)
+        close(turn, f"broken at {where}{'' if explained else breaks.count(turn)}", since)
         return
     if turn.isolated:
         return  # who is late cannot be told
@@ -234,21 +234,23 @@ def _names(seats: Iterable[Seat]) -> str:
     return ", ".join(sorted(worker for worker, _ in seats))
 
 
-def _leave_out_cut(turn: Turn, current: Generation, broken: list[WorkerReport]) -> None:
-    """Plan without a smallest set of members that explains who could not reach whom.
+def _leave_out_cut(turn: Turn, current: Generation, broken: list[WorkerReport]) -> bool:
+    """Plan without a smallest set of members that explains who could not reach whom; whether there is one.
 
     For twice as long each time that the same two could not; at last the VM is replaced.
     """
     pairs = _lost_pairs(turn, current, broken)
     cuts = {pair: turn.vitals.cuts.get(pair, 0) + 1 for pair in map(frozenset, pairs)}
     turn.vitals = replace(turn.vitals, cuts=MappingProxyType({**turn.vitals.cuts, **cuts}))
-    for seat in _blamed(current, pairs):
+    blamed = _blamed(current, pairs)
+    for seat in blamed:
         times, other = max((n, min(pair - {seat[0]})) for pair, n in cuts.items() if seat[0] in pair)
         vm = turn.state.vms[vm_of(seat[0])]
         if times >= turn.timing.max_cuts and vm.live:
             turn.end_vm(vm.vm, EndReason.CUT_OFF, f"{seat[0]} and {other} cannot reach each other")
         else:
             leave_out(turn, [seat], turn.timing.left_out_s * 2 ** (times - 1))
+    return bool(blamed)
 
 
 def _lost_pairs(turn: Turn, current: Generation, broken: list[WorkerReport]) -> set[tuple[str, str]]:

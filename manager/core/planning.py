@@ -13,7 +13,7 @@ from ..commands import ComputePlan, WorkerSlot
 from ..events import PlanComputed
 from ..facts import GenerationPlanned, HoldChanged, PlanImpossible
 from ..state import Generation, JobState, Seat, Vm, VmStatus, vm_of
-from . import fitness, versions
+from . import breaks, fitness, versions
 from .turn import Turn, has_ended, seat_of
 from .vitals import Planning
 
@@ -163,7 +163,7 @@ def _need(turn: Turn, seats: frozenset[Seat]) -> tuple[str, float] | None:
     current = state.current
     if current is None:
         retry = turn.now - vitals.answered_at >= timing.replan_s
-        if not (seats - vitals.planned_for or retry) or _expecting_word(turn):
+        if not (seats - vitals.planned_for or retry) or _expecting_word(turn) or breaks.rests(turn):
             return None
         if state.last_generation == 0 and _gathering(turn, seats):
             return None

@@ -49,6 +49,15 @@ class Tries:
 
 
 @dataclass(frozen=True, slots=True)
+class Breaks:
+    """Generations in a row that broke at one step, for no reason that is known."""
+
+    count: int = 0
+    step: int = -1
+    at: float = 0.0  # when the last of them was closed
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """Some of a worker's last steps in one generation: how many times longer than calibrated they took."""
 
@@ -108,6 +117,7 @@ class Vitals:
     tries: Mapping[int, Tries] = field(default_factory=lambda: _EMPTY)  # by protocol
     swept_at: float | None = None  # when the store was last looked through
     broken_since: float | None = None
+    breaks: Breaks = field(default_factory=Breaks)
     forming: tuple[int, float] | None = None  # the opened generation, and since when it has been free to form
     left_out: Mapping[Seat, float] = field(default_factory=lambda: _EMPTY)  # until when
     cuts: Mapping[frozenset[str], int] = field(default_factory=lambda: _EMPTY)  # of two workers: times lost
