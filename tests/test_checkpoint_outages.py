@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import os
 import re
 import subprocess
@@ -11,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import botocore.auth
 import minio.time
 import pytest
+from http_answers import Answer, Request, answering
 from makara.checkpoint import (
     Cancelled,
     StoreRefused,
@@ -213,29 +214,18 @@ def test_a_server_that_is_down_is_unavailable(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_server_that_is_no_object_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NotAStore(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"  # answers `Expect: 100-continue`, for which clients wait a second
-
-        def do_PUT(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_error(self.server.answer)  # type: ignore[attr-defined]
-
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), NotAStore) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            for answer, error in ((404, StoreRefused), (501, StoreRefused), (503, StoreUnavailable)):
-                server.answer = answer  # type: ignore[attr-defined]
-                with pytest.raises(error, match="s3://bucket/x"):
-                    check_writable("s3://bucket/x", endpoint=f"http://127.0.0.1:{server.server_port}")
-        finally:
-            server.shutdown()
-            thread.join()
+    for status, error in ((404, StoreRefused), (501, StoreRefused), (503, StoreUnavailable)):
+        with (
+            answering(partial(_always, Answer(status))) as endpoint,
+            pytest.raises(error, match="s3://bucket/x"),
+        ):
+            check_writable("s3://bucket/x", endpoint=endpoint)
+
+
+def _always(answer: Answer, _: Request) -> Answer:
+    return answer
 
 
 def test_a_store_that_ignores_conditions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

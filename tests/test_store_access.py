@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
+from http_answers import Answer, Request, answering
 from makara.checkpoint import credentials_in, inherited
 from makara.manager.config import ConfigError, ServerConfig
 from makara.manager.store_uri import AWS, EVERY_FOLDER, covers
@@ -25,40 +24,23 @@ MANAGERS = {
 OWN = {"AWS_ACCESS_KEY_ID": "the-jobs-key", "AWS_SECRET_ACCESS_KEY": "the-jobs-secret"}
 
 
+@dataclass
 class Stranger:
     """Somebody's endpoint that keeps what it is sent and says no."""
 
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, dict[str, str]]] = []
-        seen = self.seen
+    endpoint: str = ""
+    seen: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
 
-        class Handler(BaseHTTPRequestHandler):
-            def _answer(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                seen.append((self.command, dict(self.headers)))
-                self.send_response(403)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = _answer
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def refuse(self, request: Request) -> Answer:
+        self.seen.append((request.method, request.headers))
+        return Answer(403)
 
 
 @pytest.fixture
 def stranger() -> Iterator[Stranger]:
-    serving = Stranger()
-    yield serving
-    serving.close()
+    stranger = Stranger()
+    with answering(stranger.refuse) as stranger.endpoint:
+        yield stranger
 
 
 @pytest.fixture

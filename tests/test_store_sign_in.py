@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
+from http_answers import Answer, Request, answering
 from makara.checkpoint import StoreRefused, StoreUnavailable, open_store
 
 _GRANTED = """<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
@@ -24,45 +24,21 @@ _REFUSED = """<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><
 _EXPIRED = "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 
 
+@dataclass
 class Services:
     """An S3 to which all keys have expired, and the service that renews them (STS)."""
 
-    def __init__(self) -> None:
-        self.refusal: tuple[int, str] | None = None  # what STS says instead of new keys
-        services = self
+    endpoint: str = ""
+    refusal: tuple[int, str] | None = None  # what STS says instead of new keys
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                if services.refusal is None:
-                    until = datetime.now(UTC) + timedelta(hours=1)
-                    self._answer(200, _GRANTED.format(until=until), "text/xml")
-                else:
-                    status, code = services.refusal
-                    self._answer(status, _REFUSED.format(code=code), "text/xml")
-
-            def do_GET(self) -> None:
-                self._answer(400, _EXPIRED, "application/xml")
-
-            do_PUT = do_GET
-
-            def _answer(self, status: int, text: str, kind: str) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def answer(self, request: Request) -> Answer:
+        if request.method != "POST":
+            return Answer(400, _EXPIRED)
+        if self.refusal is not None:
+            status, code = self.refusal
+            return Answer(status, _REFUSED.format(code=code), "text/xml")
+        until = datetime.now(UTC) + timedelta(hours=1)
+        return Answer(200, _GRANTED.format(until=until), "text/xml")
 
 
 @pytest.fixture
@@ -74,11 +50,11 @@ def services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Servic
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/saver")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token))
-    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", serving.endpoint)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    yield serving
-    serving.close()
+    with answering(serving.answer) as serving.endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", serving.endpoint)
+        yield serving
 
 
 def error_of(call: Callable[[], object]) -> BaseException:

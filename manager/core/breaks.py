@@ -1,8 +1,8 @@
 """Generations that break for no reason that is known: after each further one without a step, a longer rest.
 
-Whoever dies is counted (`failures.Death`), and so is who cannot reach whom (`Vitals.cuts`). What is left breaks
-connections that work again at once, a proxy or a driver: nobody is to blame, and without a rest the job would change
-its plan every few seconds, for ever.
+Whoever dies is counted (`failures.Death`), and so is who cannot reach whom (`Vitals.cuts`). What is left
+breaks connections that work again at once: a proxy, a driver. Nobody is to blame, and without a rest the job
+would change its plan every few seconds, for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def count(turn: Turn) -> str:
     rest_s = _rest_s(turn)
     if not rest_s:
         return ""
-    return f" for no reason that is known, for the {number}th time at step {newest_step}: the next in {rest_s:g} s"
+    often = f"{number} times in a row at step {newest_step}"
+    return f" for no reason that is known, {often}: the next in {rest_s:g} s"
 
 
 def rests(turn: Turn) -> bool:
