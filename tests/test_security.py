@@ -138,6 +138,8 @@ def kind(process: psutil.Process) -> str:
         command = process.cmdline()
     except psutil.NoSuchProcess:
         return "ended"
+    if not command:
+        return "ended"  # on its way out it gives up its memory, and the command with it, before its files
     return next((name for name in ("trainer", "agent") if f"makara.worker.{name}" in command), "manager")
 
 
