@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from makara.pipeline.plan import Plan, Range, grid
+from makara.pipeline.plan import Hop, Plan, Range, Schedule
+from makara.pipeline.plan import Path as Route
 from makara.worker.cutting.partition import Sections, choose_cuts, split
 from makara.worker.execution.gloo import Listener
 from makara.worker.messages import GenerationOrder, Member
@@ -88,10 +89,25 @@ def _start_ranks(
 
 
 def plan_of(shape: Shape, num_sections: int, num_micro_batches: int) -> Plan:
-    """A grid of generation 1 whose stages hold as nearly equal numbers of sections as can be."""
-    bounds = [num_sections * stage // shape.stages for stage in range(shape.stages + 1)]
-    stages = [Range(start, stop) for start, stop in pairwise(bounds)]
-    return grid(stages, shape.replicas, num_micro_batches, generation=1, recompute=shape.recompute)
+    """Of generation 1; a pipeline's stages hold as nearly equal numbers of sections as can be."""
+    ranges: list[Range] = []
+    paths: list[Route] = []
+    for replica, depth in enumerate(shape.depths):
+        bounds = [num_sections * stage // depth for stage in range(depth + 1)]
+        stages = [Range(start, stop) for start, stop in pairwise(bounds)]
+        hops = tuple(Hop(len(ranges) + stage, span) for stage, span in enumerate(stages))
+        paths.append(Route(hops, tuple(range(replica, num_micro_batches, shape.replicas))))
+        ranges += stages
+    return Plan(
+        num_sections=num_sections,
+        num_micro_batches=num_micro_batches,
+        ranges=tuple(ranges),
+        paths=tuple(paths),
+        schedule=Schedule(shape.schedule),
+        window=shape.window,
+        recompute=shape.recompute,
+        generation=1,
+    )
 
 
 class Children:

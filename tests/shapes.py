@@ -27,18 +27,28 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """P×D, and how the plan is played."""
+    """P×D, and how the plan is played. `uneven`: every other pipeline has a stage less."""
 
     stages: int
     replicas: int
     recompute: bool = False
+    schedule: str = "varuna"
+    uneven: bool = False
+    window: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.stages}x{self.replicas}" + ("-recompute" if self.recompute else "")
+        said = [self.schedule] * (self.schedule != "varuna") + ["recompute"] * self.recompute
+        said += ["uneven"] * self.uneven + [f"window{self.window}"] * (self.window is not None)
+        return "-".join([f"{self.stages}x{self.replicas}", *said])
+
+    @property
+    def depths(self) -> list[int]:
+        """Stages of each pipeline."""
+        return [self.stages - (self.uneven and replica % 2) for replica in range(self.replicas)]
 
     @property
     def workers(self) -> int:
-        return self.stages * self.replicas
+        return sum(self.depths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from makara.pipeline import Kind, Operation, Range, grid, orders
-from makara.pipeline.traffic import messages
+from makara.pipeline.traffic import Message, messages
 from makara.worker.cutting.chain import Value
 from makara.worker.execution.gloo import Group, GroupBroken, Listener, connect
 from makara.worker.execution.interrupt import Abandoned, Interrupt, PeersLost
@@ -22,14 +22,20 @@ VALUE = Value("x", (300_000,), "float32", needs_grad=True)  # more than a socket
 
 
 class Worker:
+    """Activations carry a value. Gradients carry none, as under a frozen beginning."""
+
     def __init__(self, rank: int, channels: dict[Kind, Group]) -> None:
         self.interrupt = Interrupt()
         self.channels = channels
         traffic = messages(PLAN, ORDERS)[rank]
-        self.lanes = Lanes(traffic, lambda _: (VALUE,), channels, self.interrupt, torch.device("cpu"))
+        self.lanes = Lanes(traffic, _values, channels, self.interrupt, torch.device("cpu"))
 
     def send(self, operation: Operation, number: int) -> None:
         self.lanes.send(operation, {"x": torch.full(VALUE.shape, float(number))})
+
+
+def _values(message: Message) -> tuple[Value, ...]:
+    return (VALUE,) if message.kind is Kind.FORWARD else ()
 
 
 @pytest.fixture
@@ -63,6 +69,20 @@ def test_messages_sent_before_anybody_receives_arrive_in_their_order(workers: tu
         assert operation == task
         assert torch.equal(tensors["x"], torch.full(VALUE.shape, float(task.micro_batch)))
     assert second.lanes.collect() == []
+
+
+def test_a_message_without_values_arrives_when_it_was_sent_and_not_before(
+    workers: tuple[Worker, Worker],
+) -> None:
+    first, second = workers
+    backwards = [task for task in ORDERS[0] if task.kind is Kind.BACKWARD]
+    first.lanes.begin_step()
+    with pytest.raises(queue.Empty):
+        first.lanes.wait(0.01)
+    for task in backwards:
+        second.lanes.send(task, {})
+        assert first.lanes.wait() == (task, {})
+    assert first.lanes.collect() == []
 
 
 def test_who_waits_for_a_silent_peer_is_woken(workers: tuple[Worker, Worker]) -> None:

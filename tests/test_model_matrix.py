@@ -12,6 +12,20 @@ import torch
 from shapes import EAGER, REFERENCE, Forge, Question, Shape, differing
 from zoo import ZOO
 
+EVERY_SHAPE = tuple(
+    Shape(stages, replicas, recompute=(stages + replicas) % 2 == 1)
+    for stages in range(1, 7)
+    for replicas in (1, 2)
+)
+FROZEN = (
+    ("gpt2", "beginning"),
+    ("gpt2", "middle"),
+    ("gpt2", "end"),
+    ("bert", "all but the first"),
+    ("t5", "beginning"),
+    ("vit", "all but a bias"),
+    ("resnet", "beginning"),
+)
 SHAPES = (Shape(1, 1), Shape(2, 1), Shape(2, 2, recompute=True), Shape(3, 2))
 
 
@@ -27,12 +41,7 @@ def test_every_shape_ends_with_the_bits_of_the_reference_dropout_on(
     forge: Forge, tmp_path: Path, name: str
 ) -> None:
     question = Question(f"zoo:{name}", {"dropout": 0.1}, "exact", SHAPES, (REFERENCE,))
-    endings = forge.ask(question, tmp_path)
-    reference = endings[REFERENCE]
-    for shape in SHAPES:
-        found = endings[str(shape)]
-        assert found.losses == reference.losses, shape
-        assert differing(found, reference) == [], shape
+    _expect_the_reference(forge, question, tmp_path)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -40,15 +49,44 @@ def test_fast_sums_agree_with_the_users_own_module_and_gradient_accumulation(
     forge: Forge, tmp_path: Path, name: str
 ) -> None:
     question = Question("zoo:by_sgd", {"entry": name}, "fast", SHAPES, (EAGER,))
-    endings = forge.ask(question, tmp_path)
-    eager = endings[EAGER]
-    for shape in SHAPES:
-        found = endings[str(shape)]
-        assert found.losses == pytest.approx(eager.losses, rel=1e-5), shape
-        assert found.state.keys() >= eager.state.keys(), shape
-        for entry, wanted in eager.state.items():
-            # The absolute bound is for gradients that are zero but for rounding; weights are 0.02 and more.
-            torch.testing.assert_close(found.state[entry], wanted, rtol=1e-5, atol=1e-7)
+    _expect_the_users_own(forge, question, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "part"), FROZEN)
+def test_a_model_with_a_frozen_part_has_the_bits_of_the_reference_at_every_shape(
+    forge: Forge, tmp_path: Path, name: str, part: str
+) -> None:
+    given = {"entry": name, "part": part}
+    question = Question(
+        "frozen_models:frozen", given, "exact", EVERY_SHAPE, (REFERENCE,), steps=3, num_sections=6
+    )
+    _expect_the_reference(forge, question, tmp_path)
+
+
+@pytest.mark.parametrize("schedule", ["varuna", "1f1b", "gpipe"])
+def test_a_probe_on_a_frozen_trunk_trains_under_every_schedule(
+    forge: Forge, tmp_path: Path, schedule: str
+) -> None:
+    """The trunk's batch norms move, and two of its layers share a weight."""
+    shapes = (
+        Shape(3, 1, schedule=schedule),
+        Shape(4, 1, schedule=schedule, recompute=True, window=1),
+        Shape(6, 1, schedule=schedule, window=2),
+        Shape(3, 2, schedule=schedule, uneven=True),
+        Shape(4, 3, schedule=schedule, recompute=True, uneven=True),
+    )
+    question = Question("frozen_models:probe", {}, "exact", shapes, (REFERENCE,), num_sections=6)
+    _expect_the_reference(forge, question, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "part"), [("gpt2", "beginning"), ("t5", "middle"), ("vit", "end")])
+def test_fast_sums_of_a_model_with_a_frozen_part_agree_with_the_users_own_module(
+    forge: Forge, tmp_path: Path, name: str, part: str
+) -> None:
+    shapes = (Shape(3, 1), Shape(4, 2, recompute=True), Shape(6, 1))
+    given = {"entry": name, "part": part}
+    question = Question("frozen_models:frozen_by_sgd", given, "fast", shapes, (EAGER,), num_sections=6)
+    _expect_the_users_own(forge, question, tmp_path)
 
 
 def test_the_comparison_sees_another_seed_and_tells_what_a_rank_raised(forge: Forge, tmp_path: Path) -> None:
@@ -60,3 +98,24 @@ def test_the_comparison_sees_another_seed_and_tells_what_a_rank_raised(forge: Fo
     assert "weights/layers.0.weight" in differing(one, other)
     with pytest.raises(AssertionError, match="RuntimeError: no loss today"):
         forge.ask(replace(question, entry="models:broken_loss"), tmp_path / "broken")
+
+
+def _expect_the_reference(forge: Forge, question: Question, folder: Path) -> None:
+    endings = forge.ask(question, folder)
+    reference = endings[REFERENCE]
+    for shape in question.shapes:
+        found = endings[str(shape)]
+        assert found.losses == reference.losses, shape
+        assert differing(found, reference) == [], shape
+
+
+def _expect_the_users_own(forge: Forge, question: Question, folder: Path) -> None:
+    endings = forge.ask(question, folder)
+    eager = endings[EAGER]
+    for shape in question.shapes:
+        found = endings[str(shape)]
+        assert found.losses == pytest.approx(eager.losses, rel=1e-5), shape
+        assert found.state.keys() >= eager.state.keys(), shape
+        for entry, wanted in eager.state.items():
+            # The absolute bound is for gradients that are zero but for rounding; weights are 0.02 and more.
+            torch.testing.assert_close(found.state[entry], wanted, rtol=1e-5, atol=1e-7)

@@ -2,7 +2,8 @@
 
 For each directed pair of workers and each kind of message the order on the wire is known beforehand (see
 `pipeline.traffic`): receives are posted ahead of need, and activations and gradients travel in separate
-groups and cannot be confused.
+groups and cannot be confused. A message without values, back to sections that get no gradient, is one byte:
+it comes after what it answers, as every other, and so bounds the micro-batches in flight.
 
 The threads are there because gloo wakes nobody who waits for it; what need not wait, the compute thread does
 itself, and sparing a thread that it does not compete for the interpreter's lock just when an operation ends.
@@ -134,7 +135,7 @@ class Lanes:
         def post(number: int) -> tuple[Tensors, list[Any]]:
             message, values = expected[number]
             tensors = {value.name: stager.empty(value.shape, value.torch_dtype) for value in values}
-            tagged = enumerate(tensors.values(), _first_tag(message))
+            tagged = enumerate(_on_wire([*tensors.values()]), _first_tag(message))
             return tensors, [group.start_receive(tensor, peer, tag) for tag, tensor in tagged]
 
         def loop() -> None:
@@ -200,11 +201,16 @@ class _Sending:
     def start(self, stager: Stager) -> None:
         """Hand the tensors to the wire; `works` are over when the peer has taken them."""
         _, group, peer, first_tag, _ = self._outgoing
-        self._host = [stager.to_host(staged) for staged in self._marked]
+        self._host = _on_wire([stager.to_host(staged) for staged in self._marked])
         self.works = [group.start_send(tensor, peer, tag) for tag, tensor in enumerate(self._host, first_tag)]
 
 
 _Outbox = queue.SimpleQueue[_Sending | None]
+
+
+def _on_wire(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What travels as a message of these values; a work of the wire keeps its tensor."""
+    return values or [torch.zeros(1, dtype=torch.uint8)]
 
 
 def _first_tag(message: Message) -> int:
