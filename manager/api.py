@@ -15,6 +15,7 @@ from sse_starlette import EventSourceResponse
 from ..worker.logs import tail
 from ..worker.messages import CheckpointRef
 from .auth import Admin, User, service_of
+from .continuing import go_on
 from .facts import Resumption
 from .job_names import AskedJob
 from .live import Subscription
@@ -87,9 +88,16 @@ class Fault(BaseModel):
 
 
 class Answer(BaseModel):
-    """`again`: what was wrong is put right; `from_head`: from what the head lists; `restart`: from step 0."""
+    """`again`: what was wrong is put right; `from_head`: from what the head lists; `restart`: from step 0.
+
+    The others are for a job that was stopped or failed, which goes on `again`: the values of the secrets that
+    its job file names, and other numbers of VMs than it had.
+    """
 
     how: Resumption = Resumption.AGAIN
+    secrets: dict[str, str] = Field(default_factory=dict)
+    min_nodes: int | None = None
+    max_nodes: int | None = None
 
 
 @router.post("/jobs", status_code=201)
@@ -150,14 +158,20 @@ async def stop(job: AskedJob, request: Request) -> JobView:
 
 @router.post("/jobs/{job}/resume", status_code=202)
 async def resume(job: AskedJob, body: Answer, request: Request) -> JobView:
-    """Say how a job that waits for a person is to go on: one of its `waiting.offers`. 409: it is none."""
+    """Have a job go on that was stopped or failed, or say how one that waits for a person is to: one of its
+    `waiting.offers`. 409: it can do neither."""
     service = service_of(request)
     waiting = job.state.waiting
-    if not await service.resume(job.job, body.how):
-        if waiting is None:
-            is_what = _view(service, job).status
-            why = f"job {job.job} is {is_what}; only a job that waits for you can be resumed"
+    if waiting is None or job.state.ended is not None:
+        if body.how is not Resumption.AGAIN:
+            why = f"how: job {job.job} does not wait for you: it goes on from its newest checkpoint (`again`)"
             raise HTTPException(409, why)
+        await go_on(service, job, body.secrets, min_nodes=body.min_nodes, max_nodes=body.max_nodes)
+        return _view(service, job)
+    if body.secrets or body.min_nodes is not None or body.max_nodes is not None:
+        what = "secrets, min_nodes and max_nodes are for a job that was stopped or failed"
+        raise HTTPException(409, f"{what}; job {job.job} waits for you with those that it has")
+    if not await service.resume(job.job, body.how):
         offers = ", ".join(waiting.offers)
         why = f"how: job {job.job}: it cannot go on by {body.how.value}; it offers {offers}"
         raise HTTPException(409, why)

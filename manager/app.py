@@ -17,6 +17,7 @@ from ..checkpoint import StoreUnavailable
 from . import agents, api, api_plan, api_tokens, prometheus, site
 from .auth import user
 from .config import is_loopback
+from .continuing import CannotGoOn
 from .service import Service
 from .spec import JobSpecError
 from .submission import KeyUsed
@@ -102,7 +103,7 @@ async def _spec_error(_: Request, error: Exception) -> Response:
     return problem(422, "the job has faults; nothing was stored", faults)
 
 
-async def _key_used(_: Request, error: Exception) -> Response:
+async def _conflict(_: Request, error: Exception) -> Response:
     return problem(409, str(error))
 
 
@@ -114,7 +115,8 @@ _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Respon
     HTTPException: _http_error,
     RequestValidationError: _invalid,
     JobSpecError: _spec_error,
-    KeyUsed: _key_used,
+    KeyUsed: _conflict,
+    CannotGoOn: _conflict,
     StoreUnavailable: _store_away,
 }
 _HEADERS = {

@@ -135,7 +135,11 @@ def _parser() -> argparse.ArgumentParser:
         ),
         ("events", _lazily("cli_show", "events"), "what was decided about a job, and why"),
         ("logs", _lazily("cli_show", "logs"), "the ends of the logs of a job's VMs"),
-        ("resume", _lazily("cli_show", "resume"), "have a job go on that waits for a person"),
+        (
+            "resume",
+            _lazily("cli_resume", "resume"),
+            "have a job go on that was stopped or failed, or that waits for a person",
+        ),
         ("stop", _lazily("cli_show", "stop"), "have a job publish a checkpoint and end"),
     ):
         command = add(name, run, about, client)
@@ -146,6 +150,12 @@ def _parser() -> argparse.ArgumentParser:
             how = command.add_mutually_exclusive_group()
             how.add_argument("--from-head", action="store_true", help="from what the head in the store lists")
             how.add_argument("--restart", action="store_true", help="from step 0, without any checkpoint")
+            command.add_argument(
+                "--max-nodes", type=positive, metavar="N", help="VMs from now on, if it had ended"
+            )
+            command.add_argument(
+                "--min-nodes", type=positive, metavar="N", help="the least with which it trains, likewise"
+            )
         if name == "logs":
             command.add_argument("--vm", help="of this VM only")
     about = "make, list and revoke tokens of users (with the admin token)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,11 +16,12 @@ from rich.console import Console
 
 from .bundle import pack
 from .cli_check import summary
+from .cli_resume import values_of
 from .client import Client, Unreachable, connect
 from .config import ServerConfig
 from .job_file import read_job
 from .progress import ProgressDisplay
-from .spec import JobSpec, JobSpecError
+from .spec import JobSpec
 from .trial import UserCodeRefused, settings_of, try_out
 
 _ENDED = ("finished", "stopped", "failed")
@@ -41,7 +41,7 @@ class Checked:
 def apply(options: argparse.Namespace) -> int:
     """Check, pack, submit, follow."""
     spec, workdir = read_job(options.file)
-    form = {"spec": spec.model_dump_json(), "secrets": json.dumps(_secrets(spec))}
+    form = {"spec": spec.model_dump_json(), "secrets": json.dumps(values_of(spec.secrets))}
     headers = {"Idempotency-Key": options.idempotency_key} if options.idempotency_key else {}
     with connect(options.server, options.token, options.home) as client:
         # First, for it takes no time: the code is tried for half a minute.
@@ -89,13 +89,6 @@ def _try_out(spec: JobSpec, workdir: Path) -> dict[str, Any]:
     if trial.model is None or trial.error is not None:
         raise UserCodeRefused(trial.refusal)
     return trial.model
-
-
-def _secrets(spec: JobSpec) -> dict[str, str]:
-    missing = [name for name in spec.secrets if name not in os.environ]
-    if missing:
-        raise JobSpecError([("secrets", f"{name} is not set in this environment") for name in missing])
-    return {name: os.environ[name] for name in spec.secrets}
 
 
 def _local_store(spec: JobSpec) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""`makara ps`, `status`, `events`, `logs`, `resume` and `stop`: looking at jobs, having one go on or end."""
+"""`makara ps`, `status`, `events`, `logs` and `stop`: looking at jobs, and having one end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .client import connect
-from .progress import answers, describe_morph
+from .progress import answers, describe_morph, how_it_goes_on
 
 
 def ps(options: argparse.Namespace) -> int:
@@ -46,6 +46,8 @@ def status(options: argparse.Namespace) -> int:
     if job["waiting"]:
         for line in answers(job):
             console.print(f"  {line}")
+    if job["status"] in ("stopped", "failed"):
+        console.print(f"  makara resume {job['job']}  {how_it_goes_on(job)}")
     for trouble in job["trouble"]:
         console.print(f"  trying again   {trouble}")
     for name, text in _lines(job):
@@ -83,14 +85,6 @@ def logs(options: argparse.Namespace) -> int:
 def stop(options: argparse.Namespace) -> int:
     with connect(options.server, options.token, options.home) as client:
         job = client.post(f"/jobs/{options.job}/stop")
-    print(json.dumps(job) if options.json else f"{job['job']} {job['status']}")
-    return 0
-
-
-def resume(options: argparse.Namespace) -> int:
-    how = "from_head" if options.from_head else "restart" if options.restart else "again"
-    with connect(options.server, options.token, options.home) as client:
-        job = client.post(f"/jobs/{options.job}/resume", json={"how": how})
     print(json.dumps(job) if options.json else f"{job['job']} {job['status']}")
     return 0
 

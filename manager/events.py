@@ -148,6 +148,15 @@ class ResumeRequested(Value):
     how: Resumption
 
 
+class ContinueRequested(Value):
+    """A person has a job go on that had ended, on so many VMs."""
+
+    event: Literal["continue_requested"] = "continue_requested"
+    now: float
+    min_nodes: int
+    max_nodes: int
+
+
 class CheckpointDeleted(Value):
     event: Literal["checkpoint_deleted"] = "checkpoint_deleted"
     now: float
@@ -188,6 +197,7 @@ Event = Annotated[
     | HeadSeen
     | CommandStuck
     | ResumeRequested
+    | ContinueRequested
     | CheckpointDeleted
     | WeightsExported
     | JobCommandFailed,

@@ -307,6 +307,14 @@ class JobResumed(_Fact):
     checkpoints: tuple[CheckpointRef, ...] = ()
 
 
+class JobContinued(_Fact):
+    """A person has a job go on that was stopped or failed, on so many VMs; failures are counted anew."""
+
+    fact: Literal["job_continued"] = "job_continued"
+    min_nodes: int
+    max_nodes: int
+
+
 class JobEnded(_Fact):
     fact: Literal["job_ended"] = "job_ended"
     status: Literal["finished", "stopped", "failed"]
@@ -350,6 +358,7 @@ Fact = Annotated[
     | TrainingFinished
     | PersonNeeded
     | JobResumed
+    | JobContinued
     | JobEnded,
     Field(discriminator="fact"),
 ]

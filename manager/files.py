@@ -26,9 +26,13 @@ class JobFiles:
 
     def store(self, job: str, bundle: bytes, secrets: Mapping[str, str]) -> str:
         """Keep both, durably; the bundle's SHA-256."""
-        write_private(self._secrets(job), json.dumps(dict(secrets)).encode())
+        self.store_secrets(job, secrets)
         write_private(self.bundle(job), bundle)
         return hashlib.sha256(bundle).hexdigest()
+
+    def store_secrets(self, job: str, secrets: Mapping[str, str]) -> None:
+        """Keep these in place of those that there are, durably."""
+        write_private(self._secrets(job), json.dumps(dict(secrets)).encode())
 
     def forget(self, job: str) -> None:
         """Undo `store`."""

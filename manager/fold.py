@@ -9,7 +9,7 @@ from typing import Any
 
 from ..pipeline.plan import shape_of
 from ..worker.messages import CheckpointRef
-from . import fold_measuring
+from . import fold_continuing, fold_measuring
 from .facts import (
     BitsFixed,
     CheckpointPublished,
@@ -406,6 +406,7 @@ def _job_ended(state: JobState, fact: JobEnded) -> JobState:
 
 _RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
     **fold_measuring.RULES,
+    **fold_continuing.RULES,
     Submitted: _submitted,
     VmRequested: _vm_requested,
     VmJoined: _vm_joined,

@@ -77,6 +77,16 @@ def answers(job: dict[str, Any]) -> list[str]:
     return lines
 
 
+def how_it_goes_on(job: dict[str, Any]) -> str:
+    """Where a job that was stopped or failed goes on, and what that takes."""
+    newest = job["checkpoints"][0]["step"] if job["checkpoints"] else 0
+    if newest >= job["steps"]:
+        return "exports its weights"
+    where = f"goes on from step {newest} of {job['steps']} with up to {counted(job['max_nodes'], 'VM')}"
+    named = ", ".join(job["secrets"])
+    return where + (f"; sends {named} of your environment again" if named else "")
+
+
 def _at_stake(job: dict[str, Any]) -> list[str]:
     """What a job that waits stands to lose, and when."""
     lines: list[str] = []

@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..checkpoint import CREDENTIALS, Store
 from ..worker.messages import Report
 from .clock import SteadyClock
 from .commands import Command
 from .config import ServerConfig
-from .core import Timing
+from .core import Timing, can_go_on
 from .effects import Effects
 from .events import (
     ConnectionClosed,
+    ContinueRequested,
     Event,
     JobSubmitted,
     ManagerStarted,
@@ -40,7 +41,7 @@ from .orders import Leases, is_same, orders
 from .providers import Provider
 from .quarantine import Quarantined, quarantine_for
 from .runtime import RECENT_STEPS, Connection, Job
-from .spec import JobSpec
+from .spec import JobSpec, Resources
 from .store_access import open_for
 from .threads import Kind, Threads
 from .tokens import TokenStore
@@ -48,6 +49,7 @@ from .views import job_view, step_view, to_json
 from .watch import ProviderWatch
 
 log = logging.getLogger("makara.manager")
+T = TypeVar("T")
 _SWEEP_S = 60.0
 _BEATS_IN_A_LEASE = 5
 
@@ -86,7 +88,8 @@ class Service:
         self.leases = replace(leases or Leases(), secret=self.files.generation_secret())
         self._tasks: list[asyncio.Task[None]] = []
         self._submitting = asyncio.Lock()
-        self._submissions: set[asyncio.Task[None]] = set()
+        self._submissions: set[asyncio.Task[Any]] = set()
+        self._continuing: set[str] = set()  # jobs whose secrets are stored before they go on
         self.threads = Threads(config.threads)
         self.effects = Effects(
             providers=providers,
@@ -201,10 +204,14 @@ class Service:
 
         A caller that is cancelled (the server ends, and with it its requests) does not cancel it half way.
         """
-        task = asyncio.create_task(self._submit(job, spec, bundle, secrets))
+        await self._whole(self._submit(job, spec, bundle, secrets))
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns; it goes on to its end also when the caller is cancelled."""
+        task = asyncio.create_task(work)
         self._submissions.add(task)
         task.add_done_callback(self._submissions.discard)
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
     async def _submit(self, job: str, spec: JobSpec, bundle: bytes, secrets: Mapping[str, str]) -> None:
         async with self._submitting:
@@ -238,6 +245,29 @@ class Service:
             return False
         await self.handle(job, ResumeRequested(now=self.clock(), how=how))
         return True
+
+    async def go_on(self, job: str, resources: Resources, secrets: Mapping[str, str]) -> bool:
+        """Have a job that was stopped or failed go on with so many VMs; False if it is no such job.
+
+        Durable, with its secrets, when this returns, also if the caller is cancelled.
+        """
+        return await self._whole(self._go_on(self.jobs[job], resources, secrets))
+
+    async def _go_on(self, runtime: Job, resources: Resources, secrets: Mapping[str, str]) -> bool:
+        async with self._submitting:
+            if not can_go_on(runtime.state):
+                return False
+            self._continuing.add(runtime.job)
+            try:
+                await self.threads.run(Kind.FILES, self.files.store_secrets, runtime.job, secrets)
+                runtime.quarantine = None  # what it was set aside for is judged anew
+                most, least = resources.max_nodes, resources.min_nodes
+                asked = ContinueRequested(now=self.clock(), min_nodes=least, max_nodes=most)
+                await self.handle(runtime.job, asked)
+            finally:
+                self._continuing.discard(runtime.job)
+                self._forget_secrets(runtime)  # if it does not go on after all
+            return runtime.state.ended is None
 
     # ---- what agents say -----------------------------------------------------------------------------------
 
@@ -328,7 +358,7 @@ class Service:
 
     def _forget_secrets(self, runtime: Job) -> None:
         """Once the job has ended; keys of its store are needed a little longer to tidy it up."""
-        if runtime.state.ended is not None:
+        if runtime.state.ended is not None and runtime.job not in self._continuing:
             needed = CREDENTIALS if self.effects.needs_store(runtime.job) else ()
             self.files.forget_secrets(runtime.job, but=needed)
 

@@ -197,6 +197,7 @@ class JobState:
     # Closed and superseded, oldest first, without their plans; members only since the last that was opened:
     history: tuple[Generation, ...] = ()
     last_generation: int = 0  # highest number ever given
+    started_after: int = 0  # what that was when the job began, or went on after its end
     head_generation: int = 0  # highest number for which the head may have been swapped
     opened_generation: int = 0  # the number that the head has reached for certain
     restarting: bool = False  # the next head begins without any checkpoint
@@ -292,12 +293,13 @@ class JobState:
         if self.stop_ordered_at is not None:
             return Status.STOPPING
         if self.planned is not None or (self.current is not None and not self.running):
-            return Status.MORPHING if self.history or self.running else Status.STARTING
+            is_first = self.last_generation == self.started_after + 1
+            return Status.STARTING if is_first else Status.MORPHING
         if self.running:
             return Status.RUNNING
         if self.recipe is None and self.profiler is not None:
             return Status.PROFILING
-        if self.last_generation == 0 and any(vm.joined for vm in self.live_vms):
+        if self.last_generation == self.started_after and any(vm.joined for vm in self.live_vms):
             return Status.STARTING
         return Status.PENDING
 

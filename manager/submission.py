@@ -37,14 +37,14 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
     Raises `JobSpecError` with every fault that was found, `KeyUsed`, `StoreUnavailable`.
     """
     spec = _spec(submission.spec_text)
-    secrets = _secrets(spec, submission.secrets_text)
+    secrets = check_secrets(spec, _parsed(submission.secrets_text))
     await service.threads.run(Kind.SUBMISSION, _check_bundle, submission.bundle, service.config.bundle_bounds)
     job = _job_id(spec, submission.idempotency_key)
     if job in service.jobs:
         _check_same(service, job, spec, submission)
         return job, False
     stores = service.config.stores
-    await service.threads.run(Kind.SUBMISSION, _check_store, spec, job, secrets, stores)
+    await service.threads.run(Kind.SUBMISSION, check_store, spec, job, secrets, stores)
     if job in service.jobs:  # the same submission came a second time while the store was asked
         return job, False
     await service.submit(job, spec, submission.bundle, secrets)
@@ -54,10 +54,10 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
 async def check_settings(service: Service, spec_text: str, secrets_text: str, key: str | None) -> None:
     """Raises what `accept` would, as far as that can be told without the job's code; stores nothing."""
     spec = _spec(spec_text)
-    secrets = _secrets(spec, secrets_text)
+    secrets = check_secrets(spec, _parsed(secrets_text))
     job = _job_id(spec, key)
     if job not in service.jobs:
-        check = partial(_check_store, spec, job, secrets, service.config.stores, make_folders=False)
+        check = partial(check_store, spec, job, secrets, service.config.stores, make_folders=False)
         await service.threads.run(Kind.SUBMISSION, check)
 
 
@@ -69,11 +69,15 @@ def _spec(text: str) -> JobSpec:
     return parse_spec(value)
 
 
-def _secrets(spec: JobSpec, text: str) -> dict[str, str]:
+def _parsed(text: str) -> object:
     try:
-        value: object = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise JobSpecError([("secrets", f"not JSON: {error}")]) from error
+
+
+def check_secrets(spec: JobSpec, value: object) -> dict[str, str]:
+    """The values of exactly those secrets that the job file names. Raises `JobSpecError`."""
     if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value.values()):
         raise JobSpecError([("secrets", "expected an object of names to strings")])
     if any("\0" in str(item) or not _encodable(str(item)) for item in value.values()):
@@ -104,7 +108,7 @@ def _check_bundle(data: bytes, bounds: BundleBounds) -> None:
         raise JobSpecError([("bundle", str(error))]) from error
 
 
-def _check_store(
+def check_store(
     spec: JobSpec,
     job: str,
     secrets: Mapping[str, str],
@@ -112,6 +116,7 @@ def _check_store(
     *,
     make_folders: bool = True,
 ) -> None:
+    """Try the store of a job. Blocking. Raises `JobSpecError`, `StoreUnavailable`."""
     to_settings(spec, job, "")  # a relative URI is refused here: the manager's folder is not the user's
     try:
         check_usable(spec, secrets, allowed, make_folders=make_folders)

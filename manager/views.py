@@ -117,6 +117,8 @@ class JobView(BaseModel):
     export_uri: str | None
     export_sha256: str | None
     checkpoint_uri: str
+    max_nodes: int
+    secrets: list[str]  # names: their values are needed to have it go on once it has ended
 
 
 def to_json(value: BaseModel) -> dict[str, Any]:
@@ -180,6 +182,8 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         export_uri=state.ended.export_uri if state.ended else None,
         export_sha256=state.ended.export_sha256 if state.ended else None,
         checkpoint_uri=state.spec.checkpoint.uri if state.spec else "",
+        max_nodes=state.spec.resources.max_nodes if state.spec else 0,
+        secrets=state.spec.secrets if state.spec else [],
     )
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from core_script import spec
+from in_service import desk
 from makara.checkpoint import CREDENTIALS
+from makara.manager.cli import main
+from makara.manager.client import Refused
 from makara.manager.files import JobFiles
+from makara.manager.spec import parse_spec
 from managers import BUNDLE, Manager, job_spec, release_all
 
 
@@ -22,8 +28,8 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 
 def submit(manager: Manager, store: Path) -> str:
-    spec = json.dumps(job_spec(store) | {"secrets": ["KEY"]})
-    return manager.post_job(spec, secrets='{"KEY": "s3cret"}').json()["job"]
+    text = json.dumps(job_spec(store) | {"secrets": ["KEY"]})
+    return manager.post_job(text, secrets='{"KEY": "s3cret"}').json()["job"]
 
 
 def kept(manager: Manager) -> set[str]:
@@ -58,3 +64,51 @@ def test_an_ended_job_keeps_only_the_keys_of_its_store(tmp_path: Path) -> None:
     assert files.secrets("a") == {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key"}
     files.forget_secrets("a")
     assert not (tmp_path / "jobs" / "a" / "secrets.json").exists()
+
+
+def test_a_job_that_goes_on_needs_its_secrets_again(
+    manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = submit(manager, tmp_path / "store")
+    manager.client.post(f"/jobs/{job}/stop")
+    login = ["--server", manager.url, "--token", manager.token]
+    assert main(["status", job, *login]) == 0
+    assert f"makara resume {job}  goes on from step 0 of 20 with up to 2 VMs" in capsys.readouterr().out
+    monkeypatch.delenv("KEY", raising=False)
+    assert main(["resume", job, *login]) == 2
+    assert "KEY is not set in this environment" in capsys.readouterr().err
+    with pytest.raises(Refused) as refused:
+        manager.client.post(f"/jobs/{job}/resume", json={})
+    assert refused.value.errors == [("secrets", "no value was sent for KEY")]
+    assert kept(manager) == set()
+    monkeypatch.setenv("KEY", "s3cret, the second")
+    assert main(["resume", job, *login]) == 0
+    assert "sends KEY of your environment again" in capsys.readouterr().out
+    assert kept(manager) == {job}
+    assert JobFiles(manager.home).secrets(job) == {"KEY": "s3cret, the second"}
+    assert main(["resume", job, *login]) == 2
+    assert "can be resumed" in capsys.readouterr().err
+    manager.client.post(f"/jobs/{job}/stop")
+    assert kept(manager) == set()
+
+
+def test_the_secrets_of_a_job_that_is_about_to_go_on_are_not_swept(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with desk(tmp_path) as at:
+            await at.submit("j")
+            await at.service.stop("j")
+            job, files = at.service.jobs["j"], at.service.files
+            store = files.store_secrets
+
+            def swept_meanwhile(name: str, secrets: Mapping[str, str]) -> None:
+                store(name, secrets)
+                at.service._forget_secrets(job)
+
+            files.store_secrets = swept_meanwhile  # type: ignore[method-assign]
+            resources = parse_spec(spec()).resources
+            assert await at.service.go_on("j", resources, {"KEY": "s3cret"})
+            assert files.secrets("j") == {"KEY": "s3cret"}
+            assert not await at.service.go_on("j", resources, {"KEY": "another"})
+            assert files.secrets("j") == {"KEY": "s3cret"}
+
+    asyncio.run(check())

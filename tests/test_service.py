@@ -137,12 +137,41 @@ def test_a_manager_of_a_new_home_asks_before_it_goes_on_from_an_earlier_head(
         assert main(["resume", job, "--from-head", *login]) == 0
         view = other.wait(job, lambda v: v["status"] == "finished")
         assert view["export_sha256"] == trained["export_sha256"]
-        why = f"^job {job} is finished; only a job that waits for you can be resumed$"
+        why = f"^job {job} is finished: it trained all 20 steps, and nothing is left to do$"
         with pytest.raises(Refused, match=why):
             other.client.post(f"/jobs/{job}/resume", json={"how": "again"})
     finally:
         other.stop()
         release_all(other.home)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_stopped_job_goes_on_and_other_jobs_are_refused_in_words(
+    manager: Manager, tmp_path: Path, capsys: pytest.CaptureFixture[str], kill: bool
+) -> None:
+    manager.client.post("/providers/local/capacity", json={"vms": 0})
+    job = manager.submit(tmp_path / "store").json()["job"]
+    with pytest.raises(Refused, match="only a job that waits for you, or that was stopped or failed, can"):
+        manager.client.post(f"/jobs/{job}/resume", json={})
+    manager.client.post(f"/jobs/{job}/stop")
+    stopped = manager.wait(job, lambda v: v["status"] == "stopped")
+    if kill:
+        manager.kill()
+        manager.start()
+        manager.client.post("/providers/local/capacity", json={"vms": 0})
+    with pytest.raises(Refused, match="the job has faults") as refused:
+        manager.client.post(f"/jobs/{job}/resume", json={"max_nodes": 1, "min_nodes": 2})
+    assert refused.value.errors == [("resources.min_nodes", "2 is more than resources.max_nodes (1)")]
+    with pytest.raises(Refused, match="does not wait for you: it goes on from its newest checkpoint"):
+        manager.client.post(f"/jobs/{job}/resume", json={"how": "restart"})
+    login = ["--server", manager.url, "--token", manager.token]
+    assert main(["resume", job, "--max-nodes", "3", *login]) == 0
+    assert f"{job} goes on from step 0 of 20 with up to 3 VMs" in capsys.readouterr().out
+    view = manager.wait(job, lambda v: v["num_live_vms"] == 3)
+    live_vms = {vm["vm"] for vm in view["vms"] if vm["status"] != "ended"}
+    assert not live_vms & {vm["vm"] for vm in stopped["vms"]}
+    assert main(["events", job, *login]) == 0
+    assert "job_continued min_nodes=1 max_nodes=3" in capsys.readouterr().out
 
 
 def test_two_managers_cannot_share_a_home(manager: Manager) -> None:

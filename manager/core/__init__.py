@@ -27,18 +27,31 @@ from . import (
     membership,
     planning,
     profiling,
+    resuming,
     retention,
     stalls,
     versions,
     waiting,
 )
 from .observation import observe
+from .resuming import can_go_on
 from .set_aside import stop_set_aside
 from .timing import Timing
 from .turn import Decision, Turn
 from .vitals import Planning, Pulse, Vitals
 
-__all__ = ["Decision", "Planning", "Pulse", "Timing", "Vitals", "apply", "decide", "fold", "stop_set_aside"]
+__all__ = [
+    "Decision",
+    "Planning",
+    "Pulse",
+    "Timing",
+    "Vitals",
+    "apply",
+    "can_go_on",
+    "decide",
+    "fold",
+    "stop_set_aside",
+]
 
 _RULES: tuple[Callable[[Turn], None], ...] = (
     membership.join_vms,
@@ -87,6 +100,7 @@ def decide(state: JobState, vitals: Vitals, event: Event, timing: Timing = _DEFA
             continue  # observed; the rules look at what is reported
         turn.event = part
         for intake in (
+            resuming.take,
             ending.take,
             waiting.take,
             membership.take,

@@ -7,7 +7,16 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ...worker.messages import Phase, Report, WorkerReport
-from ..events import ConnectionClosed, Event, JobSubmitted, ManagerStarted, ReportReceived, Tick, Together
+from ..events import (
+    ConnectionClosed,
+    ContinueRequested,
+    Event,
+    JobSubmitted,
+    ManagerStarted,
+    ReportReceived,
+    Tick,
+    Together,
+)
 from ..state import Generation, JobState, vm_of
 from . import silence
 from .timing import Timing
@@ -24,6 +33,8 @@ def observe(state: JobState, vitals: Vitals, event: Event, timing: Timing) -> Vi
             return Vitals(started_at=event.now)
         case JobSubmitted():
             return Vitals(started_at=event.now) if state.spec is None else vitals
+        case ContinueRequested():
+            return Vitals(started_at=event.now) if state.ended is not None else vitals
         case Tick():
             vitals = _pruned(state, _ticked(vitals, event.now, timing))
             return silence.judge(state, vitals, event.now, timing)

@@ -165,9 +165,11 @@ def _need(turn: Turn, seats: frozenset[Seat]) -> tuple[str, float] | None:
         retry = turn.now - vitals.answered_at >= timing.replan_s
         if not (seats - vitals.planned_for or retry) or _expecting_word(turn) or breaks.rests(turn):
             return None
-        if state.last_generation == 0 and _gathering(turn, seats):
+        begins = state.last_generation == state.started_after
+        if begins and _gathering(turn, seats):
             return None
-        return vitals.cause or ("start" if state.last_generation == 0 else "workers are back", turn.now)
+        cause = "workers are back" if not begins else "resumed" if state.started_after else "start"
+        return vitals.cause or (cause, turn.now)
     if state.head_generation > current.number:
         # The head was swapped for a generation that never opened: this one can publish nothing any more.
         return vitals.cause or ("its checkpoints are fenced off", turn.now)
@@ -234,7 +236,7 @@ def _too_few(turn: Turn) -> None:
     reason = f"fewer usable VMs than min_nodes ({state.spec.resources.min_nodes})"
     if state.unfit:
         reason += f"; {len(state.unfit)} workers cannot meet the recipe: {state.why_unfit}"
-    if state.current is None and (state.last_generation > 0 or state.unfit):
+    if state.current is None and (state.last_generation > state.started_after or state.unfit):
         _say_impossible(turn, reason)
     _hold_if_noticed(turn, reason)
 

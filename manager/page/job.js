@@ -105,8 +105,9 @@ function drawJob() {
   drawCheckpoints();
 }
 
-// What a person may have a waiting job do.
+// What a person may have a job do that waits, was stopped or failed.
 const OFFERS = {
+  go_on: ["Go on", "Have it go on from its newest checkpoint, on VMs that are rented anew?"],
   again: ["Try again", "Has what was wrong been put right?"],
   from_head: ["Go on from the head", "Go on from the checkpoints that the head in the store lists?"],
   restart: ["Start over", "Begin at step 0? The checkpoints that are listed are deleted."],
@@ -123,8 +124,14 @@ function atStake() {
   return lines.join(" ");
 }
 
+// What a person may have it do; a job with secrets goes on by `makara resume`, which sends them again.
+function offersOf() {
+  if (job.waiting) return job.waiting.offers;
+  return ["stopped", "failed"].includes(job.status) && !job.secrets.length ? ["go_on"] : [];
+}
+
 function drawOffers() {
-  const offers = job.waiting ? job.waiting.offers : [];
+  const offers = offersOf();
   at("job-stake").textContent = job.waiting ? atStake() : "";
   at("job-offers").hidden = !offers.length;
   at("job-offers").replaceChildren(...offers.map((how) => {
@@ -132,7 +139,7 @@ function drawOffers() {
     const button = element("button", "", title);
     button.addEventListener("click", () => {
       if (!window.confirm(question)) return;
-      call("POST", `/api/v1/jobs/${encodeURIComponent(job.job)}/resume`, { how })
+      call("POST", `/api/v1/jobs/${encodeURIComponent(job.job)}/resume`, { how: how === "go_on" ? "again" : how })
         .catch((error) => connection(error.message, "lost"));
     });
     return button;

@@ -53,6 +53,7 @@ const SAYS = {
   stop_ordered: () => ["Stop ordered", "a checkpoint is published first"],
   person_needed: (f) => ["Waits for a person", f.reason, "bad"],
   job_resumed: (f) => ["Goes on", { again: "tried again", from_head: "from what the head lists", restart: "from step 0" }[f.how], "key"],
+  job_continued: (f) => ["Goes on", `after its end, with up to ${plural(f.max_nodes, "VM")}`, "key"],
   training_finished: (f) => ["Trained", `step ${f.checkpoint.step} is published`, "key"],
   job_ended: (f) => [`Job ${f.status}`, f.reason, f.status === "failed" ? "bad" : "key"],
 };

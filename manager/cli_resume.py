@@ -1,0 +1,39 @@
+"""`makara resume`: having a job go on that was stopped or failed, or that waits for a person."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from .client import connect
+from .progress import how_it_goes_on
+from .spec import JobSpecError
+
+
+def resume(options: argparse.Namespace) -> int:
+    how = "from_head" if options.from_head else "restart" if options.restart else "again"
+    body: dict[str, Any] = {"how": how}
+    sizes = {"min_nodes": options.min_nodes, "max_nodes": options.max_nodes}
+    body |= {name: number for name, number in sizes.items() if number is not None}
+    with connect(options.server, options.token, options.home) as client:
+        job = client.get(f"/jobs/{options.job}")
+        ended = job["status"] in ("stopped", "failed")
+        if ended and how == "again":
+            body["secrets"] = values_of(job["secrets"])
+        job = client.post(f"/jobs/{job['job']}/resume", json=body)
+    if options.json:
+        print(json.dumps(job))
+    else:
+        print(f"{job['job']} {how_it_goes_on(job)}" if ended else f"{job['job']} {job['status']}")
+    return 0
+
+
+def values_of(secrets: Iterable[str]) -> dict[str, str]:
+    """The values of these secrets in this environment. Raises `JobSpecError` naming those that have none."""
+    missing = [name for name in secrets if name not in os.environ]
+    if missing:
+        raise JobSpecError([("secrets", f"{name} is not set in this environment") for name in missing])
+    return {name: os.environ[name] for name in secrets}

@@ -1,0 +1,61 @@
+"""How the fact that an ended job goes on changes its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+from .facts import JobContinued
+from .failures import Rounds
+from .state import JobState
+
+
+def _continued(state: JobState, fact: JobContinued) -> JobState:
+    """What is known of its model and its checkpoints stays; counts of failures begin anew.
+
+    Its steps begin at the newest checkpoint that is known. A beginning without any that a person had asked
+    for (`restarting`) is still to come.
+    """
+    if state.ended is None or state.spec is None:
+        return state
+    nodes = {"min_nodes": fact.min_nodes, "max_nodes": fact.max_nodes}
+    resources = state.spec.resources.model_copy(update=nodes)
+    progress_step = max((checkpoint.step for checkpoint in state.published), default=0)
+    recipe = state.recipe
+    if recipe is not None and progress_step == 0:
+        recipe = recipe.model_copy(update={"bits_hash": None})  # no step was made that others have to match
+    return state.changed(
+        spec=state.spec.model_copy(update={"resources": resources}),
+        recipe=recipe,
+        ended=None,
+        ended_at=None,
+        stop_ordered_at=None,
+        waiting=None,
+        hold=False,
+        impossible=None,
+        isolated=False,
+        profiler=None,
+        measuring=None,
+        started_after=state.last_generation,
+        progress_step=progress_step,
+        unfit=MappingProxyType({}),
+        last_error="",
+        last_traceback=None,
+        **_NO_FAILURES,
+    )
+
+
+_NO_FAILURES: dict[str, Any] = {
+    "user_errors": Rounds(),
+    "internal_errors": Rounds(),
+    "deaths": (),
+    "worn_vms": 0,
+    "unfit_rounds": Rounds(),
+    "newest_unfit": "",
+    "replaced_at": 0.0,
+    "request_failures": 0,
+    "request_failed_at": 0.0,
+}
+
+RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {JobContinued: _continued}

@@ -1,0 +1,201 @@
+"""A job that was stopped or failed goes on, as if it had never ended; in no other state can it."""
+
+from __future__ import annotations
+
+import pytest
+from core_script import Script
+from makara.manager.commands import ComputePlan, ExportWeights, OpenHead, RequestVm
+from makara.manager.events import (
+    CommandStuck,
+    ContinueRequested,
+    JobCommandFailed,
+    ManagerStarted,
+    StopRequested,
+    WeightsExported,
+)
+from makara.manager.facts import GenerationPlanned, JobContinued, JobEnded
+from makara.manager.failures import Rounds
+from makara.manager.orders import orders
+from makara.manager.state import Status
+from makara.worker.messages import CheckpointRef, Failure, Phase, WorkerReport
+
+
+def ref(step: int, generation: int = 1) -> CheckpointRef:
+    return CheckpointRef(step=step, generation=generation)
+
+
+def go_on(script: Script, max_nodes: int = 2) -> None:
+    script.workers.clear()
+    script.event(ContinueRequested(now=script.now, min_nodes=1, max_nodes=max_nodes))
+
+
+def stopped() -> tuple[Script, list[str]]:
+    """A job that was stopped after it published step 30."""
+    script = Script()
+    workers = script.run(2)
+    script.report(script.change(workers[0], step=30, published=ref(30)))
+    script.event(StopRequested(now=script.now))
+    script.report(*(script.change(w, step=30, phase=Phase.HELD) for w in workers))
+    assert script.state.status is Status.STOPPED
+    return script, workers
+
+
+def idle_again(script: Script) -> list[str]:
+    """The VMs that were asked for anew join, with trainers that are ready."""
+    script.wait(1.0)
+    workers = [f"{vm.vm}.0" for vm in script.state.live_vms]
+    idle = {"incarnation": 1, "phase": Phase.IDLE, "graph_hash": "5ec7"}
+    script.report(*(WorkerReport(worker=w, **idle) for w in workers))
+    return workers
+
+
+def test_a_stopped_job_goes_on_from_its_newest_checkpoint_with_other_vms() -> None:
+    script, before = stopped()
+    requested = script.count(RequestVm)
+    go_on(script, max_nodes=3)
+    assert script.state.status is Status.PENDING
+    workers = idle_again(script)
+    assert script.count(RequestVm) == requested + 3
+    assert not set(workers) & set(before)
+    assert script.state.status is Status.STARTING
+    script.answer(2, 1)
+    assert script.last(GenerationPlanned).number == 2
+    assert script.last(GenerationPlanned).cause == "resumed"
+    script.prepare()
+    command = script.last(OpenHead)
+    assert (command.generation, command.opened, command.checkpoints) == (2, 1, (ref(30),))
+    assert not command.restart
+    script.open(ref(30))
+    script.form(30)
+    assert script.state.status is Status.RUNNING
+    assert script.state.current is not None
+    assert script.state.current.lost_steps == 0
+
+
+def test_a_resumed_job_waits_for_its_vms_to_gather_as_a_new_one_does() -> None:
+    script, _ = stopped()
+    go_on(script)
+    script.wait(1.0)
+    asked = script.count(ComputePlan)
+    first = f"{script.state.live_vms[0].vm}.0"
+    script.report(WorkerReport(worker=first, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
+    assert script.count(ComputePlan) == asked
+    script.wait(script.timing.settle_s + 1.0)
+    assert script.count(ComputePlan) == asked + 1
+
+
+def test_vms_of_the_time_before_are_told_to_shut_down_and_what_they_say_counts_for_nothing() -> None:
+    script, before = stopped()
+    reports = dict(script.workers)
+    go_on(script)
+    assert all(orders(script.state, worker[:-2]).action == "shutdown" for worker in before)
+    idle_again(script)
+    script.answer(2, 1)
+    script.prepare()
+    script.open(ref(30))
+    script.form(30)
+    state = script.state
+    script.workers.update(reports)
+    late = script.change(before[0], step=40, published=ref(40))
+    script.workers = {name: worker for name, worker in script.workers.items() if name in before}
+    assert script.report(late) == []
+    assert script.state == state
+
+
+def test_what_a_zombie_published_before_the_new_generation_opened_is_gone_on_from() -> None:
+    script, _ = stopped()
+    go_on(script)
+    idle_again(script)
+    script.answer(2, 1)
+    script.prepare()
+    script.open(ref(35), ref(30))
+    assert script.state.published == (ref(30), ref(35))
+    assert script.state.base == ref(35)
+
+
+def test_a_failed_job_begins_anew_with_all_counts_of_failures() -> None:
+    script = Script()
+    workers = script.run(2)
+    script.report(script.change(workers[0], step=20, published=ref(20)))
+    failure = Failure(kind="user", message="ValueError: boom", traceback="Traceback ...")
+    for incarnation in (1, 2):
+        script.now += 60.0
+        exited = WorkerReport(
+            worker=workers[0], incarnation=incarnation, phase=Phase.EXITED, failure=failure, step=25
+        )
+        script.report(exited)
+    assert script.state.status is Status.FAILED
+    assert script.state.user_errors.count == 2
+    go_on(script)
+    state = script.state
+    assert (state.user_errors, state.internal_errors, state.deaths) == (Rounds(), Rounds(), ())
+    assert (state.last_error, state.last_traceback) == ("", None)
+    assert state.progress_step == 20, "what was not saved is done again"
+    workers = idle_again(script)
+    script.answer(2, 1)
+    script.report(script.change(workers[0], phase=Phase.EXITED, failure=failure))
+    assert script.state.ended is None, "one error is allowed, as at first"
+
+
+def test_a_job_that_failed_before_its_first_plan_is_measured_anew() -> None:
+    script = Script()
+    script.submit()
+    script.event(JobCommandFailed(now=script.now, command="request_vm", error="a fault of ours"))
+    assert script.state.status is Status.FAILED
+    go_on(script)
+    script.wait(1.0)
+    workers = [f"{vm.vm}.0" for vm in script.state.live_vms]
+    script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in workers))
+    assert script.state.status is Status.PROFILING
+
+
+def test_a_trained_job_whose_weights_were_not_exported_exports_them() -> None:
+    script = Script()
+    first, _ = script.run(2)
+    script.report(script.change(first, step=100, phase=Phase.FINISHED, published=ref(100)))
+    script.event(CommandStuck(now=script.now, command="export_weights", error="AccessDenied"))
+    script.event(StopRequested(now=script.now))
+    assert script.state.status is Status.STOPPED
+    exports, requested = script.count(ExportWeights), script.count(RequestVm)
+    go_on(script)
+    script.wait(1.0)
+    assert script.state.status is Status.EXPORTING
+    assert (script.count(ExportWeights), script.count(RequestVm)) == (exports + 1, requested)
+    script.event(WeightsExported(now=script.now, uri="u", sha256="5a", step=100))
+    assert script.state.status is Status.FINISHED
+
+
+def test_a_job_that_is_not_over_or_has_nothing_left_is_not_resumed() -> None:
+    script = Script()
+    script.run(2)
+    go_on(script)
+    assert script.count(JobContinued) == 0
+    script, _ = stopped()
+    script.facts.append(JobEnded(at=script.now, status="finished"))
+    script.state = script.state.changed(
+        ended=JobEnded(at=script.now, status="finished"), num_facts=script.state.num_facts + 1
+    )
+    go_on(script)
+    assert script.count(JobContinued) == 0
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_job_can_end_and_go_on_again_and_again_and_managers_die_between(restarts: int) -> None:
+    script, _ = stopped()
+    for time in range(3):
+        go_on(script)
+        if restarts:
+            script.event(ManagerStarted(now=script.now))
+        workers = idle_again(script)
+        script.answer(2, 1)
+        script.prepare()
+        step = 30 + 10 * time
+        newest = script.state.published[-1]
+        script.open(newest)
+        script.form(step)
+        published = ref(step + 10, script.state.last_generation)
+        script.report(script.change(workers[0], step=step + 10, published=published))
+        script.event(StopRequested(now=script.now))
+        script.report(*(script.change(w, step=step + 10, phase=Phase.HELD) for w in workers))
+        assert script.state.status is Status.STOPPED
+        assert script.state.published[-1].step == step + 10
