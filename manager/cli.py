@@ -202,10 +202,13 @@ def _check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("-f", "--file", type=Path, help="a job file, for its settings")
     command.add_argument("--workdir", type=Path, help="folder of the code (default: the job file's, or this)")
     command.add_argument(
-        "--microbatch-size", type=positive, metavar="M", help="(default: the job file's, or 1)"
+        "--microbatch-size", type=positive, metavar="M", help="(default: the job file's, or the least)"
     )
     command.add_argument(
         "--num-sections", type=positive, metavar="K", help="(default: the job file's, or chosen)"
+    )
+    command.add_argument(
+        "--traceback", action="store_true", help="print every frame of what was raised, not your code's alone"
     )
     command.add_argument("--json", action="store_true", help="print JSON")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,8 @@ def check(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(asdict(trial)))
     elif trial.model is None:
+        if options.traceback and trial.whole_traceback:
+            print(trial.whole_traceback, file=sys.stderr)
         raise UserCodeRefused(trial.refusal)
     else:
         _show(entrypoint, trial.model, Console(highlight=False, markup=False, soft_wrap=True))

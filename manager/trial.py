@@ -17,7 +17,7 @@ from .spec import JobSpec
 
 
 class UserCodeRefused(ValueError):
-    """The job's own code does not pass the check; the message holds its traceback."""
+    """The job's own code does not pass the check; the message holds the lines that led to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,12 @@ class Trial:
     model: dict[str, Any] | None
     error: str | None
     traceback: str | None
+    """The part in the user's code."""
+    whole_traceback: str | None
 
     @property
     def refusal(self) -> str | None:
-        return self.error and self.error + (f"\n{self.traceback}" if self.traceback else "")
+        return self.error and _told(self.error, self.traceback, self.whole_traceback)
 
 
 def settings_of(spec: JobSpec) -> dict[str, Any]:
@@ -49,7 +51,7 @@ def try_out(workdir: Path, entrypoint: str, settings: Mapping[str, Any], envs: M
     """Raises `UserCodeRefused` when the code ends its process."""
     arguments = (str(workdir), entrypoint, json.dumps(settings))
     answer = _answer_of("makara.worker.check", arguments, workdir, entrypoint, envs)
-    return Trial(answer["model"], answer["error"], answer["traceback"])
+    return Trial(answer["model"], answer["error"], answer["traceback"], answer["whole_traceback"])
 
 
 def measured_apart(
@@ -59,8 +61,15 @@ def measured_apart(
     arguments = (str(workdir), settings.model_dump_json(), str(seconds))
     answer = _answer_of("makara.worker.measuring", arguments, workdir, settings.entrypoint, envs)
     if "measurements" not in answer:
-        raise UserCodeRefused(answer["error"] + (f"\n{answer['traceback']}" if answer["traceback"] else ""))
+        raise UserCodeRefused(_told(answer["error"], answer["traceback"], answer["whole_traceback"]))
     return Measurements.from_json(answer["measurements"])
+
+
+def _told(error: str, part: str | None, whole: str | None) -> str:
+    more = ""
+    if part is not None and whole is not None:
+        more = f"the whole traceback, of {len(whole.splitlines())} lines: makara check --traceback"
+    return "\n".join(text.rstrip() for text in (error, part, more) if text)
 
 
 def _answer_of(

@@ -1,8 +1,9 @@
 """A look at a user's code before it is submitted: traced, cut, and run for one step in pieces and as it is.
 
 `python -m makara.worker.check FOLDER ENTRYPOINT SETTINGS` prints one line of JSON and exits with 0: either
-`{"ok": true, "model": {...}}` or `{"ok": false, "error": ..., "traceback": ..., "model": {...} or null}`. It
-runs in a process of its own on the user's machine, so that whatever the code does happens there.
+`{"ok": true, "model": {...}}` or `{"ok": false, "error": ..., "traceback": ..., "whole_traceback": ...,
+"model": {...} or null}`, where `traceback` is the part in the user's code. It runs in a process of its own on
+the user's machine, so that whatever the code does happens there.
 """
 
 from __future__ import annotations
@@ -26,11 +27,18 @@ from .dry_run.findings import TOLERANCE, Finding
 from .dry_run.limits import needs
 from .dry_run.optimizers import check_optimizer
 from .dry_run.watching import Watch
-from .errors import UntraceableModel, UserCodeError
+from .errors import TooFewSamples, UntraceableModel, UserCodeError
 from .precision import Precision
 from .sections.ranges import RangeRuntime
+from .tracebacks import first_line, whole
 from .tracing.trace import trace
 from .training import Loss, Training, call_user_code, load_entrypoint
+
+_NO_TRACEBACK = {"traceback": None, "whole_traceback": None}
+_OWN_FAULT = (
+    "the check broke off, and no line of your code is known to be at fault. `makara check --traceback` "
+    "prints what to report: "
+)
 
 
 class CheckSettings(BaseModel):
@@ -54,8 +62,8 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
     `folder`: of the user's files. Raises `UserCodeError`, `UntraceableModel` naming the call.
     """
     began = time.perf_counter()
-    m = settings.microbatch_size or 1
-    chain = _cut(training, m, settings, settings.precision)
+    chain = _cut_first(training, settings)
+    m = chain.traced.microbatch_size
     watch, report = watch_for(training, folder), Report()
     report.findings += check_optimizer(training, chain, watch)
     _run_last_section(chain, training, settings, m)
@@ -76,6 +84,17 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
         "not_compared": left_out,
         "seconds": time.perf_counter() - began,
     }
+
+
+def _cut_first(training: Training, settings: CheckSettings) -> Sections:
+    """For micro-batches of the job's size; of 1, if it was left open, or of 2 where batch norm needs them."""
+    m = settings.microbatch_size
+    try:
+        return _cut(training, m or 1, settings, settings.precision)
+    except TooFewSamples:
+        if m is not None:
+            raise
+        return _cut(training, 2, settings, settings.precision)
 
 
 def _cut(training: Training, m: int, settings: CheckSettings, precision: Precision) -> Sections:
@@ -175,10 +194,16 @@ def main() -> None:
             training = load_entrypoint(Path(folder), entrypoint)
             model = check(training, CheckSettings.model_validate_json(settings), Path(folder).resolve())
             found = "\n".join(finding["text"] for finding in model["findings"])
-            answer = {"ok": not found, "model": model, "error": found or None, "traceback": None}
+            answer = {"ok": not found, "model": model, "error": found or None} | _NO_TRACEBACK
         except (UserCodeError, UntraceableModel) as error:
-            answer = {"ok": False, "model": None, "error": str(error), "traceback": error.traceback}
+            answer = _failed(str(error), error.traceback, error)
+        except Exception as error:  # whatever it is, it is told in a few lines
+            answer = _failed(f"{_OWN_FAULT}{type(error).__name__}: {first_line(error)}", None, error)
     print(json.dumps(answer))
+
+
+def _failed(error: str, told: str | None, cause: Exception) -> dict[str, Any]:
+    return {"ok": False, "model": None, "error": error, "traceback": told, "whole_traceback": whole(cause)}
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ WorkerError
 ├── UserCodeError          the job's own code or data raised; carries its traceback
 │   └── NonFiniteGradient  a gradient is infinite or not a number
 ├── UntraceableModel       the model cannot be written as one static graph; names the call and the way out
+│   └── TooFewSamples      batch norm needs more samples in a micro-batch than there were
 └── RecipeMismatch         this process cannot meet what the job fixed at its first plan
 """
 
@@ -15,7 +16,8 @@ class WorkerError(Exception):
 
 
 class UserCodeError(WorkerError):
-    """The job's own code or data raised. `traceback` is the user's, ready to print."""
+    """The job's own code or data raised. `traceback`: the lines of the user's code that led to it,
+    ready to print."""
 
     def __init__(self, message: str, traceback: str | None = None) -> None:
         super().__init__(message)
@@ -28,12 +30,17 @@ class NonFiniteGradient(UserCodeError):
 
 
 class UntraceableModel(WorkerError):
-    """The model cannot be written as one static graph. `call` is the user's source line, if known."""
+    """The model cannot be written as one static graph. `call`: the user's source line, `traceback`: the
+    lines that led to it, where they are known."""
 
     def __init__(self, message: str, call: str | None = None, traceback: str | None = None) -> None:
         super().__init__(message if call is None else f"{message}\n  at {call}")
         self.call = call
         self.traceback = traceback
+
+
+class TooFewSamples(UntraceableModel):
+    """Batch norm has one value per channel in a micro-batch of one sample, and cannot be trained on it."""
 
 
 class RecipeMismatch(WorkerError):

@@ -46,7 +46,7 @@ def profile(training: Training, job: JobSettings, *, seconds: float = BUDGET_S) 
 def measure(training: Training, job: JobSettings, *, seconds: float) -> Measurements:
     """A job's model for several m, for people to see; the store is not asked. Raises as `profile` does."""
     subject = subject_of(training, job)
-    subject.hold(job.microbatch_size or 1)
+    subject.hold_first()
     found = survey(subject, seconds=seconds / 2, several=True)
     return measurements_of(found, rest(subject, found, seconds / 2), [], [])
 
@@ -61,7 +61,7 @@ def begin(subject: Subject, *, seconds: float) -> Profile | Survey:
     """What an earlier job left in the store; or what there is to measure, and as much of it as could be in
     about `seconds`."""
     job = subject.job
-    subject.hold(job.microbatch_size or 1)
+    subject.hold_first()
     store = open_store(job.store.uri, endpoint=job.store.endpoint, region=job.store.region)
     note = ""
     try:
@@ -71,7 +71,7 @@ def begin(subject: Subject, *, seconds: float) -> Profile | Survey:
     except (CheckpointError, InvalidCalibration, RecipeMismatch, ValueError) as error:
         note = f"measured anew, since the stored calibration cannot be used: {error}"
         log.warning("%s", note)
-        subject.hold(job.microbatch_size or 1)
+        subject.hold_first()
     return survey(subject, seconds=seconds).model_copy(update={"note": note})
 
 

@@ -14,7 +14,6 @@ import os
 import socket
 import sys
 import threading
-import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,6 +29,7 @@ from .measurer import Measurer
 from .messages import TRAINER_PROTOCOL, At, Failure, GenerationOrder, Orders, Phase, WorkerReport
 from .model import Model, build_model
 from .stacks import ALL_THREADS, MAIN_THREAD
+from .tracebacks import whole
 from .tracing.trace import load_exporter
 from .training import Training, load_entrypoint
 
@@ -222,13 +222,14 @@ class Trainer:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """How a trainer's end is told: whose fault it is, and the traceback to show."""
-    text = "".join(traceback.format_exception(error))
+    """How a trainer's end is told: whose fault it is, and the traceback to show. Of what the user's code
+    raised that is the part in it; the log has the whole one."""
+    text = whole(error)
     match error:
         case UserCodeError():
-            return Failure(kind="user", message=str(error), traceback=error.traceback or text)
+            return Failure(kind="user", message=str(error), traceback=error.traceback)
         case UntraceableModel():
-            return Failure(kind="user", message=str(error), traceback=error.traceback or text)
+            return Failure(kind="user", message=str(error), traceback=error.traceback)
         case RecipeMismatch():
             return Failure(kind="recipe", message=str(error))
         case WorkerError() | CheckpointError():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .errors import UserCodeError
+from .tracebacks import is_users, users_part
 
 Loss = Tensor | tuple[Tensor, Tensor]
 P = ParamSpec("P")
@@ -103,6 +104,16 @@ def load_entrypoint(folder: Path | str, entrypoint: str) -> Training:
     return training
 
 
+def build_module(training: Training) -> object:
+    """What `Training.model` returns, without the wrapper of `torch.compile`: Makara runs the model's own
+    forward, in sections."""
+    model: object = training.model()
+    dynamo: Any = sys.modules.get("torch._dynamo")  # loaded by whoever compiles; checked with torch 2.13
+    while dynamo is not None and isinstance(model, dynamo.OptimizedModule):
+        model = cast(object, getattr(model, "_orig_mod"))  # noqa: B009
+    return model
+
+
 def call_user_code(what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """`function(*args, **kwargs)`; what it raises becomes a `UserCodeError` that begins with `what`."""
     try:
@@ -112,9 +123,8 @@ def call_user_code(what: str, function: Callable[P, R], *args: P.args, **kwargs:
 
 
 def user_error(what: str, error: Exception) -> UserCodeError:
-    """What the user's code raised, with its traceback and `what` before its message."""
-    text = "".join(traceback.format_exception(error))
-    return UserCodeError(f"{what}: {type(error).__name__}: {error}", text)
+    """What the user's code raised, with the lines that led to it and `what` before its message."""
+    return UserCodeError(f"{what}: {type(error).__name__}: {error}", users_part(error))
 
 
 def raised_by_user(error: Exception) -> bool:
@@ -125,16 +135,7 @@ def raised_by_user(error: Exception) -> bool:
     """
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return False
-    return any(_is_users(Path(frame.filename)) for frame in traceback.extract_tb(error.__traceback__))
-
-
-_WORKER, _TORCH, _PYTHON = (Path(file).parent for file in (__file__, torch.__file__, traceback.__file__))
-
-
-def _is_users(file: Path) -> bool:
-    if not file.is_absolute() or file.is_relative_to(_WORKER) or file.is_relative_to(_TORCH):
-        return False  # code that torch generates has no file
-    return "site-packages" in file.parts or not file.is_relative_to(_PYTHON)
+    return any(is_users(Path(frame.filename)) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _check_mapping(name: str, value: object) -> None:

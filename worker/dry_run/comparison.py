@@ -175,6 +175,16 @@ class _Comparison:
         if not names:
             return True
         ordered = [name for name in self._chain.parameter_names if name in names]
+        without = [name for name in ordered if name not in theirs.gradients]
+        if without == ordered:
+            self._find(
+                "the model's forward",
+                f"no gradient reaches {some(without)} in your module as it is, although its output depends "
+                "on them. torch.utils.checkpoint(use_reentrant=True) does so where no argument requires a "
+                "gradient",
+                "Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)",
+            )
+            return False
         hooks = backward_hooks(eager.module)
         cause = f" Hooks would be lost: {some(hooks)}." if hooks else ""
         self._find(
@@ -187,6 +197,12 @@ class _Comparison:
         return False
 
     def _compare_buffers(self, eager: EagerModel, ours: StepInPieces, theirs: EagerResult) -> None:
+        if theirs.changed_by_backward:
+            self._report.notes.append(
+                f"backward changes the buffer {some(theirs.changed_by_backward)} once more, as activation "
+                "checkpointing does around batch norm: your module alone counts each micro-batch twice "
+                "there, Makara once"
+            )
         initial = {name: self._chain.traced.initial(name) for name in theirs.buffers}
         changed = {name: value for name, value in theirs.buffers.items() if not _same(value, initial[name])}
         silent = [name for name in changed if name not in ours.buffers]

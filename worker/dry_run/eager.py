@@ -24,7 +24,7 @@ from ..sections.sums import mean_loss
 from ..seeds import preserved_randomness, seed64, seed_everything
 from ..tracing.calling import forward_call
 from ..tracing.trace import TracedModel
-from ..training import Training, call_user_code
+from ..training import Training, build_module, call_user_code
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class EagerResult:
     gradients: dict[str, Tensor]  # of the mean loss; parameters that nothing flows to are left out
     buffers: dict[str, Tensor]  # after the step, persistent and not; changed or not
     pieces: tuple[tuple[float, float], ...] = ()  # each micro-batch's (loss sum, weight)
+    changed_by_backward: tuple[str, ...] = ()  # buffers that backward changes once more
 
 
 class EagerModel:
@@ -58,7 +59,8 @@ class EagerModel:
         self._device = torch.device(device)
         with preserved_randomness():
             seed_everything(seed64("construct", seed))
-            self.module: nn.Module = call_user_code("Training.model", training.model)
+            built: Any = call_user_code("Training.model", build_module, training)
+            self.module: nn.Module = built
         self._load_initial(traced)
         self.module.to(self._device).train()
         trainable = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
@@ -73,11 +75,10 @@ class EagerModel:
         initial = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         found: dict[str, list[Tensor]] = {name: [] for name in initial}
         pieces: list[tuple[float, float]] = []
+        again: set[str] = set()
         self.module.zero_grad(set_to_none=True)
         for i in range(self._batches.num_micro_batches):
-            pieces.append(self._micro_batch(step, i, loss_scale))
-            for name, buffer in self.module.named_buffers():
-                found.setdefault(name, []).append(buffer.detach().clone())
+            pieces.append(self._micro_batch(step, i, loss_scale, found, again))
             self._set_buffers(initial)
         loss, weight = mean_loss(pieces)
         gradients = {
@@ -87,14 +88,15 @@ class EagerModel:
         }
         self.module.zero_grad(set_to_none=True)
         buffers = {name: _after(initial, name, found[name]) for name in found}
-        return EagerResult(loss, gradients, buffers, tuple(pieces))
+        return EagerResult(loss, gradients, buffers, tuple(pieces), tuple(sorted(again)))
 
     def apply(self, step: int, result: EagerResult) -> None:
         """What one optimizer over the whole model makes of the step: clipping, schedule, update, buffers."""
         self._rates.set(step)
         parameters = dict(self.module.named_parameters())
         for name, parameter in parameters.items():
-            parameter.grad = result.gradients[name].clone() if name in result.gradients else None
+            found = result.gradients.get(name)
+            parameter.grad = None if found is None else found.to(parameter.dtype, copy=True)
         if self._training.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters.values(), self._training.clip_grad_norm)
         call_user_code("optimizer.step()", cast(Callable[[], object], self.optimizer.step))
@@ -117,13 +119,21 @@ class EagerModel:
         with autocast(self._device.type, self._precision):
             return call_user_code("Training.loss", self._training.loss, output, dict(batch))
 
-    def _micro_batch(self, step: int, i: int, loss_scale: float) -> tuple[float, float]:
+    def _micro_batch(
+        self, step: int, i: int, loss_scale: float, found: dict[str, list[Tensor]], again: set[str]
+    ) -> tuple[float, float]:
+        """Adds to `found` the buffers as forward leaves them, and to `again` which ones backward changes:
+        checkpointed layers run twice, and count once."""
         batch = {name: value.to(self._device) for name, value in self._batches.micro_batch(step, i).items()}
         with preserved_randomness():
             seed_everything(seed64("eager", self._seed, step, i))
             loss: Any = self.loss(self.output(batch), batch)
         total, weight = cast(tuple[Any, Any], loss) if isinstance(loss, tuple) else (loss, 1.0)
+        buffers = dict(self.module.named_buffers())
+        for name, buffer in buffers.items():
+            found.setdefault(name, []).append(buffer.detach().clone())
         call_user_code("the loss's backward", lambda: (total * loss_scale).backward())
+        again |= {name for name, buffer in buffers.items() if not torch.equal(buffer, found[name][-1])}
         return float(total.detach()), float(weight)
 
     def _load_initial(self, traced: TracedModel) -> None:

@@ -1,8 +1,8 @@
 """`python -m makara.worker.measuring FOLDER SETTINGS SECONDS`: a job's model, measured on this machine.
 
 SETTINGS are `JobSettings` as JSON. Prints one line of JSON and exits with 0: `{"measurements": {...}}`, or
-`{"error": ..., "traceback": ...}` when the user's code is at fault. It is a process of its own, so that
-whatever that code does happens there.
+`{"error": ..., "traceback": ..., "whole_traceback": ...}` when the user's code is at fault. It is a process
+of its own, so that whatever that code does happens there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import UntraceableModel, UserCodeError
 from ..messages import JobSettings
 from ..profiling import measure
+from ..tracebacks import whole
 from ..training import load_entrypoint
 
 
@@ -28,7 +29,7 @@ def main() -> None:
             found = measure(load_entrypoint(Path(folder), job.entrypoint), job, seconds=float(seconds))
             answer = {"measurements": found.to_json()}
         except (UserCodeError, UntraceableModel) as error:
-            answer = {"error": str(error), "traceback": error.traceback}
+            answer = {"error": str(error), "traceback": error.traceback, "whole_traceback": whole(error)}
     print(json.dumps(answer))
 
 

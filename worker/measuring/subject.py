@@ -18,7 +18,7 @@ from ..cutting.partition import Sections, choose_cuts, split
 from ..cutting.prices import measured_prices
 from ..cutting.work import compute_nodes
 from ..data import Batches
-from ..errors import UserCodeError, other_graph
+from ..errors import TooFewSamples, UserCodeError, other_graph
 from ..instruction_sets import InstructionSet
 from ..messages import JobSettings, Layout, SectionRow
 from ..tracing.trace import TracedModel, trace
@@ -42,6 +42,24 @@ class Subject:
         if self._traced is None or self._traced.microbatch_size != m:
             self._traced = self._chain = None  # their memory first
             self._traced = trace(self._training, m, self.job.seed, self.job.precision)
+
+    def hold_least(self) -> int:
+        """Hold the model for the smallest m that it can be trained with, and say which: 1, or 2 with batch
+        norm."""
+        try:
+            self.hold(1)
+        except TooFewSamples:
+            self.hold(2)
+        return self._held.microbatch_size
+
+    def hold_first(self) -> None:
+        """Hold the model for the job's m, or the smallest one. Raises `TooFewSamples` where no such m divides
+        the global batch."""
+        m = self.job.microbatch_size
+        if m is not None or self.job.global_batch_size % 2:
+            self.hold(m or 1)
+        else:
+            self.hold_least()
 
     def basis(self) -> Basis:
         """What the measurements of the model that is held depend on."""

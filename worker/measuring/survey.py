@@ -22,11 +22,12 @@ _EXECUTOR_S = 3.0
 def survey(subject: Subject, *, seconds: float, several: bool = False) -> Survey:
     """Which m are worth a measurement, how the model is cut for each, and the rows that there was time for.
 
-    `subject` holds the job's own m, or 1. If that was left open, m doubles while a section in the middle of
-    the model saves 7 % of the time per sample and fits into memory twice over, a step leaves a micro-batch
-    for each worker that the job may get, and `seconds` are not over. The last m measured is the first that is
-    not worth it (Varuna §4.2). `several`: for people to look at, from 1 on, whatever the job file says of m
-    and of workers. Raises `UserCodeError` naming what of the job cannot be met.
+    `subject` holds the job's own m, or the least. If that was left open, m doubles while a section in the
+    middle of the model saves 7 % of the time per sample and fits into memory twice over, a step leaves a
+    micro-batch for each worker that the job may get, and `seconds` are not over. The last m measured is the
+    first that is not worth it (Varuna §4.2). `several`: for people to look at, from the least on,
+    whatever the job file says of m and of workers. Raises `UserCodeError` naming what of the job cannot be
+    met.
     """
     return _Surveyor(subject, seconds, several).survey()
 
@@ -60,7 +61,7 @@ class _Surveyor:
         operations = subject.operations()
         probes = {first.microbatch_size: self._probe(first)}
         likely, before = first, None if self._several else probes[first.microbatch_size]
-        m = 1 if self._several else 2 * first.microbatch_size
+        m = subject.hold_least() if self._several else 2 * first.microbatch_size
         while self._is_worth_a_look(m, before):
             if m not in probes:
                 subject.hold(m)

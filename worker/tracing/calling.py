@@ -48,6 +48,12 @@ def forward_call(model: nn.Module, batch: Mapping[str, Tensor], constants: Mappi
         and parameter.default is inspect.Parameter.empty
         and parameter.kind not in _ARGUMENT_LISTS
     ]
+    if not names and all(parameter.kind in _ARGUMENT_LISTS for parameter in parameters.values()):
+        raise UserCodeError(
+            f"Training.model: forward of {type(model).__name__} names no argument, so it is not known which "
+            f"of the samples' entries {sorted(batch)} it takes. Name them: def forward(self, "
+            f"{next(iter(batch))}, ...)"
+        )
     if missing or not names:
         raise UserCodeError(
             f"Training.dataset: samples have the entries {sorted(batch)}, but the model's forward needs "

@@ -24,7 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import _trace  # pyright: ignore[reportPrivateUsage]
 from torch.fx.proxy import TracerBase
 
-from ..errors import UntraceableModel
+from ..errors import TooFewSamples, UntraceableModel
+from ..tracebacks import first_line, users_part
 from .attributes import Attributes, watched
 from .graph_text import graph_lines
 from .guards import guards, python_randomness, replaced
@@ -44,6 +45,13 @@ _HINTS = (
         "forward names a device: take that of an input (x.device), as sections run where Makara puts them",
     ),
     ((".numpy()",), "NumPy sees no values while the model is traced: use tensor operations"),
+)
+
+_ONE_VALUE = "Expected more than 1 value per channel when training"  # of torch.nn.functional.batch_norm
+_TOO_FEW = (
+    "batch norm cannot be trained on a micro-batch with one value per channel. Set "
+    "parallelism.microbatch_size to 2 or more (makara check: --microbatch-size 2), or use another norm "
+    "(GroupNorm, LayerNorm)"
 )
 
 
@@ -77,13 +85,13 @@ def _export(model: nn.Module, arguments: Mapping[str, Any]) -> Program:
     except UntraceableModel:
         raise
     except Exception as error:
-        text = "".join(traceback.format_exception(error))
-        raise UntraceableModel(_explain(error), user_call(error), text) from error
+        if _ONE_VALUE in str(error):
+            raise TooFewSamples(_TOO_FEW, user_call(error), users_part(error)) from error
+        raise UntraceableModel(_explain(error), user_call(error), users_part(error)) from error
 
 
 def _explain(error: Exception) -> str:
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
-    said = f"{type(error).__name__}: {first}"
+    said = f"{type(error).__name__}: {first_line(error)}"
     for words, hint in _HINTS:
         if any(word in f"{type(error).__name__} {error}" for word in words):
             return f"the model cannot be traced: {hint} ({said})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_state
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
@@ -22,7 +23,8 @@ def refuse_unheld(model: nn.Module) -> None:
     """Raises `UntraceableModel` naming the module, the parameter or the hook, and what to change.
 
     Backward hooks of modules and parameters (checked with torch 2.13, whose private fields hold them),
-    wrappers that replicate, cumulative averages, sparse gradients, and tensors that share memory.
+    wrappers that replicate, cumulative averages, sparse gradients, parameters of types that
+    are not trained, and tensors that share memory.
     """
     for name, module in model.named_modules():
         _check_module(f"{name!r} ({type(module).__name__})" if name else type(module).__name__, module)
@@ -33,7 +35,29 @@ def refuse_unheld(model: nn.Module) -> None:
         _check_hooks(
             repr(name), "a hook on its gradient", getattr(tensor, "_post_accumulate_grad_hooks", None)
         )
+    for name, parameter in model.named_parameters():
+        _check_type(name, parameter)
     _check_memory(model)
+
+
+def _check_type(name: str, parameter: nn.Parameter) -> None:
+    """Gradients are summed in fp32, and what is stored of a section is real numbers."""
+    if parameter.is_complex():
+        raise UntraceableModel(
+            f"the parameter {name!r} is {_type(parameter)}; parameters are real numbers here. Make it one "
+            "with a last dimension of 2 (torch.view_as_real(...)), and use torch.view_as_complex of it in "
+            "forward"
+        )
+    if parameter.dtype == torch.float64:
+        raise UntraceableModel(
+            f"the parameter {name!r} is float64; gradients are summed in float32, so the result would not be "
+            "one of float64. Leave out .double() (or torch.set_default_dtype) and convert single values in "
+            "forward where they need it"
+        )
+
+
+def _type(parameter: nn.Parameter) -> str:
+    return str(parameter.dtype).removeprefix("torch.")
 
 
 def _check_module(name: str, module: nn.Module) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -25,7 +24,7 @@ from torch.utils._pytree import TreeSpec
 from ..data import Batches
 from ..errors import UntraceableModel, UserCodeError
 from ..precision import Precision, autocast
-from ..training import Training, call_user_code
+from ..training import Training, build_module, call_user_code
 from .calling import forward_call
 from .constants import settle_constants
 from .exporting import export
@@ -93,7 +92,7 @@ def trace(training: Training, m: int, seed: int = 0, precision: Precision = "fp3
     dataset = call_user_code("Training.dataset", training.dataset)
     batch = Batches(dataset, seed, m, m).micro_batch(0, 0)
     try:
-        built, recording = call_user_code("Training.model", record, training.model, seed)
+        built, recording = call_user_code("Training.model", record, lambda: build_module(training), seed)
     except UserCodeError as error:
         if "UninitializedParameter" not in error.message:
             raise
@@ -101,7 +100,7 @@ def trace(training: Training, m: int, seed: int = 0, precision: Precision = "fp3
             "Training.model: a lazy module has no shapes before its first call; give the sizes",
             error.traceback,
         ) from error
-    model = cast(object, built)
+    model: object = built
     if not isinstance(model, nn.Module):
         raise UserCodeError(f"Training.model: expected a torch.nn.Module, got {type(model).__name__}")
     model.train()

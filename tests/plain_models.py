@@ -1,0 +1,94 @@
+"""Models as strangers brought them to `makara check`, each with one thing that once gave a raw error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from makara.worker import Training
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+WIDTH = 8
+
+
+class Rows:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        numbers = torch.Generator().manual_seed(index)
+        x, y = torch.randn(2, WIDTH, generator=numbers).to(self._dtype)
+        return {"x": x, "y": y}
+
+
+class Layers(nn.Module):
+    """Two layers and what a case puts between them."""
+
+    def __init__(self, between: Callable[[], nn.Module] = nn.ReLU) -> None:
+        super().__init__()
+        self.first, self.between, self.last = nn.Linear(WIDTH, WIDTH), between(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.between(self.first(x)))
+
+
+class Checkpointed(Layers):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__(lambda: nn.BatchNorm1d(WIDTH))
+        self._reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(
+            checkpoint(lambda value: self.between(self.first(value)), x, use_reentrant=self._reentrant)
+        )
+
+
+class Turning(nn.Module):
+    """A complex parameter, as it is and as two real numbers."""
+
+    def __init__(self, complex_parameter: bool) -> None:
+        super().__init__()
+        turn = torch.randn(WIDTH, dtype=torch.cfloat)
+        self.turn = nn.Parameter(turn if complex_parameter else torch.view_as_real(turn))
+
+    def forward(self, x: Tensor) -> Tensor:
+        turn = self.turn if self.turn.is_complex() else torch.view_as_complex(self.turn)
+        return (x * turn).real
+
+
+class Misshapen(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(3, 5)
+
+
+class Passing(nn.Module):
+    """Takes whatever it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Layers()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.inner(*args, **kwargs)
+
+
+def training(model: Callable[[], Any], dtype: torch.dtype = torch.float32) -> Training:
+    return Training(
+        model=model,
+        loss=lambda output, batch: (output - batch["y"]).square().mean(),
+        optimizer=lambda named: torch.optim.AdamW(named, lr=1e-3),
+        dataset=lambda: Rows(dtype),
+    )
+
+
+def batch_norm() -> nn.Module:
+    return Layers(lambda: nn.BatchNorm1d(WIDTH))
+
+
+def misshapen() -> Training:
+    return training(lambda: Layers(Misshapen))

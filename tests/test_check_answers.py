@@ -1,0 +1,190 @@
+"""What strangers' models get from `makara check`: it works, or a few lines say what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import plain_models
+import pytest
+import torch
+from makara.manager import cli
+from makara.worker.check import CheckSettings, check
+from makara.worker.errors import TooFewSamples, UntraceableModel, UserCodeError
+from makara.worker.measuring.subject import Subject
+from makara.worker.measuring.survey import survey
+from makara.worker.messages import JobSettings, StoreConfig
+from makara.worker.tracebacks import users_part
+from makara.worker.tracing.trace import trace
+from plain_models import Checkpointed, Layers, Passing, Turning, training
+from torch import nn
+
+FOLDER = Path(__file__).parent
+
+
+def examine(model: Callable[[], Any], **settings: Any) -> dict[str, Any]:
+    return check(training(model), CheckSettings(**settings), FOLDER)
+
+
+def command(folder: Path, source: str, *options: str) -> int:
+    path = f"import sys\nsys.path.append({str(FOLDER)!r})\n"
+    imports = "import torch\nimport plain_models\nfrom plain_models import *\n"
+    (folder / "train.py").write_text(f"{path}{imports}\n\ndef build():\n    return {source}\n")
+    return cli.main(["check", "train:build", "--workdir", str(folder), *options])
+
+
+# ---- batch norm and the smallest micro-batch ---------------------------------------------------------------
+
+
+def test_batch_norm_gets_micro_batches_of_two_by_itself() -> None:
+    report = examine(plain_models.batch_norm)
+    assert report["microbatch_size"] == 2
+    assert report["findings"] == []
+
+
+def test_batch_norm_with_a_micro_batch_of_one_says_what_to_set() -> None:
+    with pytest.raises(TooFewSamples, match="microbatch_size to 2 or more") as caught:
+        examine(plain_models.batch_norm, microbatch_size=1)
+    assert "plain_models.py" in (caught.value.call or "")
+
+
+def job(tmp_path: Path, **fields: Any) -> JobSettings:
+    return JobSettings(
+        job="j",
+        entrypoint="train:build",
+        global_batch_size=fields.pop("global_batch_size", 8),
+        steps=1,
+        seed=0,
+        numerics="fast",
+        store=StoreConfig(uri=tmp_path.as_uri()),
+        bundle_sha256="",
+        **fields,
+    )
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_job_with_batch_norm_is_measured_from_two_on(tmp_path: Path, several: bool) -> None:
+    subject = Subject(training(plain_models.batch_norm), job(tmp_path), torch.device("cpu"))
+    subject.hold_first()
+    found = survey(subject, seconds=0.0, several=several)
+    assert found.recipe.microbatch_size == 2
+    assert min(layout.microbatch_size for layout in found.layouts) == 2
+
+
+def test_batch_norm_in_a_job_of_an_odd_global_batch_says_what_to_set(tmp_path: Path) -> None:
+    settings = job(tmp_path, global_batch_size=9)
+    with pytest.raises(TooFewSamples, match="microbatch_size"):
+        Subject(training(plain_models.batch_norm), settings, torch.device("cpu")).hold_first()
+
+
+# ---- types of parameters -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_model_of_doubles_is_told_to_leave_them_out(dtype: torch.dtype) -> None:
+    with pytest.raises(UntraceableModel, match=r"'first.weight' is float64.*Leave out \.double\(\)"):
+        trace(training(lambda: Layers().double(), dtype), 1)
+
+
+def test_a_complex_parameter_is_named_with_a_way_out_that_works() -> None:
+    with pytest.raises(UntraceableModel, match=r"'between.turn' is complex64.*view_as_complex"):
+        trace(training(lambda: Layers(lambda: Turning(True))), 1)
+    assert examine(lambda: Layers(lambda: Turning(False)))["findings"] == []
+
+
+# ---- what a user wraps a model in --------------------------------------------------------------------------
+
+
+def test_a_model_wrapped_whole_in_torch_compile_is_what_it_wraps() -> None:
+    report = examine(lambda: torch.compile(Layers(), backend="eager"))
+    assert report["findings"] == []
+    traced = trace(training(lambda: torch.compile(Layers(), backend="eager")), 1)
+    assert traced.graph_hash == trace(training(Layers), 1).graph_hash
+
+
+def test_a_forward_that_names_no_argument_says_so() -> None:
+    with pytest.raises(UserCodeError, match=r"forward of Passing names no argument.*def forward\(self, x"):
+        trace(training(Passing), 1)
+
+
+def test_checkpointed_batch_norm_counts_a_micro_batch_once_and_is_noted() -> None:
+    report = examine(lambda: Checkpointed(reentrant=False))
+    assert report["findings"] == []
+    assert "'between.running_mean'" in report["notes"][0]
+    assert "Makara once" in report["notes"][0]
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_parameters_that_reentrant_checkpointing_cuts_off_are_named() -> None:
+    (finding,) = examine(lambda: Checkpointed(reentrant=True))["findings"]
+    assert "no gradient reaches 'first.weight'" in finding["text"]
+    assert "use_reentrant=False" in finding["remedy"]
+
+
+# ---- tracebacks --------------------------------------------------------------------------------------------
+
+
+def test_a_failing_model_is_told_in_a_few_lines_of_the_users_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, "plain_models.misshapen()") == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) <= 12
+    assert "the model cannot be traced: RuntimeError: shape '[3, 5]' is invalid" in shown[0]
+    assert any("plain_models.py" in line and "in forward" in line for line in shown)
+    assert not any("site-packages/torch" in line for line in shown)
+    assert shown[-1].endswith("makara check --traceback")
+
+
+def test_the_whole_traceback_is_there_for_who_asks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, "plain_models.misshapen()", "--traceback") == 2
+    assert "torch/export" in capsys.readouterr().err
+    assert command(tmp_path, "plain_models.misshapen()", "--json") == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert "torch/export" in answer["whole_traceback"]
+    assert "torch/export" not in answer["traceback"]
+
+
+def test_what_the_check_itself_does_not_know_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Data of doubles for a model of floats: its trace does not mind, and a section does."""
+    assert command(tmp_path, "training(Layers, torch.float64)") == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 1
+    assert "the check broke off" in shown[0]
+    assert "dtype" in shown[0]
+
+
+def test_a_traceback_shows_the_ends_of_a_long_way_and_what_the_users_code_caught() -> None:
+    def deep(left: int) -> None:
+        if left:
+            deep(left - 1) if left % 2 else other(left)
+        raise LookupError("first")
+
+    def other(left: int) -> None:
+        deep(left - 1)
+
+    def caught() -> None:
+        try:
+            deep(20)
+        except LookupError as error:
+            raise ValueError("second\nwith more lines") from error
+
+    with pytest.raises(ValueError, match="second") as raised:
+        caught()
+    told = users_part(raised.value) or ""
+    assert " more ...\n" in told
+    assert told.index("LookupError: first") < told.index("which led to:") < told.index("ValueError: second")
+    assert len(told.splitlines()) < 40
+
+
+def test_without_a_line_of_the_users_there_is_no_traceback() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        nn.Linear(2, 2)(torch.zeros(3))
+    raised.value.__traceback__ = None
+    assert users_part(raised.value) is None
