@@ -100,6 +100,14 @@ class Answer(BaseModel):
     max_nodes: int | None = None
 
 
+class BundleLimits(BaseModel):
+    """The largest bundle of code that this manager takes."""
+
+    packed_bytes: int
+    unpacked_bytes: int
+    files: int
+
+
 @router.post("/jobs", status_code=201)
 async def submit(
     request: Request,
@@ -122,16 +130,24 @@ async def submit(
     return Submitted(job=job, new=new)
 
 
-@router.post("/jobs/check", status_code=204)
+@router.post("/jobs/check")
 async def check(
     request: Request,
     _: User,
     spec: Annotated[str, Form(max_length=1 << 20)],
     secrets: Annotated[str, Form(max_length=1 << 20)] = "{}",
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
-) -> None:
-    """Whether a job would be accepted, but for its code; its store is tried, no job stored. 422: faults."""
-    await check_settings(service_of(request), spec, secrets, idempotency_key)
+) -> BundleLimits:
+    """Whether a job would be accepted, but for its code, and how much code there may be. Its store is tried,
+    no job stored. 422: faults."""
+    service = service_of(request)
+    await check_settings(service, spec, secrets, idempotency_key)
+    bounds = service.config.bundle_bounds
+    return BundleLimits(
+        packed_bytes=service.config.max_bundle_bytes,
+        unpacked_bytes=bounds.unpacked_bytes,
+        files=bounds.members,
+    )
 
 
 @router.get("/jobs")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import gzip
+import heapq
 import io
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..worker.archives import DEFAULT, BundleBounds
@@ -16,6 +17,7 @@ EXCLUDED = (
     ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".idea", ".vscode", "*.egg-info",
 )  # fmt: skip
 IGNORE_FILE = ".makaraignore"
+_MOST_NAMED = 3  # files
 
 
 class BundleError(ValueError):
@@ -36,24 +38,41 @@ def pack(
     if not folder.is_dir():
         raise BundleError(f"workdir: {folder} is no folder")
     raw, total = io.BytesIO(), 0
+    sizes: dict[Path, int] = {}
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
         left_out = {p.resolve() for p in also_exclude}
         for number, path in enumerate(_files(folder, folder, _patterns(folder), left_out), 1):
-            total += path.stat().st_size
+            sizes[path] = path.stat().st_size
+            total += sizes[path]
             if number > bounds.members:
-                raise _too_much(folder, f"holds more than {bounds.members} files")
-            if total > min(8 * max_bytes, bounds.unpacked_bytes):
-                raise _too_much(folder, f"is more than {max_bytes} bytes when packed")
+                raise _too_much(folder, f"holds more than {bounds.members} files", sizes)
+            if total > bounds.unpacked_bytes:
+                raise _too_much(folder, f"holds more than {in_words(bounds.unpacked_bytes)}", sizes)
             _add(archive, path, path.relative_to(folder).as_posix())
     data = gzip.compress(raw.getvalue(), mtime=0)
     if len(data) > max_bytes:
-        raise _too_much(folder, f"is more than {max_bytes} bytes when packed")
+        what = f"is {in_words(len(data))} when packed, and the manager takes {in_words(max_bytes)}"
+        raise _too_much(folder, what, sizes)
     return data
 
 
-def _too_much(folder: Path, what: str) -> BundleError:
-    remedy = f"name what the job does not need in {folder / IGNORE_FILE}, one pattern a line"
-    return BundleError(f"workdir: {folder} {what}; {remedy}")
+def in_words(size_bytes: int) -> str:
+    """A size for people: `64 MiB`."""
+    size, units = float(size_bytes), ["bytes", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.4g} {units[0]}"
+
+
+def _too_much(folder: Path, what: str, sizes: Mapping[Path, int]) -> BundleError:
+    largest = heapq.nlargest(_MOST_NAMED, sizes, key=sizes.__getitem__)
+    named = ", ".join(f"{path.relative_to(folder)} {in_words(sizes[path])}" for path in largest)
+    remedy = (
+        f"name what the job does not need in {folder / IGNORE_FILE}, one pattern a line; data is better read "
+        "from where all VMs reach it (docs/job-file.md, Data); `makara server --max-bundle SIZE` takes more"
+    )
+    return BundleError(f"workdir: {folder} {what} (largest: {named}); {remedy}")
 
 
 def _files(folder: Path, root: Path, patterns: tuple[str, ...], left_out: set[Path]) -> Iterator[Path]:

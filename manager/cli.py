@@ -17,7 +17,7 @@ from . import cli_calibrate, cli_plan, cli_simulate
 from .bundle import BundleError
 from .cli_plan import NoPlan
 from .client import Refused, Unreachable
-from .config import DEFAULT_PORT, ConfigError, ServerConfig, default_home
+from .config import DEFAULT_BUNDLE_BYTES, DEFAULT_PORT, ConfigError, ServerConfig, default_home
 from .job_file import placed, told
 from .journal import JournalError
 from .reading import BadFile, positive
@@ -113,6 +113,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="store for which jobs may use this manager's credentials, or a folder for checkpoints; may be "
         "given again. Replaces the default: s3:// (AWS) and, without --allow-remote, file:/// (folders)",
+    )
+    server.add_argument(
+        "--max-bundle",
+        type=cli_plan.size,
+        default=DEFAULT_BUNDLE_BYTES,
+        metavar="SIZE",
+        help="largest bundle of code that a job may bring, packed, e.g. 256MiB (64MiB)",
     )
     about = "check a job, submit it, and follow it (Ctrl-C only stops following)"
     command = add("apply", _lazily("cli_apply", "apply"), about, client)
@@ -224,6 +231,7 @@ def _server(options: argparse.Namespace) -> int:
         public_url=options.public_url,
         bounds=tuple(options.bound),
         allow_stores=tuple(options.allow_store) if options.allow_store is not None else None,
+        max_bundle_bytes=options.max_bundle,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)

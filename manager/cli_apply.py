@@ -6,8 +6,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -45,15 +45,11 @@ def apply(options: argparse.Namespace) -> int:
     headers = {"Idempotency-Key": options.idempotency_key} if options.idempotency_key else {}
     with connect(options.server, options.token, options.home) as client:
         # First, for it takes no time: the code is tried for half a minute.
-        client.post("/jobs/check", data=form, headers=headers)
+        limits = client.post("/jobs/check", data=form, headers=headers)
+    bundle = _pack(spec, workdir, limits or {})
     model = _try_out(spec, workdir)
     if not options.json:
         print(summary(model), file=sys.stderr)
-    bundle = pack(
-        workdir,
-        max_bytes=ServerConfig(home=options.home).max_bundle_bytes,
-        also_exclude=_local_store(spec),
-    )
     with connect(options.server, options.token, options.home) as client:
         files = {"bundle": ("bundle.tar.gz", bundle, "application/gzip")}
         answer = client.post("/jobs", data=form, files=files, headers=headers)
@@ -89,6 +85,22 @@ def _try_out(spec: JobSpec, workdir: Path) -> dict[str, Any]:
     if trial.model is None or trial.error is not None:
         raise UserCodeRefused(trial.refusal)
     return trial.model
+
+
+def _pack(spec: JobSpec, workdir: Path, limits: Mapping[str, int]) -> bytes:
+    """The job's code. A manager of an older version tells no limits: it has those of the defaults."""
+    config = ServerConfig(home=workdir)
+    bounds = config.bundle_bounds
+    return pack(
+        workdir,
+        max_bytes=limits.get("packed_bytes", config.max_bundle_bytes),
+        also_exclude=_local_store(spec),
+        bounds=replace(
+            bounds,
+            members=limits.get("files", bounds.members),
+            unpacked_bytes=limits.get("unpacked_bytes", bounds.unpacked_bytes),
+        ),
+    )
 
 
 def _local_store(spec: JobSpec) -> tuple[Path, ...]:

@@ -44,7 +44,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--device-memory",
-        type=_size,
+        type=size,
         metavar="SIZE",
         help="of each worker, as 16GB (default: the job file's)",
     )
@@ -147,7 +147,8 @@ def _measured(options: argparse.Namespace, checked: Checked) -> Source:
     return of_this_machine(checked.spec, checked.workdir, options.seconds)
 
 
-def _size(text: str) -> int:
+def size(text: str) -> int:
+    """An argument such as 16GiB, in bytes."""
     try:
         return size_of(text)
     except ValueError as error:

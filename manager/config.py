@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..worker.archives import DEFAULT, BundleBounds
@@ -13,6 +13,8 @@ from .store_uri import AWS, EVERY_FOLDER, entry_faults
 from .threads import ThreadBounds
 
 DEFAULT_PORT = 8700
+DEFAULT_BUNDLE_BYTES = 64 << 20
+_MOST_COMPRESSED = 8  # a bundle unpacks to so many times its size, if that is more than the default
 
 
 class ConfigError(ValueError):
@@ -63,10 +65,8 @@ class ServerConfig:
     """A manager that ends waits for its journal for so long at most."""
     threads: ThreadBounds = field(default_factory=ThreadBounds)
     """How many calls of a kind may block at a time."""
-    max_bundle_bytes: int = 64 * 1024 * 1024
+    max_bundle_bytes: int = DEFAULT_BUNDLE_BYTES
     """Largest code bundle that a submission may carry."""
-    bundle_bounds: BundleBounds = DEFAULT
-    """How much it may unpack to."""
     max_report_bytes: int = 16 * 1024 * 1024
     """Largest report of an agent; it is told, and sends what is more in pieces."""
     store_patience_s: float = 600.0
@@ -87,6 +87,10 @@ class ServerConfig:
         if self.journal_url is not None and not self.journal_url.startswith("sqlite:///"):
             raise ConfigError(f"journal_url: {self.journal_url!r} is not supported; expected sqlite:///path")
 
+        if self.max_bundle_bytes < 1:
+            raise ConfigError(
+                f"max_bundle_bytes: {self.max_bundle_bytes} is no size; expected 1 byte or more"
+            )
         for fault in entry_faults(self.stores):
             raise ConfigError(f"allow_stores: {fault}")
 
@@ -97,6 +101,12 @@ class ServerConfig:
             return self.allow_stores
         # Whoever has a token of a manager on loopback is a user of this machine.
         return (AWS,) if self.allow_remote else (AWS, EVERY_FOLDER)
+
+    @property
+    def bundle_bounds(self) -> BundleBounds:
+        """How much a bundle may unpack to."""
+        unpacked_bytes = max(DEFAULT.unpacked_bytes, _MOST_COMPRESSED * self.max_bundle_bytes)
+        return replace(DEFAULT, unpacked_bytes=unpacked_bytes)
 
     @property
     def journal_path(self) -> Path:

@@ -27,8 +27,12 @@ _PAUSE = threading.Event()  # never set: waiting on it is how this file polls ot
 class ServiceProcess:
     """`makara server` on a home of its own. Use `start`, then `submit`; `close` ends it and every VM."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str] | None = None, options: tuple[str, ...] = ()
+    ) -> None:
+        """`options`: of `makara server`, beside those that every test needs."""
         self.folder = folder
+        self._options = options
         self.home = folder / "home"
         self.home.mkdir(parents=True)
         self._environment = {**os.environ, **(environment or {}), "OMP_NUM_THREADS": "1"}
@@ -64,7 +68,7 @@ class ServiceProcess:
 
     def _command(self) -> list[str]:
         server = [sys.executable, "-m", "makara.manager.cli", "server"]
-        return [*server, "--home", str(self.home), "--port", "0"]
+        return [*server, "--home", str(self.home), "--port", "0", *self._options]
 
     def _listens(self) -> bool:
         """Whether the manager just started has written its address; an earlier one wrote there too."""

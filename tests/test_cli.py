@@ -22,6 +22,7 @@ from makara.manager import cli, cli_apply
 from makara.manager.bundle import BundleError, pack
 from makara.manager.progress import ProgressDisplay, describe_morph
 from managers import Manager, release_all
+from service_process import ServiceProcess
 
 JOB: dict[str, Any] = {
     "name": "scripted",
@@ -326,8 +327,37 @@ def test_a_bundle_leaves_out_what_no_job_needs(tmp_path: Path) -> None:
 
 def test_a_bundle_that_is_too_large_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "big.bin").write_bytes(os.urandom(5000))
-    with pytest.raises(BundleError, match="makaraignore"):
+    with pytest.raises(BundleError) as refusal:
         pack(tmp_path, max_bytes=1000)
+    told = str(refusal.value)
+    assert "when packed, and the manager takes 1000 bytes (largest: big.bin 4.883 KiB)" in told
+    assert ".makaraignore" in told
+    assert "--max-bundle" in told
+
+
+def test_code_that_the_manager_would_not_take_is_refused_before_it_is_tried(
+    job_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Found: more than 64 MiB beside the code were refused after half a minute, and nothing set the limit."""
+    tried: list[Path] = []
+    monkeypatch.setattr(cli_apply, "_try_out", lambda spec, workdir: tried.append(workdir) or MODEL)
+    (job_file.parent / "data.bin").write_bytes(os.urandom(5000))
+    service = ServiceProcess(tmp_path_factory.mktemp("small"), options=("--max-bundle", "1KiB"))
+    service.start()
+    try:
+        apply = ["apply", "-f", str(job_file), "--detach", "--home", str(service.home)]
+        assert cli.main(apply) == 2
+        assert tried == []
+        told = " ".join(capsys.readouterr().err.split())
+        assert "and the manager takes 1 KiB (largest: data.bin 4.883 KiB" in told
+        (job_file.parent / ".makaraignore").write_text("data.bin\n")
+        assert cli.main(apply) == 0
+        assert tried == [job_file.parent]
+    finally:
+        service.close()
 
 
 def test_a_morph_is_one_line() -> None:
