@@ -179,6 +179,7 @@ class _Sweep:
             recompute=candidate.recompute,
             generation=request.generation,
             optimizer_on_host=candidate.optimizer_on_host,
+            frozen=self._options.calibration.frozen,
             shares=shares,
         )
         step = self._simulated(plan, slots)

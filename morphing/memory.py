@@ -38,6 +38,7 @@ def stage_memory(
     the window bounds both together. Without recomputation each keeps its activations; with it, its input
     only, and one micro-batch at a time has activations besides. The last stage runs the backward straight
     after the forward (except under GPipe), so it keeps one micro-batch's activations and the others' inputs.
+    A stage of frozen sections keeps inputs only.
     A checkpoint's snapshot is counted as if no replica took a share of it.
     """
     sizes = sizes_of(calibration)

@@ -26,6 +26,7 @@ class StageTable:
     def __init__(self, calibration: Calibration, schedule: Schedule) -> None:
         self.calibration = calibration
         self.num_sections = calibration.num_sections
+        self._frozen = calibration.frozen
         self.forward_ns = _sums(calibration.forward_s)
         self.backward_ns = _sums(calibration.backward_s)
         self.own_ns = to_ns(calibration.operation_s)
@@ -35,8 +36,10 @@ class StageTable:
         self._memory: dict[tuple[int, int, bool], StageMemory] = {}
 
     def recomputes(self, stop: int, recompute: bool) -> bool:
-        """Whether a stage that ends before section `stop` does: the last one only under GPipe (§3.2)."""
-        return recompute and (stop < self.num_sections or self.schedule is Schedule.GPIPE)
+        """Whether a stage that ends before section `stop` does: the last one only under GPipe (§3.2), one of
+        frozen sections never."""
+        is_last = stop == self.num_sections
+        return recompute and stop > self._frozen and (not is_last or self.schedule is Schedule.GPIPE)
 
     def work_ns(self, start: int, stop: int, recompute: bool, slowdown: float = 1.0) -> int:
         """All that a stage does for one micro-batch."""

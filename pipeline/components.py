@@ -11,10 +11,12 @@ from .plan import Path, Plan
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Paths that share workers; `workers` ascends and holds exactly those that the paths visit."""
+    """Paths that share workers; `workers` ascends and holds exactly those that the paths visit. `frozen`: as
+    in the plan."""
 
     paths: tuple[Path, ...]
     workers: tuple[int, ...]
+    frozen: int = 0
 
     @property
     def by_first_visit(self) -> tuple[int, ...]:
@@ -29,7 +31,9 @@ class Component:
         """
         if len(self.paths) != 1:
             return None
-        return self.visits, len(self.paths[0].micro_batches)
+        path = self.paths[0]
+        num_frozen = sum(hop.range.stop <= self.frozen for hop in path.hops) if self.frozen else 0
+        return self.visits, len(path.micro_batches), num_frozen
 
     @property
     def visits(self) -> tuple[int, ...]:
@@ -53,6 +57,7 @@ def components(plan: Plan) -> tuple[Component, ...]:
         Component(
             tuple(used[number] for number in group),
             tuple(sorted({worker for number in group for worker in visited[number]})),
+            plan.frozen,
         )
         for group in groups
     )

@@ -63,8 +63,9 @@ class Cells(Protocol):
     PLACE,  # where it stands how many backwards come before each micro-batch's, on every hop of the path
     ROOM,  # one cell for each entry, for who goes through the operations
     OTHER_ROOM,  # another
+    FROZEN,  # 1: its sections get no gradient, so its backward computes nothing
     HOP_FIELDS,
-) = range(10)
+) = range(11)
 
 
 def flatten(
@@ -97,6 +98,7 @@ def flatten(
         cells[hop + ENTERS] = int((path, owners[place]) not in seen)
         seen.add((path, owners[place]))
         cells[hop + COUNT] = counts[path]
+        cells[hop + FROZEN] = int(component.paths[path].hops[stage].range.stop <= component.frozen)
         cells[hop + NUMBER], cells[hop + PLACE] = turns[path], turns[path] + rooms[path]
     if len(hops) > len(places):  # else no worker ever compares numbers
         for path, taken in enumerate(component.paths):

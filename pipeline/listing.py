@@ -1,6 +1,7 @@
 """List scheduling in unit time: Varuna's three rules (§3.2), and 1F1B as the same with a window of the depth.
 
-Time runs in units of T_f: a forward or a recomputation takes one, a backward two. At each unit every idle
+Time runs in units of T_f: a forward or a recomputation takes one, a backward two (one where there is nothing
+to compute in it, the least that there is). At each unit every idle
 worker takes the first of: the backward it must wait for after a recomputation (rule 2); a backward whose
 gradient is there; a recomputation that is due because the next hop's backward ends one unit from now (rule
 1), or has ended; a forward. So backwards come before forwards (rule 3).
@@ -20,6 +21,7 @@ from .flat import (
     ENTERS,
     FIRST_ROOM,
     FORWARD,
+    FROZEN,
     HOP_FIELDS,
     HOP_SIZE,
     HOPS,
@@ -187,7 +189,7 @@ def _backward(cells: Cells, worker: int, hop: int) -> int:
     cells[cells[worker + AHEAD] + entry] = cells[worker + NUM_FORWARDS]
     cells[worker + NUM_BACKWARDS] += 1
     cells[hop + BACKWARDS] += 1
-    _run(cells, worker, hop, BACK, 2)
+    _run(cells, worker, hop, BACK, 2 - cells[hop + FROZEN])
     return 1
 
 

@@ -71,8 +71,9 @@ class Plan:
     `window` bounds the micro-batches in flight on a worker (forward done, backward not); None is unbounded.
     `recompute`: a worker keeps only the inputs of its range and runs the forward again before the backward,
     except at the last hop of a path (Varuna §3.2). `optimizer_on_host`: the optimizer's state lies in host
-    memory, and the update runs there. Raises `InvalidPlan` when built from values that break a
-    rule.
+    memory, and the update runs there. `frozen`: so many of the first sections get no gradient; a hop with no
+    others is never recomputed, and its backward computes nothing. Raises `InvalidPlan` when built from values
+    that break a rule.
     """
 
     num_sections: int
@@ -84,6 +85,7 @@ class Plan:
     recompute: bool = False
     generation: int = 0
     optimizer_on_host: bool = False
+    frozen: int = 0
 
     def __post_init__(self) -> None:
         _check(self)
@@ -126,6 +128,7 @@ class Plan:
             "recompute": self.recompute,
             "generation": self.generation,
             "optimizer_on_host": self.optimizer_on_host,
+            "frozen": self.frozen,
         }
 
     @classmethod
@@ -148,6 +151,7 @@ class Plan:
                 recompute=bool(value["recompute"]),
                 generation=int(value["generation"]),
                 optimizer_on_host=bool(value.get("optimizer_on_host", False)),
+                frozen=int(value.get("frozen", 0)),
             )
         except InvalidPlan:
             raise
@@ -170,6 +174,7 @@ def grid(
     recompute: bool = False,
     generation: int = 0,
     optimizer_on_host: bool = False,
+    frozen: int = 0,
     shares: Sequence[int] | None = None,
 ) -> Plan:
     """Varuna's P×D grid: `replicas` copies of the same P ranges; worker d·P+p hosts stage p of replica d.
@@ -200,6 +205,7 @@ def grid(
         recompute=recompute,
         generation=generation,
         optimizer_on_host=optimizer_on_host,
+        frozen=frozen,
     )
 
 
@@ -236,6 +242,8 @@ def _check(plan: Plan) -> None:
         raise InvalidPlan("a plan needs at least one section, one micro-batch and one worker")
     if plan.window is not None and plan.window < 1:
         raise InvalidPlan(f"window: {plan.window} is not a positive number of micro-batches")
+    if not 0 <= plan.frozen < plan.num_sections:
+        raise InvalidPlan(f"frozen: {plan.frozen} is not in 0..{plan.num_sections - 1}: the last is trained")
     for worker, span in enumerate(plan.ranges):
         if span.stop > plan.num_sections:
             raise InvalidPlan(

@@ -9,6 +9,7 @@ from .flat import (
     BEFORE,
     COUNT,
     FORWARD,
+    FROZEN,
     HOP_FIELDS,
     HOP_SIZE,
     HOPS,
@@ -66,7 +67,8 @@ def round_tasks(cells: Cells, turns: Cells, ends: Cells, num_rounds: int, recomp
     """Write the order of all tasks. `turns` and `ends` are those of `paths_in_turn` and `round_ends`.
 
     Both directions follow one order that is the same on all workers, so crossing paths cannot wait in a
-    circle. With `recompute`, a worker recomputes all but the micro-batch whose forward was the last.
+    circle. With `recompute`, a worker recomputes all but the micro-batch whose forward was the last, and
+    nothing at frozen hops.
     """
     start = 0
     for number in range(num_rounds):
@@ -102,7 +104,7 @@ def _backwards(cells: Cells, first: int, recompute: bool) -> None:
     while hop:
         worker = cells[hop + OWNER]
         entry = cells[worker + NUM_BACKWARDS]
-        recomputes = 1 if recompute and cells[worker + HAS_BACKWARD] else 0
+        recomputes = 1 if recompute and cells[worker + HAS_BACKWARD] and not cells[hop + FROZEN] else 0
         cells[cells[worker + AHEAD] + entry] = cells[worker + NUM_FORWARDS]
         cells[cells[worker + BACKWARD] + entry] = 2 * hop + recomputes
         cells[cells[cells[hop + ROOM] + turn]] += recomputes

@@ -15,6 +15,7 @@ from .flat import (
     BACKWARD,
     COUNT,
     FORWARD,
+    FROZEN,
     HOP_SIZE,
     HOPS,
     HOPS_END,
@@ -48,7 +49,8 @@ def orders(plan: Plan) -> Orders:
     plan's `window` bounds the micro-batches in flight on each worker, except where paths cross in a way that
     would then never finish. GPipe keeps to it by draining the pipeline each time the window is full. With
     recomputation, R precedes its B directly, and the last hop of a path has none (§3.2); GPipe alone, as in
-    Figure 4 (b), recomputes there too and skips only the micro-batch whose forward was the last.
+    Figure 4 (b), recomputes there too and skips only the micro-batch whose forward was the last. Hops of
+    frozen sections alone have none under any schedule, and their B takes one unit.
     """
     per_worker: list[tuple[Operation, ...]] = [()] * plan.num_workers
     solved: dict[object, Cells] = {}
@@ -94,7 +96,7 @@ def prepare_order(plan: Plan, records: Cells) -> None:
         left = 1 if is_last else left + 1
         limit = left if plan.schedule is Schedule.ONE_F_ONE_B else sys.maxsize
         records[hop + LIMIT] = limit if plan.window is None else min(limit, plan.window)
-        records[hop + RECOMPUTES] = int(plan.recompute and not is_last)
+        records[hop + RECOMPUTES] = int(plan.recompute and not is_last and not records[hop + FROZEN])
 
 
 def write_order(plan: Plan, cells: Cells, scheduler: Scheduler, *, may_skip: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -149,6 +150,13 @@ class Calibration:
     @property
     def num_sections(self) -> int:
         return len(self.forward_s)
+
+    @property
+    def frozen(self) -> int:
+        """How many of the first sections get no gradient: they have none to sum, and none comes back to
+        them."""
+        gradients = zip(self.gradient_bytes, self.grad_cut_bytes, strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda both: both == (0, 0), gradients))
 
     def name(self, section: int) -> str:
         """The section's number, with its label if there is one: "section 3, layers.3 (model.py:88),"."""

@@ -22,6 +22,7 @@ class Sizes:
         self._calibration = calibration
         self._columns: dict[str, tuple[int, ...]] = {}
         self._totals: dict[str, list[int]] = {}
+        self.frozen = calibration.frozen
         self.forward_peak = cache(self._forward_peak)
         self.brief_forward_peak = cache(self._brief_forward_peak)
         self.backward_peak = cache(self._backward_peak)
@@ -31,8 +32,8 @@ class Sizes:
         return self._total("state_bytes", span)
 
     def kept(self, span: Range) -> int:
-        """From a micro-batch's forward to its backward, beyond the inputs."""
-        return self._total("activation_bytes", span)
+        """From a micro-batch's forward to its backward, beyond the inputs; of frozen sections nothing is."""
+        return 0 if self._is_frozen(span) else self._total("activation_bytes", span)
 
     def inputs(self, span: Range) -> int:
         """What enters a range from before it: the activations of one micro-batch."""
@@ -45,10 +46,12 @@ class Sizes:
 
     def batch(self, span: Range) -> int:
         """A micro-batch's samples, which the range keeps if one of its sections takes any."""
-        return max(self._column("batch_bytes")[span.start : span.stop])
+        return 0 if self._is_frozen(span) else max(self._column("batch_bytes")[span.start : span.stop])
 
     def _forward_peak(self, span: Range) -> int:
         """While a forward runs that keeps what its backward needs, beyond the inputs."""
+        if self._is_frozen(span):
+            return self.brief_forward_peak(span)
         before = self._sums("activation_bytes")[span.start]
         return max(self.kept(span), max(self._forward_reach[span.start : span.stop]) - before)
 
@@ -73,6 +76,8 @@ class Sizes:
 
     def _backward_peak(self, span: Range) -> int:
         """While a backward runs, beyond what was there when it began; it frees section after section."""
+        if self._is_frozen(span):
+            return 0
         freed = self._sums("activation_bytes")[span.stop]
         return max(0, max(self._backward_reach[span.start : span.stop]) - freed)
 
@@ -95,6 +100,9 @@ class Sizes:
         column = self._column("snapshot_bytes")
         shares = [column[section] // number for section, number in hosts]
         return sum(shares) + 2 * max(shares, default=0)
+
+    def _is_frozen(self, span: Range) -> bool:
+        return span.stop <= self.frozen
 
     def _column(self, name: str) -> tuple[int, ...]:
         if name not in self._columns:

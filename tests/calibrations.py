@@ -32,6 +32,14 @@ def uniform(num_sections: int, **change: Any) -> Calibration:
     return Calibration(**(values | change))
 
 
+def frozen_beginning(num_sections: int, frozen: int) -> dict[str, tuple[int, ...]]:
+    """What `uniform` takes so that the first sections get no gradient."""
+    return {
+        "gradient_bytes": (0,) * frozen + (50,) * (num_sections - frozen),
+        "grad_cut_bytes": (0,) * frozen + (3,) * (num_sections - 1 - frozen),
+    }
+
+
 def measured(calibration: Calibration, graph_hash: str) -> Measurements:
     """Measurements that hold this calibration alone, of cuts before positions 1, 2, ..."""
     figures = {name: tuple(Figure(v, v / 10, 9, 1) for v in getattr(calibration, name)) for name in TIMES}

@@ -20,13 +20,15 @@ def stages(depth: int) -> list[Range]:
 def grids(draw: st.DrawFn, max_depth: int = 6, max_micro_batches: int = 12) -> Plan:
     """Straight P×D grids, D often not dividing N."""
     replicas = draw(st.integers(1, 3))
+    depth = draw(st.integers(1, max_depth))
     return grid(
-        stages(draw(st.integers(1, max_depth))),
+        stages(depth),
         replicas,
         draw(st.integers(replicas, max_micro_batches)),
         schedule=draw(schedules),
         window=draw(windows),
         recompute=draw(st.booleans()),
+        frozen=draw(st.just(0) | st.integers(0, depth - 1)),
     )
 
 
@@ -62,6 +64,7 @@ def crossing_plans(draw: st.DrawFn) -> Plan:
         schedule=draw(schedules),
         window=draw(windows),
         recompute=draw(st.booleans()),
+        frozen=draw(st.just(0) | st.integers(0, num_sections - 1)),
     )
 
 

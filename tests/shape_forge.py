@@ -78,7 +78,7 @@ def _start_ranks(
     order = GenerationOrder(
         number=1,
         phase="go",
-        plan=plan_of(shape, chain.num_sections, question.num_micro_batches).to_json(),
+        plan=plan_of(shape, chain, question.num_micro_batches).to_json(),
         members=members,
         endpoint=listener.endpoint,
     )
@@ -88,18 +88,18 @@ def _start_ranks(
     listener.close()
 
 
-def plan_of(shape: Shape, num_sections: int, num_micro_batches: int) -> Plan:
+def plan_of(shape: Shape, chain: Sections, num_micro_batches: int) -> Plan:
     """Of generation 1; a pipeline's stages hold as nearly equal numbers of sections as can be."""
     ranges: list[Range] = []
     paths: list[Route] = []
     for replica, depth in enumerate(shape.depths):
-        bounds = [num_sections * stage // depth for stage in range(depth + 1)]
+        bounds = [chain.num_sections * stage // depth for stage in range(depth + 1)]
         stages = [Range(start, stop) for start, stop in pairwise(bounds)]
         hops = tuple(Hop(len(ranges) + stage, span) for stage, span in enumerate(stages))
         paths.append(Route(hops, tuple(range(replica, num_micro_batches, shape.replicas))))
         ranges += stages
     return Plan(
-        num_sections=num_sections,
+        num_sections=chain.num_sections,
         num_micro_batches=num_micro_batches,
         ranges=tuple(ranges),
         paths=tuple(paths),
@@ -107,6 +107,7 @@ def plan_of(shape: Shape, num_sections: int, num_micro_batches: int) -> Plan:
         window=shape.window,
         recompute=shape.recompute,
         generation=1,
+        frozen=chain.frozen if shape.told else 0,
     )
 
 

@@ -27,7 +27,8 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """P×D, and how the plan is played. `uneven`: every other pipeline has a stage less."""
+    """P×D, and how the plan is played. `uneven`: every other pipeline has a stage less. `told`: the plan says
+    which sections are frozen."""
 
     stages: int
     replicas: int
@@ -35,10 +36,12 @@ class Shape:
     schedule: str = "varuna"
     uneven: bool = False
     window: int | None = None
+    told: bool = True
 
     def __str__(self) -> str:
         said = [self.schedule] * (self.schedule != "varuna") + ["recompute"] * self.recompute
         said += ["uneven"] * self.uneven + [f"window{self.window}"] * (self.window is not None)
+        said += ["untold"] * (not self.told)
         return "-".join([f"{self.stages}x{self.replicas}", *said])
 
     @property

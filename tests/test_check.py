@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import frozen_models
 import hidden
 import models
 import pytest
@@ -120,6 +121,13 @@ def test_the_report_says_what_the_model_is() -> None:
     assert report["sections"][-1]["cut_bytes_per_sample"] is None
     assert report["sections"][0]["cut_bytes_per_sample"] > 0
     assert sum(section["num_parameters"] for section in report["sections"]) >= report["num_parameters"]
+
+
+def test_the_report_says_which_sections_get_no_gradient() -> None:
+    report = examine(frozen_models.probe(), num_sections=6)
+    assert report["findings"] == []
+    assert 0 < report["frozen_sections"] < 6
+    assert examine(models.untied_mlp())["frozen_sections"] == 0
 
 
 def test_weights_that_are_tied_after_construction_pass() -> None:

@@ -67,7 +67,8 @@ def clusters(draw: st.DrawFn, plan: Plan) -> Cluster:
         backward_s=each(seconds, num_sections),
         activation_bytes=each(sizes, num_sections),
         cut_bytes=each(sizes, num_sections - 1),
-        grad_cut_bytes=each(sizes, num_sections - 1),
+        gradient_bytes=(0,) * plan.frozen + (50,) * (num_sections - plan.frozen),
+        grad_cut_bytes=((0,) * plan.frozen + each(sizes, num_sections - 1))[: num_sections - 1],
         batch_bytes=each(sizes, num_sections),
         forward_peak_bytes=each(sizes, num_sections),
         backward_peak_bytes=each(sizes, num_sections),
@@ -124,6 +125,7 @@ def test_pipelines_of_very_different_stages_do_too(fast: Code, seed: int) -> Non
         schedule=draw.choice(list(Schedule)),
         window=draw.choice([None, 2, depth]),
         recompute=draw.random() < 0.7,
+        frozen=draw.choice([0, 0, depth // 2]),
     )
     latency_s, spread = draw.choice([0.0, 1e-4, 3.0]), draw.choice([0.2, 5.0, 1000.0])
     calibration = uniform(

@@ -71,6 +71,7 @@ def test_a_probe_on_a_frozen_trunk_trains_under_every_schedule(
     shapes = (
         Shape(3, 1, schedule=schedule),
         Shape(4, 1, schedule=schedule, recompute=True, window=1),
+        Shape(4, 1, schedule=schedule, recompute=True, told=False),
         Shape(6, 1, schedule=schedule, window=2),
         Shape(3, 2, schedule=schedule, uneven=True),
         Shape(4, 3, schedule=schedule, recompute=True, uneven=True),

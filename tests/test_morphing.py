@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from calibrations import uniform
+from calibrations import frozen_beginning, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makara.morphing import Choice, Impossible, Request, Slot, choose, place
@@ -50,6 +50,7 @@ def requests(draw: st.DrawFn) -> Request:
         state_bytes=tuple(draw(sizes) for _ in range(num_sections)),
         activation_bytes=tuple(draw(sizes) for _ in range(num_sections)),
         inter_vm=Link(latency_s=0.1, bytes_per_s=draw(st.sampled_from([1000.0, 20.0]))),
+        **frozen_beginning(num_sections, draw(st.just(0) | st.integers(0, num_sections - 1))),
         operation_s=draw(st.sampled_from([0.0, 0.125])),
         message_s=draw(st.sampled_from([0.0, 0.25])),
         collective_s=draw(st.sampled_from([0.0, 0.5])),
@@ -166,6 +167,19 @@ def test_a_heavy_head_shortens_its_stage_and_the_last_stage_does_not_pay_for_rec
     assert last_stage(True) == 6  # 6 that recompute take 24, 8 that do not take 24 as well
 
 
+def test_a_frozen_beginning_gets_more_sections_to_a_stage_and_the_plan_says_so() -> None:
+    """A frozen section takes 1 s of a stage, another 3 s and 4 s when it is recomputed."""
+    frozen = frozen_beginning(6, 4) | {"backward_s": (0.0,) * 4 + (2.0,) * 2}
+    answer = chosen(
+        choose(request(uniform(6, **frozen), slots(3), pipeline_parallel_degree=3, recompute="on"))
+    )
+    assert answer.plan.frozen == 4
+    assert answer.plan.ranges == (Range(0, 4), Range(4, 5), Range(5, 6))
+    table = stage_table(uniform(6, **frozen))
+    assert not table.recomputes(4, recompute=True)
+    assert table.recomputes(5, recompute=True)
+
+
 def test_memory_too_small_for_a_section_is_named() -> None:
     calibration = uniform(4, state_bytes=(10**6, 10**6, 10**6, 812 * 10**6))
     answer = choose(request(calibration, slots(4, memory_bytes=500 * 10**6)))
@@ -248,6 +262,7 @@ def test_no_plan_beats_its_bound(asked: Request, recompute: bool, seed: int) -> 
             schedule=asked.schedule,
             window=window,
             recompute=recompute,
+            frozen=asked.calibration.frozen,
         )
         factors = [draw.choice([1.0, 1.5, 2.5]) for _ in range(depth)]
         slowdown = [factor * draw.choice([1.0, 1.0, 1.7]) for _ in range(replicas) for factor in factors]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from calibrations import uniform
 from hypothesis import given, settings
 from makara.pipeline import (
+    Hop,
     InvalidOrder,
     Kind,
     Operation,
+    Path,
     Plan,
+    Range,
     Schedule,
     check_order,
     from_csv,
@@ -129,7 +134,8 @@ def test_every_operation_occurs_once_in_an_order_that_can_be_followed(plan: Plan
             (m, stage)
             for path in plan.paths
             for m in path.micro_batches
-            for stage in range(len(path.hops) - 1)
+            for stage, hop in enumerate(path.hops[:-1])
+            if hop.range.stop > plan.frozen
         ]
         assert sorted((task.micro_batch, task.stage) for task in recomputed) == sorted(hops)
 
@@ -159,6 +165,26 @@ def inputs(plan: Plan, task: Operation) -> set[Operation]:
 def test_the_window_bounds_what_is_in_flight(plan: Plan) -> None:
     for order in orders(plan):
         assert plan.window is None or peak_in_flight(order) <= plan.window
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_frozen_stages_recompute_nothing_and_others_do(schedule: Schedule) -> None:
+    plan = grid(stages(4), 1, 6, schedule=schedule, recompute=True, frozen=2)
+    recomputed = [{task.kind for task in order} >= {Kind.RECOMPUTE} for order in orders(plan)]
+    assert recomputed == [False, False, True, schedule is Schedule.GPIPE]
+
+
+def test_replicas_that_are_cut_otherwise_around_a_frozen_beginning_get_orders_of_their_own() -> None:
+    """Pipelines of one shape: what differs is which of their stages are frozen."""
+    cuts = [(0, 1, 4), (0, 2, 4)]
+    ranges = [Range(start, stop) for cut in cuts for start, stop in itertools.pairwise(cut)]
+    paths = tuple(
+        Path((Hop(2 * r, ranges[2 * r]), Hop(2 * r + 1, ranges[2 * r + 1])), tuple(range(r, 8, 2)))
+        for r in range(2)
+    )
+    plan = Plan(4, 8, tuple(ranges), paths, recompute=True, frozen=1)
+    kinds = [{task.kind for task in order} for order in orders(plan)]
+    assert [Kind.RECOMPUTE in found for found in kinds] == [False, False, True, False]
 
 
 def test_alike_replicas_get_the_schedule_of_one() -> None:

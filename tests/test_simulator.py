@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from calibrations import uniform
+from calibrations import frozen_beginning, uniform
 from hypothesis import given, settings
 from makara.pipeline import Kind, Plan, Range, grid, orders
 from makara.simulator import (
@@ -146,6 +146,28 @@ def test_optimizer_state_on_the_host_takes_no_memory_of_the_device() -> None:
     here = simulate(plan, calibration).peak_bytes
     there = simulate(plan, calibration.with_optimizer_on_host()).peak_bytes
     assert [a - b for a, b in zip(here, there, strict=True)] == [60, 40]
+
+
+def test_a_frozen_beginning_is_not_recomputed_and_keeps_no_activations() -> None:
+    calibration = uniform(4, **frozen_beginning(4, 2), backward_s=(0.0, 0.0, 2.0, 2.0))
+    whole, frozen = (
+        simulate(grid(stages(4), 1, 8, recompute=True, frozen=frozen), calibration) for frozen in (0, 2)
+    )
+    assert frozen.busy_s[0] == pytest.approx(whole.busy_s[0] - 8)
+    assert frozen.busy_s[1:3] == (pytest.approx(whole.busy_s[1] - 8), whole.busy_s[2])
+    unbounded = simulate(grid(stages(4), 1, 8, frozen=2), calibration)
+    assert unbounded.peak_bytes[0] == 100 + 10  # while a forward runs; inputs are samples
+    assert unbounded.peak_bytes[2] > 100 + 2 * 10
+
+
+def test_a_step_of_a_deep_frozen_stage_takes_half_as_long_without_its_recomputation() -> None:
+    calibration = uniform(4, **frozen_beginning(4, 3), backward_s=(0.0, 0.0, 0.0, 2.0))
+    whole, frozen = (
+        simulate(grid([Range(0, 3), Range(3, 4)], 1, 40, recompute=True, frozen=frozen), calibration).time_s
+        for frozen in (0, 3)
+    )
+    assert frozen == pytest.approx(40 * 3 + 3 + 1.5)  # and the update of three sections
+    assert whole > 2 * 40 * 3
 
 
 def test_recomputation_costs_a_forward() -> None:

@@ -145,6 +145,7 @@ def _describe(chain: Sections) -> dict[str, Any]:
             for name in traced.parameter_names
             if traced.tensors[name].requires_grad and name not in traced.trainable
         ],
+        "frozen_sections": chain.frozen,
         "buffers": {name: _combined(traced.tensors[name]) for name in sorted(chain.updated_buffers)},
         "cut_bytes_per_sample": cuts,
     }

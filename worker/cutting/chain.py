@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -75,6 +76,13 @@ class Sections:
     def outputs_of(self, stop: int) -> tuple[Value, ...]:
         """The values that a range ending before section `stop` sends on."""
         return self.crossing[stop - 1] if stop < self.num_sections else ()
+
+    @property
+    def frozen(self) -> int:
+        """How many of the first sections get no gradient: they train nothing, and none comes back to them."""
+        pairs = zip(self.sections, self.crossing, strict=False)
+        is_frozen = (not s.trainable and not any(v.needs_grad for v in after) for s, after in pairs)
+        return sum(1 for _ in takewhile(bool, is_frozen))
 
     @property
     def relayed(self) -> tuple[tuple[str, ...], ...]:

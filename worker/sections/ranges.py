@@ -68,6 +68,7 @@ class RangeRuntime:
     ) -> None:
         self.chain = chain
         self._relayed = chain.relayed
+        self._frozen = chain.frozen
         self.sections: dict[int, SectionRuntime] = {}
         self._training = training
         self._seed = seed
@@ -126,11 +127,15 @@ class RangeRuntime:
     ) -> RangeOutput:
         """Runs sections start..stop-1 on `inputs` (the values of `chain.inputs_of(start)`).
 
-        `keep` False keeps only the inputs: `recompute` must come before `backward`.
+        `keep` False keeps only the inputs: `recompute` must come before `backward`. Nothing is kept of frozen
+        sections.
         """
         kept = _Kept(step, (start, stop), inputs, batch)
         self._kept[micro_batch, start] = kept
-        return self._run(micro_batch, kept, keep)
+        output = self._run(micro_batch, kept, keep)
+        if keep and stop <= self._frozen:
+            kept.inputs = kept.batch = {}
+        return output
 
     def recompute(self, micro_batch: int, start: int) -> None:
         """Runs the forward again from the kept inputs, with the same random numbers, and keeps its
@@ -155,6 +160,10 @@ class RangeRuntime:
         kept = self._kept.pop((micro_batch, start))
         flowing = dict(gradients)
         for index in reversed(range(*kept.span)):
+            if index < self._frozen:
+                if section_done is not None:
+                    section_done(index)
+                continue
             section = self.sections[index]
             assert index in kept.saved, f"micro-batch {micro_batch}: recompute comes before backward"
             own = {name: flowing.pop(name) for name in section.info.outputs if name in flowing}
@@ -182,7 +191,7 @@ class RangeRuntime:
             values = relayed | output.values
             updates |= output.updates
             piece = output.piece
-            if keep:
+            if keep and index >= self._frozen:
                 kept.saved[index] = output.saved
             del output  # what is not kept is gone before the next section runs
         return RangeOutput(values, piece, updates)
