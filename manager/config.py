@@ -55,7 +55,7 @@ class ServerConfig:
     allow_stores: tuple[str, ...] | None = None
     """For what the manager's own credentials sign, and folders that jobs may use: `s3://[bucket[/prefix]]` at
     AWS, `http(s)://host[:port][/bucket[/prefix]]`, `file:///folder`. None: AWS; on loopback folders, too."""
-    rest_factor: float = 40.0
+    rest_factor: float = 100.0
     """A job's reports are gathered for so many times as long as its last decision took; so are ticks."""
     longest_rest_s: float = 1.0
     """But for so long at most."""

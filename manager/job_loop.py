@@ -235,4 +235,4 @@ def _as_reported(job: Job, now: float, since: float) -> Vitals:
     """What the VMs said last, with leases from `since`. The job's own vitals may be what went wrong."""
     vms = {vm.vm for vm in job.state.live_vms}
     pulses = {vm: Pulse(report, now) for vm, report in job.reports.items() if vm in vms}
-    return Vitals(started_at=since, pulses=pulses)
+    return Vitals(started_at=since).with_pulses(pulses)

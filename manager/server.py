@@ -16,6 +16,7 @@ from ..simulator import warm_up
 from .app import create_app
 from .bounds import bounds_of, defaults, differing, told, with_bounds
 from .clock import SteadyClock
+from .collector import rare_collections
 from .config import ConfigError, ServerConfig, write_private
 from .journal import SqliteJournal
 from .providers.local import LocalProvider
@@ -25,6 +26,7 @@ from .tokens import TokenStore
 log = logging.getLogger("makara.manager")
 
 _QUIET_S = 20.0  # by then the jobs of an earlier manager are taken up again
+_PING_S = 60.0  # agents speak, and ask as well: this only clears away the connections of VMs that are gone
 
 
 def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda url, token: None) -> None:
@@ -69,6 +71,7 @@ async def run(service: Service, listener: socket.socket) -> None:
             log_level="warning",
             access_log=False,
             ws="websockets-sansio",
+            ws_ping_interval=_PING_S,
             ws_max_size=service.config.max_report_bytes,
             timeout_graceful_shutdown=1,
         )
@@ -77,9 +80,10 @@ async def run(service: Service, listener: socket.socket) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     failing = asyncio.create_task(service.failed())
     try:
-        await asyncio.wait([serving, failing], return_when=asyncio.FIRST_COMPLETED)
-        server.should_exit = True
-        await serving
+        with rare_collections():
+            await asyncio.wait([serving, failing], return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            await serving
         if failing.done():
             failing.result()
     finally:

@@ -11,7 +11,7 @@ from ...worker.messages import Formed, Phase, WorkerReport
 from ..commands import OpenHead
 from ..events import HeadOpened
 from ..facts import EndReason, GenerationClosed, GenerationFormed, GenerationOpened, GenerationPrepared
-from ..state import Generation, JobState, Seat, VmStatus, vm_of
+from ..state import Generation, JobState, Seat, vm_of
 from . import breaks, retention
 from .silence import losses
 from .turn import Turn
@@ -123,7 +123,8 @@ def _close_current(turn: Turn, current: Generation) -> None:
     if silent:
         close(turn, f"{_names(silent)} silent for {turn.timing.vm_lease_s:g} s", turn.now)
         return
-    broken = [worker for worker in _reports(turn, current.seats) if _is_broken(worker, current)]
+    reports = _reports(turn, current.seats)
+    broken = [worker for worker in reports if _is_broken(worker, current)]
     if not broken:
         turn.vitals = replace(turn.vitals, broken_since=None) if turn.vitals.broken_since else turn.vitals
     elif turn.vitals.broken_since is None:
@@ -135,7 +136,7 @@ def _close_current(turn: Turn, current: Generation) -> None:
         return
     if turn.isolated:
         return  # who is late cannot be told
-    held = [w for w in _reports(turn, current.seats) if _holds_unasked(turn, w, current)]
+    held = [worker for worker in reports if _holds_unasked(turn, worker, current)]
     if held and turn.state.planned is None:
         close(turn, f"{_names((w.worker, w.incarnation) for w in held)} held without an order", turn.now)
         return
@@ -180,7 +181,7 @@ def _close_planned(turn: Turn, planned: Generation) -> None:
     if unheard:
         _give_up_planned(turn, planned, f"{_names(unheard)} silent while it was prepared")
         return
-    noticed = [seat for seat in planned.seats if turn.state.vms[vm_of(seat[0])].status is VmStatus.NOTICED]
+    noticed = turn.noticed(planned.seats)
     if noticed:
         _give_up_planned(turn, planned, f"notice for {_names(noticed)}")
     elif not turn.isolated and turn.elapsed_s(planned.planned_at) > turn.timing.prepare_timeout_s:

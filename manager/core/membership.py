@@ -181,8 +181,10 @@ def request_vms(turn: Turn) -> None:
     missing = state.spec.resources.max_nodes - len(state.live_vms)
     if singly:
         missing = min(missing, 0 if fitness.on_trial(turn) else 1)
+    if missing <= 0:
+        return
     fresh = [vm for vm in event.new_vms if vm not in state.vms]
-    for vm in fresh[: max(missing, 0)]:
+    for vm in fresh[:missing]:
         turn.fact(VmRequested(at=turn.now, vm=vm))
         turn.command(RequestVm(key=f"{vm}/request", vm=vm))
 

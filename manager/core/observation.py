@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from types import MappingProxyType
 
 from ...worker.messages import Phase, Report, WorkerReport
 from ..events import (
@@ -63,7 +62,7 @@ def _pruned(state: JobState, vitals: Vitals) -> Vitals:
     pulses = {vm: p for vm, p in vitals.pulses.items() if vm in state.vms.live or vm in members}
     if len(pulses) == len(vitals.pulses):
         return vitals
-    return replace(vitals, pulses=MappingProxyType(pulses))
+    return vitals.with_pulses(pulses)
 
 
 def _heard(state: JobState, vitals: Vitals, events: Iterable[Event], now: float, timing: Timing) -> Vitals:
@@ -97,8 +96,8 @@ def _heard(state: JobState, vitals: Vitals, events: Iterable[Event], now: float,
                 stepped = True
     if not pulses:
         return vitals
-    everyone = MappingProxyType({**vitals.pulses, **pulses})
-    vitals = replace(vitals, pulses=everyone, newest_step=newest_step, measured=measured)
+    vitals = vitals.with_pulses({**vitals.pulses, **pulses})
+    vitals = replace(vitals, newest_step=newest_step, measured=measured)
     if stepped:
         vitals = replace(vitals, stepped_at=now)
     if closed and _most_dropped(state, vitals, now, timing):

@@ -173,7 +173,7 @@ def _need(turn: Turn, seats: frozenset[Seat]) -> tuple[str, float] | None:
     if state.head_generation > current.number:
         # The head was swapped for a generation that never opened: this one can publish nothing any more.
         return vitals.cause or ("its checkpoints are fenced off", turn.now)
-    noticed = [w for w, _ in current.seats if state.vms[vm_of(w)].status is VmStatus.NOTICED]
+    noticed = [worker for worker, _ in turn.noticed(current.seats)]
     if noticed and seats != vitals.planned_for:
         return f"notice for {', '.join(noticed)}", turn.now
     if turn.unheard(current.seats):
@@ -246,7 +246,7 @@ def _hold_if_noticed(turn: Turn, reason: str) -> None:
     state = turn.state
     if state.hold or state.current is None:
         return
-    if any(state.vms[vm_of(worker)].status is VmStatus.NOTICED for worker, _ in state.current.seats):
+    if turn.noticed(state.current.seats):
         turn.fact(HoldChanged(at=turn.now, hold=True, reason=reason))
 
 

@@ -224,12 +224,12 @@ def _suspects(turn: Turn, current: Generation, found: NoProgress) -> tuple[str, 
 
 def _replace_stalled(turn: Turn, vm: Vm, worker: WorkerReport) -> None:
     """Have a trainer ended that starts or profiles for too long, or does not leave a closed generation."""
-    seat = seat_of(worker)
-    if vm.vm in turn.vitals.unheard or has_ended(worker) or turn.state.failed.get(seat[0], -1) >= seat[1]:
-        return
     bound_s, closed = _own_bound_s(turn, worker)
-    lasted_s = turn.now - turn.vitals.moved_at(seat)
+    seat = seat_of(worker)
+    lasted_s = turn.now - turn.vitals.moved_at(seat) if bound_s is not None else 0.0
     if bound_s is None or lasted_s <= bound_s:
+        return
+    if vm.vm in turn.vitals.unheard or has_ended(worker) or turn.state.failed.get(seat[0], -1) >= seat[1]:
         return
     if closed and turn.elapsed_s(turn.vitals.closed_at) <= turn.timing.progress_floor_s:
         return  # it is given time to see that its generation is closed

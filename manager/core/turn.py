@@ -11,7 +11,7 @@ from ..commands import Command, ReleaseVm
 from ..events import Event
 from ..facts import EndReason, Fact, GenerationClosed, VmEnded
 from ..fold import apply
-from ..state import JobState, Seat, Vm, vm_of
+from ..state import JobState, Seat, Vm, VmStatus, vm_of
 from .timing import Timing
 from .vitals import Pulse, Vitals
 
@@ -175,11 +175,21 @@ class Turn:
 
     def silent(self, seats: Iterable[Seat]) -> list[Seat]:
         """The workers on VMs of which nothing shows that they live; none while this manager is isolated."""
-        return [] if self.isolated else [seat for seat in seats if vm_of(seat[0]) in self.vitals.silent]
+        return self._on(seats, self.vitals.silent)
 
     def unheard(self, seats: Iterable[Seat]) -> list[Seat]:
         """The workers that can be told nothing: those on VMs that send no reports."""
-        return [] if self.isolated else [seat for seat in seats if vm_of(seat[0]) in self.vitals.unheard]
+        return self._on(seats, self.vitals.unheard)
+
+    def _on(self, seats: Iterable[Seat], vms: frozenset[str]) -> list[Seat]:
+        if self.isolated or not vms:
+            return []
+        return [seat for seat in seats if vm_of(seat[0]) in vms]
+
+    def noticed(self, seats: Iterable[Seat]) -> list[Seat]:
+        """The workers on VMs that the cloud will take."""
+        vms = {vm.vm for vm in self.state.live_vms if vm.status is VmStatus.NOTICED}
+        return [seat for seat in seats if vm_of(seat[0]) in vms] if vms else []
 
     def awaited(self, vms: Iterable[str]) -> list[str]:
         """Those of which nothing is known yet: they have not reported since this manager began to listen, as
@@ -188,9 +198,9 @@ class Turn:
         return [
             vm
             for vm in vms
-            if state.vms[vm].joined
+            if ((pulse := vitals.pulses.get(vm)) is None or pulse.at < vitals.started_at)
+            and state.vms[vm].joined
             and (self.isolated or vm not in vitals.unheard)
-            and ((pulse := vitals.pulses.get(vm)) is None or pulse.at < vitals.started_at)
         ]
 
     def reconnection_s(self) -> float:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from ...worker.messages import Phase, WorkerReport
 from ..events import Tick
 from ..facts import HoldChanged, WorkerFailed
-from ..state import Seat, VmStatus, vm_of
+from ..state import Seat, vm_of
 from . import ending, generations
 from .turn import Turn, has_ended, own_steps, seat_of
 from .vitals import Tries
@@ -53,7 +53,7 @@ def give_way(turn: Turn, usable: Mapping[Seat, WorkerReport], enough: Enough) ->
         return False
     found = _by_protocol(usable)
     newest = _best(turn, found, enough) if found else running
-    if any(state.vms[vm_of(worker)].status is VmStatus.NOTICED for worker, _ in state.current.seats):
+    if turn.noticed(state.current.seats):
         if enough(found.get(running, {})) or not enough(found.get(newest, {})):
             return False  # its own trainers answer the notice, or nobody does
         gives, reason = True, f"a notice leaves too few trainers of protocol {running} for another generation"

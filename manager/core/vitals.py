@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from ...worker.messages import At, Report, WorkerReport
-from ..state import Seat, vm_of
+from ..state import Seat
 from .timing import Timing
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
+_NOWHERE = (None, 0)
 _WORTH_TELLING_S = 30.0
 _MOST_TOLD = 8  # workers
 
@@ -103,7 +104,8 @@ class Vitals:
 
     started_at: float = 0.0  # leases count from here at the earliest
     ticked_at: float | None = None
-    pulses: Mapping[str, Pulse] = field(default_factory=lambda: _EMPTY)  # by VM
+    pulses: Mapping[str, Pulse] = field(default_factory=lambda: _EMPTY)  # by VM; see `with_pulses`
+    places: Mapping[str, tuple[Pulse, int]] = field(default_factory=lambda: _EMPTY)  # by worker: its report
     asks_singly_s: float | None = None  # one VM at a time is asked for, so long after the last unfit one
     newest_step: int = 0  # highest step that a member of the open generation reported, once that has formed
     usable: frozenset[Seat] = frozenset()  # as last seen, to notice growth
@@ -133,22 +135,31 @@ class Vitals:
     no_progress: NoProgress | None = None  # of the open generation, at the last tick
     asked_for_stacks: tuple[int, float] | None = None  # of which generation's members, and when
 
+    def with_pulses(self, pulses: Mapping[str, Pulse]) -> Vitals:
+        """The vitals with these pulses, by VM, and with the place of each worker in them: many rules ask."""
+        places = {
+            worker.worker: (pulse, number)
+            for pulse in pulses.values()
+            for number, worker in enumerate(pulse.report.workers)
+        }
+        return replace(self, pulses=MappingProxyType(dict(pulses)), places=MappingProxyType(places))
+
     def report_of(self, seat: Seat) -> WorkerReport | None:
         """The newest report of exactly this incarnation."""
-        pulse, number = self._place(seat[0])
+        pulse, number = self.places.get(seat[0], _NOWHERE)
         report = pulse.report.workers[number] if pulse is not None else None
         return report if report is not None and report.incarnation == seat[1] else None
 
     def moved_at(self, seat: Seat) -> float:
         """When the worker was last seen to make progress, or this manager began to listen."""
-        pulse, number = self._place(seat[0])
+        pulse, number = self.places.get(seat[0], _NOWHERE)
         if pulse is None or number >= len(pulse.moved):
             return self.started_at
         return max(pulse.moved[number], self.started_at)
 
     def at_of(self, worker: str) -> At | None:
         """What the worker said it is at; None if it does not say."""
-        pulse, number = self._place(worker)
+        pulse, number = self.places.get(worker, _NOWHERE)
         progress = pulse.report.progress if pulse is not None else []
         return progress[number].at if number < len(progress) else None
 
@@ -160,13 +171,6 @@ class Vitals:
         """For how long a VM whose connection closed is expected back, before anything follows from that."""
         dropped = self.dropped_at is not None and now - self.dropped_at < timing.vm_lease_s
         return timing.vm_lease_s if dropped else timing.suspect_grace_s
-
-    def _place(self, worker: str) -> tuple[Pulse | None, int]:
-        pulse = self.pulses.get(vm_of(worker))
-        for number, report in enumerate(pulse.report.workers if pulse is not None else ()):
-            if report.worker == worker:
-                return pulse, number
-        return None, 0
 
     def since(self, at: float, now: float) -> float:
         """From when a bound counts that began at `at`.
