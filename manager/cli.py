@@ -126,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("-f", "--file", type=Path, required=True, help="the job file")
     command.add_argument("--detach", action="store_true", help="do not follow the job")
     command.add_argument("--idempotency-key", help="a repeated submission with it is the same job")
+    command.add_argument("--skip-comparison", action="store_true", help=_SKIP)
     about = "check a job, and say how it would run on so many VMs and why; submits nothing"
     cli_plan.add_arguments(add("plan", cli_plan.plan, about, client))
     about = "run one step of a model in pieces and as it is, and say what differs; submits nothing"
@@ -204,6 +205,9 @@ def _token_arguments(command: argparse.ArgumentParser, client: argparse.Argument
             kind.add_argument("id", help="as `makara token list` shows it: the part before the dot")
 
 
+_SKIP = "do not compare one step in pieces with the module's own: go on where they differ"
+
+
 def _check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("entrypoint", nargs="?", help="module:function (default: the job file's)")
     command.add_argument("-f", "--file", type=Path, help="a job file, for its settings")
@@ -214,6 +218,7 @@ def _check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--num-sections", type=positive, metavar="K", help="(default: the job file's, or chosen)"
     )
+    command.add_argument("--skip-comparison", action="store_true", help=_SKIP)
     command.add_argument(
         "--traceback", action="store_true", help="print every frame of what was raised, not your code's alone"
     )

@@ -26,6 +26,10 @@ from .trial import UserCodeRefused, settings_of, try_out
 
 _ENDED = ("finished", "stopped", "failed")
 _RETRY_S = 1.0
+_GO_ON = (
+    "Where the model's forward, backward or weights differ and that is well so: --skip-comparison leaves the "
+    "step out, and says so"
+)
 _MAX_DRY_RUN_S = 30.0  # whoever submits waits for it; `makara check` takes as long as it needs
 
 
@@ -47,7 +51,7 @@ def apply(options: argparse.Namespace) -> int:
         # First, for it takes no time: the code is tried for half a minute.
         limits = client.post("/jobs/check", data=form, headers=headers)
     bundle = _pack(spec, workdir, limits or {})
-    model = _try_out(spec, workdir)
+    model = _try_out(spec, workdir, compare=not options.skip_comparison)
     if not options.json:
         print(summary(model), file=sys.stderr)
     with connect(options.server, options.token, options.home) as client:
@@ -70,20 +74,20 @@ def follow_command(options: argparse.Namespace) -> int:
 # ---- the check ---------------------------------------------------------------------------------------------
 
 
-def check(file: Path) -> Checked:
+def check(file: Path, *, compare: bool = True) -> Checked:
     """The job of a file, with its code tried out in a process of its own.
 
     Raises `JobSpecError`, `UserCodeRefused`.
     """
     spec, workdir = read_job(file)
-    return Checked(spec, workdir, _try_out(spec, workdir))
+    return Checked(spec, workdir, _try_out(spec, workdir, compare=compare))
 
 
-def _try_out(spec: JobSpec, workdir: Path) -> dict[str, Any]:
-    settings = {**settings_of(spec), "max_seconds": _MAX_DRY_RUN_S}
+def _try_out(spec: JobSpec, workdir: Path, *, compare: bool = True) -> dict[str, Any]:
+    settings = {**settings_of(spec), "max_seconds": _MAX_DRY_RUN_S, "compare": compare}
     trial = try_out(workdir, spec.entrypoint, settings, spec.envs)
     if trial.model is None or trial.error is not None:
-        raise UserCodeRefused(trial.refusal)
+        raise UserCodeRefused(trial.refusal if trial.model is None else f"{trial.refusal}\n{_GO_ON}")
     return trial.model
 
 

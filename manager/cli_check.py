@@ -64,6 +64,7 @@ def _try(options: argparse.Namespace) -> tuple[Trial, str]:
         settings["microbatch_size"] = options.microbatch_size
     if options.num_sections is not None:
         settings["num_sections"] = options.num_sections
+    settings["compare"] = not options.skip_comparison
     return try_out(workdir.resolve(), entrypoint, settings, envs), entrypoint
 
 

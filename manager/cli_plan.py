@@ -54,6 +54,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="of the model (JSON). Default: of the newest such job of the manager, else measured here. With "
         "it the job's code is not looked at",
     )
+    command.add_argument("--skip-comparison", action="store_true", help="as `makara check` takes it")
     command.add_argument("--measure", action="store_true", help="measure here, whatever the manager knows")
     command.add_argument(
         "--seconds", type=float, default=20.0, help="how long to measure, about (%(default)g)"
@@ -132,7 +133,7 @@ def _job(options: argparse.Namespace) -> tuple[JobSpec, dict[str, Any] | None, S
         return read_spec(options.file), None, of_file(options.calibration)
     from .cli_apply import check  # here: most plans are of calibrations that are there
 
-    checked = check(options.file)
+    checked = check(options.file, compare=not options.skip_comparison)
     return checked.spec, checked.model, _measured(options, checked)
 
 

@@ -92,3 +92,36 @@ def batch_norm() -> nn.Module:
 
 def misshapen() -> Training:
     return training(lambda: Layers(Misshapen))
+
+
+class Cancelling(nn.Module):
+    """The gradient of `shift` is a thousandth of two terms that cancel, of the first and of the last section:
+    rounding makes it uncertain in its fifth digit, in plain torch as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(WIDTH))
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = 1e4 * (self.shift - self.shift.detach())
+        hidden = self.first(x) + shift
+        return hidden + 1e-3 * self.last(hidden) - shift
+
+
+class InFloat32(nn.Module):
+    """Refuses to run in anything else."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            raise TypeError(f"expected float32, got {x.dtype}")
+        return self.inner(x)
+
+
+class LowPrecision(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.first.weight.dtype)).float()

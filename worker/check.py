@@ -51,6 +51,8 @@ class CheckSettings(BaseModel):
     microbatch_size: int | None = None
     num_sections: int | None = None
     precision: Precision = "fp32"
+    compare: bool = True
+    """False: leave the comparison with the eager module out, and say so."""
     max_seconds: float | None = None
     """Leave the comparison with the eager module out when it would take longer; None: take the time."""
 
@@ -68,7 +70,8 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
     report.findings += check_optimizer(training, chain, watch)
     _run_last_section(chain, training, settings, m)
     dataset = call_user_code("Training.dataset", training.dataset)
-    left_out = _keep_apart(watch, report) or needs(chain.traced).refusal(settings.max_seconds)
+    left_out = _keep_apart(watch, report) or (None if settings.compare else "--skip-comparison was given")
+    left_out = left_out or needs(chain.traced).refusal(settings.max_seconds)
     if left_out is None:
         plain = chain if settings.precision == "fp32" else _cut(training, m, settings, "fp32")
         batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
@@ -89,12 +92,10 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
 def _cut_first(training: Training, settings: CheckSettings) -> Sections:
     """For micro-batches of the job's size; of 1, if it was left open, or of 2 where batch norm needs them."""
     m = settings.microbatch_size
-    try:
-        return _cut(training, m or 1, settings, settings.precision)
-    except TooFewSamples:
-        if m is not None:
-            raise
-        return _cut(training, 2, settings, settings.precision)
+    if m is None:
+        with contextlib.suppress(TooFewSamples):
+            return _cut(training, 1, settings, settings.precision)
+    return _cut(training, m or 2, settings, settings.precision)
 
 
 def _cut(training: Training, m: int, settings: CheckSettings, precision: Precision) -> Sections:

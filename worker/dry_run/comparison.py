@@ -25,6 +25,7 @@ from .locating import backward_hooks, first_difference
 from .losses import check_calls, check_weights
 from .pieces import Loaded, Pieces, StepInPieces
 from .random_numbers import FixedNumbers
+from .rounding import LOSS, Allowance, Rounding, own_rounding
 from .watching import Watch
 
 NUM_MICRO_BATCHES = 2  # the second shows what the first left behind
@@ -80,6 +81,8 @@ class _Comparison:
         self._micro_batches = [self._batches.micro_batch(0, i) for i in range(NUM_MICRO_BATCHES)]
         self._report = report
         self._listener = LossListener(training.loss)
+        self._plain: EagerResult | None = None
+        self._allowance = Allowance(self._own_rounding)
 
     def run(self) -> None:
         self._check_data()
@@ -89,6 +92,7 @@ class _Comparison:
         with numbers:
             ours = pieces.step()
         eager, theirs = self._run_eager(numbers)
+        self._plain = theirs
         sound = self._compare_losses(eager, pieces, ours, theirs) and self._compare_gradients(
             eager, ours, theirs
         )
@@ -97,6 +101,15 @@ class _Comparison:
             self._judge_loss(eager)
         self._compare_updates(eager, pieces, ours)
         self._report.random_operations = dict(numbers.counts)
+        self._report.notes += self._allowance.notes
+
+    def _own_rounding(self) -> Rounding:
+        assert self._plain is not None, "the module ran before anything is compared with it"
+        if self._watch.changed:
+            return Rounding(unknown="a second run would begin from what the first one changed")
+        floor = NOISE / TOLERANCE * largest_magnitude(self._plain.gradients.values())
+        traced = self._chain.traced
+        return own_rounding(self._training, traced, self._batches, self._seed, self._plain, floor)
 
     def _check_data(self) -> None:
         again = self._read.micro_batch(0, 0)
@@ -133,7 +146,7 @@ class _Comparison:
         apart = [_apart(one, other) for one, other in zip(ours.pieces, theirs.pieces, strict=True)]
         self._report.largest["loss"] = max(apart)
         first = next((i for i, value in enumerate(apart) if value > TOLERANCE), None)
-        if first is None:
+        if first is None or not self._allowance.beyond("loss", {LOSS: max(apart)}, lambda own: own.loss):
             return True
         if self._blamed("Training.loss"):
             return False
@@ -170,8 +183,9 @@ class _Comparison:
 
     def _compare_gradients(self, eager: EagerModel, ours: StepInPieces, theirs: EagerResult) -> bool:
         floor = NOISE / TOLERANCE * largest_magnitude(theirs.gradients.values())
-        names, worst = differing(ours.gradients, theirs.gradients, floor)
+        apart, worst = differing(ours.gradients, theirs.gradients, floor)
         self._report.largest["gradient"] = worst
+        names = self._allowance.beyond("gradient", apart, lambda own: own.gradients)
         if not names:
             return True
         ordered = [name for name in self._chain.parameter_names if name in names]
@@ -191,7 +205,8 @@ class _Comparison:
             "the model's backward",
             f"the losses agree, but the gradients of {len(ordered)} parameters do not: {some(ordered)}. "
             f"The last of them in the model, {ordered[-1]!r}, is nearest to the cause.{cause} What autograd "
-            "cannot see in a traced graph acts there: a backward hook, a custom backward",
+            "cannot see in a traced graph acts there: a backward hook, a custom backward"
+            f"{self._allowance.doubt()}",
             "Express it with differentiable operations in forward",
         )
         return False
@@ -215,7 +230,8 @@ class _Comparison:
             )
         both = {name: value for name, value in theirs.buffers.items() if name in ours.buffers}
         floor = max(largest_magnitude(both.values()) * NOISE / TOLERANCE, 1e-30)
-        names, worst = differing(ours.buffers, both, floor)
+        apart, worst = differing(ours.buffers, both, floor)
+        names = self._allowance.beyond("buffer", apart, lambda own: own.buffers)
         if both:
             self._report.largest["buffer"] = worst
         if names:

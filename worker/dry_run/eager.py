@@ -50,8 +50,10 @@ class EagerModel:
         seed: int = 0,
         precision: Precision = "fp32",
         device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """`batches`: of the job's m. Raises `UserCodeError` when the model or the optimizer raises."""
+        """`batches`: of the job's m. `dtype`: of parameters and buffers, if not their own. Raises
+        `UserCodeError` when the model or the optimizer raises."""
         self._training = training
         self._batches = batches
         self._seed = seed
@@ -62,7 +64,7 @@ class EagerModel:
             built: Any = call_user_code("Training.model", build_module, training)
             self.module: nn.Module = built
         self._load_initial(traced)
-        self.module.to(self._device).train()
+        self.module.to(self._device, dtype).train()
         trainable = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self.optimizer = call_user_code("Training.optimizer", training.optimizer, trainable)
         self._rates = LearningRates(self.optimizer, training.schedule)

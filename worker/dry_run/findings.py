@@ -57,10 +57,10 @@ def largest_magnitude(tensors: Iterable[Tensor]) -> float:
 
 def differing(
     one: Mapping[str, Tensor], other: Mapping[str, Tensor], floor: float = 0.0
-) -> tuple[list[str], float]:
-    """(names whose tensors are further apart than `TOLERANCE`, the largest difference). A name that one side
-    lacks counts as zeros."""
-    names: list[str] = []
+) -> tuple[dict[str, float], float]:
+    """(names whose tensors are further apart than `TOLERANCE`, and how far; the largest difference). A name
+    that one side lacks counts as zeros."""
+    names: dict[str, float] = {}
     worst = 0.0
     for name in {**one, **other}:
         present = one[name] if name in one else other[name]
@@ -68,7 +68,7 @@ def differing(
         apart = difference(one.get(name, missing), other.get(name, missing), floor)
         worst = max(worst, apart)
         if apart > TOLERANCE:
-            names.append(name)
+            names[name] = apart
     return names, worst
 
 

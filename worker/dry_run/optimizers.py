@@ -155,7 +155,7 @@ def _option_differs(option: str, value: object, other: object, names: list[str])
 
 
 def _differ(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    return differing(one, other, _ROUNDING)[0]
+    return list(differing(one, other, _ROUNDING)[0])
 
 
 def _usual(name: str, value: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ Reads operators' tags and schemas of torch's dispatcher: checked with torch 2.13
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,12 +27,14 @@ _MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
 
 class FixedNumbers(TorchDispatchMode):
     """While entered, random operations draw what (operation, shape) decide. `expected`: what can be is drawn
-    as its mean (dropout keeps all), so that the size of a batch changes nothing."""
+    as its mean (dropout keeps all), so that the size of a batch changes nothing. `drawn_in_fp32`: numbers of
+    float64 are those of fp32, so that a computation in float64 has the same."""
 
-    def __init__(self, *, expected: bool = False) -> None:
+    def __init__(self, *, expected: bool = False, drawn_in_fp32: bool = False) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()  # operation -> how often it was called
         self._expected = expected
+        self._drawn_in_fp32 = drawn_in_fp32
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -45,7 +49,12 @@ class FixedNumbers(TorchDispatchMode):
         arguments = tree_map(_plain, args)
         with preserved_randomness():
             seed_everything(seed64("dry run", name, str([_shape(a) for a in args])))
-            result = func(*arguments, **kwargs)
+            if self._drawn_in_fp32:
+                with default_dtype(torch.float32):
+                    drawn = func(*tree_map(_narrowed, arguments), **tree_map(_narrowed, kwargs))
+                result = tree_map(partial(_widened, torch.get_default_dtype()), drawn)
+            else:
+                result = func(*arguments, **kwargs)
         if self._expected:
             result = _mean(name, args, kwargs, result)
         if func._schema.is_mutable and isinstance(args[0], Tensor):
@@ -53,9 +62,30 @@ class FixedNumbers(TorchDispatchMode):
         return result
 
 
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Generator[None]:
+    """What numbers of floating point are whose type nobody names."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def _plain(leaf: Any) -> Any:
     """A contiguous copy: numbers are drawn in the order of the shape, not of the memory."""
     return leaf.clone(memory_format=torch.contiguous_format) if isinstance(leaf, Tensor) else leaf
+
+
+def _narrowed(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.float() if leaf.dtype == torch.float64 else leaf
+    return torch.float32 if leaf is torch.float64 else leaf
+
+
+def _widened(dtype: torch.dtype, leaf: Any) -> Any:
+    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf
 
 
 def _shape(argument: Any) -> object:

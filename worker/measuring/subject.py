@@ -7,6 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -46,9 +47,9 @@ class Subject:
     def hold_least(self) -> int:
         """Hold the model for the smallest m that it can be trained with, and say which: 1, or 2 with batch
         norm."""
-        try:
+        with suppress(TooFewSamples):
             self.hold(1)
-        except TooFewSamples:
+        if self._traced is None:
             self.hold(2)
         return self._held.microbatch_size
 
