@@ -220,6 +220,13 @@ def _check_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--skip-comparison", action="store_true", help=_SKIP)
     command.add_argument(
+        "--memory",
+        type=cli_plan.size,
+        metavar="SIZE",
+        help="that counts as free, as 16GB; 70%% of it is used at most (default: what the machine and its "
+        "cgroup have)",
+    )
+    command.add_argument(
         "--traceback", action="store_true", help="print every frame of what was raised, not your code's alone"
     )
     command.add_argument("--json", action="store_true", help="print JSON")

@@ -38,8 +38,9 @@ def summary(model: Mapping[str, Any]) -> str:
     """One line on what was compared, for a model that passed."""
     seconds = f"{model['seconds']:.1f} s"
     if model["not_compared"]:
+        also = "" if model["last_section_not_run"] else ", loss"
         return (
-            f"checked trace, loss and optimizer in {seconds}; one step was not compared with your module's: "
+            f"checked trace{also} and optimizer in {seconds}; one step was not compared with your module's: "
             f"{model['not_compared']}"
         )
     worst = max(model["largest_differences"].values(), default=0.0)
@@ -64,6 +65,8 @@ def _try(options: argparse.Namespace) -> tuple[Trial, str]:
         settings["microbatch_size"] = options.microbatch_size
     if options.num_sections is not None:
         settings["num_sections"] = options.num_sections
+    if options.memory is not None:
+        settings["memory_bytes"] = options.memory
     settings["compare"] = not options.skip_comparison
     return try_out(workdir.resolve(), entrypoint, settings, envs), entrypoint
 
@@ -112,6 +115,8 @@ def _facts(model: Mapping[str, Any]) -> Iterable[str]:
     if model["largest_differences"]:
         found = ", ".join(f"{what} {value:.1g}" for what, value in model["largest_differences"].items())
         yield f"largest differences, of {model['tolerance']:g} allowed: {found}"
+    if model["last_section_not_run"]:
+        yield f"note: the last section, with the loss, was not run: {model['last_section_not_run']}"
     for note in model["notes"]:
         yield f"note: {note}"
 

@@ -77,6 +77,39 @@ class Passing(nn.Module):
         return self.inner(*args, **kwargs)
 
 
+class Wide(nn.Module):
+    """Layers whose weights are nearly all of its memory."""
+
+    def __init__(self, width: int, num_layers: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(num_layers))
+        self.last = nn.Linear(width, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.last(x)
+
+
+class Long(nn.Module):
+    """Layers whose activations are nearly all of its memory."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Conv1d(16 if index else 1, 16, 3, padding=1) for index in range(num_layers)
+        )
+        self.last = nn.Linear(16, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.repeat(1, 1000).unsqueeze(1)
+        for layer in self.layers:
+            x = nn.functional.gelu(layer(x))
+        return self.last(x.mean(-1))
+
+
 def training(model: Callable[[], Any], dtype: torch.dtype = torch.float32) -> Training:
     return Training(
         model=model,

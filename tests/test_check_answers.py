@@ -12,8 +12,10 @@ import pytest
 import torch
 from makara.manager import cli
 from makara.worker.check import CheckSettings, check
+from makara.worker.dry_run.limits import needs
 from makara.worker.dry_run.random_numbers import FixedNumbers, default_dtype
 from makara.worker.errors import TooFewSamples, UntraceableModel, UserCodeError
+from makara.worker.footprint import Footprints
 from makara.worker.measuring.subject import Subject
 from makara.worker.measuring.survey import survey
 from makara.worker.messages import JobSettings, StoreConfig
@@ -25,9 +27,11 @@ from plain_models import (
     Checkpointed,
     InFloat32,
     Layers,
+    Long,
     LowPrecision,
     Passing,
     Turning,
+    Wide,
     training,
 )
 from torch import nn
@@ -192,6 +196,55 @@ def test_the_comparison_can_be_left_out_and_that_is_said(
         command(tmp_path, source, "--microbatch-size", "4", "--num-sections", "2", "--skip-comparison") == 0
     )
     assert "one step was not compared with your module's: --skip-comparison" in capsys.readouterr().out
+
+
+# ---- memory ------------------------------------------------------------------------------------------------
+
+
+def within(model: Callable[[], nn.Module], memory_bytes: int, **settings: Any) -> tuple[dict[str, Any], int]:
+    """(the report with so much free memory, the bytes of tensors that it took at most)."""
+    with Footprints("cpu") as taken:
+        report = examine(model, memory_bytes=memory_bytes, **settings)
+        taken.mark()
+    return report, taken.phases[0].peak_bytes
+
+
+def test_nothing_is_allocated_for_a_section_that_does_not_fit() -> None:
+    """Found: a check of Linear(60000, 60000) grew to 19 GB, and the kernel killed it."""
+    free = 50 << 20
+    report, taken = within(lambda: Wide(1500, 1), free, num_sections=1)
+    assert taken < 0.7 * free
+    assert report["findings"] == []
+    for said in (report["not_compared"], report["last_section_not_run"]):
+        assert "0.0 GiB are free here, of which 70% may be used" in said
+        assert "on a machine with 0." in said
+
+
+def test_where_a_step_does_not_fit_its_sections_are_run_one_by_one() -> None:
+    free = 60 << 20
+    report, taken = within(lambda: Wide(800, 3), free, num_sections=5)
+    assert taken < 0.7 * free
+    assert report["not_compared"] is not None
+    assert report["last_section_not_run"] is None
+    assert "the first 4 of 5 sections were run one by one" in report["notes"]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_whole_check_takes_no_more_than_it_says(wide: bool) -> None:
+    model = (lambda: Wide(700, 2)) if wide else (lambda: Long(3))
+    estimate = needs(trace(training(model), 2)).memory_bytes
+    report, taken = within(model, 2 * estimate, microbatch_size=2)
+    assert report["not_compared"] is None
+    assert taken <= estimate
+
+
+def test_the_limit_can_be_given_and_the_command_says_what_was_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, "training(lambda: Wide(500, 1))", "--memory", "10MB") == 0
+    shown = capsys.readouterr().out
+    assert "one step was not compared with your module's: it would need about" in shown
+    assert "sections were run one by one" in shown
 
 
 # ---- tracebacks --------------------------------------------------------------------------------------------

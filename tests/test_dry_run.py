@@ -10,7 +10,7 @@ import pytest
 import torch
 from makara.worker.dry_run.calls import Calls
 from makara.worker.dry_run.findings import difference
-from makara.worker.dry_run.limits import Needs
+from makara.worker.dry_run.limits import Memory, Needs
 from makara.worker.dry_run.random_numbers import FixedNumbers
 from makara.worker.dry_run.watching import Watch
 from torch import Tensor, nn
@@ -94,10 +94,14 @@ def test_state_that_changes_while_watched_is_named() -> None:
 
 
 def test_a_run_beyond_the_machine_is_refused_with_the_figures() -> None:
-    assert Needs(memory_bytes=1 << 20, seconds=5.0).refusal(None) is None
-    said = Needs(memory_bytes=1 << 60, seconds=5.0).refusal(None)
+    needs = Needs(memory_bytes=7 << 20, seconds=99.0)
+    assert Memory(10 << 20).refusal(needs) is None
+    assert Memory().refusal(needs) is None
+    said = Memory().refusal(Needs(memory_bytes=1 << 60))
     assert said is not None
     assert "GiB of memory" in said
-    said = Needs(memory_bytes=1 << 20, seconds=99.0).refusal(30.0)
+    assert Memory((10 << 20) - 2).refusal(needs) is not None
+    assert needs.too_long(None) is None
+    said = needs.too_long(30.0)
     assert said is not None
     assert "99 s" in said

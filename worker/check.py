@@ -12,8 +12,7 @@ import contextlib
 import json
 import sys
 import time
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,17 @@ from pydantic import BaseModel, ConfigDict
 
 from .cutting.partition import Sections, choose_cuts, split
 from .data import Batches
+from .dry_run.alone import run_each, run_last
 from .dry_run.comparison import NUM_MICRO_BATCHES, Report, compare, watch_for
 from .dry_run.findings import TOLERANCE, Finding
-from .dry_run.limits import needs
+from .dry_run.limits import Memory, needs
 from .dry_run.optimizers import check_optimizer
 from .dry_run.watching import Watch
 from .errors import TooFewSamples, UntraceableModel, UserCodeError
 from .precision import Precision
-from .sections.ranges import RangeRuntime
 from .tracebacks import first_line, whole
 from .tracing.trace import trace
-from .training import Loss, Training, call_user_code, load_entrypoint
+from .training import Training, call_user_code, load_entrypoint
 
 _NO_TRACEBACK = {"traceback": None, "whole_traceback": None}
 _OWN_FAULT = (
@@ -53,6 +52,8 @@ class CheckSettings(BaseModel):
     precision: Precision = "fp32"
     compare: bool = True
     """False: leave the comparison with the eager module out, and say so."""
+    memory_bytes: int | None = None
+    """That are free; None: as the machine and the cgroup say."""
     max_seconds: float | None = None
     """Leave the comparison with the eager module out when it would take longer; None: take the time."""
 
@@ -68,10 +69,16 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
     m = chain.traced.microbatch_size
     watch, report = watch_for(training, folder), Report()
     report.findings += check_optimizer(training, chain, watch)
-    _run_last_section(chain, training, settings, m)
+    memory = Memory(settings.memory_bytes)
     dataset = call_user_code("Training.dataset", training.dataset)
+    batch = Batches(dataset, settings.seed, m, m).micro_batch(0, 0)
+    not_run = run_last(chain, training, settings.seed, batch, memory)
     left_out = _keep_apart(watch, report) or (None if settings.compare else "--skip-comparison was given")
-    left_out = left_out or needs(chain.traced).refusal(settings.max_seconds)
+    whole = needs(chain.traced)
+    too_long = whole.too_long(settings.max_seconds)
+    if left_out is None and too_long is None and (left_out := memory.refusal(whole)) is not None:
+        report.notes.append(run_each(chain, training, settings.seed, batch, memory))
+    left_out = left_out or too_long
     if left_out is None:
         plain = chain if settings.precision == "fp32" else _cut(training, m, settings, "fp32")
         batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
@@ -85,6 +92,7 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
         "tolerance": TOLERANCE,
         "random_operations": report.random_operations,
         "not_compared": left_out,
+        "last_section_not_run": not_run,
         "seconds": time.perf_counter() - began,
     }
 
@@ -154,38 +162,6 @@ def _describe(chain: Sections) -> dict[str, Any]:
 
 def _combined(buffer: torch.Tensor) -> str:
     return "mean over micro-batches" if buffer.is_floating_point() else "advances once a step"
-
-
-def _run_last_section(chain: Sections, training: Training, settings: CheckSettings, m: int) -> None:
-    """What tracing does not touch runs once here: the loss, its gradient, and the optimizer's update."""
-    dataset = call_user_code("Training.dataset", training.dataset)
-    batch = Batches(dataset, settings.seed, m, m).micro_batch(0, 0)
-    last = chain.num_sections - 1
-    runtime = RangeRuntime(chain, replace(training, loss=partial(_loss, training)), settings.seed)
-    section = runtime.host(last)
-    values = {
-        value.name: torch.zeros(value.shape, dtype=value.torch_dtype) for value in chain.inputs_of(last)
-    }
-    gradients = {name: torch.zeros_like(parameter) for name, parameter in section.trainable.items()}
-
-    def keep(_section: int, name: str, gradient: torch.Tensor) -> None:
-        gradients[name] = gradient
-
-    runtime.forward(0, 0, last, last + 1, values, batch, keep=True)
-    runtime.backward(0, last, {}, keep)
-    section.apply(0, gradients)
-
-
-def _loss(training: Training, output: Any, batch: dict[str, torch.Tensor]) -> Loss:
-    """The user's loss, which must lead back to the model: otherwise the job would run and train nothing."""
-    loss: Any = training.loss(output, batch)
-    total = loss[0] if isinstance(loss, tuple) else loss
-    if isinstance(total, torch.Tensor) and not total.requires_grad:
-        raise ValueError(
-            "no gradient flows from it into the model; expected a differentiable function of the model's "
-            "output, without detach(), no_grad() or a new tensor"
-        )
-    return loss
 
 
 def main() -> None:

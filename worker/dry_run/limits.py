@@ -3,37 +3,56 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from ..cutting.partition import Sections
 from ..cutting.work import compute_nodes, work_per_node
+from ..memory_watch import available_bytes
 from ..tracing.trace import TracedModel
 
-_COPIES = 8  # of the parameters: weights, gradients and two optimizer states, on both sides
+_COPIES = (
+    12  # of the parameters; measured with AdamW: 11 (weights, gradients, sums, two states, on each side)
+)
+_SECTION_COPIES = 7  # of a section's that runs alone, measured: 6
 _ACTIVATIONS = 4  # micro-batches' worth: one on each side, and two for the loss of both together
 _FORWARDS = 13  # two on each side, each with a backward (twice the work); the loss takes little
 _SUSTAINED = 0.5  # part of the speed of a large product of matrices that a step reaches
-_PART_OF_MEMORY = 0.7
+PART_OF_MEMORY = 0.7
+"""Of the free memory: what a check may take. The rest is the interpreter's, the data set's, and others'."""
 _PROBE = 512  # rows of the matrices by which the speed is measured: 2·512³ operations, a few milliseconds
+
+
+class Memory:
+    """What may be taken of this machine's free memory, or of what its cgroup leaves of it."""
+
+    def __init__(self, free_bytes: int | None = None) -> None:
+        """`free_bytes`: None asks the machine, each time."""
+        self._free_bytes = free_bytes
+
+    def refusal(self, needs: Needs) -> str | None:
+        """Why not to run here, or None."""
+        free = available_bytes() if self._free_bytes is None else self._free_bytes
+        if needs.memory_bytes <= PART_OF_MEMORY * free:
+            return None
+        return (
+            f"it would need about {_in_gib(needs.memory_bytes)} of memory; {_in_gib(free)} are free here, of "
+            f"which {PART_OF_MEMORY:.0%} may be used. `makara check` does it on a machine with "
+            f"{_in_gib(needs.memory_bytes / PART_OF_MEMORY)} free"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     memory_bytes: int
-    seconds: float
+    seconds: float = 0.0
 
-    def refusal(self, max_seconds: float | None) -> str | None:
-        """Why not to run here, or None."""
-        free = psutil.virtual_memory().available
-        if self.memory_bytes > _PART_OF_MEMORY * free:
-            return (
-                f"it would need about {self.memory_bytes / 2**30:.1f} GiB of memory, and "
-                f"{free / 2**30:.1f} GiB are free"
-            )
+    def too_long(self, max_seconds: float | None) -> str | None:
+        """Why not to wait for it, or None."""
         if max_seconds is not None and self.seconds > max_seconds:
             return (
                 f"it would take about {self.seconds:.0f} s on this machine; `makara check` takes as long as "
@@ -46,13 +65,26 @@ def needs(traced: TracedModel) -> Needs:
     """Of the whole dry run with micro-batches of the traced size, two of them."""
     nodes = compute_nodes(traced.graph)
     parameters = sum(_bytes(traced.tensors[name]) for name in traced.parameter_names)
-    activations = sum(
+    seconds = _FORWARDS * sum(work_per_node(nodes)) / _operations_per_s()
+    return Needs(_COPIES * parameters + _ACTIVATIONS * _activations(nodes), seconds)
+
+
+def section_needs(chain: Sections, index: int) -> Needs:
+    """Of one section by itself: forward, backward and update."""
+    tensors = chain.traced.tensors
+    parameters = sum(_bytes(tensors[name]) for name in chain.sections[index].parameters)
+    activations = _activations(chain.modules[index].graph.nodes)
+    return Needs(_SECTION_COPIES * parameters + _ACTIVATIONS * activations)
+
+
+def _activations(nodes: Iterable[fx.Node]) -> int:
+    return sum(
         _bytes(value)
         for node in nodes
-        if isinstance(value := node.meta.get("val"), Tensor) and not _is_view(node.target)
+        if node.op == "call_function"
+        and isinstance(value := node.meta.get("val"), Tensor)
+        and not _is_view(node.target)
     )
-    seconds = _FORWARDS * sum(work_per_node(nodes)) / _operations_per_s()
-    return Needs(_COPIES * parameters + _ACTIVATIONS * activations, seconds)
 
 
 def _operations_per_s() -> float:
@@ -69,3 +101,7 @@ def _is_view(target: object) -> bool:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _in_gib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB"

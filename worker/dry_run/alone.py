@@ -1,0 +1,75 @@
+"""Sections run by themselves, one in memory at a time: what tracing does not touch runs at its real size,
+also where a whole step does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cutting.partition import Sections
+from ..data import Sample
+from ..sections.ranges import RangeRuntime
+from ..training import Loss, Training
+from .limits import Memory, section_needs
+
+
+def run_last(chain: Sections, training: Training, seed: int, batch: Sample, memory: Memory) -> str | None:
+    """The last section on zeros: the loss, its gradient, and the optimizer's update. Returns why it was left
+    out, or None. Raises the user's errors."""
+    last = chain.num_sections - 1
+    refusal = memory.refusal(section_needs(chain, last))
+    if refusal is None:
+        zeros = {
+            value.name: torch.zeros(value.shape, dtype=value.torch_dtype) for value in chain.inputs_of(last)
+        }
+        _run(chain, training, seed, last, zeros, batch)
+    return refusal
+
+
+def run_each(chain: Sections, training: Training, seed: int, batch: Sample, memory: Memory) -> str:
+    """All but the last, each on what the one before gives: forward, backward of zeros, update. Returns what
+    was run, in words. Raises the user's errors."""
+    values: Mapping[str, Tensor] = {}
+    last = chain.num_sections - 1
+    for index in range(last):
+        refusal = memory.refusal(section_needs(chain, index))
+        if refusal is not None:
+            begun = f"of {chain.num_sections} sections the first {index} were run one by one"
+            return f"{begun}; section {index}: {refusal}"
+        values = _run(chain, training, seed, index, values, batch)
+    return f"the first {last} of {chain.num_sections} sections were run one by one"
+
+
+def _run(
+    chain: Sections, training: Training, seed: int, index: int, values: Mapping[str, Tensor], batch: Sample
+) -> dict[str, Tensor]:
+    runtime = RangeRuntime(chain, replace(training, loss=partial(_loss, training)), seed)
+    section = runtime.host(index)
+    gradients = {name: torch.zeros_like(parameter) for name, parameter in section.trainable.items()}
+
+    def keep(_section: int, name: str, gradient: Tensor) -> None:
+        gradients[name] = gradient
+
+    output = runtime.forward(0, 0, index, index + 1, values, batch, keep=True)
+    outside = chain.outputs_of(index + 1)
+    seeds = {value.name: torch.zeros_like(output.values[value.name]) for value in outside if value.needs_grad}
+    runtime.backward(0, index, seeds, keep)
+    section.apply(0, gradients)
+    return output.values
+
+
+def _loss(training: Training, output: Any, batch: dict[str, Tensor]) -> Loss:
+    """The user's loss, which must lead back to the model: otherwise the job would run and train nothing."""
+    loss: Any = training.loss(output, batch)
+    total = loss[0] if isinstance(loss, tuple) else loss
+    if isinstance(total, Tensor) and not total.requires_grad:
+        raise ValueError(
+            "no gradient flows from it into the model; expected a differentiable function of the model's "
+            "output, without detach(), no_grad() or a new tensor"
+        )
+    return loss
