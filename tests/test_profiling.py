@@ -9,11 +9,13 @@ from fleet import BUNDLE, settings
 from makara.checkpoint import open_store, save_calibration
 from makara.checkpoint.layout import calibration_key
 from makara.simulator import Calibration, Measurements
+from makara.worker.cutting.partition import split
 from makara.worker.errors import RecipeMismatch
 from makara.worker.measuring.assembly import done_in, left, measurements_of, shares
 from makara.worker.measuring.survey import rest
 from makara.worker.messages import JobSettings, Profile, Survey
 from makara.worker.profiling import begin, conclude, profile, subject_of
+from makara.worker.tracing.trace import trace
 from makara.worker.training import load_entrypoint
 
 ENTRYPOINT = "models:untied_mlp"
@@ -56,6 +58,15 @@ def test_a_fixed_m_is_the_only_one_that_a_job_measures(tmp_path: Path) -> None:
     found = profile(load_entrypoint(BUNDLE, ENTRYPOINT), job_of(tmp_path, microbatch_size=4))
     assert found.recipe.microbatch_size == 4
     assert Measurements.from_json(found.measurements or {}).sizes == (4,)
+
+
+def test_what_is_measured_says_how_much_of_the_beginning_is_frozen(tmp_path: Path) -> None:
+    job = job_of(tmp_path, entrypoint="frozen_models:probe", microbatch_size=2)
+    training = load_entrypoint(BUNDLE, job.entrypoint)
+    found = profile(training, job, seconds=2.0)
+    calibration = Calibration.from_json(found.calibration)
+    chain = split(trace(training, 2, job.seed, job.precision), found.recipe.cuts)
+    assert 0 < calibration.frozen == chain.frozen < chain.num_sections
 
 
 def test_m_leaves_a_micro_batch_for_each_worker(tmp_path: Path) -> None:
