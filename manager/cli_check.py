@@ -96,7 +96,16 @@ def _sections(sections: Sequence[Mapping[str, Any]]) -> Iterable[str]:
         yield f"{index:<7}  {section['label']:<{width}}  {size:>14}  {onward:>20}".rstrip()
 
 
+def _stages(num_sections: int, most: int) -> str:
+    """How K limits P, and what raises it."""
+    if num_sections == most:
+        return f"stages: at most {num_sections} (P); the model's graph has no more places for a cut"
+    finer = f"parallelism.num_sections (up to {most}) or more names in Training.cuts"
+    return f"stages: at most {num_sections} (P); to cut finer: {finer}"
+
+
 def _facts(model: Mapping[str, Any]) -> Iterable[str]:
+    yield _stages(model["num_sections"], model["most_sections"])
     for name, sections in model["shared_parameters"].items():
         yield f"shared: {name} by sections {', '.join(str(index) for index in sections)}"
     by_way: dict[str, list[str]] = {}

@@ -43,7 +43,8 @@ def rank(request: Request, most_rows: int) -> Ranking | Impossible:
         else:
             others.append(found.candidate)
             others.sort(key=_order)
-    why = " ".join([_margin(first, others, len(request.workers)), *_limits(first, sorted(refused))])
+    limits = [*_limits(first, sorted(refused)), *_too_few_sections(first, request)]
+    why = " ".join([_margin(first, others, len(request.workers)), *limits])
     shown = others[: most_rows - 1]
     num_slower = num_skipped + len(others) - len(shown)
     return Ranking(choice, (first, *shown), tuple(sorted(refused)), num_slower, why)
@@ -141,3 +142,15 @@ def _limits(best: Candidate, refused: list[tuple[int, str]]) -> list[str]:
     depth, why = max(shallower)
     stages = f"{depth} stages or fewer" if depth > 1 else "one stage"
     return [f"With {stages} there is no plan: {why}."]
+
+
+def _too_few_sections(best: Candidate, request: Request) -> list[str]:
+    """That a deeper pipeline was not possible, though there are workers for one."""
+    depth, count = best.pipeline_parallel_degree, request.num_sections
+    if request.pipeline_parallel_degree is not None or not depth == count < len(request.workers):
+        return []
+    sections = "1 section" if count == 1 else f"{count} sections"
+    return [
+        f"The model is cut into {sections}, so P is {count} at most; parallelism.num_sections, or more names "
+        "in Training.cuts, would cut it finer."
+    ]

@@ -81,6 +81,7 @@ def to_settings(spec: JobSpec, job: str, bundle_sha256: str) -> JobSettings:
         global_batch_size=spec.training.global_batch_size,
         microbatch_size=spec.parallelism.microbatch_size,
         num_sections=spec.parallelism.num_sections,
+        pipeline_parallel_degree=spec.parallelism.pipeline_parallel_degree,
         numerics=spec.training.numerics,
         precision=spec.training.precision,
         threads=spec.resources.threads,

@@ -10,6 +10,7 @@ from .balance import balance
 from .choose import choose
 from .placement import Roster, Slot, place
 from .reconcile import Agreement, Application, NoHolder, Record, Standing, Transfer, agree, transfers
+from .refusal import too_deep
 from .request import Candidate, Choice, Impossible, Request
 from .stages import stage_table
 
@@ -31,5 +32,6 @@ __all__ = [
     "choose",
     "place",
     "stage_table",
+    "too_deep",
     "transfers",
 ]

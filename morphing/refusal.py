@@ -13,13 +13,22 @@ def degrees_impossible(request: Request) -> str | None:
     """Why the fixed degrees cannot be had from these workers, whatever the memory."""
     depth, replicas = request.pipeline_parallel_degree, request.data_parallel_degree
     if depth is not None and depth > request.num_sections:
-        return f"pipeline_parallel_degree: {depth}, but the model has {request.num_sections} sections"
+        return too_deep(depth, request.num_sections)
     if replicas is not None and replicas > request.num_micro_batches:
         return f"data_parallel_degree: {replicas}, but a step has {request.num_micro_batches} micro-batches"
     needed = (depth or 1) * (replicas or 1)
     if needed > len(request.workers):
         return f"the fixed degrees need {needed} workers, there are {len(request.workers)}"
     return None
+
+
+def too_deep(depth: int, num_sections: int) -> str:
+    """That a model of so many sections has no pipeline of `depth` stages, and what to change."""
+    count = "1 section" if num_sections == 1 else f"{num_sections} sections"
+    return (
+        f"pipeline_parallel_degree: {depth}, but the model is cut into {count}; lower it, or cut the model "
+        "finer (parallelism.num_sections, or more names in Training.cuts)"
+    )
 
 
 def nothing_fits(request: Request, looked_at: Sequence[Candidate]) -> str:

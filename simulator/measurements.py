@@ -49,6 +49,8 @@ class Basis:
     device_name: str
     torch_version: str
     makara_version: str
+    least_sections: int = 0
+    """P of the job file, where the cuts were left to Makara and have to be enough for it; else 0."""
 
     @property
     def fingerprint(self) -> str:
@@ -62,7 +64,7 @@ class Basis:
     @classmethod
     def from_json(cls, value: object, name: str) -> Basis:
         numbers = {f.name for f in fields(cls) if f.type == "int"}
-        checked = known(value, name, {f.name for f in fields(cls)}, set())
+        checked = known(value, name, {f.name for f in fields(cls)}, {"least_sections"})
         values: dict[str, Any] = {
             key: a_count(item, join(name, key)) if key in numbers else a_text(item, join(name, key))
             for key, item in checked.items()

@@ -70,7 +70,16 @@ def test_an_entrypoint_that_is_not_there_is_named(tmp_path: Path, entrypoint: st
 
 
 def test_more_sections_than_the_model_has_are_refused(tmp_path: Path) -> None:
-    assert "parallelism.num_sections: 99 is not in 1..2" in check(tmp_path, GOOD, num_sections=99)
+    assert "parallelism.num_sections: 99 is not in 1..3" in check(tmp_path, GOOD, num_sections=99)
+    assert check(tmp_path, GOOD, num_sections=3) == "ok"
+
+
+def test_more_stages_than_the_model_can_have_sections_are_refused(tmp_path: Path) -> None:
+    said = "parallelism.pipeline_parallel_degree: 4 is more than the 3 sections that the model's graph allows"
+    assert said in check(tmp_path, GOOD, pipeline_parallel_degree=4)
+    assert check(tmp_path, GOOD, pipeline_parallel_degree=3) == "ok"
+    said = "parallelism.pipeline_parallel_degree: 3 is more than num_sections (2); raise it"
+    assert said in check(tmp_path, GOOD, pipeline_parallel_degree=3, num_sections=2)
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,8 @@ def test_the_command_shows_a_table_and_ends_with_0(
     assert run(tmp_path, "hidden.sound()", "--microbatch-size", "2", "--num-sections", "4") == 0
     shown = capsys.readouterr().out
     assert "1,744 parameters (float32), 4 sections, micro-batches of 2" in shown
+    assert "stages: at most 4 (P); to cut finer: parallelism.num_sections (up to " in shown
+    assert "or more names in Training.cuts" in shown
     assert "both steps drew the same numbers" in shown
     assert "one step in pieces is your module's" in shown
 

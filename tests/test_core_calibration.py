@@ -9,6 +9,7 @@ from core_script import Script
 from makara.manager.commands import StoreCalibration
 from makara.manager.events import ManagerStarted, VmTerminated
 from makara.manager.facts import (
+    JobEnded,
     ProbeDealt,
     ProbeEnded,
     ProfilerChosen,
@@ -189,3 +190,20 @@ def test_trainers_meet_the_recipe_that_was_measured() -> None:
     script.report(*(script.change(w, graph_hash=GRAPH_HASH, rows=[], survey=None) for w in workers))
     script.wait(5.0)
     assert script.vitals.planning is not None
+
+
+def test_a_job_that_wants_more_stages_than_the_model_has_sections_ends_and_holds_no_vm() -> None:
+    script, _ = begin(4, parallelism={"pipeline_parallel_degree": 4})
+    ended = script.last(JobEnded)
+    assert ended.status == "failed"
+    assert ended.reason.startswith(
+        "parallelism.pipeline_parallel_degree: 4, but the model is cut into 3 sections; lower it, or cut"
+    )
+    assert "Training.cuts" in ended.reason
+    assert not list(script.state.live_vms)
+
+
+def test_as_many_stages_as_sections_are_measured() -> None:
+    script, _ = begin(4, parallelism={"pipeline_parallel_degree": 3})
+    assert not script.count(JobEnded)
+    assert script.count(ShareDealt)

@@ -232,7 +232,11 @@ def test_fixed_degrees_are_kept_or_said_to_be_impossible() -> None:
         "3x2",
     )
     for degrees, message in [
-        ({"pipeline_parallel_degree": 5}, "pipeline_parallel_degree: 5"),
+        (
+            {"pipeline_parallel_degree": 5},
+            "pipeline_parallel_degree: 5, but the model is cut into 4 sections",
+        ),
+        ({"pipeline_parallel_degree": 5}, "parallelism.num_sections, or more names in Training.cuts"),
         ({"data_parallel_degree": 9}, "data_parallel_degree: 9"),
         ({"pipeline_parallel_degree": 2, "data_parallel_degree": 4}, "need 8 workers, there are 6"),
     ]:

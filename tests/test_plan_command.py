@@ -149,6 +149,20 @@ def test_fixed_degrees_are_kept_to(job: Path, capsys: pytest.CaptureFixture[str]
     assert found["why"] == "2x3 is the only shape that there is a plan for."
 
 
+def test_sections_that_limit_the_stages_are_named(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = Link(latency_s=0.0, bytes_per_s=1e9)
+    calibration = uniform(2, gradient_bytes=(10**11,) * 2, inter_vm=slow, intra_vm=slow)
+    (job.parent / "model.json").write_text(json.dumps(calibration.to_json()))
+    found = answer(job, capsys)
+    assert found["rows"][0]["pipeline_parallel_degree"] == 2
+    assert "The model is cut into 2 sections, so P is 2 at most;" in found["why"]
+    assert "Training.cuts" in found["why"]
+    job.write_text(JOB + "parallelism: {pipeline_parallel_degree: 3}\n")
+    plan(job, status=2)
+    said = capsys.readouterr().err
+    assert "pipeline_parallel_degree: 3, but the model is cut into 2 sections; lower it, or cut" in said
+
+
 # ---- the ranking -------------------------------------------------------------------------------------------
 
 

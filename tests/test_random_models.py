@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makara.worker.cutting.cuts import crossing_bytes
 from makara.worker.cutting.derived import find_derived
 from makara.worker.cutting.partition import Sections, split
+from makara.worker.cutting.places import crossing_bytes
 from makara.worker.cutting.work import compute_nodes
 from makara.worker.data import Batches
 from makara.worker.sections.ranges import RangeRuntime

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from .cutting.partition import Sections, choose_cuts, split
+from .cutting.partition import Sections, choose_cuts, most_sections, split
 from .data import Batches
 from .dry_run.alone import run_each, run_last
 from .dry_run.comparison import NUM_MICRO_BATCHES, Report, compare, watch_for
@@ -49,6 +49,7 @@ class CheckSettings(BaseModel):
     seed: int = 0
     microbatch_size: int | None = None
     num_sections: int | None = None
+    pipeline_parallel_degree: int | None = None
     precision: Precision = "fp32"
     compare: bool = True
     """False: leave the comparison with the eager module out, and say so."""
@@ -109,7 +110,9 @@ def _cut_first(training: Training, settings: CheckSettings) -> Sections:
 def _cut(training: Training, m: int, settings: CheckSettings, precision: Precision) -> Sections:
     traced = trace(training, m, settings.seed, precision)
     try:
-        return split(traced, choose_cuts(traced, settings.num_sections, marks=training.cuts))
+        depth = settings.pipeline_parallel_degree or 1
+        cuts = choose_cuts(traced, settings.num_sections, least=depth, marks=training.cuts)
+        return split(traced, cuts)
     except ValueError as error:
         raise UserCodeError(f"parallelism.{error}") from error
 
@@ -139,6 +142,7 @@ def _describe(chain: Sections) -> dict[str, Any]:
         "microbatch_size": m,
         "parameter_types": types,
         "num_sections": chain.num_sections,
+        "most_sections": most_sections(traced),
         "sections": [
             {
                 "label": section.label,

@@ -100,6 +100,7 @@ class JobSettings(Message):
     global_batch_size: int = Field(ge=1)
     microbatch_size: int | None = None  # None: chosen by calibration
     num_sections: int | None = None  # K; None: chosen from the graph
+    pipeline_parallel_degree: int | None = None  # P, for which K must be enough; None: left to the planner
     numerics: Literal["exact", "fast"]
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     threads: int = Field(default=1, ge=1)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...morphing import too_deep
 from ...simulator import AllReduce, InvalidCalibration, Wire
 from ...worker.measuring.assembly import left, measurements_of, profile_of, shares
 from ...worker.messages import Phase, Profile, WorkerReport
 from ..commands import StoreCalibration
 from ..facts import (
+    JobEnded,
     ProbeDealt,
     ProbeEnded,
     ProbeOpened,
@@ -25,6 +27,7 @@ from ..facts import (
     Surveyed,
 )
 from ..state import JobState, Measuring, Probe, Seat, VmStatus, vm_of
+from . import ending
 from .turn import Turn, has_ended, seat_of
 
 _MOST_MEMBERS = 8  # of a probe
@@ -35,13 +38,15 @@ _MOST_PROBES = 2  # a second one after a death; then links are assumed
 def fix_recipe(turn: Turn) -> None:
     """Take the recipe that a profiler found, else see that somebody is at it."""
     state = turn.state
-    if state.recipe is not None or not state.active:
+    if not state.active:
         return
-    if state.measuring is None and not _found(turn):
+    if state.recipe is None and state.measuring is None and not _found(turn):
         if state.profiler is None or turn.is_away(state.profiler):
             _choose(turn)
         return
-    if turn.state.measuring is not None:
+    if _is_too_shallow(turn):
+        return
+    if turn.state.recipe is None and turn.state.measuring is not None:
         _take_rows(turn, turn.state.measuring)
         _measure(turn, turn.state.measuring)
 
@@ -58,6 +63,19 @@ def _found(turn: Turn) -> bool:
             turn.fact(Surveyed(at=turn.now, worker=worker.worker, survey=worker.survey))
             return True
     return False
+
+
+def _is_too_shallow(turn: Turn) -> bool:
+    """Whether the model has fewer sections than the job wants stages: K and P stay as they are, so the job
+    ends. Trainers refuse such a job where they cut the model; what was cut before may come from a store."""
+    state = turn.state
+    recipe = state.measuring.survey.recipe if state.recipe is None and state.measuring else state.recipe
+    depth = state.spec.parallelism.pipeline_parallel_degree if state.spec is not None else None
+    if recipe is None or depth is None or depth <= recipe.num_sections:
+        return False
+    reason = f"parallelism.{too_deep(depth, recipe.num_sections)}"
+    ending.end(turn, JobEnded(at=turn.now, status="failed", reason=reason))
+    return True
 
 
 def _fix(turn: Turn, found: Profile) -> None:

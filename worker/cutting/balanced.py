@@ -16,41 +16,53 @@ def best_cuts(
     work: Sequence[float],
     wanted: int,
     inside: Collection[int] = frozenset(),
+    held: Sequence[float] | None = None,
 ) -> list[int]:
     """The `wanted`-1 of the ascending `places` with the least sum of squared imbalance and of crossing bytes
     (dynamic programme over the number of sections and where the last of them ends).
 
-    `work`: of all before each position, the whole at the end; `inside`: places that are better avoided.
+    `work`: of all before each position, the whole at the end; `inside`: places that are better avoided;
+    `held`: bytes of parameters before each position, whose imbalance then counts as much as that of work.
     Ties go to the earlier cut, so that the answer is the same everywhere.
     """
     ends = [*places, len(work) - 1]
-    until = [work[end] for end in ends]
-    mean = work[-1] / wanted or 1.0
+    loads = [_Load([sums[end] for end in ends], wanted) for sums in (work, held) if sums is not None]
     usual = max(sorted(sizes[place] for place in places)[len(places) // 2], 1) if places else 1
     toll = [_BYTES_WEIGHT * sizes[p] / usual + (_INSIDE_WEIGHT if p in inside else 0.0) for p in places]
     toll.append(0.0)
-    chosen = _chosen(until, toll, mean, wanted, _LONGEST * mean) or _chosen(
-        until, toll, mean, wanted, math.inf
-    )
+    chosen = _chosen(loads, toll, wanted, _LONGEST) or _chosen(loads, toll, wanted, math.inf)
     return [ends[place] for place in chosen]
 
 
-def _chosen(
-    until: Sequence[float], toll: Sequence[float], mean: float, wanted: int, longest: float
-) -> list[int]:
-    """Indices of the chosen ends, without the last. No section of several places does more work than
-    `longest`; empty if that leaves no way."""
-    best = [_off(done, mean) + paid for done, paid in zip(until, toll, strict=True)]
+class _Load:
+    """What sections are to have alike. `until`: of all before each end."""
+
+    def __init__(self, until: Sequence[float], num_sections: int) -> None:
+        self.until = until
+        self.mean = until[-1] / num_sections or 1.0
+
+    def off(self, end: int, start: int | None = None) -> float:
+        """How far a section between two ends is from the mean, squared."""
+        own = self.until[end] - (0.0 if start is None else self.until[start])
+        return (own / self.mean - 1.0) ** 2
+
+
+def _chosen(loads: Sequence[_Load], toll: Sequence[float], wanted: int, longest: float) -> list[int]:
+    """Indices of the chosen ends, without the last. No section of several places has more than `longest`
+    means of all its loads; empty if that leaves no way."""
+    ends = range(len(toll))
+    best = [sum(load.off(end) for load in loads) + toll[end] for end in ends]
     history: list[list[int]] = []
     for count in range(1, wanted):
-        longer = [math.inf] * len(until)
-        before = [-1] * len(until)
-        for end in range(count, len(until)):
+        longer = [math.inf] * len(toll)
+        before = [-1] * len(toll)
+        for end in range(count, len(toll)):
             for start in range(end - 1, count - 2, -1):
-                work = until[end] - until[start]
-                if work > longest and start < end - 1:
+                if start < end - 1 and all(
+                    load.until[end] - load.until[start] > longest * load.mean for load in loads
+                ):
                     break
-                found = best[start] + _off(work, mean)
+                found = best[start] + sum(load.off(end, start) for load in loads)
                 if found <= longer[end]:
                     longer[end], before[end] = found, start
             longer[end] += toll[end]
@@ -58,13 +70,9 @@ def _chosen(
         history.append(before)
     if math.isinf(best[-1]):
         return []
-    end = len(until) - 1
+    end = len(toll) - 1
     chosen: list[int] = []
     for before in reversed(history):
         end = before[end]
         chosen.append(end)
     return chosen[::-1]
-
-
-def _off(work: float, mean: float) -> float:
-    return (work / mean - 1.0) ** 2

@@ -1,19 +1,17 @@
-"""Where to cut: the places of a graph that little crosses, and the choice among them that balances the
-work."""
+"""Which cuts: K from counted work, and the places that balance work and memory and that little crosses."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, fx
+from torch import fx
 
 from ..errors import UserCodeError
-from ..tracing.functional import written_spans
 from ..tracing.trace import TracedModel
-from .balanced import best_cuts
-from .blocks import ENOUGH_BLOCKS, Blocks, find_blocks, marked_positions
+from .blocks import ENOUGH_BLOCKS, marked_positions
 from .derived import find_derived
+from .places import MAX_PLACES, Chart, chart_of, crossing_bytes, num_places, sums_of
 from .work import compute_nodes, work_per_node
 
 MAX_SMALL_SECTIONS = 16
@@ -24,179 +22,139 @@ an accelerator that does 10 TFlop/s, many times what starting a section costs.""
 MAX_SECTIONS = 128
 _SMALLEST_SHARE = 0.25  # by default no section does less than this part of the mean work
 _OWN_SECTION = 3.0  # what surrounds the blocks is a section of its own if it is so many blocks' work
-_MAX_PLACES = 256
-_NEARBY = 1 / 16  # part of the whole work: moving a cut by this much still balances
-_MUCH_WORSE = 1.5
+_LARGE = 0.3  # part of the work: where a section does more, cuts are looked for in all places
+_PAYS = 0.75  # and taken if the largest section gets as small as this, against what it was
 
 
 def choose_cuts(
     traced: TracedModel,
     num_sections: int | None = None,
     *,
+    least: int = 1,
     marks: Sequence[str] | None = None,
     work: Sequence[float] | None = None,
 ) -> list[int]:
-    """The graph positions before which sections 1..K-1 begin. Deterministic.
+    """The graph positions before which sections 1..K-1 begin. Deterministic; K does not depend on `work`.
 
     `marks` (`Training.cuts`): names of modules before whose first operation a section begins; they decide.
     Otherwise, with `num_sections` None: a section for each of the model's repeated blocks, if it has at least
     8 (what comes before the first goes with it, what comes after the last with that, unless it is much
     heavier than a block), else as many sections as have a fair share of the work. More than 16 only while
-    each has at least `MIN_SECTION_WORK` on average.
-    `work`: measured prices of `compute_nodes`, in any unit; None counts operations.
-    Raises `ValueError` when the graph has too few places for `num_sections`, `UserCodeError` naming a mark
-    that cannot be.
+    each has at least `MIN_SECTION_WORK` on average. Cuts are where the crossing bytes are least; elsewhere
+    only if that leaves sections much larger than they need be.
+    `least`: the K that the job's P calls for. `work`: measured prices of `compute_nodes`, in any unit; None
+    counts operations.
+    Raises `ValueError` when the graph has too few places for `num_sections` or `least`, `UserCodeError`
+    naming a mark that cannot be, or marks that are too few.
     """
     nodes = compute_nodes(traced.graph)
     derived = find_derived(traced)
-    crossing = crossing_bytes(nodes, derived)
     if marks is not None:
-        return _marked_cuts(nodes, derived, crossing, marks, num_sections)
+        return _marked_cuts(nodes, derived, marks, num_sections, least)
     counted = work_per_node(nodes, traced.precision)
-    chart = _chart(nodes, derived, crossing, counted if work is None else work)
-    if num_sections is not None:
-        if not 1 <= num_sections <= len(chart.places) + 1:
-            most = len(chart.places) + 1
-            raise ValueError(
-                f"num_sections: {num_sections} is not in 1..{most}, what the model's graph allows"
-            )
-        return chart.best(chart.places, num_sections)
-    most = max(MAX_SMALL_SECTIONS, min(MAX_SECTIONS, int(sum(counted) / MIN_SECTION_WORK)))
-    if len(chart.blocks.spans) >= ENOUGH_BLOCKS:
-        places = _block_places(chart)
-        return chart.best(places, min(len(places) + 1, most))
-    wanted = min(len(chart.places) + 1, most)
-    while wanted > 1:
-        cuts = chart.best(chart.places, wanted)
-        shares = [chart.work[stop] - chart.work[start] for start, stop in spans(cuts, len(nodes))]
-        if min(shares) >= _SMALLEST_SHARE * chart.work[-1] / wanted:
-            return cuts
-        wanted -= max(1, wanted // MAX_SMALL_SECTIONS)
-    return []
+    chart = chart_of(traced, nodes, derived, counted, _SMALLEST_SHARE / MAX_SMALL_SECTIONS)
+    if num_sections is not None and not 1 <= num_sections <= chart.most:
+        raise ValueError(
+            f"num_sections: {num_sections} is not in 1..{chart.most}, what the model's graph allows"
+        )
+    if least > (num_sections or chart.most):
+        raise ValueError(_too_deep(least, num_sections, chart.most))
+    if num_sections is None:
+        most = max(MAX_SMALL_SECTIONS, min(MAX_SECTIONS, int(sum(counted) / MIN_SECTION_WORK)))
+        choice = _automatic(chart, most)
+        num_sections = len(choice.cuts) + 1
+        choice = choice if num_sections >= least else _into(chart, least)
+    else:
+        choice = _into(chart, num_sections)
+    if work is None:
+        return choice.cuts
+    own = [0.0 if node in derived else price for node, price in zip(nodes, work, strict=True)]
+    return choice.with_prices(chart, sums_of(own))
 
 
-def spans(cuts: Sequence[int], length: int) -> list[tuple[int, int]]:
-    return list(zip([0, *cuts], [*cuts, length], strict=True))
-
-
-def crossing_bytes(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> list[int | None]:
-    """Bytes that cross before each position; None where no cut may be (a tuple crosses, or a write spans it).
-    What is derived does not cross."""
-    number = {node: position for position, node in enumerate(nodes)}
-    change = [0] * (len(nodes) + 2)
-    barred = [0] * (len(nodes) + 2)  # how many bars begin here, less those that end
-    for position, node in enumerate(nodes):
-        last = max((number.get(user, len(nodes)) for user in node.users), default=position)
-        value = node.meta.get("val")
-        if node in derived or last == position:
-            continue
-        if isinstance(value, Tensor):
-            change[position + 1] += value.numel() * value.element_size()
-            change[last + 1] -= value.numel() * value.element_size()
-        elif node.op != "get_attr":
-            barred[position + 1] += 1
-            barred[last + 1] -= 1
-    for first, final in written_spans(list(nodes)):
-        barred[first + 1] += 1
-        barred[final + 1] -= 1
-    sizes: list[int | None] = []
-    total = bars = 0
-    for position in range(len(nodes)):
-        total += change[position]
-        bars += barred[position]
-        sizes.append(None if bars else total)
-    return sizes
+def most_sections(traced: TracedModel) -> int:
+    """The largest `num_sections` that the model's graph allows."""
+    nodes = compute_nodes(traced.graph)
+    return min(num_places(nodes, find_derived(traced)), MAX_PLACES) + 1
 
 
 @dataclass(frozen=True)
-class _Chart:
-    """What the choice is made from."""
+class _Choice:
+    """Cuts by counted work, and the places that they were chosen from."""
 
-    places: list[int]  # where cuts may be, ascending
-    sizes: dict[int, int]  # bytes that cross there
-    work: list[float]  # of all before each position; one entry more than there are positions
-    blocks: Blocks
+    cuts: list[int]
+    places: Sequence[int]
+    by_memory: bool = False
 
-    def best(self, places: Sequence[int], wanted: int) -> list[int]:
-        inside = {place for place in places if self._is_inside(place)}
-        return best_cuts(places, self.sizes, self.work, wanted, inside)
-
-    def _is_inside(self, place: int) -> bool:
-        return any(first < place <= last for first, last in self.blocks.spans)
+    def with_prices(self, chart: Chart, work: Sequence[float]) -> list[int]:
+        return chart.best(self.places, len(self.cuts) + 1, work, by_memory=self.by_memory)
 
 
-def _chart(
-    nodes: Sequence[fx.Node],
-    derived: Collection[fx.Node],
-    crossing: Sequence[int | None],
-    work: Sequence[float],
-) -> _Chart:
-    own = [0.0 if node in derived else cost for node, cost in zip(nodes, work, strict=True)]
-    sums = [0.0]
-    for cost in own:
-        sums.append(sums[-1] + cost)
-    positions = [position for position, node in enumerate(nodes) if node not in derived]
-    stretches = _stretches(crossing, positions[1:])
-    # In a stretch a cut is best before a block, else before what is heavy: a layer with what follows it.
-    sizes = {
-        place: size for stretch in stretches for place in stretch if (size := crossing[place]) is not None
-    }
-    blocks = find_blocks(nodes, own, derived, sizes)
-    starts = set(blocks.starts)
-    heavy = _SMALLEST_SHARE * sums[-1] / MAX_SMALL_SECTIONS
-    places: list[int] = []
-    for stretch in stretches:
-        begins = [place for place in stretch if place in starts]
-        begins = begins or [place for place in stretch if own[place] > heavy]
-        places += begins or stretch[:1]
-    return _Chart(_thin(places, sizes, sums), sizes, sums, blocks)
+def _automatic(chart: Chart, most: int) -> _Choice:
+    if len(chart.blocks.spans) >= ENOUGH_BLOCKS:
+        places = _block_places(chart)
+        return _Choice(chart.best(places, min(len(places) + 1, most)), places)
+    return _finer_if_it_pays(
+        chart, _fair(chart, chart.good, most), lambda: _fair(chart, chart.layers(most), most, by_memory=True)
+    )
 
 
-def _stretches(crossing: Sequence[int | None], positions: Sequence[int]) -> list[list[int]]:
-    """Where, among `positions`, the crossing bytes are a local minimum: positions of each flat stretch."""
-    flat: list[list[int]] = []
-    for position in positions:
-        size = crossing[position]
-        if size is None:
-            continue
-        if flat and crossing[flat[-1][0]] == size:
-            flat[-1].append(position)
-        else:
-            flat.append([position])
-    heights = [crossing[stretch[0]] or 0 for stretch in flat]
-    return [
-        stretch
-        for number, stretch in enumerate(flat)
-        if (number == 0 or heights[number - 1] > heights[number])
-        and (number + 1 == len(flat) or heights[number + 1] > heights[number])
-    ]
+def _fair(chart: Chart, places: Sequence[int], most: int, *, by_memory: bool = False) -> _Choice:
+    """As many sections as have a fair share of the work each (`by_memory`: or of the parameters)."""
+    wanted = min(len(places) + 1, most)
+    while wanted > 1:
+        cuts = chart.best(places, wanted, by_memory=by_memory)
+        shares = [max(share) if by_memory else share[0] for share in chart.shares(cuts)]
+        if min(shares) >= _SMALLEST_SHARE / wanted:
+            return _Choice(cuts, places, by_memory)
+        wanted -= max(1, wanted // MAX_SMALL_SECTIONS)
+    return _Choice([], places, by_memory)
 
 
-def _thin(places: list[int], sizes: dict[int, int], work: list[float]) -> list[int]:
-    """Those without a better place beside them or a much better one near by; at most `_MAX_PLACES` that least
-    crosses, in order."""
-    near = _NEARBY * work[-1]
+def _into(chart: Chart, wanted: int) -> _Choice:
+    """`wanted` sections, at most `chart.most`."""
 
-    def beaten(number: int, place: int) -> bool:
-        close = [other for other in places if abs(work[other] - work[place]) <= near]
-        beside = [other for other in places[max(0, number - 1) : number + 2] if other in close]
-        return sizes[place] > min(
-            min(sizes[other] for other in beside), _MUCH_WORSE * min(sizes[other] for other in close)
-        )
+    def finer() -> _Choice:
+        places = chart.fine(wanted)
+        return _Choice(chart.best(places, wanted, by_memory=True), places, by_memory=True)
 
-    good = [place for number, place in enumerate(places) if not beaten(number, place)]
-    return sorted(sorted(good, key=lambda place: (sizes[place], place))[:_MAX_PLACES])
+    if len(chart.good) < wanted - 1:
+        return finer()
+    return _finer_if_it_pays(chart, _Choice(chart.best(chart.good, wanted), chart.good), finer)
 
 
-def _block_places(chart: _Chart) -> list[int]:
+def _finer_if_it_pays(chart: Chart, coarse: _Choice, finer: Callable[[], _Choice]) -> _Choice:
+    """`finer`, if the coarse choice leaves a section with a large part of the work, and the finer one makes
+    the largest much smaller; in more sections, also if the largest in parameters gets so."""
+    work, held = (max(parts) for parts in zip(*chart.shares(coarse.cuts), strict=True))
+    if work <= _LARGE:
+        return coarse
+    fine = finer()
+    fine_work, fine_held = (max(parts) for parts in zip(*chart.shares(fine.cuts), strict=True))
+    saves_memory = len(fine.cuts) > len(coarse.cuts) and fine_held <= _PAYS * held
+    return fine if fine_work <= _PAYS * work or saves_memory else coarse
+
+
+def _too_deep(depth: int, num_sections: int | None, most: int) -> str:
+    """Why a job's P cannot be."""
+    if num_sections is not None:
+        why = f"num_sections ({num_sections}); raise it, the model's graph allows {most}"
+    elif most == 1:
+        why = "the 1 section that the model is: there is no place in its graph for a cut"
+    else:
+        why = f"the {most} sections that the model's graph allows"
+    return f"pipeline_parallel_degree: {depth} is more than {why}"
+
+
+def _block_places(chart: Chart) -> list[int]:
     """Where each block but the first begins; also the two ends of all blocks, if what is beyond is heavy."""
     work, blocks = chart.work, chart.blocks.spans
     first, last = blocks[0][0], blocks[-1][1]
     usual = (work[last + 1] - work[first]) / len(blocks)
     found = list(chart.blocks.starts[1:])
-    if first in chart.places and work[first] > _OWN_SECTION * usual:
+    if first in chart.good and work[first] > _OWN_SECTION * usual:
         found.insert(0, first)
-    behind = next((place for place in chart.places if place > last), None)
+    behind = next((place for place in chart.good if place > last), None)
     if behind is not None and work[-1] - work[behind] > _OWN_SECTION * usual:
         found.append(behind)
     return found
@@ -205,10 +163,11 @@ def _block_places(chart: _Chart) -> list[int]:
 def _marked_cuts(
     nodes: Sequence[fx.Node],
     derived: Collection[fx.Node],
-    crossing: Sequence[int | None],
     marks: Sequence[str],
     num_sections: int | None,
+    least: int,
 ) -> list[int]:
+    crossing = crossing_bytes(nodes, derived)
     positions = marked_positions(nodes, derived, marks)
     begins = next((position for position, node in enumerate(nodes) if node not in derived), 0)
     taken: dict[int, str] = {}
@@ -229,5 +188,10 @@ def _marked_cuts(
         raise UserCodeError(
             f"Training.cuts: {len(taken)} marks make {len(taken) + 1} sections, but parallelism.num_sections "
             f"is {num_sections}; leave one of them out"
+        )
+    if least > len(taken) + 1:
+        raise UserCodeError(
+            f"Training.cuts: {len(taken)} marks make {len(taken) + 1} sections, fewer than "
+            f"parallelism.pipeline_parallel_degree ({least}); name more modules, or lower it"
         )
     return sorted(taken)

@@ -76,7 +76,13 @@ class Subject:
         training = self._training
         prices = None if training.cuts is not None else _prices(self._held, self.device, pricing_s)
         try:
-            cuts = choose_cuts(self._held, self.job.num_sections, marks=training.cuts, work=prices)
+            cuts = choose_cuts(
+                self._held,
+                self.job.num_sections,
+                least=self.job.pipeline_parallel_degree or 1,
+                marks=training.cuts,
+                work=prices,
+            )
         except ValueError as error:
             raise UserCodeError(f"parallelism.{error}") from error
         return self._split(cuts)
@@ -153,6 +159,7 @@ def basis_of(traced: TracedModel, job: JobSettings, device: torch.device) -> Bas
         microbatch_size=traced.microbatch_size,
         global_batch_size=job.global_batch_size,
         num_sections=job.num_sections or 0,
+        least_sections=0 if job.num_sections else job.pipeline_parallel_degree or 0,
         code_sha256=_code_sha256(job.entrypoint),
         precision=job.precision,
         numerics=job.numerics,

@@ -1,0 +1,234 @@
+"""Where a graph may be cut, and what lies before each place: work, parameters, the bytes that cross."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor, fx
+
+from ..tracing.functional import written_spans
+from ..tracing.trace import TracedModel
+from .balanced import best_cuts
+from .blocks import Blocks, find_blocks
+
+MAX_PLACES = 256
+_NEARBY = 1 / 16  # part of the whole work: moving a cut by this much still balances
+_MUCH_WORSE = 1.5
+_GRAIN = 1 / 4  # of a section's fair share: places closer together than this are one, where K is high
+
+
+def spans(cuts: Sequence[int], length: int) -> list[tuple[int, int]]:
+    return list(zip([0, *cuts], [*cuts, length], strict=True))
+
+
+def crossing_bytes(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> list[int | None]:
+    """Bytes that cross before each position; None where no cut may be (a tuple crosses, or a write spans it).
+    What is derived does not cross."""
+    number = {node: position for position, node in enumerate(nodes)}
+    change = [0] * (len(nodes) + 2)
+    barred = [0] * (len(nodes) + 2)  # how many bars begin here, less those that end
+    for position, node in enumerate(nodes):
+        last = max((number.get(user, len(nodes)) for user in node.users), default=position)
+        value = node.meta.get("val")
+        if node in derived or last == position:
+            continue
+        if isinstance(value, Tensor):
+            change[position + 1] += value.numel() * value.element_size()
+            change[last + 1] -= value.numel() * value.element_size()
+        elif node.op != "get_attr":
+            barred[position + 1] += 1
+            barred[last + 1] -= 1
+    for first, final in written_spans(list(nodes)):
+        barred[first + 1] += 1
+        barred[final + 1] -= 1
+    sizes: list[int | None] = []
+    total = bars = 0
+    for position in range(len(nodes)):
+        total += change[position]
+        bars += barred[position]
+        sizes.append(None if bars else total)
+    return sizes
+
+
+def num_places(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> int:
+    """How many positions there are where a cut may be."""
+    crossing = crossing_bytes(nodes, derived)
+    own = [position for position, node in enumerate(nodes) if node not in derived]
+    return sum(crossing[position] is not None for position in own[1:])
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A graph as the choice of cuts sees it. Lists of sums hold what lies before each position, and the whole
+    at the end."""
+
+    sizes: dict[int, int]  # bytes that cross, for each position where a cut may be
+    good: list[int]  # the positions that little crosses, ascending
+    own: list[float]  # counted work of each position
+    work: list[float]  # sums of it
+    held: list[float]  # sums of the bytes of parameters, each where it is used first
+    blocks: Blocks
+
+    @cached_property
+    def most(self) -> int:
+        """The largest K."""
+        return min(len(self.sizes), MAX_PLACES) + 1
+
+    def fine(self, wanted: int) -> list[int]:
+        """Places for `wanted` sections: `layers`, or if those are too few, with some load between them
+        anywhere; or all there are, up to `MAX_PLACES` that least crosses."""
+        layers, anywhere = self.layers(wanted), self._least(self._apart(self.sizes, wanted))
+        enough = [places for places in (layers, anywhere) if len(places) >= wanted - 1]
+        return enough[0] if enough else self._least(self.sizes)
+
+    def layers(self, wanted: int) -> list[int]:
+        """The good places and those before operations that are the first to use parameters, with some load
+        between them, for about `wanted` sections."""
+        first_uses = [place for place in self.sizes if self.held[place + 1] > self.held[place]]
+        return self._least(self._apart(first_uses, wanted))
+
+    def _apart(self, places: Iterable[int], wanted: int) -> set[int]:
+        """The good places and the best of each stretch of `places` in which there is little load."""
+        grain, base = _GRAIN / wanted, 0.0
+        stretches: list[list[int]] = []
+        for place in sorted(places):
+            load = self._share(place)
+            if stretches and load - base < grain:
+                stretches[-1].append(place)
+            else:
+                stretches.append([place])
+                base = load
+        return {*self.good, *(min(stretch, key=self._cost) for stretch in stretches)}
+
+    def best(
+        self,
+        places: Sequence[int],
+        wanted: int,
+        work: Sequence[float] | None = None,
+        *,
+        by_memory: bool = False,
+    ) -> list[int]:
+        """`wanted`-1 of `places`, by `work` (as the field; None: as counted), and by parameters, too."""
+        inside = {place for place in places if self._is_inside(place)}
+        held = self.held if by_memory else None
+        return best_cuts(places, self.sizes, self.work if work is None else work, wanted, inside, held)
+
+    def shares(self, cuts: Sequence[int]) -> list[tuple[float, float]]:
+        """For each section its part of all work and of all parameters."""
+        return [
+            (
+                (self.work[stop] - self.work[start]) / (self.work[-1] or 1.0),
+                (self.held[stop] - self.held[start]) / (self.held[-1] or 1.0),
+            )
+            for start, stop in spans(cuts, len(self.own))
+        ]
+
+    def _share(self, place: int) -> float:
+        """Of work and parameters, the mean part that lies before it."""
+        return (self.work[place] / (self.work[-1] or 1.0) + self.held[place] / (self.held[-1] or 1.0)) / 2
+
+    def _cost(self, place: int) -> tuple[int, bool, float, int]:
+        """Little crosses, a block begins, or else something heavy: a layer goes with what follows it."""
+        heavy = self._share(place + 1) - self._share(place)
+        return self.sizes[place], place not in self.blocks.starts, -heavy, place
+
+    def _least(self, places: Iterable[int]) -> list[int]:
+        return sorted(sorted(places, key=lambda place: (self.sizes[place], place))[:MAX_PLACES])
+
+    def _is_inside(self, place: int) -> bool:
+        return any(first < place <= last for first, last in self.blocks.spans)
+
+
+def chart_of(
+    traced: TracedModel,
+    nodes: Sequence[fx.Node],
+    derived: Collection[fx.Node],
+    work: Sequence[float],
+    heavy_share: float,
+) -> Chart:
+    """`work`: counted, of each of `nodes`; `heavy_share`: what part of all work makes an operation one that a
+    section rather begins with."""
+    crossing = crossing_bytes(nodes, derived)
+    own = [0.0 if node in derived else cost for node, cost in zip(nodes, work, strict=True)]
+    sums = sums_of(own)
+    positions = [position for position, node in enumerate(nodes) if node not in derived]
+    stretches = _stretches(crossing, positions[1:])
+    sizes = {position: size for position in positions[1:] if (size := crossing[position]) is not None}
+    # In a stretch a cut is best before a block, else before what is heavy: a layer with what follows it.
+    blocks = find_blocks(nodes, own, derived, {place for stretch in stretches for place in stretch})
+    starts = set(blocks.starts)
+    heavy = heavy_share * sums[-1]
+    places: list[int] = []
+    for stretch in stretches:
+        begins = [place for place in stretch if place in starts]
+        begins = begins or [place for place in stretch if own[place] > heavy]
+        places += begins or stretch[:1]
+    held = sums_of(_parameter_bytes(traced, nodes, derived))
+    return Chart(sizes, _thin(places, sizes, sums), own, sums, held, blocks)
+
+
+def sums_of(values: Iterable[float]) -> list[float]:
+    """What lies before each of `values`, and the whole at the end."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return sums
+
+
+def _parameter_bytes(
+    traced: TracedModel, nodes: Sequence[fx.Node], derived: Collection[fx.Node]
+) -> list[float]:
+    """Bytes of the parameters that each position is the first to use, itself or through what is derived."""
+    names: dict[fx.Node, frozenset[str]] = {
+        place: frozenset({traced.parameters[place.name]})
+        for place in traced.graph.find_nodes(op="placeholder")
+        if place.name in traced.parameters
+    }
+    seen: set[str] = set()
+    found: list[float] = []
+    for node in nodes:
+        used = frozenset[str]().union(*(names.get(source, frozenset()) for source in node.all_input_nodes))
+        if node in derived:
+            names[node] = used
+        fresh = frozenset() if node in derived else used - seen
+        seen |= fresh
+        found.append(sum(traced.tensors[name].nbytes for name in fresh))
+    return found
+
+
+def _stretches(crossing: Sequence[int | None], positions: Sequence[int]) -> list[list[int]]:
+    """Where, among `positions`, the crossing bytes are a local minimum: positions of each flat stretch."""
+    flat: list[list[int]] = []
+    for position in positions:
+        size = crossing[position]
+        if size is None:
+            continue
+        if flat and crossing[flat[-1][0]] == size:
+            flat[-1].append(position)
+        else:
+            flat.append([position])
+    heights = [crossing[stretch[0]] or 0 for stretch in flat]
+    return [
+        stretch
+        for number, stretch in enumerate(flat)
+        if (number == 0 or heights[number - 1] > heights[number])
+        and (number + 1 == len(flat) or heights[number + 1] > heights[number])
+    ]
+
+
+def _thin(places: list[int], sizes: Mapping[int, int], work: list[float]) -> list[int]:
+    """Those without a better place beside them or a much better one near by; at most `MAX_PLACES` that least
+    crosses, in order."""
+    near = _NEARBY * work[-1]
+
+    def beaten(number: int, place: int) -> bool:
+        close = [other for other in places if abs(work[other] - work[place]) <= near]
+        beside = [other for other in places[max(0, number - 1) : number + 2] if other in close]
+        return sizes[place] > min(
+            min(sizes[other] for other in beside), _MUCH_WORSE * min(sizes[other] for other in close)
+        )
+
+    good = [place for number, place in enumerate(places) if not beaten(number, place)]
+    return sorted(sorted(good, key=lambda place: (sizes[place], place))[:MAX_PLACES])
