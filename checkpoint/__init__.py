@@ -10,6 +10,7 @@ which trainers import.
 """
 
 from .calibrations import load_calibration, save_calibration
+from .copying import copy_checkpoint, published
 from .credentials import CREDENTIALS, Credentials, credentials_in, inherited
 from .errors import (
     Cancelled,
@@ -30,7 +31,7 @@ from .errors import (
     StoreUnavailable,
     Superseded,
 )
-from .export import Export, export, weights_sha256
+from .export import Export, export, weight_shapes, weights_sha256
 from .head import (
     Head,
     Retired,
@@ -82,6 +83,7 @@ __all__ = [
     "assemble",
     "candidates",
     "check_writable",
+    "copy_checkpoint",
     "credentials_in",
     "delete_parts",
     "export",
@@ -93,6 +95,7 @@ __all__ = [
     "open_store",
     "parts_with",
     "publish",
+    "published",
     "read_head",
     "read_part",
     "read_sections",
@@ -101,6 +104,7 @@ __all__ = [
     "retrying",
     "save_calibration",
     "sweep",
+    "weight_shapes",
     "weights_sha256",
     "write_part",
 ]

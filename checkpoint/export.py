@@ -88,6 +88,17 @@ def weights_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def weight_shapes(store: Store, manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight in a checkpoint. Raises `Corrupt`, `NotFound` and the store's errors."""
+    return {
+        name.partition("/")[2]: entry.shape
+        for part in manifest.parts
+        if any(name.startswith("weights/") for name in part.tensors)
+        for name, entry in _stored_header(store, part).tensors.items()
+        if name.startswith("weights/")
+    }
+
+
 class WeightsHash:
     """The hash of `weights_sha256`, fed tensor by tensor in order of their names."""
 

@@ -56,7 +56,10 @@ def _check_known(
     if head.generation < opened:
         raise HeadLacks(f"{where} is open at generation {head.generation}; {_expected(opened, known)}")
     # The generation's members step only after its opening is answered: what it published is somebody else's.
-    if any(checkpoint.generation >= generation or not opened for checkpoint in head.manifests):
+    # Of a head that nobody has opened, only what the job was told to start from is not.
+    own = set[CheckpointId]() if opened else set(known)
+    foreign = [c for c in head.manifests if c.generation >= generation or not opened]
+    if set(foreign) - own:
         raise HeadAhead(
             f"{where} lists checkpoints that this manager knows nothing of, the newest {head.manifests[0]}"
         )

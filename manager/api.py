@@ -23,6 +23,7 @@ from .providers import FaultKind, ProviderError
 from .providers.local import LocalProvider
 from .runtime import Job
 from .service import Service
+from .starting import StartView
 from .submission import Submission, accept, check_settings
 from .threads import Kind
 from .tokens import Grant
@@ -38,6 +39,15 @@ class Submitted(BaseModel):
 
     job: str
     new: bool
+
+
+class Accepted(BaseModel):
+    """The largest bundle of code that this manager takes, and what the job starts from: None is step 0."""
+
+    packed_bytes: int
+    unpacked_bytes: int
+    files: int
+    start: StartView | None
 
 
 class FactView(BaseModel):
@@ -100,14 +110,6 @@ class Answer(BaseModel):
     max_nodes: int | None = None
 
 
-class BundleLimits(BaseModel):
-    """The largest bundle of code that this manager takes."""
-
-    packed_bytes: int
-    unpacked_bytes: int
-    files: int
-
-
 @router.post("/jobs", status_code=201)
 async def submit(
     request: Request,
@@ -137,16 +139,17 @@ async def check(
     spec: Annotated[str, Form(max_length=1 << 20)],
     secrets: Annotated[str, Form(max_length=1 << 20)] = "{}",
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
-) -> BundleLimits:
+) -> Accepted:
     """Whether a job would be accepted, but for its code, and how much code there may be. Its store is tried,
     no job stored. 422: faults."""
     service = service_of(request)
-    await check_settings(service, spec, secrets, idempotency_key)
+    start = await check_settings(service, spec, secrets, idempotency_key)
     bounds = service.config.bundle_bounds
-    return BundleLimits(
+    return Accepted(
         packed_bytes=service.config.max_bundle_bytes,
         unpacked_bytes=bounds.unpacked_bytes,
         files=bounds.members,
+        start=start,
     )
 
 

@@ -21,7 +21,8 @@ from .client import Client, Unreachable, connect
 from .config import ServerConfig
 from .job_file import read_job
 from .progress import ProgressDisplay
-from .spec import JobSpec
+from .spec import JobSpec, JobSpecError
+from .start_source import other_weights
 from .trial import UserCodeRefused, settings_of, try_out
 
 _ENDED = ("finished", "stopped", "failed")
@@ -49,9 +50,11 @@ def apply(options: argparse.Namespace) -> int:
     headers = {"Idempotency-Key": options.idempotency_key} if options.idempotency_key else {}
     with connect(options.server, options.token, options.home) as client:
         # First, for it takes no time: the code is tried for half a minute.
-        limits = client.post("/jobs/check", data=form, headers=headers)
-    bundle = _pack(spec, workdir, limits or {})
-    model = _try_out(spec, workdir, compare=not options.skip_comparison)
+        answer = client.post("/jobs/check", data=form, headers=headers) or {}
+    bundle = _pack(spec, workdir, answer)
+    start = answer.get("start")
+    model = _try_out(_as_started(spec, start), workdir, compare=not options.skip_comparison)
+    _check_start(start, model)
     if not options.json:
         print(summary(model), file=sys.stderr)
     with connect(options.server, options.token, options.home) as client:
@@ -91,7 +94,7 @@ def _try_out(spec: JobSpec, workdir: Path, *, compare: bool = True) -> dict[str,
     return trial.model
 
 
-def _pack(spec: JobSpec, workdir: Path, limits: Mapping[str, int]) -> bytes:
+def _pack(spec: JobSpec, workdir: Path, limits: Mapping[str, Any]) -> bytes:
     """The job's code. A manager of an older version tells no limits: it has those of the defaults."""
     config = ServerConfig(home=workdir)
     bounds = config.bundle_bounds
@@ -105,6 +108,27 @@ def _pack(spec: JobSpec, workdir: Path, limits: Mapping[str, int]) -> bytes:
             unpacked_bytes=limits.get("unpacked_bytes", bounds.unpacked_bytes),
         ),
     )
+
+
+def _as_started(spec: JobSpec, start: dict[str, Any] | None) -> JobSpec:
+    """The job with the micro-batches and sections of the checkpoint that it starts from."""
+    if start is None:
+        return spec
+    sizes = {name: start[name] for name in ("microbatch_size", "num_sections")}
+    return spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update=sizes)})
+
+
+def _check_start(start: dict[str, Any] | None, model: dict[str, Any]) -> None:
+    """Raises `JobSpecError` if the checkpoint that the job starts from is of another model."""
+    if start is None:
+        return
+    differs = other_weights(start["weights"], model["weights"])
+    same_torch = start["torch_version"] == model["torch_version"]
+    if not differs and same_torch and start["graph_hash"] != model["graph_hash"]:
+        differs = "its weights have the same names and shapes, but what it computes with them is another"
+    if differs:
+        what = f"step {start['step']} of job {start['job']} is of another model: {differs}"
+        raise JobSpecError([("checkpoint.start_from", what)])
 
 
 def _local_store(spec: JobSpec) -> tuple[Path, ...]:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..worker.messages import CheckpointRef
+from .start_source import StartSource
 from .values import Value
 
 
@@ -98,6 +99,15 @@ class ExportWeights(Value):
     older: tuple[CheckpointRef, ...] = ()  # newest first
 
 
+class CopyCheckpoint(Value):
+    """Copy the checkpoint that the job starts from, and list it in its head; answer with
+    `CheckpointCopied`."""
+
+    command: Literal["copy_checkpoint"] = "copy_checkpoint"
+    key: str
+    source: StartSource
+
+
 class StoreCalibration(Value):
     """Leave the job's measurements in its store, under their fingerprint, for jobs to come."""
 
@@ -113,6 +123,7 @@ Command = Annotated[
     | DeleteCheckpoint
     | SweepStore
     | ExportWeights
+    | CopyCheckpoint
     | StoreCalibration,
     Field(discriminator="command"),
 ]

@@ -22,6 +22,7 @@ from .events import Event, JobCommandFailed, VmRequestFailed, VmTerminated
 from .planning import Planner
 from .providers import NoCapacity, Provider, ProviderError
 from .quarantine import Quarantined
+from .start_source import StartSource
 from .state import JobState
 from .store_commands import HOUSEKEEPING, StoreCommands
 from .threads import Kind, Threads, told_when_slow
@@ -56,6 +57,7 @@ class Effects:
         vm_directory: Callable[[str], Path],
         state_of: Callable[[str], JobState],
         open_store: Callable[[str], Store],
+        open_source: Callable[[str, StartSource], Store],
         emit: Callable[[str, Event], Awaitable[None]],
         mark_done: Callable[[str], Awaitable[None]],
         fatal: Callable[[BaseException], None],
@@ -84,6 +86,7 @@ class Effects:
         self._store = StoreCommands(
             scratch=scratch,
             open_store=open_store,
+            open_source=open_source,
             state_of=state_of,
             persist=self._persist,
             clock=clock,

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ..worker.messages import CheckpointRef, Report
 from .facts import Resumption
+from .start_source import StartSource
 from .values import Value
 
 
@@ -20,6 +21,7 @@ class JobSubmitted(Value):
     job: str
     spec: dict[str, Any]  # makara.manager.spec.JobSpec
     bundle_sha256: str
+    start: StartSource | None = None
 
 
 class StopRequested(Value):
@@ -157,6 +159,15 @@ class ContinueRequested(Value):
     max_nodes: int
 
 
+class CheckpointCopied(Value):
+    """Answer to `CopyCheckpoint`: `checkpoint` of the job is what was `source` of the other."""
+
+    event: Literal["checkpoint_copied"] = "checkpoint_copied"
+    now: float
+    checkpoint: CheckpointRef
+    source: CheckpointRef | None
+
+
 class CheckpointDeleted(Value):
     event: Literal["checkpoint_deleted"] = "checkpoint_deleted"
     now: float
@@ -198,6 +209,7 @@ Event = Annotated[
     | CommandStuck
     | ResumeRequested
     | ContinueRequested
+    | CheckpointCopied
     | CheckpointDeleted
     | WeightsExported
     | JobCommandFailed,

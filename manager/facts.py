@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..worker.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, Survey
+from .start_source import StartSource
 from .values import Value
 
 
@@ -34,6 +35,18 @@ class Submitted(_Fact):
     job: str
     spec: dict[str, Any]
     bundle_sha256: str
+    start: StartSource | None = None
+
+
+class StartCopied(_Fact):
+    """The checkpoint that the job starts from is its own now, as `checkpoint`; it was `source` of the other.
+
+    `source` None: it was copied before, and nobody was told.
+    """
+
+    fact: Literal["start_copied"] = "start_copied"
+    checkpoint: CheckpointRef
+    source: CheckpointRef | None
 
 
 class VmRequested(_Fact):
@@ -326,6 +339,7 @@ class JobEnded(_Fact):
 
 Fact = Annotated[
     Submitted
+    | StartCopied
     | VmRequested
     | VmJoined
     | VmNoticed

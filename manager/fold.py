@@ -62,7 +62,14 @@ def fold(facts: Iterable[Fact]) -> JobState:
 
 def _submitted(state: JobState, fact: Submitted) -> JobState:
     spec = JobSpec.model_validate(fact.spec)
-    return state.changed(job=fact.job, spec=spec, bundle_sha256=fact.bundle_sha256, submitted_at=fact.at)
+    return state.changed(
+        job=fact.job,
+        spec=spec,
+        bundle_sha256=fact.bundle_sha256,
+        submitted_at=fact.at,
+        start=fact.start,
+        copying=fact.start is not None,
+    )
 
 
 def _vm_requested(state: JobState, fact: VmRequested) -> JobState:

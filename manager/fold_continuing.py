@@ -1,4 +1,4 @@
-"""How the fact that an ended job goes on changes its state."""
+"""How facts about going on from a checkpoint change a job's state: one of another job, or its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
-from .facts import JobContinued
+from .facts import JobContinued, StartCopied
 from .failures import Rounds
 from .state import JobState
 
@@ -58,4 +58,15 @@ _NO_FAILURES: dict[str, Any] = {
     "request_failed_at": 0.0,
 }
 
-RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {JobContinued: _continued}
+
+def _start_copied(state: JobState, fact: StartCopied) -> JobState:
+    if not state.copying:
+        return state
+    published = (*state.published, fact.checkpoint)
+    return state.changed(copying=False, published=published, progress_step=fact.checkpoint.step)
+
+
+RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
+    JobContinued: _continued,
+    StartCopied: _start_copied,
+}

@@ -42,7 +42,8 @@ from .providers import Provider
 from .quarantine import Quarantined, quarantine_for
 from .runtime import RECENT_STEPS, Connection, Job
 from .spec import JobSpec, Resources
-from .store_access import open_for
+from .start_source import StartSource
+from .store_access import at_source, open_for
 from .threads import Kind, Threads
 from .tokens import TokenStore
 from .views import job_view, step_view, to_json
@@ -99,6 +100,7 @@ class Service:
             vm_directory=self.vm_directory,
             state_of=lambda job: self.jobs[job].state,
             open_store=self._open_store,
+            open_source=self._open_source,
             emit=self.handle,
             mark_done=lambda key: self.threads.run(Kind.JOURNAL, journal.mark_done, key),
             threads=self.threads,
@@ -150,6 +152,13 @@ class Service:
         assert spec is not None, "only a submitted job has a store"
         return open_for(spec, self.files.secrets(job), self.config.stores)
 
+    def _open_source(self, job: str, source: StartSource) -> Store:
+        """The store of what a job starts from, with the job's own keys. Blocking."""
+        spec = self.jobs[job].state.spec
+        assert spec is not None, "only a submitted job starts from something"
+        there = at_source(spec, source.uri, source.endpoint, source.region)
+        return open_for(there, self.files.secrets(job), self.config.stores)
+
     # ---- life ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -199,12 +208,19 @@ class Service:
 
     # ---- what users ask for --------------------------------------------------------------------------------
 
-    async def submit(self, job: str, spec: JobSpec, bundle: bytes, secrets: Mapping[str, str]) -> None:
+    async def submit(
+        self,
+        job: str,
+        spec: JobSpec,
+        bundle: bytes,
+        secrets: Mapping[str, str],
+        start: StartSource | None = None,
+    ) -> None:
         """Accept a job under a new id. Durable, with its files, when this returns; on an error nothing is.
 
         A caller that is cancelled (the server ends, and with it its requests) does not cancel it half way.
         """
-        await self._whole(self._submit(job, spec, bundle, secrets))
+        await self._whole(self._submit(job, spec, bundle, secrets, start))
 
     async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` returns; it goes on to its end also when the caller is cancelled."""
@@ -213,7 +229,14 @@ class Service:
         task.add_done_callback(self._submissions.discard)
         return await asyncio.shield(task)
 
-    async def _submit(self, job: str, spec: JobSpec, bundle: bytes, secrets: Mapping[str, str]) -> None:
+    async def _submit(
+        self,
+        job: str,
+        spec: JobSpec,
+        bundle: bytes,
+        secrets: Mapping[str, str],
+        start: StartSource | None,
+    ) -> None:
         async with self._submitting:
             assert job not in self.jobs, f"job {job} exists"
             sha256 = await self.threads.run(Kind.FILES, self.files.store, job, bundle, secrets)
@@ -221,7 +244,8 @@ class Service:
             try:
                 value = spec.model_dump(mode="json")
                 now = self.clock()
-                await self.handle(job, JobSubmitted(now=now, job=job, spec=value, bundle_sha256=sha256))
+                submitted = JobSubmitted(now=now, job=job, spec=value, bundle_sha256=sha256, start=start)
+                await self.handle(job, submitted)
             except Exception:
                 # In the line of those who write, so that what is being appended is seen.
                 if not await self.threads.run(Kind.JOURNAL, self.journal.facts, job):

@@ -22,6 +22,7 @@ from ..simulator.lines import Lines
 from ..worker.instruction_sets import InstructionSet
 from ..worker.messages import JobSettings, StoreConfig
 from .spec_errors import WHOLE, FieldFaults, JobSpecError, explain, shown
+from .start_source import resolved, start_faults
 from .store_uri import is_absolute, uri_faults
 from .yaml_text import read_yaml
 
@@ -99,11 +100,13 @@ def to_settings(spec: JobSpec, job: str, bundle_sha256: str) -> JobSettings:
 
 
 def resolve_uri(spec: JobSpec, folder: Path) -> JobSpec:
-    """The same job with a relative `checkpoint.uri` read as a path below `folder` (the job file's own)."""
-    if is_absolute(spec.checkpoint.uri):
-        return spec
-    uri = (folder / spec.checkpoint.uri).resolve().as_uri()
-    return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"uri": uri})})
+    """The same job with relative paths in `checkpoint` below `folder` (the job file's own), as URIs."""
+    changes: dict[str, str] = {}
+    if not is_absolute(spec.checkpoint.uri):
+        changes["uri"] = (folder / spec.checkpoint.uri).resolve().as_uri()
+    if spec.checkpoint.start_from is not None:
+        changes["start_from"] = resolved(spec.checkpoint.start_from, folder)
+    return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update=changes)})
 
 
 # ---- the form ----------------------------------------------------------------------------------------------
@@ -213,6 +216,7 @@ class CheckpointSpec(_Section):
     region: str | None = None
     interval: Annotated[int | str, BeforeValidator(_interval)] = "10m"
     keep_latest_k: Positive = 3
+    start_from: Annotated[Text, Field(min_length=1)] | None = None  # JOB or URI of its folder, @STEP
 
     @property
     def interval_steps(self) -> int | None:
@@ -254,6 +258,7 @@ class JobSpec(_Section):
             *_resource_faults(self),
             *_batch_faults(self),
             *uri_faults(self.checkpoint.uri, self.checkpoint.endpoint, self.checkpoint.region),
+            *start_faults(self.checkpoint.start_from, self.checkpoint.endpoint, self.checkpoint.region),
         ]
         if faults:
             raise FieldFaults(faults)

@@ -15,6 +15,7 @@ from ..worker.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, 
 from .facts import EndReason, JobEnded, Resumption
 from .failures import Death, Rounds
 from .spec import JobSpec
+from .start_source import StartSource
 from .vm_table import VmTable
 
 Seat = tuple[str, int]
@@ -177,6 +178,8 @@ class JobState:
     spec: JobSpec | None = None
     bundle_sha256: str = ""
     submitted_at: float = 0.0
+    start: StartSource | None = None  # the checkpoint of another job that it starts from
+    copying: bool = False  # that is not its own yet
     num_facts: int = 0  # facts folded so far; the version of orders
     vms: VmTable[Vm] = field(default_factory=VmTable[Vm])
     profiler: Seat | None = None
@@ -239,8 +242,9 @@ class JobState:
 
     @property
     def active(self) -> bool:
-        """Submitted, and neither waiting, stopping, trained nor ended: VMs and plans are wanted."""
-        if self.spec is None or self.waiting is not None:
+        """Submitted and ready to start, and neither waiting, stopping, trained nor ended: VMs and plans are
+        wanted."""
+        if self.spec is None or self.waiting is not None or self.copying:
             return False
         return not self.ended and not self.finished and self.stop_ordered_at is None
 

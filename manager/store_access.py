@@ -63,6 +63,12 @@ def open_for(spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str]) 
         )
 
 
+def at_source(spec: JobSpec, uri: str, endpoint: str | None, region: str | None) -> JobSpec:
+    """The job as if its checkpoints were there: for reading what it starts from, by the same rules."""
+    place = {"uri": uri, "endpoint": endpoint, "region": region}
+    return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update=place)})
+
+
 def check_usable(
     spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str], *, make_folders: bool = True
 ) -> None:

@@ -1,8 +1,8 @@
 """Commands that concern a job's store: its head, its checkpoints, its weights, its leftovers.
 
-What a job hangs on (opening its head, exporting its weights) is tried again while the store is away, and for
-a while when it, or this machine's disk, refuses; then the job waits for a person. Everything else is
-housekeeping: it is tried again whatever the store says, and no job hangs on it.
+What a job hangs on (opening its head, exporting its weights, copying what it starts from) is tried again
+while the store is away, and for a while when it, or this machine's disk, refuses; then the job waits for a
+person. Everything else is housekeeping: it is tried again whatever the store says, and no job hangs on it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from ..checkpoint import (
     HeadLacks,
     HeadMissing,
     Incomplete,
+    NoReadable,
     NotFound,
     Store,
     StoreRefused,
     StoreUnavailable,
     Swept,
     candidates,
+    copy_checkpoint,
     delete_parts,
     export,
     open_generation,
@@ -44,6 +46,7 @@ from ..simulator import Measurements
 from ..worker.messages import CheckpointRef
 from .commands import (
     Command,
+    CopyCheckpoint,
     DeleteCheckpoint,
     ExportWeights,
     OpenHead,
@@ -51,6 +54,7 @@ from .commands import (
     SweepStore,
 )
 from .events import (
+    CheckpointCopied,
     CheckpointDeleted,
     CommandStuck,
     Event,
@@ -59,6 +63,7 @@ from .events import (
     HeadSeen,
     WeightsExported,
 )
+from .start_source import StartSource
 from .state import JobState
 
 log = logging.getLogger("makara.manager")
@@ -69,7 +74,7 @@ _HOUSEKEEPING_DELAY_S = 300.0
 _REFUSALS = (StoreRefused, OSError)  # an error of the system: this machine's disk is full, for one
 _SWEEP_PATIENCE_S = 3600.0  # the next one finds the same
 
-StoreCommand = OpenHead | DeleteCheckpoint | SweepStore | ExportWeights | StoreCalibration
+StoreCommand = OpenHead | DeleteCheckpoint | SweepStore | ExportWeights | CopyCheckpoint | StoreCalibration
 
 
 class Persist(Protocol):
@@ -98,6 +103,7 @@ class StoreCommands:
         *,
         scratch: Path,
         open_store: Callable[[str], Store],
+        open_source: Callable[[str, StartSource], Store],
         state_of: Callable[[str], JobState],
         persist: Persist,
         clock: Callable[[], float],
@@ -106,6 +112,7 @@ class StoreCommands:
     ) -> None:
         self._scratch = scratch
         self._open_store = open_store
+        self._open_source = open_source
         self._state_of = state_of
         self._persist = persist
         self._clock = clock
@@ -123,6 +130,8 @@ class StoreCommands:
                 return await self._sweep(job, command)
             case ExportWeights():
                 return await self._export(job, command)
+            case CopyCheckpoint():
+                return await self._copy(job, command)
             case StoreCalibration():
                 return await self._store_calibration(job, command)
 
@@ -235,6 +244,20 @@ class StoreCommands:
             )
         return self._stuck(command, CheckpointError("; ".join(faults)))
 
+    async def _copy(self, job: str, command: CopyCheckpoint) -> Event:
+        source = command.source
+
+        def copied(store: Store) -> tuple[CheckpointId, CheckpointId | None]:
+            there = self._open_source(job, source)
+            return copy_checkpoint(there, source.job, store, job, step=source.step)
+
+        try:
+            own, other = await self._insist(job, command, copied)
+        except (*_REFUSALS, Corrupt, HeadAhead, NoReadable) as error:
+            return self._stuck(command, error)
+        was = _ref(other) if other is not None else None
+        return CheckpointCopied(now=self._clock(), checkpoint=_ref(own), source=was)
+
     async def _store_calibration(self, job: str, command: StoreCalibration) -> None:
         """A store that refuses it costs the next job a minute, and this one nothing."""
         state = self._state_of(job)
@@ -284,7 +307,11 @@ class StoreCommands:
 
 
 def _refs(head: Head) -> tuple[CheckpointRef, ...]:
-    return tuple(CheckpointRef(step=c.step, generation=c.generation) for c in candidates(head))
+    return tuple(map(_ref, candidates(head)))
+
+
+def _ref(checkpoint: CheckpointId) -> CheckpointRef:
+    return CheckpointRef(step=checkpoint.step, generation=checkpoint.generation)
 
 
 def _id(ref: CheckpointRef) -> CheckpointId:

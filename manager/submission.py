@@ -13,6 +13,7 @@ from ..checkpoint import StoreRefused
 from ..worker.archives import BadArchive, BundleBounds, check
 from .service import Service
 from .spec import JobSpec, JobSpecError, parse_spec, to_settings
+from .starting import StartView, pinned, start_of, start_view
 from .store_access import NotAllowed, check_usable
 from .threads import Kind
 
@@ -45,20 +46,28 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
         return job, False
     stores = service.config.stores
     await service.threads.run(Kind.SUBMISSION, check_store, spec, job, secrets, stores)
+    start = await start_of(service, spec, secrets)
     if job in service.jobs:  # the same submission came a second time while the store was asked
         return job, False
-    await service.submit(job, spec, submission.bundle, secrets)
+    await service.submit(job, pinned(spec, start), submission.bundle, secrets, start)
     return job, True
 
 
-async def check_settings(service: Service, spec_text: str, secrets_text: str, key: str | None) -> None:
-    """Raises what `accept` would, as far as that can be told without the job's code; stores nothing."""
+async def check_settings(
+    service: Service, spec_text: str, secrets_text: str, key: str | None
+) -> StartView | None:
+    """Raises what `accept` would, as far as that can be told without the job's code; stores nothing.
+
+    Returns what the job would start from; None if it begins at step 0, or was submitted before.
+    """
     spec = _spec(spec_text)
     secrets = check_secrets(spec, _parsed(secrets_text))
     job = _job_id(spec, key)
     if job not in service.jobs:
         check = partial(check_store, spec, job, secrets, service.config.stores, make_folders=False)
         await service.threads.run(Kind.SUBMISSION, check)
+        return await start_view(service, spec, secrets)
+    return None
 
 
 def _spec(text: str) -> JobSpec:
@@ -140,5 +149,8 @@ def _job_id(spec: JobSpec, key: str | None) -> str:
 
 def _check_same(service: Service, job: str, spec: JobSpec, submission: Submission) -> None:
     state = service.jobs[job].state
-    if state.spec != spec or state.bundle_sha256 != hashlib.sha256(submission.bundle).hexdigest():
+    if (
+        state.spec != pinned(spec, state.start)
+        or state.bundle_sha256 != hashlib.sha256(submission.bundle).hexdigest()
+    ):
         raise KeyUsed(f"Idempotency-Key: it was used for another submission, job {job}")

@@ -362,6 +362,8 @@ def _reason(job: Job) -> str | None:
         return state.ended.reason or None
     if state.waiting is not None:
         return f"waits for a person: {state.waiting.reason}"
+    if state.start is not None and state.copying and state.stop_ordered_at is None:
+        return f"copies the checkpoint that it starts from, of job {state.start.job}"
     vms = waits_for_vms(job)
     if state.impossible and vms is not None:
         return f"{vms}: {state.impossible}"

@@ -72,6 +72,7 @@ class World:
         self.commands = StoreCommands(
             scratch=folder / "scratch",
             open_store=lambda _: self.open(),
+            open_source=lambda _, source: open_store(source.uri),
             state_of=lambda _: fold(self.facts),
             persist=self._persist,
             clock=lambda: self.now,

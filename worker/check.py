@@ -153,6 +153,9 @@ def _describe(chain: Sections) -> dict[str, Any]:
         ],
         "shared_parameters": {name: list(sections) for name, sections in sorted(chain.shared.items())},
         "tied_parameters": dict(traced.aliases),
+        "weights": {name: list(traced.tensors[name].shape) for name in traced.parameter_names},
+        "graph_hash": traced.graph_hash,
+        "torch_version": torch.__version__,
         "unused_parameters": [
             name
             for name in traced.parameter_names

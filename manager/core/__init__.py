@@ -30,6 +30,7 @@ from . import (
     resuming,
     retention,
     stalls,
+    starting,
     versions,
     waiting,
 )
@@ -102,6 +103,7 @@ def decide(state: JobState, vitals: Vitals, event: Event, timing: Timing = _DEFA
         for intake in (
             resuming.take,
             ending.take,
+            starting.take,
             waiting.take,
             membership.take,
             planning.take,

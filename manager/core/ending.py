@@ -10,7 +10,7 @@ from ..events import JobCommandFailed, JobSubmitted, StopRequested, WeightsExpor
 from ..facts import EndReason, GenerationClosed, JobEnded, StopOrdered, Submitted, TrainingFinished
 from ..failures import num_rounds, without_progress
 from ..state import order_of
-from . import retention
+from . import retention, starting
 from .turn import Turn
 
 
@@ -18,8 +18,16 @@ def take(turn: Turn) -> None:
     """Events that begin or end the job."""
     state, event = turn.state, turn.event
     if isinstance(event, JobSubmitted) and state.spec is None:
-        submitted = Submitted(at=turn.now, job=event.job, spec=event.spec, bundle_sha256=event.bundle_sha256)
-        turn.fact(submitted)
+        turn.fact(
+            Submitted(
+                at=turn.now,
+                job=event.job,
+                spec=event.spec,
+                bundle_sha256=event.bundle_sha256,
+                start=event.start,
+            )
+        )
+        starting.order_copy(turn)
     if turn.state.spec is None or turn.state.ended is not None:
         return
     match event:

@@ -27,7 +27,7 @@ from ..facts import (
     Surveyed,
 )
 from ..state import JobState, Measuring, Probe, Seat, VmStatus, vm_of
-from . import ending
+from . import ending, starting
 from .turn import Turn, has_ended, seat_of
 
 _MOST_MEMBERS = 8  # of a probe
@@ -79,6 +79,10 @@ def _is_too_shallow(turn: Turn) -> bool:
 
 
 def _fix(turn: Turn, found: Profile) -> None:
+    refusal = starting.refusal(turn, found.recipe)
+    if refusal:
+        ending.end(turn, JobEnded(at=turn.now, status="failed", reason=refusal))
+        return
     turn.fact(
         RecipeFixed(
             at=turn.now,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..events import ContinueRequested
 from ..facts import JobContinued
 from ..state import JobState
-from . import ending
+from . import ending, starting
 from .turn import Turn
 
 
@@ -21,6 +21,7 @@ def take(turn: Turn) -> None:
     turn.fact(JobContinued(at=turn.now, min_nodes=event.min_nodes, max_nodes=event.max_nodes))
     if turn.state.finished is not None:
         turn.command(ending.export_of(turn))
+    starting.order_copy(turn)
 
 
 def can_go_on(state: JobState) -> bool:

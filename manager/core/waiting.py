@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..events import CommandStuck, HeadDiffers, ResumeRequested
 from ..facts import EndReason, GenerationClosed, HoldChanged, JobResumed, PersonNeeded, Resumption
-from . import ending, fitness
+from . import ending, fitness, starting
 from .turn import Turn
 
 
@@ -71,11 +71,12 @@ def _head_differs(turn: Turn, event: HeadDiffers) -> None:
 
 
 def _matters(turn: Turn, event: CommandStuck) -> bool:
-    """Whether the job hangs on it: the head of the planned generation, or the weights of a trained job."""
+    """Whether the job hangs on it: the head of the planned generation, the weights of a trained job, or the
+    checkpoint that it starts from."""
     state = turn.state
     if event.generation is not None:
         return state.planned is not None and state.planned.number == event.generation
-    return state.finished is not None and state.waiting is None
+    return (state.finished is not None or state.copying) and state.waiting is None
 
 
 def _stuck(turn: Turn, event: CommandStuck) -> None:
@@ -122,6 +123,7 @@ def _resume(turn: Turn, how: Resumption) -> None:
     turn.vitals = replace(turn.vitals, planned_for=frozenset(), cause=("a person had it go on", turn.now))
     if turn.state.finished is not None:
         turn.command(ending.export_of(turn))
+    starting.order_copy(turn)
     if how is Resumption.RESTART:
         turn.close_generations("the job begins anew")
         for vm in turn.state.live_vms:

@@ -7,6 +7,7 @@ const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
 const SAYS = {
   submitted: (f) => ["Submitted", f.job],
+  start_copied: (f) => ["Starts", `from step ${f.checkpoint.step} of another job, whose checkpoint was copied`, "key"],
   vm_requested: (f) => ["VM requested", f.vm],
   vm_joined: (f) => ["VM joined", `${f.vm}, ${plural(f.devices.length, "device")}`],
   vm_noticed: (f) => ["Notice", `${f.vm} will be taken at ${clock(f.deadline)}`, "warn"],

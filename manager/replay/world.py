@@ -11,6 +11,7 @@ from ...worker.messages import CheckpointRef, Phase, Profile
 from ..commands import (
     Command,
     ComputePlan,
+    CopyCheckpoint,
     DeleteCheckpoint,
     ExportWeights,
     OpenHead,
@@ -172,6 +173,8 @@ class World:
                 self.after(0.0, self._exported, command.checkpoint.step)
             case SweepStore():
                 pass  # nothing is left in the store that a replay plays
+            case CopyCheckpoint():
+                raise AssertionError("a replayed job starts at step 0")
             case StoreCalibration():
                 raise AssertionError("a replay begins with a calibration, and measures nothing")
 

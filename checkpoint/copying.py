@@ -1,0 +1,71 @@
+"""A published checkpoint of one job, copied to where another job begins with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .errors import Corrupt, HeadAhead, NoReadable, NotFound
+from .head import Head, read_head, swap_head
+from .layout import CheckpointId, head_key, manifest_key, part_key
+from .manifest import Manifest, load_manifest
+from .reader import read_part
+from .store import Store
+
+_LOOKS = 3  # at the source's head: its job may retire what is being copied
+
+
+def published(store: Store, job: str, step: int | None = None) -> tuple[CheckpointId, ...]:
+    """What the head of `job` lists, newest first; only of this step if one is given. Raises `NoReadable`."""
+    head = read_head(store, job)
+    if head is None:
+        raise NoReadable(f"there is no {head_key(job)} in {store.uri}")
+    found = tuple(c for c in head.manifests if step is None or c.step == step)
+    if not found:
+        steps = ", ".join(str(checkpoint.step) for checkpoint in reversed(head.manifests))
+        there = f"those of steps {steps} are published" if steps else "none is published"
+        wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
+        raise NoReadable(f"job {job} in {store.uri} has not {wanted}: {there}")
+    return found
+
+
+def copy_checkpoint(
+    source: Store, source_job: str, store: Store, job: str, *, step: int | None = None
+) -> tuple[CheckpointId, CheckpointId | None]:
+    """Make the newest readable checkpoint of `source_job`, or that of `step`, the first of `job`.
+
+    It is copied part by part, each checked, and listed by a head of generation 0, which nobody has opened.
+    Returns what `job` has now and what that was; None if an earlier call, whose answer was lost, has copied
+    it. Safe to repeat. Raises `NoReadable` with the reasons, `HeadAhead` if `job` has begun already, and the
+    stores' errors.
+    """
+    reasons: list[str] = []
+    for _ in range(_LOOKS):
+        earlier = _begun(read_head(store, job), store)
+        if earlier is not None:
+            return earlier, None
+        for checkpoint in published(source, source_job, step):
+            try:
+                manifest = load_manifest(source, source_job, checkpoint)
+                return _copy(source, manifest, store, job), checkpoint
+            except (Corrupt, NotFound) as error:
+                reasons.append(f"{checkpoint}: {error}")
+    raise NoReadable(f"job {source_job} in {source.uri}: no checkpoint can be read: {'; '.join(reasons)}")
+
+
+def _begun(head: Head | None, store: Store) -> CheckpointId | None:
+    if head is None:
+        return None
+    if head.generation or not head.manifests:
+        raise HeadAhead(f"{head_key(head.job)} in {store.uri} was opened for generation {head.generation}")
+    return head.manifests[0]
+
+
+def _copy(source: Store, manifest: Manifest, store: Store, job: str) -> CheckpointId:
+    copied = CheckpointId(manifest.step, 0)
+    parts = tuple(replace(p, key=part_key(job, copied, p.section, p.part)) for p in manifest.parts)
+    for there, here in zip(manifest.parts, parts, strict=True):
+        store.put(here.key, read_part(source, there))
+    own = replace(manifest, job=job, checkpoint=copied, parts=parts)
+    store.put(manifest_key(job, copied), own.to_bytes())
+    head = swap_head(store, job, lambda head: Head(job, 0, 0, None, (copied,)) if head is None else None)
+    return _begun(head, store) or copied
