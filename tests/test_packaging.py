@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from newest_torch import newest_allowed, torch_range
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 NOT_INSTALLED = {"tests", "benchmarks", "docs", "build", "dist"}
@@ -41,6 +44,15 @@ def test_the_client_of_the_agents_connection_can_be_told_to_use_no_proxy() -> No
     found = re.fullmatch(r"websockets>=(\d+)", required)
     assert found is not None
     assert int(found[1]) >= 15
+
+
+def test_the_range_of_torch_is_the_version_that_the_tests_are_run_with() -> None:
+    """Found: torch>=2.8,<3 took 2.15 with 4.8 GB of CUDA; only 2.13 was tested."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    (pinned,) = (Version(line.partition("==")[2]) for line in lines if line.startswith("torch=="))
+    allowed = SpecifierSet(f">={pinned.major}.{pinned.minor},<{pinned.major}.{pinned.minor + 1}")
+    assert torch_range(ROOT) == allowed
+    assert newest_allowed(["2.15.0", "2.14.0", "2.13.1", "2.13.0"], SpecifierSet(">=2.13,<2.14")) == "2.13.1"
 
 
 @cache
