@@ -78,7 +78,7 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
     whole = needs(chain.traced)
     too_long = whole.too_long(settings.max_seconds)
     if left_out is None and too_long is None and (left_out := memory.refusal(whole)) is not None:
-        report.notes.append(run_each(chain, training, settings.seed, batch, memory))
+        report.notes += run_each(chain, training, settings.seed, batch, memory)
     left_out = left_out or too_long
     if left_out is None:
         plain = chain if settings.precision == "fp32" else _cut(training, m, settings, "fp32")

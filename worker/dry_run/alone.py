@@ -31,18 +31,18 @@ def run_last(chain: Sections, training: Training, seed: int, batch: Sample, memo
     return refusal
 
 
-def run_each(chain: Sections, training: Training, seed: int, batch: Sample, memory: Memory) -> str:
-    """All but the last, each on what the one before gives: forward, backward of zeros, update. Returns what
-    was run, in words. Raises the user's errors."""
+def run_each(chain: Sections, training: Training, seed: int, batch: Sample, memory: Memory) -> list[str]:
+    """All but the last, each on what the one before gives: forward, backward of zeros, update. Returns
+    what was run, in words. Raises the user's errors."""
     values: Mapping[str, Tensor] = {}
     last = chain.num_sections - 1
     for index in range(last):
         refusal = memory.refusal(section_needs(chain, index))
         if refusal is not None:
             begun = f"of {chain.num_sections} sections the first {index} were run one by one"
-            return f"{begun}; section {index}: {refusal}"
+            return [f"{begun}; section {index}: {refusal}"]
         values = _run(chain, training, seed, index, values, batch)
-    return f"the first {last} of {chain.num_sections} sections were run one by one"
+    return [f"the first {last} of {chain.num_sections} sections were run one by one"] if last else []
 
 
 def _run(

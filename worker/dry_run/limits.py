@@ -40,9 +40,9 @@ class Memory:
         if needs.memory_bytes <= PART_OF_MEMORY * free:
             return None
         return (
-            f"it would need about {_in_gib(needs.memory_bytes)} of memory; {_in_gib(free)} are free here, of "
-            f"which {PART_OF_MEMORY:.0%} may be used. `makara check` does it on a machine with "
-            f"{_in_gib(needs.memory_bytes / PART_OF_MEMORY)} free"
+            f"it would need about {_in_words(needs.memory_bytes)} of memory; {_in_words(free)} are free, "
+            f"of which {PART_OF_MEMORY:.0%} may be used. `makara check` does it where "
+            f"{_in_words(needs.memory_bytes / PART_OF_MEMORY)} are free"
         )
 
 
@@ -103,5 +103,5 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _in_gib(size_bytes: float) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB"
+def _in_words(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"
