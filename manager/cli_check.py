@@ -117,7 +117,7 @@ def _facts(model: Mapping[str, Any]) -> Iterable[str]:
         yield f"never used, so never trained: {_some(model['unused_parameters'])}"
     if frozen := model["frozen_sections"]:
         which = "section 0 gets" if frozen == 1 else f"sections 0 to {frozen - 1} get"
-        yield f"frozen: {which} no gradient; nothing of them is kept for a backward, or recomputed"
+        yield f"frozen: {which} no gradient; stages of these alone keep nothing and recompute nothing"
     if model["random_operations"]:
         calls = ", ".join(f"{name} {count} times" for name, count in model["random_operations"].items())
         yield f"random: {calls}; both steps drew the same numbers"
