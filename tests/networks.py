@@ -155,10 +155,10 @@ def vgg16(dropout: float = 0.1, *, narrower: int = 16, hidden: int = 64, size: i
 def densenet(
     dropout: float = 0.1,
     *,
-    layers: Sequence[int] = (2, 2, 2, 2),
-    growth: int = 4,
-    width: int = 8,
-    size: int = 64,
+    layers: Sequence[int] = (3, 3),
+    growth: int = 8,
+    width: int = 16,
+    size: int = 32,
 ) -> Training:
     return _training(lambda: DenseNet(layers, growth, width, dropout), F.cross_entropy, _picture(size))
 

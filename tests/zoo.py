@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from makara.worker import Training
+from networks import densenet, dlrm, lstm, plain_cnn, vgg16
 from torch import Tensor, nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # a config is all that is needed; nothing is looked up
@@ -146,6 +147,11 @@ ZOO: Mapping[str, Callable[[float], Training]] = {
     "vit": vit,
     "resnet": resnet,
     "moe": moe,
+    "plain_cnn": plain_cnn,
+    "vgg16": vgg16,
+    "densenet": densenet,
+    "lstm": lstm,
+    "dlrm": dlrm,
 }
 
 

@@ -32,6 +32,7 @@ from .flow import reached_parameters
 from .functional import functionalise
 from .graph_text import digest, form, graph_lines
 from .initialise import Recording, record, tied_names
+from .recurrent import split_layers
 from .regions import flatten
 from .scan import refuse_unheld
 from .source import stack_line
@@ -133,6 +134,7 @@ def _describe(
     )
     wanted = {place for place, name in parameters.items() if model.get_parameter(name).requires_grad}
     flatten(program.graph, wanted)
+    split_layers(program.graph, precision)
     changes = isolate(program.graph, buffers)
     successors = functionalise(program.graph, {**parameters, **buffers, **constants}, inputs)
     updates = settle(program.graph, changes, successors, average_buffers)
