@@ -16,6 +16,7 @@ from ..worker.logs import tail
 from ..worker.messages import CheckpointRef
 from .auth import Admin, User, service_of
 from .continuing import go_on
+from .exporting import ExportView, export_now
 from .facts import Resumption
 from .job_names import AskedJob
 from .live import Subscription
@@ -110,6 +111,13 @@ class Answer(BaseModel):
     max_nodes: int | None = None
 
 
+class Wanted(BaseModel):
+    """`step`: of the checkpoint; None is the newest. `secrets`: keys of the store of a job that has ended."""
+
+    step: int | None = Field(default=None, ge=0)
+    secrets: dict[str, str] = Field(default_factory=dict)
+
+
 @router.post("/jobs", status_code=201)
 async def submit(
     request: Request,
@@ -195,6 +203,14 @@ async def resume(job: AskedJob, body: Answer, request: Request) -> JobView:
         why = f"how: job {job.job}: it cannot go on by {body.how.value}; it offers {offers}"
         raise HTTPException(409, why)
     return _view(service, job)
+
+
+@router.post("/jobs/{job}/export")
+async def export(job: AskedJob, body: Wanted, request: Request) -> ExportView:
+    """Export the weights of a published checkpoint, and answer when that is done. Idempotent."""
+    if job.state.spec is None:
+        raise HTTPException(409, f"job {job.job}: not all of its history can be read")
+    return await export_now(service_of(request), job, body.step, body.secrets)
 
 
 @router.get("/jobs/{job}/events")

@@ -148,6 +148,11 @@ def _parser() -> argparse.ArgumentParser:
             _lazily("cli_resume", "resume"),
             "have a job go on that was stopped or failed, or that waits for a person",
         ),
+        (
+            "export",
+            _lazily("cli_resume", "export"),
+            "export the weights of a job's newest checkpoint, or of another",
+        ),
         ("stop", _lazily("cli_show", "stop"), "have a job publish a checkpoint and end"),
     ):
         command = add(name, run, about, client)
@@ -164,6 +169,8 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--min-nodes", type=positive, metavar="N", help="the least with which it trains, likewise"
             )
+        if name == "export":
+            command.add_argument("--step", type=int, help="of which checkpoint (default: the newest)")
         if name == "logs":
             command.add_argument("--vm", help="of this VM only")
     about = "make, list and revoke tokens of users (with the admin token)"

@@ -1,4 +1,4 @@
-"""`makara resume`: having a job go on that was stopped or failed, or that waits for a person."""
+"""`makara resume` and `export`: what is done with the checkpoints of a job that waits or has ended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from ..checkpoint import CREDENTIALS
 from .client import connect
 from .progress import how_it_goes_on
 from .spec import JobSpecError
@@ -28,6 +29,20 @@ def resume(options: argparse.Namespace) -> int:
         print(json.dumps(job))
     else:
         print(f"{job['job']} {how_it_goes_on(job)}" if ended else f"{job['job']} {job['status']}")
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    with connect(options.server, options.token, options.home) as client:
+        job = client.get(f"/jobs/{options.job}")
+        body: dict[str, Any] = {"step": options.step}
+        if job["status"] in ("finished", "stopped", "failed"):
+            body["secrets"] = values_of(name for name in job["secrets"] if name in CREDENTIALS)
+        done = client.post(f"/jobs/{job['job']}/export", json=body, timeout=None)
+    if options.json:
+        print(json.dumps(done))
+    else:
+        print(f"step         {done['step']}\nweights      {done['uri']}\nweight hash  {done['sha256']}")
     return 0
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ..checkpoint import CheckpointError, Store
+from ..checkpoint import CheckpointError, Export, Store
 from ..worker.messages import BootConfig
 from .commands import Command, ComputePlan, ReleaseVm, RequestVm
 from .events import Event, JobCommandFailed, VmRequestFailed, VmTerminated
@@ -100,6 +100,11 @@ class Effects:
             self._tasks[command.key] = task
             self._running[command.key] = command
             self._job_of[command.key] = job
+
+    async def export(self, job: str, call: Callable[[], Export]) -> Export:
+        """Run an export that somebody asked for, beside no other of the job."""
+        async with self._store.exports[job]:
+            return await self._threads.run(Kind.STORE, call, owner=f"{job} export")
 
     def needs_store(self, job: str) -> bool:
         """Whether a command of the job is under way that may read or write its store."""

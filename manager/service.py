@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..checkpoint import CREDENTIALS, Store
+from ..checkpoint import CREDENTIALS, Export, Store
 from ..worker.messages import Report
 from .clock import SteadyClock
 from .commands import Command
@@ -292,6 +292,10 @@ class Service:
                 self._continuing.discard(runtime.job)
                 self._forget_secrets(runtime)  # if it does not go on after all
             return runtime.state.ended is None
+
+    async def export(self, job: str, call: Callable[[], Export]) -> Export:
+        """Run an export of the job's weights in a thread, beside no other of the job."""
+        return await self._whole(self.effects.export(job, call))
 
     # ---- what agents say -----------------------------------------------------------------------------------
 

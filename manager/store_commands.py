@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -118,6 +119,7 @@ class StoreCommands:
         self._clock = clock
         self._patience_s = patience_s
         self._sleep = sleep
+        self.exports: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one at a time of a job
 
     async def carry_out(self, job: str, command: StoreCommand) -> Event | None:
         """What comes of `command`; None if nothing needs to be said."""
@@ -213,7 +215,7 @@ class StoreCommands:
                 lease_s=command.lease_s,
                 opened=state.head_generation,
                 unwanted=lambda found: found not in kept and found.age_rank <= newest_retired,
-                exporting=state.finished is not None and state.ended is None,
+                exporting=(state.finished is not None and state.ended is None) or self.exports[job].locked(),
             )
 
         give_up_at = self._clock() + _SWEEP_PATIENCE_S
@@ -231,7 +233,8 @@ class StoreCommands:
         faults: list[str] = []
         for ref in (command.checkpoint, *command.older):
             try:
-                done = await self._insist(job, command, partial(write, checkpoint=_id(ref)))
+                async with self.exports[job]:
+                    done = await self._insist(job, command, partial(write, checkpoint=_id(ref)))
             except _REFUSALS as error:
                 return self._stuck(command, error)
             except (Corrupt, NotFound, Incomplete) as error:
