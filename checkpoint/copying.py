@@ -29,10 +29,17 @@ def published(store: Store, job: str, step: int | None = None) -> tuple[Checkpoi
 
 
 def copy_checkpoint(
-    source: Store, source_job: str, store: Store, job: str, *, step: int | None = None
+    source: Store,
+    source_job: str,
+    store: Store,
+    job: str,
+    *,
+    step: int | None = None,
+    below: int | None = None,
 ) -> tuple[CheckpointId, CheckpointId | None]:
     """Make the newest readable checkpoint of `source_job`, or that of `step`, the first of `job`.
 
+    Those of step `below` and beyond are passed over: they leave nothing to train.
     It is copied part by part, each checked, and listed by a head of generation 0, which nobody has opened.
     Returns what `job` has now and what that was; None if an earlier call, whose answer was lost, has copied
     it. Safe to repeat. Raises `NoReadable` with the reasons, `HeadAhead` if `job` has begun already, and the
@@ -44,12 +51,17 @@ def copy_checkpoint(
         if earlier is not None:
             return earlier, None
         for checkpoint in published(source, source_job, step):
+            if below is not None and checkpoint.step >= below:
+                reasons.append(f"{checkpoint}: {checkpoint.step} of {below} steps (training.steps) are made")
+                continue
             try:
                 manifest = load_manifest(source, source_job, checkpoint)
                 return _copy(source, manifest, store, job), checkpoint
             except (Corrupt, NotFound) as error:
                 reasons.append(f"{checkpoint}: {error}")
-    raise NoReadable(f"job {source_job} in {source.uri}: no checkpoint can be read: {'; '.join(reasons)}")
+    raise NoReadable(
+        f"job {source_job} in {source.uri}: none can be gone on from: {'; '.join(dict.fromkeys(reasons))}"
+    )
 
 
 def _begun(head: Head | None, store: Store) -> CheckpointId | None:

@@ -7,6 +7,7 @@ so a crash anywhere in between means that it is run again, which harms nobody.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -17,7 +18,7 @@ from typing import TypeVar
 
 from ..checkpoint import CheckpointError, Export, Store
 from ..worker.messages import BootConfig
-from .commands import Command, ComputePlan, ReleaseVm, RequestVm
+from .commands import Command, ComputePlan, CopyCheckpoint, OpenHead, ReleaseVm, RequestVm
 from .events import Event, JobCommandFailed, VmRequestFailed, VmTerminated
 from .planning import Planner
 from .providers import NoCapacity, Provider, ProviderError
@@ -163,10 +164,24 @@ class Effects:
             return None
         except Exception as error:
             log.exception("job %s: %s failed", job, command.command)
-            if isinstance(command, HOUSEKEEPING):
-                return None  # housekeeping: the next sweep sees to it
+            if isinstance(command, HOUSEKEEPING) or self._is_past(job, command):
+                return None  # the next sweep sees to it; or nobody waits for it any more
             message = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
             return JobCommandFailed(now=self._clock(), command=command.command, error=message)
+
+    def _is_past(self, job: str, command: Command) -> bool:
+        """Whether the job does without what this was for: one that ended and went on has other VMs."""
+        state = self._state_of(job)
+        match command:
+            case RequestVm():
+                vm = state.vms.get(command.vm)
+                return vm is None or not vm.live
+            case OpenHead():
+                return state.planned is None or state.planned.number != command.generation
+            case CopyCheckpoint():
+                return not state.copying
+            case _:
+                return False
 
     async def _carry_out(self, job: str, command: Command) -> Event | None:
         match command:
@@ -236,17 +251,22 @@ class Effects:
         *temporary: type[Exception],
         wanted: Callable[[], bool] | None = None,
         longest_delay_s: float = _LONGEST_DELAY_S,
+        alone: asyncio.Lock | None = None,
     ) -> T:
-        """`call` in a thread, again while it raises `temporary` and is `wanted` (None: the job goes on)."""
+        """`call` in a thread, again while it raises `temporary` and is `wanted` (None: the job goes on).
+
+        `alone` is held by each attempt, and by nobody between two.
+        """
         delay_s = _FIRST_DELAY_S
         while True:
             try:
                 kind, owner = self._thread_of(job, command)
-                result = await told_when_slow(
-                    self._threads.run(kind, call, owner=owner),
-                    self._slow_call_s,
-                    lambda: self._tell_trouble(job, command, f"not done after {self._slow_call_s:g} s"),
-                )
+                async with alone or contextlib.nullcontext():
+                    result = await told_when_slow(
+                        self._threads.run(kind, call, owner=owner),
+                        self._slow_call_s,
+                        lambda: self._tell_trouble(job, command, f"not done after {self._slow_call_s:g} s"),
+                    )
                 self._clear_trouble(job, command)
                 return result
             except temporary as error:

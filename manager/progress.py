@@ -66,10 +66,12 @@ class ProgressDisplay:
 
 def answers(job: dict[str, Any]) -> list[str]:
     """How a person may answer a job that waits for one, a line each."""
+    start = job["waiting"]["start_from"]
+    begin = "begin at step 0" + (f", NOT from {start}" if start else "")
     about = {
         "again": "try again, once the cause is put right",
         "from_head": "go on from what the head in the store lists",
-        "restart": "begin at step 0; the checkpoints that are listed are deleted",
+        "restart": f"{begin}; the checkpoints that are listed are deleted",
     }
     options = {"again": "", "from_head": " --from-head", "restart": " --restart"}
     lines = [f"makara resume {job['job']}{options[o]:<12}  {about[o]}" for o in job["waiting"]["offers"]]

@@ -42,6 +42,15 @@ class StartSource(Value):
             found.append(f"torch {then.torch_version}, here {now.torch_version}")
         return "; ".join(found)
 
+    def other_bits(self, recipe: Recipe) -> str:
+        """Why a job of this recipe cannot train to the same bits; empty if it may: its workers show it."""
+        then, now = self.recipe, recipe
+        pairs = {
+            "resources.threads": (then.threads, now.threads),
+            "device": (then.device_kind, now.device_kind),
+        }
+        return "; ".join(f"{name} {a}, here {b}" for name, (a, b) in pairs.items() if a != b)
+
 
 def split_step(start_from: str) -> tuple[str, int | None]:
     """(job or URI, step) of "JOB", "JOB@STEP", "URI" or "URI@STEP"."""

@@ -157,6 +157,9 @@ def _check_fits(spec: JobSpec, recipe: Recipe, checkpoint: CheckpointId) -> None
     if training.global_batch_size != recipe.global_batch_size:
         what = f"{training.global_batch_size}, but {made} {recipe.global_batch_size}"
         faults.append(("training.global_batch_size", what))
+    if training.numerics == "exact" and spec.resources.threads != recipe.threads:
+        what = f"{spec.resources.threads}, but {made} {recipe.threads}; numerics: exact needs the same"
+        faults.append(("resources.threads", what))
     if training.steps <= checkpoint.step:
         what = f"{training.steps}, but checkpoint {checkpoint} has made {checkpoint.step} steps already"
         faults.append(("training.steps", what))

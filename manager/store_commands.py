@@ -79,7 +79,10 @@ StoreCommand = OpenHead | DeleteCheckpoint | SweepStore | ExportWeights | CopyCh
 
 
 class Persist(Protocol):
-    """Run `call` in a thread, again while it raises `temporary` and is `wanted` (None: the job goes on)."""
+    """Run `call` in a thread, again while it raises `temporary` and is `wanted` (None: the job goes on).
+
+    `alone` is held by each attempt, and by nobody between two.
+    """
 
     def __call__(
         self,
@@ -89,6 +92,7 @@ class Persist(Protocol):
         *temporary: type[Exception],
         wanted: Callable[[], bool] | None = None,
         longest_delay_s: float = ...,
+        alone: asyncio.Lock | None = None,
     ) -> Awaitable[T]: ...
 
 
@@ -119,7 +123,7 @@ class StoreCommands:
         self._clock = clock
         self._patience_s = patience_s
         self._sleep = sleep
-        self.exports: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one at a time of a job
+        self.exports: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # or a deletion, of a job
 
     async def carry_out(self, job: str, command: StoreCommand) -> Event | None:
         """What comes of `command`; None if nothing needs to be said."""
@@ -198,7 +202,9 @@ class StoreCommands:
         # From now, not from when it was decided: this manager or the store may have been away since then, and
         # another manager's clock may have been another.
         await self._sleep(command.lease_s)
-        await self._keep_house(job, command, lambda store: delete_parts(store, job, checkpoint))
+        # An export that began before reads them still.
+        alone = self.exports[job]
+        await self._keep_house(job, command, lambda store: delete_parts(store, job, checkpoint), alone=alone)
         return CheckpointDeleted(now=self._clock(), checkpoint=command.checkpoint)
 
     async def _sweep(self, job: str, command: SweepStore) -> Event | None:
@@ -215,11 +221,13 @@ class StoreCommands:
                 lease_s=command.lease_s,
                 opened=state.head_generation,
                 unwanted=lambda found: found not in kept and found.age_rank <= newest_retired,
-                exporting=(state.finished is not None and state.ended is None) or self.exports[job].locked(),
+                exporting=state.finished is not None and state.ended is None,
             )
 
         give_up_at = self._clock() + _SWEEP_PATIENCE_S
-        found = await self._keep_house(job, command, swept, wanted=lambda: self._clock() < give_up_at)
+        found = await self._keep_house(
+            job, command, swept, wanted=lambda: self._clock() < give_up_at, alone=self.exports[job]
+        )
         if found is None:
             log.warning("job %s: its head is missing or somebody else's: nothing was swept", job)
             return None
@@ -247,17 +255,19 @@ class StoreCommands:
             )
         return self._stuck(command, CheckpointError("; ".join(faults)))
 
-    async def _copy(self, job: str, command: CopyCheckpoint) -> Event:
-        source = command.source
+    async def _copy(self, job: str, command: CopyCheckpoint) -> Event | None:
+        source, spec = command.source, self._state_of(job).spec
+        assert spec is not None, "only a submitted job starts from something"
 
         def copied(store: Store) -> tuple[CheckpointId, CheckpointId | None]:
             there = self._open_source(job, source)
-            return copy_checkpoint(there, source.job, store, job, step=source.step)
+            return copy_checkpoint(there, source.job, store, job, step=source.step, below=spec.training.steps)
 
         try:
             own, other = await self._insist(job, command, copied)
         except (*_REFUSALS, Corrupt, HeadAhead, NoReadable) as error:
-            return self._stuck(command, error)
+            # By a command of the time before the job ended and went on, it may be there already.
+            return self._stuck(command, error) if self._state_of(job).copying else None
         was = _ref(other) if other is not None else None
         return CheckpointCopied(now=self._clock(), checkpoint=_ref(own), source=was)
 
@@ -296,7 +306,9 @@ class StoreCommands:
         job: str,
         command: Command,
         call: Callable[[Store], T],
+        *,
         wanted: Callable[[], bool] | None = None,
+        alone: asyncio.Lock | None = None,
     ) -> T:
         """`call` with the job's store, again whatever the store says: a job does not hang on it."""
         return await self._persist(
@@ -306,6 +318,7 @@ class StoreCommands:
             CheckpointError,
             wanted=wanted,
             longest_delay_s=_HOUSEKEEPING_DELAY_S,
+            alone=alone,
         )
 
 

@@ -14,7 +14,8 @@ class WaitingView(BaseModel):
 
     `vms_until`, Unix seconds: then its VMs are saved from and released; None: not while its generation steps.
     `unsaved_steps`: the first and the last of the steps that no checkpoint has and that cannot be saved as
-    things are; only VMs that live hold them.
+    things are; only VMs that live hold them. `start_from`: the job whose checkpoint it began with, which
+    `restart` does not go back to.
     """
 
     since: float
@@ -22,6 +23,7 @@ class WaitingView(BaseModel):
     offers: list[str]
     vms_until: float | None
     unsaved_steps: tuple[int, int] | None
+    start_from: str | None
 
 
 def waiting_view(state: JobState, step: int) -> WaitingView | None:
@@ -37,6 +39,7 @@ def waiting_view(state: JobState, step: int) -> WaitingView | None:
         offers=[offer.value for offer in waiting.offers],
         vms_until=state.vms_kept_until,
         unsaved_steps=None if takes_more or step <= saved else (saved + 1, step),
+        start_from=state.start.job if state.start is not None else None,
     )
 
 

@@ -114,10 +114,13 @@ def test_a_job_whose_managers_home_was_lost_goes_on_as_another_at_another_number
         assert view["export_sha256"] == reference(steps)
         assert min(other.losses(next_job)) == first["step"] + 1
 
+        unlike = {**BATCH, "steps": 3, "global_batch_size": 16, "numerics": "exact"}
+        threads = {**changes["resources"], "threads": 2}
         with pytest.raises(Refused) as refused:
-            submit(other, steps=3, **{**changes, "training": {**BATCH, "steps": 3, "global_batch_size": 16}})
+            submit(other, steps=3, **{**changes, "training": unlike, "resources": threads})
         assert [field for field, _ in refused.value.errors] == [
             "training.global_batch_size",
+            "resources.threads",
             "training.steps",
         ]
         with pytest.raises(Refused, match="the job has faults") as refused:

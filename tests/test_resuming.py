@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+from typing import NoReturn
+
 import pytest
 from core_script import Script
 from makara.manager.commands import ComputePlan, ExportWeights, OpenHead, RequestVm
+from makara.manager.effects import Effects
 from makara.manager.events import (
     CommandStuck,
     ContinueRequested,
+    Event,
     JobCommandFailed,
     ManagerStarted,
     StopRequested,
@@ -17,6 +23,8 @@ from makara.manager.facts import GenerationPlanned, JobContinued, JobEnded
 from makara.manager.failures import Rounds
 from makara.manager.orders import orders
 from makara.manager.state import Status
+from makara.manager.threads import Threads
+from makara.manager.tokens import TokenStore
 from makara.worker.messages import CheckpointRef, Failure, Phase, WorkerReport
 
 
@@ -177,6 +185,41 @@ def test_a_job_that_is_not_over_or_has_nothing_left_is_not_resumed() -> None:
     )
     go_on(script)
     assert script.count(JobContinued) == 0
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_fault_of_ours_in_a_command_of_the_time_before_does_not_fail_the_job(
+    generation: int, tmp_path: Path
+) -> None:
+    script, _ = stopped()
+    go_on(script)
+    idle_again(script)
+    script.answer(2, 1)
+    emitted: list[Event] = []
+
+    async def carry_out() -> None:
+        done = asyncio.Event()
+
+        async def emit(_: str, event: Event) -> None:
+            emitted.append(event)
+
+        async def mark_done(_: str) -> None:
+            done.set()
+
+        def broken(*_: object) -> NoReturn:
+            raise RuntimeError("a fault of ours")
+
+        effects = Effects(
+            providers={}, tokens=TokenStore(tmp_path / "tokens"), scratch=tmp_path, manager_url=str,
+            vm_directory=Path, state_of=lambda _: script.state, open_store=broken, open_source=broken,
+            emit=emit, mark_done=mark_done, fatal=broken, threads=Threads(), slow_call_s=60.0,
+        )  # fmt: skip
+        effects.start("j", OpenHead(key="o", generation=generation))
+        await done.wait()
+        await effects.close()
+
+    asyncio.run(carry_out())
+    assert [type(event) for event in emitted] == ([JobCommandFailed] if generation == 2 else [])
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

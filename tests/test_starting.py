@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,20 +26,25 @@ from makara.checkpoint import (
     weight_shapes,
 )
 from makara.checkpoint.tensors import unpack
-from makara.manager.commands import CopyCheckpoint, OpenHead, RequestVm
+from makara.manager.commands import ComputePlan, CopyCheckpoint, OpenHead, RequestVm
 from makara.manager.events import (
     CheckpointCopied,
     CommandStuck,
     ContinueRequested,
+    HeadDiffers,
+    JobCommandFailed,
     JobSubmitted,
     ManagerStarted,
     ResumeRequested,
     StopRequested,
 )
-from makara.manager.facts import JobEnded, Resumption, StartCopied
+from makara.manager.facts import BitsFixed, JobEnded, PersonNeeded, RecipeFixed, Resumption, StartCopied
+from makara.manager.progress import answers
+from makara.manager.runtime import Job
 from makara.manager.spec import JobSpecError, parse_spec, resolve_uri
 from makara.manager.start_source import StartSource, other_weights, split_step
 from makara.manager.state import Status
+from makara.manager.views import job_view
 from makara.worker.messages import CheckpointRef, Phase, Profile, WorkerReport
 
 
@@ -46,12 +52,24 @@ def ref(step: int, generation: int = 0) -> CheckpointRef:
     return CheckpointRef(step=step, generation=generation)
 
 
-def submitted(**recipe: object) -> Script:
+def submitted(numerics: str = "fast", **recipe: object) -> Script:
     """A job that starts from another's checkpoint, which is being copied."""
     script = Script()
     start = StartSource(uri="file:///c", job="other", recipe=RECIPE.model_copy(update=recipe))
-    script.event(JobSubmitted(now=script.now, job="j", spec=spec(), bundle_sha256="b0", start=start))
+    value = spec(training={"numerics": numerics})
+    script.event(JobSubmitted(now=script.now, job="j", spec=value, bundle_sha256="b0", start=start))
     return script
+
+
+def profiled(script: Script) -> list[str]:
+    """The checkpoint is copied, and VMs came; one of them reports the recipe."""
+    copied(script)
+    script.wait(1.0)
+    workers = [f"{vm.vm}.0" for vm in script.state.live_vms]
+    script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in workers))
+    profile = Profile(recipe=RECIPE, calibration=uniform(2).to_json())
+    script.report(script.change(workers[0], profile=profile))
+    return workers
 
 
 def copied(script: Script, step: int = 40) -> None:
@@ -119,6 +137,85 @@ def test_a_checkpoint_of_another_model_ends_the_job_with_what_differs(
     assert script.last(JobEnded).reason.startswith("checkpoint.start_from: job other is of another model: ")
     assert re.search(what, script.last(JobEnded).reason)
     assert not script.state.live_vms
+
+
+def test_exact_takes_over_the_bits_of_the_steps_that_were_made() -> None:
+    script = submitted("exact", bits_hash="aaaa")
+    script.timing = replace(script.timing, max_unfit_vms=1)
+    workers = profiled(script)
+    assert script.last(RecipeFixed).recipe.bits_hash == "aaaa"
+    script.report(*(script.change(w, graph_hash="5ec7", bits_hash="bbbb") for w in workers))
+    script.wait(0.25)
+    assert (script.count(BitsFixed), script.count(ComputePlan)) == (0, 0)
+    reason = script.last(PersonNeeded).reason
+    assert "other bits (bbbb) than the job's (aaaa)" in reason
+    assert "those of other, which it starts from" in reason
+    assert "training.numerics: fast" in reason
+    assert script.last(PersonNeeded).offers == (Resumption.AGAIN,), "from step 0 it would be another job"
+
+
+@pytest.mark.parametrize(("numerics", "bits"), [("exact", None), ("fast", "aaaa")])
+def test_bits_that_are_not_known_or_not_wanted_are_not_asked_for(numerics: str, bits: str | None) -> None:
+    script = submitted(numerics, bits_hash=bits)
+    workers = profiled(script)
+    assert script.last(RecipeFixed).recipe.bits_hash is None
+    script.report(*(script.change(w, graph_hash="5ec7", bits_hash="bbbb") for w in workers))
+    assert script.count(BitsFixed) == (numerics == "exact")
+    assert script.count(ComputePlan) == 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "what"),
+    [({"threads": 4}, "resources.threads 4, here 1"), ({"device_kind": "cuda"}, "device cuda, here cpu")],
+)
+def test_exact_is_refused_where_its_bits_cannot_be_those_of_before(
+    recipe: dict[str, object], what: str
+) -> None:
+    script = submitted("exact", **recipe)
+    profiled(script)
+    reason = f"checkpoint.start_from: job other was trained to other bits: {what}; "
+    assert script.last(JobEnded).reason.startswith(reason)
+    script = submitted("fast", **recipe)
+    profiled(script)
+    assert script.state.ended is None
+
+
+def test_to_begin_anew_says_that_it_is_not_from_the_other_job() -> None:
+    script = submitted()
+    workers = profiled(script)
+    script.report(*(script.change(w, graph_hash="5ec7") for w in workers))
+    script.answer(2, 1)
+    script.prepare()
+    command = script.last(OpenHead)
+    lacks = HeadDiffers(now=script.now, generation=command.generation, difference="missing", reason="gone")
+    script.event(lacks)
+    job = Job("j", [], [])
+    job.state, job.vitals = script.state, script.vitals
+    shown = "\n".join(answers(job_view(job, {}).model_dump(mode="json")))
+    assert "--restart    begin at step 0, NOT from other; the checkpoints" in shown
+
+
+@pytest.mark.parametrize("late", [CommandStuck, JobCommandFailed])
+def test_a_copy_of_the_time_before_that_fails_late_is_no_matter_of_the_job(
+    late: type[CommandStuck | JobCommandFailed],
+) -> None:
+    script = submitted()
+    script.event(StopRequested(now=script.now))
+    script.event(ContinueRequested(now=script.now, min_nodes=1, max_nodes=2))
+    workers = profiled(script)
+    failed = late(now=script.now, command="copy_checkpoint", error="AccessDenied")
+    script.event(failed)
+    assert script.state.status is Status.STARTING
+    script.report(*(script.change(w, graph_hash="5ec7") for w in workers))
+    script.answer(2, 1)
+    script.prepare()
+    script.open(ref(40))
+    script.form(40)
+    script.report(script.change(workers[0], step=100, phase=Phase.FINISHED, published=ref(100, 1)))
+    script.event(failed)
+    assert script.state.status is Status.EXPORTING
+    script.event(CommandStuck(now=script.now, command="export_weights", error="AccessDenied"))
+    assert script.state.status is Status.WAITING
 
 
 def test_a_source_that_cannot_be_read_is_a_question_to_a_person() -> None:
@@ -215,6 +312,22 @@ def test_what_cannot_be_read_is_passed_over_or_said(stores: tuple[Store, Store])
         copy_checkpoint(there, JOB, here, "mine", step=20)
     assert read_head(here, "mine") is None
     assert copy_checkpoint(there, JOB, here, "mine") == (CheckpointId(10, 0), CheckpointId(10, 1))
+
+
+def test_a_source_that_trained_on_past_the_last_step_is_gone_on_from_before_it(
+    stores: tuple[Store, Store],
+) -> None:
+    there, here = stores
+    for step in (90, 100, 150):
+        published(there, step, 1)
+    assert copy_checkpoint(there, JOB, here, "mine", below=100) == (CheckpointId(90, 0), CheckpointId(90, 1))
+    retire(there, JOB, CheckpointId(90, 1), now=0.0)
+    why = r"training\.steps"
+    with pytest.raises(NoReadable, match=why):
+        copy_checkpoint(there, JOB, here, "another", below=100)
+    with pytest.raises(NoReadable, match=why):
+        copy_checkpoint(there, JOB, here, "another", step=150, below=100)
+    assert read_head(here, "another") is None
 
 
 def test_a_source_that_retires_what_is_copied_is_asked_for_its_newest(

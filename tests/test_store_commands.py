@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import time
 from collections.abc import Callable
@@ -11,21 +12,31 @@ from typing import Any, TypeVar
 
 import pytest
 from checkpoints import JOB, published, written
-from core_script import spec
+from core_script import RECIPE, spec
 from makara.checkpoint import (
     CheckpointError,
     CheckpointId,
     Corrupt,
+    Manifest,
     Store,
     StoreRefused,
     open_generation,
     open_store,
     read_head,
+    retire,
 )
 from makara.checkpoint.layout import head_key
 from makara.manager import store_commands
-from makara.manager.commands import Command, DeleteCheckpoint, ExportWeights, OpenHead, SweepStore
+from makara.manager.commands import (
+    Command,
+    CopyCheckpoint,
+    DeleteCheckpoint,
+    ExportWeights,
+    OpenHead,
+    SweepStore,
+)
 from makara.manager.events import (
+    CheckpointCopied,
     CheckpointDeleted,
     CommandStuck,
     Event,
@@ -40,9 +51,11 @@ from makara.manager.facts import (
     Fact,
     GenerationPlanned,
     GenerationPrepared,
+    StartCopied,
     Submitted,
 )
 from makara.manager.fold import fold
+from makara.manager.start_source import StartSource
 from makara.manager.store_commands import StoreCommands
 from makara.worker.messages import CheckpointRef
 
@@ -56,6 +69,15 @@ def ref(step: int, generation: int = 1) -> CheckpointRef:
 
 def id_of(found: CheckpointRef) -> CheckpointId:
     return CheckpointId(found.step, found.generation)
+
+
+def opened(generation: int) -> list[Fact]:
+    """The head may have been opened for this generation."""
+    plan = GenerationPlanned(
+        at=0, number=generation, cause="", plan={"ranges": [], "paths": []}, members=(), predicted_s=None,
+        detected_at=0, decided_s=0,
+    )  # fmt: skip
+    return [plan, GenerationPrepared(at=0, number=generation, endpoint="")]
 
 
 class World:
@@ -99,10 +121,12 @@ class World:
         *temporary: type[Exception],
         wanted: Callable[[], bool] | None = None,
         longest_delay_s: float = 10.0,
+        alone: asyncio.Lock | None = None,
     ) -> T:
         while True:
             try:
-                return call()
+                async with alone or contextlib.nullcontext():
+                    return call()
             except temporary as error:
                 self.trouble.append(str(error))
                 await self._sleep(longest_delay_s)
@@ -132,6 +156,72 @@ def test_a_refused_deletion_is_tried_again_and_never_given_up(world: World, erro
     done = world.do(DeleteCheckpoint(key="d", checkpoint=ref(10), not_before=0.0, lease_s=LEASE_S))
     assert isinstance(done, CheckpointDeleted)
     assert world.trouble == [str(error)] * 50
+
+
+def retired(world: World) -> tuple[Manifest, Any, Any]:
+    """A checkpoint that has left the head, and the two commands that may delete its parts."""
+    old = published(world.store, 10, 1)
+    published(world.store, 20, 1)
+    retire(world.store, JOB, old.checkpoint, now=0.0)
+    world.facts.append(CheckpointPublished(at=0, checkpoint=ref(20)))
+    world.facts += opened(1)
+    delete = DeleteCheckpoint(key="d", checkpoint=ref(10), not_before=0.0, lease_s=LEASE_S)
+    return old, delete, SweepStore(key="s", not_before=0.0, lease_s=LEASE_S)
+
+
+@pytest.mark.parametrize("which", [1, 2], ids=["delete", "sweep"])
+def test_no_parts_are_deleted_while_an_export_reads_them(world: World, which: int) -> None:
+    found = retired(world)
+    old, command = found[0], found[which]
+
+    async def export_beside() -> Event | None:
+        async with world.commands.exports[JOB]:
+            deleting = asyncio.create_task(world.commands.carry_out(JOB, command))
+            for _ in range(20):  # it goes as far as it can
+                await asyncio.sleep(0)
+            assert world.store.exists(old.parts[0].key)
+        return await deleting
+
+    assert isinstance(asyncio.run(export_beside()), CheckpointDeleted | HeadSeen)
+    assert not world.store.exists(old.parts[0].key)
+
+
+def test_a_refused_deletion_keeps_no_export_waiting(world: World) -> None:
+    _, command, _ = retired(world)
+    locked: list[bool] = []
+
+    async def sleep(_: float) -> None:
+        locked.append(world.commands.exports[JOB].locked())
+
+    world._sleep = sleep  # type: ignore[method-assign]
+    world.refusals = [StoreRefused("AccessDenied: no")] * 3
+    assert isinstance(world.do(command), CheckpointDeleted)
+    assert locked == [False] * 3
+
+
+@pytest.mark.parametrize("made", [99, 100])
+def test_what_a_job_starts_from_leaves_steps_to_train(world: World, tmp_path: Path, made: int) -> None:
+    """Its source went on after the job was submitted, which trains 100 steps."""
+    there = open_store((tmp_path / "there").as_uri())
+    published(there, made, 1)
+    source = StartSource(uri=there.uri, job=JOB, recipe=RECIPE)
+    world.facts[0] = world.facts[0].model_copy(update={"start": source})
+    answer = world.do(CopyCheckpoint(key="c", source=source))
+    if made == 99:
+        assert answer == CheckpointCopied(now=world.now, checkpoint=ref(99, 0), source=ref(99))
+    else:
+        assert isinstance(answer, CommandStuck)
+        assert "100-g1: 100 of 100 steps (training.steps) are made" in answer.error
+
+
+def test_a_copy_that_fails_after_the_job_has_its_checkpoint_says_nothing(
+    world: World, tmp_path: Path
+) -> None:
+    source = StartSource(uri=(tmp_path / "empty").as_uri(), job="other", recipe=RECIPE)
+    world.facts[0] = world.facts[0].model_copy(update={"start": source})
+    assert isinstance(world.do(CopyCheckpoint(key="c", source=source)), CommandStuck)
+    world.facts.append(StartCopied(at=world.now, checkpoint=ref(40, 0), source=None))
+    assert world.do(CopyCheckpoint(key="c", source=source)) is None
 
 
 def test_opening_outlasts_a_refusal_that_is_put_right(world: World) -> None:
@@ -278,14 +368,10 @@ def test_a_sweep_retires_what_nobody_reported_and_tells_what_is_listed(world: Wo
     manifests = {step: published(world.store, step, 1) for step in steps}
     orphan = written(world.store, 25, 1)
     world.facts += [
-        GenerationPlanned(
-            at=0, number=1, cause="", plan={"ranges": [], "paths": []}, members=(), predicted_s=None,
-            detected_at=0, decided_s=0,
-        ),
-        GenerationPrepared(at=0, number=1, endpoint=""),
+        *opened(1),
         *(CheckpointPublished(at=0, checkpoint=ref(step)) for step in (20, 60, 120)),
         *(CheckpointRetired(at=0, checkpoint=ref(step)) for step in (20, 60)),
-    ]  # fmt: skip
+    ]
     world.now = time.time() + LEASE_S
     command = SweepStore(key="s", not_before=0.0, lease_s=LEASE_S)
     answer = world.do(command)

@@ -50,7 +50,7 @@ def take(turn: Turn) -> None:
                 export_sha256=event.sha256,
             )
             end(turn, ended)
-        case JobCommandFailed():
+        case JobCommandFailed() if event.command != "copy_checkpoint" or state.copying:
             end(turn, JobEnded(at=turn.now, status="failed", reason=f"{event.command}: {event.error}"))
         case _:
             pass

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from ...worker.errors import short
 from ...worker.messages import WorkerReport
 from ..facts import BitsFixed
+from ..start_source import StartSource
 from ..state import JobState, Vm, VmStatus, vm_of
 from .turn import Turn
 
@@ -58,6 +59,14 @@ def describe(state: JobState, worker: WorkerReport) -> str:
         f"its kernels give other bits ({short(worker.bits_hash)}) than the job's ({short(wanted)}): it has "
         "another kind of processor or other libraries, or the job's dataset or optimizer depends on its "
         "environment; training.instruction_set makes more machines alike"
+        + (_about_start(state.start) if state.start is not None else "")
+    )
+
+
+def _about_start(start: StartSource) -> str:
+    return (
+        f". The job's bits are those of {start.job}, which it starts from: with another seed, data or "
+        "optimizer than there, submit it with training.numerics: fast"
     )
 
 

@@ -86,7 +86,7 @@ def _fix(turn: Turn, found: Profile) -> None:
     turn.fact(
         RecipeFixed(
             at=turn.now,
-            recipe=found.recipe,
+            recipe=starting.with_bits(turn, found.recipe),
             calibration=found.calibration,
             measurements=found.measurements,
             stored=found.stored,

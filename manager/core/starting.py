@@ -26,7 +26,23 @@ def order_copy(turn: Turn) -> None:
 def refusal(turn: Turn, recipe: Recipe) -> str:
     """Why a job of this recipe cannot go on from the checkpoint; empty if it can, or starts from none."""
     start = turn.state.start
-    differs = start.differs(recipe) if start is not None else ""
-    if start is None or not differs:
+    if start is None:
         return ""
-    return f"checkpoint.start_from: job {start.job} is of another model: {differs}"
+    about = f"checkpoint.start_from: job {start.job}"
+    if differs := start.differs(recipe):
+        return f"{about} is of another model: {differs}"
+    if _is_exact(turn) and (other := start.other_bits(recipe)):
+        return f"{about} was trained to other bits: {other}; to go on with them, set training.numerics: fast"
+    return ""
+
+
+def with_bits(turn: Turn, recipe: Recipe) -> Recipe:
+    """The recipe; with `numerics: exact` it has the bits of the steps made so far, where they are known."""
+    start = turn.state.start
+    if start is None or not _is_exact(turn):
+        return recipe
+    return recipe.model_copy(update={"bits_hash": start.recipe.bits_hash})
+
+
+def _is_exact(turn: Turn) -> bool:
+    return turn.state.spec is not None and turn.state.spec.training.numerics == "exact"

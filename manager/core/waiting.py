@@ -39,7 +39,9 @@ def ask_for_fit_vms(turn: Turn) -> None:
     if any(fitness.may_fit(turn, vm) for vm in state.live_vms):
         return
     reason = f"VMs that cannot meet the recipe came {times} times in a row; the last: {state.why_unfit}"
-    _wait(turn, reason, (Resumption.AGAIN, Resumption.RESTART))
+    # From step 0 is not what was asked for where it starts from a checkpoint, whose bits these VMs lack.
+    offers = (Resumption.AGAIN, Resumption.RESTART) if state.start is None else (Resumption.AGAIN,)
+    _wait(turn, reason, offers)
 
 
 def release_vms(turn: Turn) -> None:
@@ -76,7 +78,10 @@ def _matters(turn: Turn, event: CommandStuck) -> bool:
     state = turn.state
     if event.generation is not None:
         return state.planned is not None and state.planned.number == event.generation
-    return (state.finished is not None or state.copying) and state.waiting is None
+    hangs_on = (event.command == "export_weights" and state.finished is not None) or (
+        event.command == "copy_checkpoint" and state.copying
+    )
+    return hangs_on and state.waiting is None
 
 
 def _stuck(turn: Turn, event: CommandStuck) -> None:

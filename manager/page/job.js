@@ -138,7 +138,8 @@ function drawOffers() {
     const [title, question] = OFFERS[how];
     const button = element("button", "", title);
     button.addEventListener("click", () => {
-      if (!window.confirm(question)) return;
+      const from = how === "restart" && job.waiting?.start_from;
+      if (!window.confirm(from ? `${question} It does NOT begin from ${from}.` : question)) return;
       call("POST", `/api/v1/jobs/${encodeURIComponent(job.job)}/resume`, { how: how === "go_on" ? "again" : how })
         .catch((error) => connection(error.message, "lost"));
     });
