@@ -44,8 +44,8 @@ class ServerConfig:
     """None: `journal.sqlite3` in `home`; else `sqlite:///path`."""
     heartbeat_s: float = 1.0
     """How often an agent reports when nothing changes."""
-    heartbeats_per_s: float = 300.0
-    """Of one job, about: agents of a job with more VMs report less often, but five times in a VM's lease."""
+    heartbeats_per_s: float = 250.0
+    """Of one job, about: agents of a job with more VMs report less often, but four times in a VM's lease."""
     tick_s: float = 0.25
     """How often time passes for the core, and how often providers are asked for dead VMs."""
     quarantine_retry_s: float = 10.0

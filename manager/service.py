@@ -52,7 +52,7 @@ from .watch import ProviderWatch
 log = logging.getLogger("makara.manager")
 T = TypeVar("T")
 _SWEEP_S = 60.0
-_BEATS_IN_A_LEASE = 5
+_BEATS_IN_A_LEASE = 4  # as a Kubernetes node renews its lease: every 10 s of 40
 
 
 class Service:
