@@ -23,7 +23,7 @@ def _continued(state: JobState, fact: JobContinued) -> JobState:
     resources = state.spec.resources.model_copy(update=nodes)
     progress_step = max((checkpoint.step for checkpoint in state.published), default=0)
     recipe = state.recipe
-    if recipe is not None and progress_step == 0:
+    if recipe is not None and (state.restarting or (state.head_generation == 0 and state.start is None)):
         recipe = recipe.model_copy(update={"bits_hash": None})  # no step was made that others have to match
     return state.changed(
         spec=state.spec.model_copy(update={"resources": resources}),
@@ -37,6 +37,7 @@ def _continued(state: JobState, fact: JobContinued) -> JobState:
         isolated=False,
         profiler=None,
         measuring=None,
+        stall=None,
         started_after=state.last_generation,
         progress_step=progress_step,
         unfit=MappingProxyType({}),

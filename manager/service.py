@@ -288,9 +288,15 @@ class Service:
                 most, least = resources.max_nodes, resources.min_nodes
                 asked = ContinueRequested(now=self.clock(), min_nodes=least, max_nodes=most)
                 await self.handle(runtime.job, asked)
+            except (
+                Quarantined
+            ):  # nothing was stored; after any other error the next manager looks at what was
+                self._continuing.discard(runtime.job)
+                self._forget_secrets(runtime)
+                raise
             finally:
                 self._continuing.discard(runtime.job)
-                self._forget_secrets(runtime)  # if it does not go on after all
+            self._forget_secrets(runtime)  # if it does not go on after all
             return runtime.state.ended is None
 
     async def export(self, job: str, call: Callable[[], Export]) -> Export:

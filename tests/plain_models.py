@@ -158,3 +158,32 @@ class InFloat32(nn.Module):
 class LowPrecision(Layers):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.first.weight.dtype)).float()
+
+
+class Normed(nn.Module):
+    """Divides by a norm, which is none of zeros; and its loss takes nothing but probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+            x = x / x.norm()
+        return x.sum(1).sigmoid()
+
+
+class Draw(nn.Module):
+    """An operation that refuses what is no probability."""
+
+    def forward(self, chances: Tensor) -> Tensor:
+        return torch.bernoulli(chances.detach()) * chances
+
+
+class Drawing(Layers):
+    def __init__(self) -> None:
+        super().__init__(Draw)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.between(self.first(x).sigmoid()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from plain_models import (
     Layers,
     Long,
     LowPrecision,
+    Normed,
     Passing,
     Turning,
     Wide,
@@ -218,6 +220,17 @@ def test_nothing_is_allocated_for_a_section_that_does_not_fit() -> None:
     for said in (report["not_compared"], report["last_section_not_run"]):
         assert "50 MiB are free, of which 70% may be used" in said
         assert "`makara check` does it where" in said
+
+
+def test_a_model_that_refuses_zeros_is_checked_on_its_own_values() -> None:
+    """Found: its last section was run on zeros first, and the loss was blamed for what came of that."""
+
+    def loss(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy(output, (batch["y"].sum(1) > 0).float())
+
+    report = check(replace(training(Normed), loss=loss), CheckSettings(num_sections=4), FOLDER)
+    assert report["findings"] == []
+    assert report["not_compared"] is None
 
 
 def test_where_a_step_does_not_fit_its_sections_are_run_one_by_one() -> None:

@@ -6,7 +6,7 @@ import pytest
 from core_script import Script
 from makara.manager.commands import ComputePlan, ReleaseVm
 from makara.manager.core import Timing
-from makara.manager.events import StopRequested
+from makara.manager.events import StopRequested, VmTerminated
 from makara.manager.facts import EndReason, GenerationClosed, VmEnded
 from makara.worker.messages import Phase
 
@@ -160,3 +160,20 @@ def test_a_stop_does_not_wait_for_generations_that_broke() -> None:
     script.event(StopRequested(now=script.now))
     break_again(script)
     assert script.count(ComputePlan) == 3
+
+
+def test_a_rest_ends_when_who_may_have_been_the_cause_is_replaced() -> None:
+    """Found: the replacement of a VM that broke every generation was waited with for 300 s."""
+    script = Script()
+    _, culprit = script.run(2)
+    for _ in range(8):
+        break_again(script)
+        rest_s(script)
+        run_again(script, step=0)
+    break_again(script)
+    asked = script.count(ComputePlan)
+    script.event(VmTerminated(now=script.now, vm=culprit[:-2]))
+    del script.workers[culprit]
+    script.wait(1.0)
+    script.report()
+    assert script.count(ComputePlan) == asked + 1

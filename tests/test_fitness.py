@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import models
+import plain_models
 import pytest
 import torch
 from core_script import spec as job_file
@@ -23,7 +24,7 @@ from makara.worker.instruction_sets import environment_of, processor_flags
 from makara.worker.measuring.subject import device_name
 from makara.worker.messages import Phase
 from makara.worker.precision import Precision
-from makara.worker.sections.ranges import configure_torch
+from makara.worker.sections.ranges import SectionRuntime, configure_torch
 from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
 from test_trainers import Run
@@ -154,3 +155,17 @@ def test_flags_are_read_as_linux_lists_them(tmp_path: Path) -> None:
     path.write_text("processor\t: 0\nmodel name\t: A\nflags\t\t: fpu avx2 fma\n\nprocessor\t: 1\n")
     assert processor_flags(path) == {"fpu", "avx2", "fma"}
     assert processor_flags(tmp_path / "none") == frozenset()
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_section_that_refuses_made_up_inputs_is_compared_as_far_as_it_goes() -> None:
+    """Found: every trainer of such a model ended, with torch's words and no cause."""
+    drawing = plain_models.training(plain_models.Drawing)
+    traced = trace(drawing, M, SEED, "fp32")
+    chain = split(traced, choose_cuts(traced, 2, marks=("between",)))
+    batch = Batches(drawing.dataset(), SEED, M, M).micro_batch(0, 0)
+    assert bits_hash(chain, drawing, batch, SEED) == bits_hash(chain, drawing, batch, SEED)
+    with pytest.raises(RuntimeError, match="p_in"):
+        SectionRuntime(chain, 1, drawing, SEED, torch.device("cpu")).forward(
+            0, 0, {value.name: torch.full(value.shape, -1.0) for value in chain.inputs_of(1)}, batch
+        )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from makara.worker.errors import UntraceableModel
 from makara.worker.tracing.initialise import record
 from makara.worker.tracing.trace import trace
 from makara.worker.training import Training
@@ -224,3 +225,13 @@ def test_nothing_is_replaced_after_the_model_is_built(stored: tuple[Path, dict[s
     folder, state = stored
     record(lambda: by_torch(folder), seed=0)
     assert torch.equal(torch.load(folder / "weights.pt")["0.0.weight"], state["0.0.weight"])
+
+
+MADE_ON_IMPORT = nn.Linear(4, 4)
+
+
+def test_parameters_that_were_there_before_the_model_was_built_are_refused() -> None:
+    """Found: their values, which each process draws anew, were taken for read from a file."""
+    with pytest.raises(UntraceableModel, match=r"0\.weight was there before Training\.model"):
+        record(lambda: nn.Sequential(MADE_ON_IMPORT, nn.Linear(4, 4)), seed=0)
+    assert type(MADE_ON_IMPORT.weight.data) is Tensor  # and they stay as they were

@@ -19,8 +19,9 @@ from makara.manager.events import (
     StopRequested,
     WeightsExported,
 )
-from makara.manager.facts import GenerationPlanned, JobContinued, JobEnded
+from makara.manager.facts import GenerationPlanned, GenerationStalled, JobContinued, JobEnded
 from makara.manager.failures import Rounds
+from makara.manager.fold import apply, fold
 from makara.manager.orders import orders
 from makara.manager.state import Status
 from makara.manager.threads import Threads
@@ -242,3 +243,40 @@ def test_a_job_can_end_and_go_on_again_and_again_and_managers_die_between(restar
         script.report(*(script.change(w, step=step + 10, phase=Phase.HELD) for w in workers))
         assert script.state.status is Status.STOPPED
         assert script.state.published[-1].step == step + 10
+
+
+def test_a_stall_of_before_lengthens_no_bound() -> None:
+    """Found: a job that was resumed after stalls noticed the next one after hours."""
+    script, _ = stopped()
+    stalled = GenerationStalled(
+        at=script.now, generation=1, number=1, step=30, silent_s=70.0, bound_s=60.0, standing={}, suspects=(),
+        doublings=6,
+    )  # fmt: skip
+    script.facts.insert(-1, stalled)
+    script.state = fold(script.facts)
+    go_on(script)
+    idle_again(script)
+    script.answer(2, 1)
+    script.prepare()
+    script.open(ref(30))
+    script.report(*(script.change(w, phase=Phase.FORMING, generation=2) for w in script.workers))
+    script.wait(1.0)
+    found = script.vitals.no_progress
+    assert found is not None
+    assert found.bound_s == script.timing.form_timeout_s
+
+
+@pytest.mark.parametrize(
+    ("head_generation", "restarting", "kept"), [(0, False, False), (1, False, True), (1, True, False)]
+)
+def test_bits_are_kept_where_a_step_may_have_been_made_with_them(
+    head_generation: int, restarting: bool, kept: bool
+) -> None:
+    """Found: they went where no checkpoint was journalled, though the head may list one."""
+    ended = stopped()[0].state
+    assert ended.recipe is not None
+    recipe = ended.recipe.model_copy(update={"bits_hash": "aa"})
+    ended = ended.changed(recipe=recipe, published=(), head_generation=head_generation, restarting=restarting)
+    continued = apply(ended, JobContinued(at=0.0, min_nodes=1, max_nodes=2))
+    assert continued.recipe is not None
+    assert continued.recipe.bits_hash == ("aa" if kept else None)

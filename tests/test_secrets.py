@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from core_script import spec
@@ -14,6 +15,7 @@ from makara.checkpoint import CREDENTIALS
 from makara.manager.cli import main
 from makara.manager.client import Refused
 from makara.manager.files import JobFiles
+from makara.manager.job_loop import ManagerFailed
 from makara.manager.spec import parse_spec
 from managers import BUNDLE, Manager, job_spec, release_all
 
@@ -112,3 +114,32 @@ def test_the_secrets_of_a_job_that_is_about_to_go_on_are_not_swept(tmp_path: Pat
             assert files.secrets("j") == {"KEY": "s3cret"}
 
     asyncio.run(check())
+
+
+def test_a_job_that_goes_on_keeps_its_secrets_though_its_manager_could_not_tell(tmp_path: Path) -> None:
+    """Found: the fact was stored, an error followed, and the secrets went: no trainer of it could start."""
+    resources = parse_spec(spec()).resources
+
+    async def go_on_and_fail() -> None:
+        async with desk(tmp_path) as at:
+            await at.submit("j")
+            await at.service.stop("j")
+            journal = at.service.journal
+            append = journal.append
+
+            def fail_after_it(*facts: Any) -> None:
+                append(*facts)
+                raise OSError("the disk does not answer")
+
+            journal.append = fail_after_it
+            with pytest.raises(ManagerFailed):
+                await at.service.go_on("j", resources, {"KEY": "s3cret"})
+
+    async def look() -> None:
+        async with desk(tmp_path) as at:
+            assert at.service.jobs["j"].state.ended is None
+            assert at.service.files.secrets("j") == {"KEY": "s3cret"}
+
+    with pytest.raises(ManagerFailed):
+        asyncio.run(go_on_and_fail())
+    asyncio.run(look())

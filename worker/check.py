@@ -73,14 +73,16 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
     memory = Memory(settings.memory_bytes)
     dataset = call_user_code("Training.dataset", training.dataset)
     batch = Batches(dataset, settings.seed, m, m).micro_batch(0, 0)
-    not_run = run_last(chain, training, settings.seed, batch, memory)
     left_out = _keep_apart(watch, report) or (None if settings.compare else "--skip-comparison was given")
     whole = needs(chain.traced)
     too_long = whole.too_long(settings.max_seconds)
     if left_out is None and too_long is None and (left_out := memory.refusal(whole)) is not None:
         report.notes += run_each(chain, training, settings.seed, batch, memory)
     left_out = left_out or too_long
-    if left_out is None:
+    not_run = None
+    if left_out is not None:
+        not_run = run_last(chain, training, settings.seed, batch, memory)
+    else:
         plain = chain if settings.precision == "fp32" else _cut(training, m, settings, "fp32")
         batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
         compare(training, plain, batches, settings.seed, watch, report)

@@ -9,12 +9,14 @@ update; with the job's own micro-batch size, precision and number of threads, on
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from .cutting.partition import Sections, Value
+from .errors import UserCodeError
 from .sections.loss_scale import LossScale
 from .sections.ranges import SectionRuntime
 from .sections.sums import parameter_norm
@@ -22,6 +24,7 @@ from .seeds import preserved_randomness, seed64
 from .tracing.graph_text import digest, graph_lines
 from .training import Training
 
+log = logging.getLogger("makara.trainer")
 _STEPS = 2  # what begins as zeros, as some weights do, shows nothing in the first
 
 
@@ -35,11 +38,36 @@ def bits_hash(
     """SHA-256, in hexadecimal. `batch` is one micro-batch. One section at a time is in memory."""
     with preserved_randomness():
         digests = [
-            digest(_comparable(tensor))
+            shown
             for index in kinds(chain)
-            for tensor in _steps(chain, index, training, batch, seed, torch.device(device))
+            for shown in _shown(_steps(chain, index, training, batch, seed, torch.device(device)))
         ]
     return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _shown(tensors: Iterator[Tensor]) -> list[str]:
+    """The digests of a section's tensors.
+
+    Its inputs are made up, and an operation may refuse them (probabilities, a matrix to invert): what it
+    refuses is the same on every machine, so what came before and the kind of the error stand for the rest.
+    """
+    digests: list[str] = []
+    try:
+        digests.extend(digest(_comparable(tensor)) for tensor in tensors)
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        ArithmeticError,
+        AssertionError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        UserCodeError,
+        ValueError,
+    ) as error:
+        log.warning("bits: a section refuses made-up inputs, so less of it is compared: %s", error)
+        digests.append(type(error).__name__)
+    return digests
 
 
 def kinds(chain: Sections) -> list[int]:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..state import Generation, Seat
 from .turn import Turn
 from .vitals import Breaks
 
 _FREE = 1  # the first break is mended at once, as if a death were about to be told
 
 
-def count(turn: Turn) -> str:
+def count(turn: Turn, broken: Generation) -> str:
     """Count one more; returns what to add to the reason why the generation is closed."""
     before, newest_step = turn.vitals.breaks, turn.vitals.newest_step
     number = before.count + 1 if newest_step <= before.step else 1
-    turn.vitals = replace(turn.vitals, breaks=Breaks(number, newest_step, turn.now))
+    turn.vitals = replace(turn.vitals, breaks=Breaks(number, newest_step, turn.now, frozenset(broken.seats)))
     rest_s = _rest_s(turn)
     if not rest_s:
         return ""
@@ -27,9 +28,15 @@ def count(turn: Turn) -> str:
     return f" for no reason that is known, {often}: the next in {rest_s:g} s"
 
 
-def rests(turn: Turn) -> bool:
-    """Whether the next generation is still waited with. Never where workers hold what nobody has saved."""
-    return turn.elapsed_s(turn.vitals.breaks.at) < _rest_s(turn) and not turn.must_save()
+def rests(turn: Turn, usable: frozenset[Seat]) -> bool:
+    """Whether the next generation is still waited with: while all are there with whom the last one broke.
+
+    One that is gone, replaced or under notice may have been the cause, and then what it holds is to be saved.
+    A stop that has something to save waits for nothing.
+    """
+    breaks = turn.vitals.breaks
+    resting = turn.elapsed_s(breaks.at) < _rest_s(turn)
+    return resting and breaks.seats <= usable and not turn.must_save()
 
 
 def _rest_s(turn: Turn) -> float:

@@ -132,7 +132,7 @@ def _close_current(turn: Turn, current: Generation) -> None:
     elif turn.now - turn.vitals.broken_since >= turn.timing.suspect_grace_s:
         since, where = turn.vitals.broken_since, _names((w.worker, w.incarnation) for w in broken)
         explained = _leave_out_cut(turn, current, broken)
-        close(turn, f"broken at {where}{'' if explained else breaks.count(turn)}", since)
+        close(turn, f"broken at {where}{'' if explained else breaks.count(turn, current)}", since)
         return
     if turn.isolated:
         return  # who is late cannot be told

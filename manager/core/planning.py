@@ -163,7 +163,7 @@ def _need(turn: Turn, seats: frozenset[Seat]) -> tuple[str, float] | None:
     current = state.current
     if current is None:
         retry = turn.now - vitals.answered_at >= timing.replan_s
-        if not (seats - vitals.planned_for or retry) or _expecting_word(turn) or breaks.rests(turn):
+        if not (seats - vitals.planned_for or retry) or _expecting_word(turn) or breaks.rests(turn, seats):
             return None
         begins = state.last_generation == state.started_after
         if begins and _gathering(turn, seats):

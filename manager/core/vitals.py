@@ -56,6 +56,7 @@ class Breaks:
     count: int = 0
     step: int = -1
     at: float = 0.0  # when the last of them was closed
+    seats: frozenset[Seat] = frozenset()  # its workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ Uses private torch API (FakeTensorMode, _disable_current_modes, storage identity
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -211,13 +212,31 @@ def record(build: Callable[[], T], seed: int) -> tuple[T, Recording]:
     everywhere.
     """
     recording = Recording(seed, FakeTensorMode(allow_non_fake_inputs=True))
+    before = _parameters_alive()
     with preserved_randomness():
         seed_everything(seed64("construct", seed))
         with converting(), recording.fake_mode, _Recorder(recording), loading(recording.adopt):
             built = build()
         if isinstance(built, nn.Module):  # what a library read in threads of its own
+            _refuse_older(built, before)
             adopt_module(built, recording.adopt)
     return built, recording
+
+
+def _parameters_alive() -> dict[int, nn.Parameter]:
+    """All parameters of this process, by id; they live as long as the answer does."""
+    return {id(found): found for found in gc.get_objects() if issubclass(type(found), nn.Parameter)}
+
+
+def _refuse_older(model: nn.Module, before: Mapping[int, nn.Parameter]) -> None:
+    """What was made before has values that follow from no seed: another process has others."""
+    for name, parameter in model.named_parameters():
+        if id(parameter) in before:
+            raise UntraceableModel(
+                f"parameter {name} was there before Training.model was called, with values that other VMs "
+                "would not have; build the module inside Training.model, or load its weights there "
+                "(torch.load, safetensors)"
+            )
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:

@@ -21,7 +21,7 @@ from ..precision import Precision
 from .regions import autocast_of
 
 _aten = torch.ops.aten
-_RECURRENT = {_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input}
+_RECURRENT = (_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input)
 _KEPT = ("nn_module_stack", "stack_trace", "torch_fn", "autocast")
 
 
