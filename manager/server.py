@@ -26,6 +26,7 @@ from .tokens import TokenStore
 log = logging.getLogger("makara.manager")
 
 _QUIET_S = 20.0  # by then the jobs of an earlier manager are taken up again
+_KEEP_ALIVE_S = 60  # httpx keeps idle connections for 5 s: who closes first must not be a matter of chance
 _PING_S = 60.0  # agents speak, and ask as well: this only clears away the connections of VMs that are gone
 
 
@@ -73,6 +74,7 @@ async def run(service: Service, listener: socket.socket) -> None:
             ws="websockets-sansio",
             ws_ping_interval=_PING_S,
             ws_max_size=service.config.max_report_bytes,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
         )
     )
