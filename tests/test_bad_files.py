@@ -127,15 +127,17 @@ def test_what_is_found_after_a_job_file_was_read_has_its_line_as_well(
     assert run(tmp_path, capsys, "plan", "-f", job) == "job.yaml:2: workdir: nowhere is no folder\n"
 
     job.write_text(JOB + "parallelism:\n  num_sections: 99\n")
-    refused = Trial(None, "parallelism.num_sections: 99 is not in 1..2", None)
+    refused = Trial(None, "parallelism.num_sections: 99 is not in 1..2", None, None)
     monkeypatch.setattr(cli_apply, "try_out", lambda *_: refused)
     said = run(tmp_path, capsys, "plan", "-f", job)
     assert said == "job.yaml:14: parallelism.num_sections: 99 is not in 1..2\n"
-    monkeypatch.setattr(cli_apply, "try_out", lambda *_: Trial(None, "train.py:12: if x.sum() > 0:", None))
+    monkeypatch.setattr(
+        cli_apply, "try_out", lambda *_: Trial(None, "train.py:12: if x.sum() > 0:", None, None)
+    )
     assert run(tmp_path, capsys, "plan", "-f", job) == "makara: train.py:12: if x.sum() > 0:\n"
 
     monkeypatch.delenv("MISSING", raising=False)
-    monkeypatch.setattr(cli_apply, "try_out", lambda *_: Trial({**SOUND}, None, None))
+    monkeypatch.setattr(cli_apply, "try_out", lambda *_: Trial({**SOUND}, None, None, None))
     job.write_text(JOB + "secrets: [MISSING]\n")
     said = run(tmp_path, capsys, "apply", "-f", job)
     assert said.splitlines()[-1] == "job.yaml:13: secrets: MISSING is not set in this environment"
