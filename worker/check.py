@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from .cutting.partition import Sections, choose_cuts, most_sections, split
 from .data import Batches
-from .dry_run.alone import run_each, run_last
+from .dry_run.alone import TrainsNothing, run_each, run_last
 from .dry_run.comparison import NUM_MICRO_BATCHES, Report, compare, watch_for
 from .dry_run.findings import TOLERANCE, Finding
 from .dry_run.limits import Memory, needs
@@ -80,9 +80,13 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
         report.notes += run_each(chain, training, settings.seed, batch, memory)
     left_out = left_out or too_long
     not_run = None
-    if left_out is not None:
+    try:
         not_run = run_last(chain, training, settings.seed, batch, memory)
-    else:
+    except (UserCodeError, RuntimeError) as error:
+        # On zeros, which a sound model may refuse: where the step itself is run, it decides.
+        if left_out is not None or isinstance(error.__cause__, TrainsNothing):
+            raise
+    if left_out is None:
         plain = chain if settings.precision == "fp32" else _cut(training, m, settings, "fp32")
         batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
         compare(training, plain, batches, settings.seed, watch, report)

@@ -18,6 +18,10 @@ from ..training import Loss, Training
 from .limits import Memory, section_needs
 
 
+class TrainsNothing(ValueError):
+    """The loss does not lead back to the model."""
+
+
 def run_last(chain: Sections, training: Training, seed: int, batch: Sample, memory: Memory) -> str | None:
     """The last section on zeros: the loss, its gradient, and the optimizer's update. Returns why it was left
     out, or None. Raises the user's errors."""
@@ -68,7 +72,7 @@ def _loss(training: Training, output: Any, batch: dict[str, Tensor]) -> Loss:
     loss: Any = training.loss(output, batch)
     total = loss[0] if isinstance(loss, tuple) else loss
     if isinstance(total, Tensor) and not total.requires_grad:
-        raise ValueError(
+        raise TrainsNothing(
             "no gradient flows from it into the model; expected a differentiable function of the model's "
             "output, without detach(), no_grad() or a new tensor"
         )
