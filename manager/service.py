@@ -288,9 +288,8 @@ class Service:
                 most, least = resources.max_nodes, resources.min_nodes
                 asked = ContinueRequested(now=self.clock(), min_nodes=least, max_nodes=most)
                 await self.handle(runtime.job, asked)
-            except (
-                Quarantined
-            ):  # nothing was stored; after any other error the next manager looks at what was
+            except Quarantined:
+                # Nothing was stored. After any other error the next manager looks at what was.
                 self._continuing.discard(runtime.job)
                 self._forget_secrets(runtime)
                 raise
