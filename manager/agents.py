@@ -140,7 +140,7 @@ class AgentConnection:
         """Nothing of it has to be stored; so the agent has to hear of it only now and then."""
         if self._report is None:
             return  # what it refers to was of another protocol
-        carried = {"metrics": [], "sequence": beat.sequence, "progress": beat.progress}
+        carried = {"metrics": [], "deaths": [], "sequence": beat.sequence, "progress": beat.progress}
         self._report = self._report.model_copy(update=carried)
         self._service.beat(self._job, self._report)
         if time.monotonic() - self._said_at > self._service.leases.orphan_timeout_s / _WORDS:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cluster_faults
-from cluster_checks import check_end, check_facts
+from cluster_checks import check_end, check_facts, check_heard
 from cluster_effects import perform
 from cluster_protocol import die, obey
 from cluster_store import Broken, Store
@@ -244,8 +244,12 @@ class Cluster:
     def _receive(self, report: Report) -> None:
         if not self.manager_up:
             return
-        self.vms[report.vm].heard_at = self.now
+        vm = self.vms[report.vm]
+        vm.heard_at = self.now
         self.handle(ReportReceived.model_construct(now=self.now, report=report))
+        if self.manager_up:
+            check_heard(self, report)
+            vm.deaths = [dead for dead in vm.deaths if dead not in report.deaths]  # it has acknowledged them
         if self.manager_up and report.orders_version < self.state.num_facts:
             self.after(0.05, self._deliver, report.vm, self.state)
 

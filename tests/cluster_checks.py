@@ -20,6 +20,7 @@ from makara.manager.state import order_of
 
 if TYPE_CHECKING:
     from cluster import Cluster
+    from makara.worker.messages import Report
 
 
 def check_facts(world: Cluster, facts: tuple[Fact, ...]) -> None:
@@ -56,6 +57,16 @@ def _check_fact(world: Cluster, fact: Fact) -> None:
             raise Broken(f"{fact.lost_steps} steps lost of {world.num_steps}")
         case _:
             pass
+
+
+def check_heard(world: Cluster, report: Report) -> None:
+    """After a report: whoever runs again has been counted as dead."""
+    pulse, vm = world.vitals.pulses.get(report.vm), world.state.vms.get(report.vm)
+    if world.state.ended or vm is None or not vm.live or pulse is None or pulse.report is not report:
+        return
+    for worker in report.workers:
+        if worker.incarnation > 1 and world.state.failed.get(worker.worker, 0) < worker.incarnation - 1:
+            raise Broken(f"{worker.worker} died before incarnation {worker.incarnation}: not counted")
 
 
 def check_formed(group: Group, lineage: tuple[int, ...]) -> None:

@@ -266,6 +266,7 @@ def die(world: Cluster, trainer: Trainer, failure: Failure) -> None:
     if not trainer.alive:
         return
     trainer.alive, trainer.failure, trainer.phase = False, failure, Phase.EXITED
+    trainer.vm.deaths.append(trainer.report())
     group = world.groups.get(trainer.generation)
     if group is not None and group.arrived.get(trainer.worker) is trainer:
         shatter(world, group, [trainer.worker])

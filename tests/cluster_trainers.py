@@ -158,6 +158,7 @@ class SimVm:
     heard_at: float = 0.0  # when the manager last took in a report
     trainers: list[Trainer] = field(default_factory=list)
     told: list[WorkerReport] = field(default_factory=list)  # as last reported
+    deaths: list[WorkerReport] = field(default_factory=list)  # that the manager has not heard of
 
     def report(self, now: float, *, changed: bool) -> Report:
         self.sequence += 1
@@ -170,6 +171,7 @@ class SimVm:
             address="127.0.0.1",
             devices=DEVICES * len(self.trainers),
             workers=self.told,
+            deaths=list(self.deaths),
             metrics=[],
             notice_deadline_s=None if self.deadline is None else self.deadline - now,
             leaving=None,

@@ -9,8 +9,9 @@ orders), "huge" (its report is larger than any manager takes), "holding" (it kee
 as soon as it is told to train), "parent" (its first incarnation starts processes that heed no signal, and
 dies when it is to train), "silent parent" (it stops to beat instead), "noisy" (writes a megabyte to its log
 with each orders), "newer" (tells what an agent of today does not know), "real-time" (a signal without a name
-ends it), "crowded" (it has more threads than stacks are shown of), or "scalar" (its first incarnation tells
-what is no object).
+ends it), "diary" (leaves the number of each incarnation that was told to train in the
+file `began`), "crowded" (it has more threads than stacks are shown of), or "scalar" (its first incarnation
+tells what is no object).
 """
 
 import faulthandler
@@ -109,6 +110,10 @@ def main() -> None:
             if orders["hold"]:
                 Path(arguments["--bundle"], "..", "..", "held").touch()
             report |= {"phase": phase, "step": orders["version"], "generation": 1}
+            if mode == "diary" and orders["action"] == "train":
+                page = Path(arguments["--bundle"], "..", "..", "began")
+                page.with_suffix(".new").write_text(str(incarnation))
+                page.with_suffix(".new").rename(page)
             metrics = {"generation": 1, "loss": 1.0, "grad_norm": 1.0, "seconds": 1.0, "samples": 1}
             for n in range(3000 if mode == "talkative" else 1):
                 send(metrics=metrics | {"step": orders["version"] + n * 1000})

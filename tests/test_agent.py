@@ -17,7 +17,7 @@ from makara.worker.archives import BundleBounds
 from makara.worker.bounds import MOST_METRICS
 from makara.worker.logs import tail
 from makara.worker.messages import At, Credential, Phase, Progress, Report, ReportAck, StepMetrics
-from makara.worker.reports import Backlog
+from makara.worker.reports import metrics_backlog
 from makara.worker.trainers import Backoff
 from managers import archive
 from scripted_manager import Manager, ends, play
@@ -94,7 +94,7 @@ def test_metrics_are_repeated_until_the_manager_has_them(play: Callable[..., Non
 
 
 def test_an_acknowledgement_says_nothing_of_what_was_not_sent_yet() -> None:
-    backlog, step = Backlog(), metrics(24)
+    backlog, step = metrics_backlog(), metrics(24)
     assert backlog.take(1, 1 << 20) == []
     backlog.add(step)
     backlog.acknowledge(1)
@@ -102,7 +102,7 @@ def test_an_acknowledgement_says_nothing_of_what_was_not_sent_yet() -> None:
 
 
 def test_metrics_of_a_long_time_without_a_manager_go_in_several_reports() -> None:
-    backlog, steps = Backlog(), [metrics(n) for n in range(MOST_METRICS + 2)]
+    backlog, steps = metrics_backlog(), [metrics(n) for n in range(MOST_METRICS + 2)]
     for step in steps:
         backlog.add(step)
     assert backlog.take(1, 1 << 24) == steps[:MOST_METRICS]

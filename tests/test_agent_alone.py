@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 
+import psutil
 import pytest
+from makara.worker.bounds import MOST_DEATHS
 from makara.worker.connection import ManagerConnection
 from makara.worker.frames import Malformed, Misfit, read_report, read_report_or_beat, read_to_agent
 from makara.worker.messages import (
@@ -23,12 +27,13 @@ from makara.worker.messages import (
     Phase,
     Progress,
     Report,
+    ReportAck,
     Stacks,
     StepMetrics,
     Welcome,
     WorkerReport,
 )
-from makara.worker.reports import Backlog, as_beat, encode
+from makara.worker.reports import as_beat, deaths_backlog, encode, metrics_backlog
 from scripted_manager import TIMEOUT_S, Manager, ends, play, response
 
 __all__ = ["play"]  # the fixture
@@ -356,6 +361,59 @@ def test_a_malformed_frames_values_are_not_told() -> None:
     assert "s3cret" not in str(told.value)
 
 
+def pid_of_trainer() -> int:
+    """Of the one that the agent has, which is this process."""
+    children = psutil.Process(os.getpid()).children()
+    [pid] = [child.pid for child in children if any("fake_trainer" in part for part in child.cmdline())]
+    return pid
+
+
+def test_deaths_that_no_manager_saw_are_told_when_it_is_back(play: Callable[..., None]) -> None:
+    """The next incarnations report long before."""
+
+    async def scenario(manager: Manager, _agent: Agent) -> None:
+        await running(manager)
+        manager.answer = response(HTTPStatus.BAD_GATEWAY, b"")
+        await manager.drop()
+        for incarnation in (1, 2):
+            (manager.folder / "began").unlink(missing_ok=True)
+            os.kill(pid_of_trainer(), signal.SIGKILL)
+            await manager.until_file("began")
+            assert int((manager.folder / "began").read_text()) == incarnation + 1
+        manager.answer = None
+        told = await manager.report(lambda report: len(report.deaths) == 2)
+        assert [(dead.worker, dead.incarnation) for dead in told.deaths] == [("v1.0", 1), ("v1.0", 2)]
+        assert all(
+            dead.failure and dead.failure.message.startswith("ended by SIGKILL") for dead in told.deaths
+        )
+        await manager.drop()
+        again = await manager.report(lambda report: report.sequence > told.sequence)
+        assert again.deaths == told.deaths  # it was not acknowledged
+        await manager.send(ReportAck(sequence=again.sequence))
+        await manager.order("train")
+        await manager.report(lambda report: report.sequence > again.sequence and not report.deaths)
+
+    play(scenario, mode="diary")
+
+
+def test_the_oldest_deaths_of_too_many_are_forgotten() -> None:
+    backlog = deaths_backlog()
+    for incarnation in range(MOST_DEATHS + 5):
+        backlog.add(WorkerReport(worker="v.0", incarnation=incarnation, phase=Phase.EXITED))
+    told = [dead.incarnation for dead in backlog.take(1, 1 << 24)]
+    assert told == list(range(5, MOST_DEATHS + 5))
+
+
+def test_deaths_that_have_no_room_wait_before_a_worker_fails() -> None:
+    failure = Failure(kind="internal", message="z" * 7_000)
+    dead = [WorkerReport(worker="v.0", incarnation=n, phase=Phase.EXITED, failure=failure) for n in range(20)]
+    report = full_report(8, 0).model_copy(update={"deaths": dead})
+    encoded = encode(report, 1 << 16)
+    assert (len(encoded.text) <= 1 << 16, encoded.failed) == (True, {})
+    assert [d.incarnation for d in read_report(encoded.text).deaths] == list(range(encoded.num_deaths))
+    assert encoded.num_deaths == 5
+
+
 # ---- large reports -----------------------------------------------------------------------------------------
 
 
@@ -367,7 +425,7 @@ def steps(numbers: range) -> list[StepMetrics]:
 
 
 def test_what_was_not_acknowledged_goes_out_in_pieces_and_none_is_lost() -> None:
-    backlog = Backlog()
+    backlog = metrics_backlog()
     for step in steps(range(5000)):
         backlog.add(step)
     told: dict[int, StepMetrics] = {}
@@ -416,7 +474,7 @@ def test_stacks_and_metrics_wait_before_a_worker_fails() -> None:
 
 
 def test_metrics_that_had_no_room_go_into_a_later_report() -> None:
-    backlog = Backlog()
+    backlog = metrics_backlog()
     for step in steps(range(10)):
         backlog.add(step)
     assert len(backlog.take(1, 1 << 17)) == 10

@@ -20,6 +20,7 @@ from makara.manager.facts import (
     VmEnded,
     WorkerFailed,
 )
+from makara.manager.failures import num_rounds, on_vm
 from makara.manager.fold import fold
 from makara.manager.runtime import Job
 from makara.manager.state import Status
@@ -111,6 +112,29 @@ def test_an_endless_kill_ends() -> None:
         die(script, live[number % len(live)])
     assert script.last(JobEnded).status == "failed"
     assert script.count(WorkerFailed) == 9
+
+
+def test_deaths_that_nobody_could_be_told_of_count_when_the_agent_is_heard_again() -> None:
+    """Two incarnations died while the manager was away, and the third reports."""
+    script = Script()
+    worker = script.run(2)[0]
+    message = "ended by SIGKILL; it held 9.0 GB"
+    dead = [
+        script.change(
+            worker,
+            incarnation=n,
+            phase=Phase.EXITED,
+            formed=None,
+            failure=Failure(kind="killed", message=message),
+        )
+        for n in (1, 2)
+    ]
+    script.extra[vm_of(worker)] = {"deaths": dead}
+    facts = script.report(WorkerReport(worker=worker, incarnation=3, phase=Phase.IDLE))
+    told = [fact for fact in facts if isinstance(fact, WorkerFailed)]
+    assert [(fact.incarnation, fact.message) for fact in told] == [(1, message), (2, message)]
+    assert num_rounds(on_vm(script.state.deaths, vm_of(worker))) == 2
+    assert not [fact for fact in script.report() if isinstance(fact, WorkerFailed)]  # told again, until heard
 
 
 def test_deaths_with_progress_in_between_are_free() -> None:

@@ -37,7 +37,7 @@ from .messages import (
     WorkerReport,
 )
 from .notices import Notices
-from .reports import Backlog, as_beat, encode
+from .reports import as_beat, deaths_backlog, encode, last_words, metrics_backlog
 from .standstill import pause
 from .trainers import TrainerProcess
 
@@ -58,13 +58,18 @@ class Agent:
         self._orders: Orders | None = None
         self._trainers = [
             TrainerProcess(
-                f"{boot.vm}.{index}", self._directory, boot.address, self._changed, self._add_metrics
+                f"{boot.vm}.{index}",
+                self._directory,
+                boot.address,
+                changed=self._changed,
+                metrics=self._add_metrics,
+                died=lambda last: self._deaths.add(last_words(last)),
             )
             for index in range(len(self._devices))
         ]
         self._broken_setup: Failure | None = None
         self._ordered = asyncio.Event()
-        self._backlog = Backlog()
+        self._metrics, self._deaths = metrics_backlog(), deaths_backlog()
         self._shown = 0  # the newest request for stacks that was answered
         self._stacks: list[Stacks] = []
         self._stacks_told: int | None = None  # the first report that carried them
@@ -153,7 +158,8 @@ class Agent:
             return beat
         encoded = encode(report, limit_bytes)
         self._told = None if encoded.failed else report
-        self._backlog.put_back(encoded.num_metrics)
+        self._metrics.put_back(encoded.num_metrics)
+        self._deaths.put_back(encoded.num_deaths)
         if encoded.has_stacks and self._stacks_told is None:
             self._stacks_told = self._sequence
         for trainer in self._trainers:
@@ -163,10 +169,11 @@ class Agent:
 
     def acknowledge(self, sequence: int) -> None:
         """The manager has stored what reports carried up to `sequence`."""
-        self._backlog.acknowledge(sequence)
+        self._metrics.acknowledge(sequence)
+        self._deaths.acknowledge(sequence)
         if self._stacks_told is not None and sequence >= self._stacks_told:
             self._stacks, self._stacks_told = [], None
-        if self._backlog.waits:
+        if self._metrics.waits or self._deaths.waits:
             self._changed()
 
     def _report(self, limit_bytes: int) -> Report:
@@ -179,7 +186,8 @@ class Agent:
             workers=[self._worker_report(trainer) for trainer in self._trainers],
             progress=[trainer.progress for trainer in self._trainers],
             stacks=self._stacks,
-            metrics=self._backlog.take(self._sequence, limit_bytes),
+            deaths=self._deaths.take(self._sequence, limit_bytes // 4),
+            metrics=self._metrics.take(self._sequence, limit_bytes // 2),
             notice_deadline_s=self._notices.remaining_s(),
             leaving=self._leaving,
             holding=self._holding,
@@ -193,7 +201,7 @@ class Agent:
         return trainer.report.model_copy(update={"phase": Phase.EXITED, "failure": broken} if broken else {})
 
     def _add_metrics(self, metrics: StepMetrics) -> None:
-        self._backlog.add(metrics)
+        self._metrics.add(metrics)
         self._changed()
 
     def _changed(self) -> None:

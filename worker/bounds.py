@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 MOST_DEVICES = 256  # of one VM
+MOST_DEATHS = 100  # of trainers, told of in one report
 MOST_METRICS = 1000  # steps told of in one report; the others go with the next
 MOST_ENTRIES = 100_000  # in a list of a report: sections measured, workers lost
 _LONGEST_NAME = 500

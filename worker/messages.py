@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from .bounds import (
+    MOST_DEATHS,
     MOST_DEVICES,
     MOST_ENTRIES,
     MOST_METRICS,
@@ -374,7 +375,7 @@ class DeviceInfo(Message):
 
 
 class Report(Message):
-    """Everything that one VM is now, with the oldest metrics that are not acknowledged yet."""
+    """Everything that one VM is now, with the deaths and the oldest metrics that are not acknowledged yet."""
 
     vm: Name
     sequence: Count  # grows with each report of this agent process
@@ -382,6 +383,8 @@ class Report(Message):
     address: Name
     devices: list[DeviceInfo] = Field(min_length=1, max_length=MOST_DEVICES)
     workers: list[WorkerReport] = Field(max_length=MOST_DEVICES)
+    # The ends of incarnations, oldest first: a later one is in `workers` before anybody has heard of them.
+    deaths: list[WorkerReport] = Field(default_factory=list, max_length=MOST_DEATHS)
     metrics: list[StepMetrics] = Field(default_factory=list, max_length=MOST_METRICS)
     progress: list[Progress] = Field(default_factory=list, max_length=MOST_DEVICES)  # of `workers`, in order
     stacks: list[Stacks] = Field(default_factory=list, max_length=MOST_DEVICES)  # until acknowledged
@@ -395,7 +398,7 @@ class Report(Message):
     @model_validator(mode="after")
     def _names_its_own_workers(self) -> Report:
         names = [worker.worker for worker in self.workers]
-        for name in names:
+        for name in [*names, *(dead.worker for dead in self.deaths)]:
             vm, _, index = name.rpartition(".")
             if vm != self.vm or index not in _INDICES:
                 raise ValueError(f"worker {name!r}: expected {self.vm}.0, {self.vm}.1, ...")

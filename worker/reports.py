@@ -1,41 +1,51 @@
 """What an agent reports, made to fit into one frame.
 
-Metrics are repeated until they are acknowledged, so after a long absence there are many of them: they are
-sent in pieces, the oldest first. Where a report is too large for the frame, stacks are shortened and left
-out, then metrics wait for a later report. Only a worker whose own part does not fit, or cannot be written as
-JSON, has failed.
+Deaths of trainers and metrics are repeated until they are acknowledged, so after a long absence there may be
+many: they are sent in pieces, the oldest first. Where a report is too large for the frame, stacks are
+shortened and left out, then metrics and deaths wait for a later report. Only a worker whose own part does
+not fit, or cannot be written as JSON, has failed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from .bounds import MOST_METRICS
+from .bounds import MOST_DEATHS, MOST_METRICS
 from .messages import Beat, Failure, Phase, Report, Stacks, StepMetrics, WorkerReport
 
+T = TypeVar("T")
+
 _METRICS_BYTES = 512  # of one step as JSON, at most
+_DEATH_BYTES = 1 << 12  # of one death as JSON, mostly; where there is more of it, the others wait
 _LEAST_STACKS_CHARS = 1024  # less of a trainer's stacks shows nothing
 
 
-class Backlog:
-    """Metrics that are not acknowledged, with the number of the report that first carried each."""
+class Backlog(Generic[T]):
+    """What is not acknowledged, oldest first, with the number of the report that first carried each item.
 
-    def __init__(self) -> None:
-        self._sent: list[tuple[int, StepMetrics]] = []
-        self._waiting: list[StepMetrics] = []
+    `most`: of items in one report, each of at most `item_bytes` as JSON. `kept`: of items that wait; the
+    oldest beyond are forgotten.
+    """
 
-    def add(self, metrics: StepMetrics) -> None:
-        self._waiting.append(metrics)
+    def __init__(self, most: int, item_bytes: int, *, kept: int | None = None) -> None:
+        self._most, self._item_bytes, self._kept = most, item_bytes, kept
+        self._sent: list[tuple[int, T]] = []
+        self._waiting: list[T] = []
+
+    def add(self, item: T) -> None:
+        self._waiting.append(item)
+        if self._kept is not None:
+            del self._waiting[: -self._kept]
 
     def acknowledge(self, sequence: int) -> None:
         """The manager has all that was carried up to report `sequence`."""
         self._sent = [(number, item) for number, item in self._sent if number > sequence]
 
-    def take(self, sequence: int, limit_bytes: int) -> list[StepMetrics]:
-        """What report `sequence` carries in half of `limit_bytes`: what is not acknowledged, then what is
-        new."""
-        most = min(MOST_METRICS, limit_bytes // 2 // _METRICS_BYTES)
+    def take(self, sequence: int, limit_bytes: int) -> list[T]:
+        """What report `sequence` carries in `limit_bytes`: what is not acknowledged, then what is new."""
+        most = min(self._most, limit_bytes // self._item_bytes)
         self._waiting[:0] = [item for _, item in self._sent[most:]]
         del self._sent[most:]
         room = most - len(self._sent)
@@ -54,12 +64,40 @@ class Backlog:
         return bool(self._waiting)
 
 
+def metrics_backlog() -> Backlog[StepMetrics]:
+    """For the metrics of a VM's steps."""
+    return Backlog(MOST_METRICS, _METRICS_BYTES)
+
+
+def deaths_backlog() -> Backlog[WorkerReport]:
+    """For the last reports of a VM's trainers, each as `last_words` gives it."""
+    return Backlog(MOST_DEATHS, _DEATH_BYTES, kept=MOST_DEATHS)
+
+
+def last_words(report: WorkerReport) -> WorkerReport:
+    """What of the last report of an incarnation tells how it ended."""
+    return WorkerReport.model_validate(report.model_dump(include=_LAST_WORDS))
+
+
+_LAST_WORDS = {
+    "worker",
+    "incarnation",
+    "trainer_protocol",
+    "phase",
+    "generation",
+    "step",
+    "formed",
+    "failure",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """A report as JSON, and what of it had no room."""
 
     text: str
     num_metrics: int  # that it carries: the oldest
+    num_deaths: int  # likewise
     has_stacks: bool
     failed: dict[str, Failure] = field(default_factory=dict)  # workers with a part that has no place in it
 
@@ -67,7 +105,9 @@ class Encoded:
 def as_beat(report: Report, told: Report | None) -> str | None:
     """The frame that stands for `report` after `told`, the last report on this connection; None if it says
     more than that the VM lives and gets on."""
-    if told is None or report.metrics or report.stacks or report.notice_deadline_s is not None:
+    if told is None or report.notice_deadline_s is not None:
+        return None
+    if report.metrics or report.deaths or report.stacks:
         return None
     if any(getattr(report, name) != getattr(told, name) for name in _NEWS):
         return None
@@ -88,11 +128,14 @@ def encode(report: Report, limit_bytes: int) -> Encoded:
             report = _without_unwritable(report, failed)
             continue
         if len(text.encode()) <= limit_bytes or len(failed) == len(report.workers):
-            return Encoded(text, len(report.metrics), bool(report.stacks), failed)
+            num_metrics, num_deaths = len(report.metrics), len(report.deaths)
+            return Encoded(text, num_metrics, num_deaths, bool(report.stacks), failed)
         if report.stacks:
             report = report.model_copy(update={"stacks": _shortened(report.stacks)})
         elif report.metrics:
             report = report.model_copy(update={"metrics": report.metrics[: len(report.metrics) // 2]})
+        elif report.deaths:
+            report = report.model_copy(update={"deaths": report.deaths[: len(report.deaths) // 2]})
         else:
             report = _without_largest(report, limit_bytes, failed)
 

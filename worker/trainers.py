@@ -52,7 +52,7 @@ class TrainerProcess:
     """One worker slot of the VM: the current trainer process, its report, and its incarnation number.
 
     `changed` is called whenever the report changes; `metrics` with each committed step that the trainer
-    reports. Runs on the agent's event loop only.
+    reports; `died` with the last report of each incarnation. Runs on the agent's event loop only.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class TrainerProcess:
         address: str,
         changed: Callable[[], None],
         metrics: Callable[[StepMetrics], None],
+        died: Callable[[WorkerReport], None],
     ) -> None:
         self.worker = worker
         self.report = WorkerReport(worker=worker, phase=Phase.STARTING)
@@ -70,6 +71,7 @@ class TrainerProcess:
         self._address = address
         self._changed = changed
         self._metrics = metrics
+        self._died = died
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._orders: Orders | None = None
@@ -233,6 +235,7 @@ class TrainerProcess:
         elif failure is None:
             failure = Failure(kind="internal", message=self._last_words(status), exit_code=status)
         self.report = self.report.model_copy(update={"phase": Phase.EXITED, "failure": failure})
+        self._died(self.report)
         self._changed()
 
     def _last_words(self, status: int) -> str:

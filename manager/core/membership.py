@@ -43,8 +43,11 @@ def join_vms(turn: Turn) -> None:
 
 
 def record_failures(turn: Turn) -> None:
-    """A trainer's end becomes a fact once for each incarnation."""
-    for vm, worker in turn.reports():
+    """A trainer's end becomes a fact once for each incarnation.
+
+    Its agent may have started the next one before it could be heard: it tells of earlier deaths as well.
+    """
+    for vm, worker in (*turn.deaths(), *turn.reports()):
         failure = _failure(turn, worker)
         if failure is None or turn.state.failed.get(worker.worker, -1) >= worker.incarnation:
             continue

@@ -32,6 +32,7 @@ class _Heard(NamedTuple):
     vms: Mapping[str, Vm]
     pulses: Mapping[str, Pulse]
     reports: Sequence[tuple[Vm, WorkerReport]]
+    deaths: Sequence[tuple[Vm, WorkerReport]]
     by_seat: Mapping[Seat, WorkerReport]
 
 
@@ -64,6 +65,10 @@ class Turn:
         """The newest report of each worker on a live VM, in the order in which VMs were requested."""
         return self._heard().reports
 
+    def deaths(self) -> Sequence[tuple[Vm, WorkerReport]]:
+        """The last reports of earlier incarnations, oldest first, as long as their agents tell of them."""
+        return self._heard().deaths
+
     def report_of(self, seat: Seat) -> WorkerReport | None:
         """The newest report of exactly this incarnation."""
         return self.vitals.report_of(seat)
@@ -72,14 +77,13 @@ class Turn:
         """Made anew where VMs or pulses changed: many rules ask."""
         vms, pulses = self.state.vms, self.vitals.pulses
         if self._known is None or self._known.vms is not vms or self._known.pulses is not pulses:
-            reports = [
-                (vm, worker)
-                for vm in self.state.live_vms
-                if (pulse := pulses.get(vm.vm)) is not None
-                for worker in pulse.report.workers
+            heard = [
+                (vm, pulse.report) for vm in self.state.live_vms if (pulse := pulses.get(vm.vm)) is not None
             ]
+            reports = [(vm, worker) for vm, report in heard for worker in report.workers]
+            deaths = [(vm, worker) for vm, report in heard for worker in report.deaths]
             by_seat = {seat_of(worker): worker for vm, worker in reports if vm_of(worker.worker) == vm.vm}
-            self._known = _Heard(vms, pulses, reports, by_seat)
+            self._known = _Heard(vms, pulses, reports, deaths, by_seat)
         return self._known
 
     def must_save(self) -> bool:
