@@ -50,6 +50,8 @@ def status(options: argparse.Namespace) -> int:
         console.print(f"  makara resume {job['job']}  {how_it_goes_on(job)}")
     for trouble in job["trouble"]:
         console.print(f"  trying again   {trouble}")
+    for note in job["notes"]:
+        console.print(f"  note           {note}")
     for name, text in _lines(job):
         console.print(f"  {name:<13}  {text}")
     for morph in job["morphs"]:

@@ -163,10 +163,15 @@ class RecipeFixed(_Fact):
 
 
 class BitsFixed(_Fact):
-    """`numerics: exact`: the bits that every worker's kernels must give, as `workers` showed them."""
+    """`numerics: exact`: the bits that every worker's kernels must give, as `workers` showed them.
+
+    `note`: in what they differ from those of the job that this one starts from.
+    """
 
     fact: Literal["bits_fixed"] = "bits_fixed"
     bits_hash: str
+    kernels_hash: str | None = None
+    note: str = ""
     workers: tuple[str, ...]
 
 

@@ -213,7 +213,8 @@ def _recipe_fixed(state: JobState, fact: RecipeFixed) -> JobState:
 def _bits_fixed(state: JobState, fact: BitsFixed) -> JobState:
     if state.recipe is None:
         return state
-    return state.changed(recipe=state.recipe.model_copy(update={"bits_hash": fact.bits_hash}))
+    bits = {"bits_hash": fact.bits_hash, "kernels_hash": fact.kernels_hash}
+    return state.changed(recipe=state.recipe.model_copy(update=bits))
 
 
 def _planned(state: JobState, fact: GenerationPlanned) -> JobState:
@@ -392,7 +393,7 @@ def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
     )
     if state.recipe is not None and (fact.how is Resumption.RESTART or state.progress_step == 0):
         # No step was made with the old bits that those to come would have to match.
-        state = state.changed(recipe=state.recipe.model_copy(update={"bits_hash": None}))
+        state = state.changed(recipe=state.recipe.without_bits())
     if fact.how is Resumption.AGAIN:
         return state
     published = tuple(sorted(fact.checkpoints, key=order_of)) if fact.how is Resumption.FROM_HEAD else ()

@@ -24,7 +24,7 @@ def _continued(state: JobState, fact: JobContinued) -> JobState:
     progress_step = max((checkpoint.step for checkpoint in state.published), default=0)
     recipe = state.recipe
     if recipe is not None and (state.restarting or (state.head_generation == 0 and state.start is None)):
-        recipe = recipe.model_copy(update={"bits_hash": None})  # no step was made that others have to match
+        recipe = recipe.without_bits()  # no step was made that others have to match
     return state.changed(
         spec=state.spec.model_copy(update={"resources": resources}),
         recipe=recipe,

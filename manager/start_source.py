@@ -51,6 +51,16 @@ class StartSource(Value):
         }
         return "; ".join(f"{name} {a}, here {b}" for name, (a, b) in pairs.items() if a != b)
 
+    def other_choices(self, bits_hash: str | None) -> str:
+        """What a person may want to know of a job with these bits, whose kernels are as those of before."""
+        then = self.recipe
+        if bits_hash is None or then.kernels_hash is None or then.bits_hash in (None, bits_hash):
+            return ""
+        return (
+            f"goes on from job {self.job} with another seed, data or optimizer: its weights will not be "
+            "those of one run that was never interrupted"
+        )
+
 
 def split_step(start_from: str) -> tuple[str, int | None]:
     """(job or URI, step) of "JOB", "JOB@STEP", "URI" or "URI@STEP"."""

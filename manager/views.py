@@ -92,6 +92,7 @@ class JobView(BaseModel):
     waiting: WaitingView | None
     traceback: str | None
     trouble: list[str]
+    notes: list[str]  # what is as it should be, and worth knowing
     stalled: str | None  # no member makes progress: for how long, of how long, and what each is at
     isolated: str | None  # the manager seems to be cut off from most VMs, and waits to hear of them
     step: int
@@ -157,6 +158,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         trouble=sorted(
             {*trouble.values(), *_not_understood(job), *_not_saved(workers.values()), *_unfit(job)}
         ),
+        notes=_notes(state),
         stalled=_stalled(job),
         isolated=_isolated(job),
         step=step,
@@ -223,6 +225,12 @@ def _unfit(job: Job) -> list[str]:
         return []
     why = f"the newest VMs cannot meet the recipe ({job.state.why_unfit})"
     return [f"request_vm: {why}: one at a time is asked for, {wait_s:g} s after the last"]
+
+
+def _notes(state: JobState) -> list[str]:
+    bits_hash = state.recipe.bits_hash if state.recipe is not None else None
+    choices = state.start.other_choices(bits_hash) if state.start is not None else ""
+    return [choices] if choices else []
 
 
 def measured_s(job: Job) -> float | None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import models
@@ -19,7 +20,7 @@ from in_process import SEED, M
 from makara.manager.spec import parse_spec, to_settings
 from makara.worker.cutting.partition import Sections, choose_cuts, split
 from makara.worker.data import Batches
-from makara.worker.fitness import bits_hash, kinds
+from makara.worker.fitness import bits_hash, kernels_hash, kinds
 from makara.worker.instruction_sets import environment_of, processor_flags
 from makara.worker.measuring.subject import device_name
 from makara.worker.messages import Phase
@@ -61,6 +62,24 @@ def test_the_same_machine_shows_the_same_bits_and_keeps_its_random_numbers(preci
     assert first not in {
         hash_of(models.normed_mlp(), other) for other in ("fp32", "bf16") if other != precision
     }
+
+
+@pytest.mark.usefixtures("exact")
+def test_kernels_are_told_apart_from_the_seed_the_data_and_the_optimizer() -> None:
+    def hashes(training: Training, batch: dict[str, torch.Tensor], seed: int) -> tuple[str, str]:
+        chain = chain_of(training)
+        return bits_hash(chain, training, batch, seed), kernels_hash(chain, training, batch)
+
+    training = models.normed_mlp()
+    batch = Batches(training.dataset(), SEED, M, M).micro_batch(0, 0)
+    other = Batches(training.dataset(), SEED, M, M).micro_batch(1, 0)
+    decayed = replace(training, optimizer=lambda named: torch.optim.SGD(named, lr=0.5))
+    bits, kernels = hashes(training, batch, SEED)
+    found = [hashes(decayed, batch, SEED), hashes(training, other, SEED), hashes(training, batch, SEED + 1)]
+    assert {shown for _, shown in found} == {kernels}
+    assert len({bits, *(shown for shown, _ in found)}) == 4
+    without_loss = replace(training, loss=lambda output, batch: 2 * training.loss(output, batch))
+    assert hashes(without_loss, batch, SEED)[1] != kernels
 
 
 def test_sections_of_one_kind_are_looked_at_once() -> None:

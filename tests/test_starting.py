@@ -154,6 +154,44 @@ def test_exact_takes_over_the_bits_of_the_steps_that_were_made() -> None:
     assert script.last(PersonNeeded).offers == (Resumption.AGAIN,), "from step 0 it would be another job"
 
 
+def test_another_optimizer_on_machines_that_are_alike_is_told_and_makes_nobody_unfit() -> None:
+    """Found: the hash covered the user's choices, so VMs came and were ended for another learning rate."""
+    script = submitted("exact", bits_hash="aaaa", kernels_hash="cccc")
+    workers = profiled(script)
+    shown = {"graph_hash": "5ec7", "bits_hash": "bbbb", "kernels_hash": "cccc"}
+    script.report(*(script.change(w, **shown) for w in workers))
+    assert script.count(ComputePlan) == 1
+    fixed = script.last(BitsFixed)
+    assert (fixed.bits_hash, fixed.kernels_hash) == ("bbbb", "cccc")
+    assert "another seed, data or optimizer" in fixed.note
+    job = Job("j", [], [])
+    job.state, job.vitals = script.state, script.vitals
+    [note] = job_view(job, {}).notes
+    assert note.startswith("goes on from job other with another seed, data or optimizer")
+    script.answer(2, 1)
+    script.report(script.change(workers[1], **{**shown, "bits_hash": "dddd"}))
+    assert set(script.state.unfit) == {workers[1]}, "from then on all train to the same bits"
+
+
+def test_the_same_bits_as_before_need_no_word() -> None:
+    script = submitted("exact", bits_hash="aaaa", kernels_hash="cccc")
+    workers = profiled(script)
+    shown = {"graph_hash": "5ec7", "bits_hash": "aaaa", "kernels_hash": "cccc"}
+    script.report(*(script.change(w, **shown) for w in workers))
+    assert script.last(BitsFixed).note == ""
+
+
+def test_machines_with_other_kernels_than_before_are_unfit() -> None:
+    script = submitted("exact", bits_hash="aaaa", kernels_hash="cccc")
+    script.timing = replace(script.timing, max_unfit_vms=1)
+    workers = profiled(script)
+    shown = {"graph_hash": "5ec7", "bits_hash": "bbbb", "kernels_hash": "dddd"}
+    script.report(*(script.change(w, **shown) for w in workers))
+    script.wait(0.25)
+    assert (script.count(BitsFixed), script.count(ComputePlan)) == (0, 0)
+    assert "other bits (dddd) than the job's (cccc)" in script.last(PersonNeeded).reason
+
+
 @pytest.mark.parametrize(("numerics", "bits"), [("exact", None), ("fast", "aaaa")])
 def test_bits_that_are_not_known_or_not_wanted_are_not_asked_for(numerics: str, bits: str | None) -> None:
     script = submitted(numerics, bits_hash=bits)

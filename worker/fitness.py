@@ -4,16 +4,21 @@ Kernels sum in another order with other vector instructions, so two kinds of pro
 to different weights. Under `numerics: exact` only workers with the same hash train together. It is over the
 bits of two steps of each kind of section: initial weights, forward, backward, norms, and the optimizer's
 update; with the job's own micro-batch size, precision and number of threads, on its own device.
+
+A job that goes on from another's checkpoint may have another seed, other data or another optimizer and still
+train as that one's machines did: `kernels_hash` is of what they have in common.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
 
 from .cutting.partition import Sections, Value
 from .errors import UserCodeError
@@ -26,6 +31,7 @@ from .training import Training
 
 log = logging.getLogger("makara.trainer")
 _STEPS = 2  # what begins as zeros, as some weights do, shows nothing in the first
+_SEED = 0
 
 
 def bits_hash(
@@ -43,6 +49,19 @@ def bits_hash(
             for shown in _shown(_steps(chain, index, training, batch, seed, torch.device(device)))
         ]
     return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def kernels_hash(
+    chain: Sections,
+    training: Training,
+    batch: Mapping[str, Tensor],
+    device: torch.device | str = "cpu",
+) -> str:
+    """As `bits_hash`, but of what does not depend on the job's seed, data, schedule and optimizer: the values
+    of `batch` are made up, and the update is AdamW's."""
+    plain = replace(training, optimizer=_adamw, schedule=None)
+    made_up = {name: _made_up(name, tensor.shape, tensor.dtype, _SEED) for name, tensor in batch.items()}
+    return bits_hash(chain, plain, made_up, _SEED, device)
 
 
 def _shown(tensors: Iterator[Tensor]) -> list[str]:
@@ -110,12 +129,20 @@ def _inputs(chain: Sections, index: int) -> list[Value]:
 
 
 def _filled(value: Value, seed: int) -> Tensor:
+    return _made_up(value.name, value.shape, value.torch_dtype, seed)
+
+
+def _adamw(named: Sequence[tuple[str, nn.Parameter]]) -> Optimizer:
+    return AdamW(named, lr=1e-3)
+
+
+def _made_up(name: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
     """Multiples of 2^-20 between -1 and 1, made from integers: the same bits on every machine."""
-    if not value.torch_dtype.is_floating_point:
-        return torch.zeros(value.shape, dtype=value.torch_dtype)  # an index or a mask: zero is in range
-    generator = torch.Generator().manual_seed(seed64("fitness", seed, value.name))
-    whole = torch.randint(-(1 << 20), 1 << 20, value.shape, generator=generator)
-    return whole.double().div_(1 << 20).to(value.torch_dtype)
+    if not dtype.is_floating_point:
+        return torch.zeros(tuple(shape), dtype=dtype)  # an index or a mask: zero is in range
+    generator = torch.Generator().manual_seed(seed64("fitness", seed, name))
+    whole = torch.randint(-(1 << 20), 1 << 20, tuple(shape), generator=generator)
+    return whole.double().div_(1 << 20).to(dtype)
 
 
 def _comparable(tensor: Tensor) -> Tensor:

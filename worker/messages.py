@@ -81,6 +81,7 @@ class Recipe(Message):
     torch_version: Name
     bundle_sha256: Name
     bits_hash: Name | None = None  # `numerics: exact`: see `fitness`; None: not known, or not compared
+    kernels_hash: Name | None = None  # likewise
 
     @property
     def num_sections(self) -> int:
@@ -89,6 +90,9 @@ class Recipe(Message):
     @property
     def global_batch_size(self) -> int:
         return self.microbatch_size * self.num_micro_batches
+
+    def without_bits(self) -> Recipe:
+        return self.model_copy(update={"bits_hash": None, "kernels_hash": None})
 
 
 class JobSettings(Message):
@@ -257,6 +261,7 @@ class WorkerReport(Message):
     endpoint: Name | None = None  # rendezvous it listens on, if it is rank 0 of `prepared`
     graph_hash: Name | None = None  # of the model as traced under the orders' recipe; None: not traced yet
     bits_hash: Name | None = None  # `numerics: exact`: what its kernels make of the sections; see `fitness`
+    kernels_hash: Name | None = None  # likewise, without what the job's seed, data and optimizer make of it
     step: Count = 0  # steps committed and applied
     formed: Formed | None = None
     # Workers of `generation` that it cannot reach, each known by a connection of its own; empty where

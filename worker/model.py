@@ -10,7 +10,7 @@ from .cutting.partition import Sections, split
 from .data import Batches
 from .errors import RecipeMismatch, other_graph
 from .execution.state import ModelState
-from .fitness import bits_hash
+from .fitness import bits_hash, kernels_hash
 from .messages import JobSettings, Recipe
 from .saver import SnapshotSlot
 from .sections.ranges import RangeRuntime, configure_torch
@@ -28,6 +28,7 @@ class Model:
     state: ModelState
     device: torch.device
     bits_hash: str | None  # `numerics: exact`: see `fitness`
+    kernels_hash: str | None  # likewise
     slot: SnapshotSlot = field(default_factory=SnapshotSlot)
 
 
@@ -46,10 +47,12 @@ def build_model(training: Training, job: JobSettings, recipe: Recipe) -> Model:
     dataset = call_user_code("Training.dataset", training.dataset)
     batches = Batches(dataset, job.seed, job.global_batch_size, recipe.microbatch_size)
     state = ModelState(RangeRuntime(chain, training, job.seed, device), training.clip_grad_norm)
-    bits = None
+    bits = kernels = None
     if job.numerics == "exact":
-        bits = bits_hash(chain, training, batches.micro_batch(0, 0), job.seed, device)
-    return Model(training, chain, batches, state, device, bits)
+        batch = batches.micro_batch(0, 0)
+        bits = bits_hash(chain, training, batch, job.seed, device)
+        kernels = kernels_hash(chain, training, batch, device)
+    return Model(training, chain, batches, state, device, bits, kernels)
 
 
 def pick_device(kind: str) -> torch.device:

@@ -92,8 +92,12 @@ class Trainer:
             self._measurer.finish()
             self.control.report(phase=Phase.STARTING)
             self._model = build_model(self._training, orders.job, orders.recipe)
-            bits = self._model.bits_hash
-            self.control.report(phase=Phase.IDLE, graph_hash=orders.recipe.graph_hash, bits_hash=bits)
+            self.control.report(
+                phase=Phase.IDLE,
+                graph_hash=orders.recipe.graph_hash,
+                bits_hash=self._model.bits_hash,
+                kernels_hash=self._model.kernels_hash,
+            )
             self._prepare(self.control.orders or orders)
         elif self._has_lost_more() and self._left is not None:
             self.control.report(lost=self._lost_in(self._left))

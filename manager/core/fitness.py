@@ -12,7 +12,7 @@ for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from ...worker.errors import short
 from ...worker.messages import WorkerReport
@@ -22,12 +22,12 @@ from ..state import JobState, Vm, VmStatus, vm_of
 from .turn import Turn
 
 
-def fix_bits(turn: Turn, workers: Iterable[WorkerReport]) -> bool:
+def fix_bits(turn: Turn, workers: Collection[WorkerReport]) -> bool:
     """Fix the job's bits, if that was not done yet, for a first plan that these workers could take part in.
 
     Among as many the earliest worker decides. Trainers of a version that shows none are taken as they are.
     """
-    spec, recipe = turn.state.spec, turn.state.recipe
+    spec, recipe, start = turn.state.spec, turn.state.recipe, turn.state.start
     if spec is None or recipe is None or spec.training.numerics != "exact" or recipe.bits_hash is not None:
         return False
     shown = {worker.worker: worker.bits_hash for worker in workers}
@@ -35,28 +35,48 @@ def fix_bits(turn: Turn, workers: Iterable[WorkerReport]) -> bool:
     if not found or len(found) < len(shown):
         return False
     [(most, _)] = Counter(found).most_common(1)
-    alike = tuple(worker for worker, bits in shown.items() if bits == most)
-    turn.fact(BitsFixed(at=turn.now, bits_hash=most, workers=alike))
+    alike = tuple(worker for worker in workers if worker.bits_hash == most)
+    turn.fact(
+        BitsFixed(
+            at=turn.now,
+            bits_hash=most,
+            kernels_hash=recipe.kernels_hash or alike[0].kernels_hash,
+            workers=tuple(worker.worker for worker in alike),
+            note=start.other_choices(most) if start is not None else "",
+        )
+    )
     return True
 
 
 def is_shown(state: JobState, worker: WorkerReport) -> bool:
     """Whether the worker has shown the job's bits, if it has to."""
-    return state.recipe is None or state.recipe.bits_hash in (None, worker.bits_hash)
+    wanted, shown = _compared(state, worker)
+    return wanted in (None, shown)
 
 
 def differs(state: JobState, worker: WorkerReport) -> bool:
     """Whether the worker has shown other bits than the job's."""
-    return worker.bits_hash is not None and not is_shown(state, worker)
+    wanted, shown = _compared(state, worker)
+    return shown is not None and wanted not in (None, shown)
+
+
+def _compared(state: JobState, worker: WorkerReport) -> tuple[str | None, str | None]:
+    """(hash that the job wants, hash that the worker shows): before a first plan, those of the kernels."""
+    recipe = state.recipe
+    if recipe is None:
+        return None, worker.bits_hash
+    if recipe.bits_hash is None:
+        return recipe.kernels_hash, worker.kernels_hash
+    return recipe.bits_hash, worker.bits_hash
 
 
 def describe(state: JobState, worker: WorkerReport) -> str:
     """Why a worker that `differs` is unfit, and what would help."""
-    wanted = state.recipe.bits_hash if state.recipe is not None else None
+    wanted, shown = _compared(state, worker)
     assert wanted is not None, "bits are compared under a recipe"
-    assert worker.bits_hash is not None, "it has shown them"
+    assert shown is not None, "it has shown them"
     return (
-        f"its kernels give other bits ({short(worker.bits_hash)}) than the job's ({short(wanted)}): it has "
+        f"its kernels give other bits ({short(shown)}) than the job's ({short(wanted)}): it has "
         "another kind of processor or other libraries, or the job's dataset or optimizer depends on its "
         "environment; training.instruction_set makes more machines alike"
         + (_about_start(state.start) if state.start is not None else "")
@@ -65,8 +85,8 @@ def describe(state: JobState, worker: WorkerReport) -> str:
 
 def _about_start(start: StartSource) -> str:
     return (
-        f". The job's bits are those of {start.job}, which it starts from: with another seed, data or "
-        "optimizer than there, submit it with training.numerics: fast"
+        f". The job's bits are those of {start.job}, which it starts from: with another loss than there, or "
+        "on other machines, submit it with training.numerics: fast"
     )
 
 

@@ -37,11 +37,16 @@ def refusal(turn: Turn, recipe: Recipe) -> str:
 
 
 def with_bits(turn: Turn, recipe: Recipe) -> Recipe:
-    """The recipe; with `numerics: exact` it has the bits of the steps made so far, where they are known."""
+    """The recipe; with `numerics: exact` its workers' kernels must be as those of the steps made so far.
+
+    They are compared without what the seed, the data and the optimizer make of them, which may be others now;
+    a job of a version that did not keep this apart is compared whole.
+    """
     start = turn.state.start
     if start is None or not _is_exact(turn):
         return recipe
-    return recipe.model_copy(update={"bits_hash": start.recipe.bits_hash})
+    kernels, bits = start.recipe.kernels_hash, start.recipe.bits_hash
+    return recipe.model_copy(update={"kernels_hash": kernels} if kernels is not None else {"bits_hash": bits})
 
 
 def _is_exact(turn: Turn) -> bool:

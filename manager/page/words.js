@@ -27,7 +27,7 @@ const SAYS = {
     const recipe = f.recipe;
     return ["Recipe fixed", `${recipe.cuts.length + 1} sections, ${recipe.num_micro_batches} micro-batches of ${plural(recipe.microbatch_size, "sample")}`];
   },
-  bits_fixed: (f) => ["Bits fixed", `${plural(f.workers.length, "worker")} of the same kernels train`],
+  bits_fixed: (f) => ["Bits fixed", `${plural(f.workers.length, "worker")} of the same kernels train${f.note ? `; ${f.note}` : ""}`],
   generation_planned: (f) => {
     const guess = f.predicted_s === null ? "" : `, ${duration(f.predicted_s)} a step predicted`;
     return [`Generation ${f.number} planned`, `${f.cause}: ${plural(f.plan.ranges.length, "worker")}${guess}`, "key"];
