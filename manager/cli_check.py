@@ -115,6 +115,8 @@ def _facts(model: Mapping[str, Any]) -> Iterable[str]:
         yield f"buffers: {_some(names)}: {way}"
     if model["unused_parameters"]:
         yield f"never used, so never trained: {_some(model['unused_parameters'])}"
+    if evaluating := model["evaluation_mode"]:
+        yield f"in evaluation mode, as Training.model returns them: {_some(evaluating)}"
     if frozen := model["frozen_sections"]:
         which = "section 0 gets" if frozen == 1 else f"sections 0 to {frozen - 1} get"
         yield f"frozen: {which} no gradient; stages of these alone keep nothing and recompute nothing"

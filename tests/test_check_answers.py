@@ -90,10 +90,26 @@ def test_a_job_with_batch_norm_is_measured_from_two_on(tmp_path: Path, several: 
     assert min(layout.microbatch_size for layout in found.layouts) == 2
 
 
-def test_batch_norm_in_a_job_of_an_odd_global_batch_says_what_to_set(tmp_path: Path) -> None:
+def test_batch_norm_in_a_job_of_an_odd_global_batch_gets_the_least_size_that_divides_it(
+    tmp_path: Path,
+) -> None:
+    """Found: the check took 2 for granted, and the job then failed on its VMs."""
     settings = job(tmp_path, global_batch_size=9)
-    with pytest.raises(TooFewSamples, match="microbatch_size"):
+    subject = Subject(training(plain_models.batch_norm), settings, torch.device("cpu"))
+    subject.hold_first()
+    assert survey(subject, seconds=0.0).recipe.microbatch_size == 3
+    report = examine(plain_models.batch_norm, global_batch_size=9)
+    assert report["microbatch_size"] == 3
+    assert report["findings"] == []
+    assert "3 is the least that divides training.global_batch_size (9): a step has 3" in report["notes"][0]
+
+
+def test_batch_norm_in_a_job_of_one_sample_says_what_to_set(tmp_path: Path) -> None:
+    settings = job(tmp_path, global_batch_size=1)
+    with pytest.raises(TooFewSamples, match=r"Set training\.global_batch_size and parallelism\."):
         Subject(training(plain_models.batch_norm), settings, torch.device("cpu")).hold_first()
+    with pytest.raises(TooFewSamples, match="to 2 or more"):
+        examine(plain_models.batch_norm, global_batch_size=1)
 
 
 # ---- types of parameters -----------------------------------------------------------------------------------

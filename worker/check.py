@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from .cutting.partition import Sections, choose_cuts, most_sections, split
-from .data import Batches
+from .data import Batches, least_sizes
 from .dry_run.alone import TrainsNothing, run_each, run_last
 from .dry_run.comparison import NUM_MICRO_BATCHES, Report, compare, watch_for
 from .dry_run.findings import TOLERANCE, Finding
@@ -45,7 +45,8 @@ class CheckSettings(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    global_batch_size: int = 1
+    global_batch_size: int | None = None
+    """None: any."""
     seed: int = 0
     microbatch_size: int | None = None
     num_sections: int | None = None
@@ -68,7 +69,7 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
     began = time.perf_counter()
     chain = _cut_first(training, settings)
     m = chain.traced.microbatch_size
-    watch, report = watch_for(training, folder), Report()
+    watch, report = watch_for(training, folder), Report(notes=_of_size(m, settings))
     report.findings += check_optimizer(training, chain, watch)
     memory = Memory(settings.memory_bytes)
     dataset = call_user_code("Training.dataset", training.dataset)
@@ -105,12 +106,28 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
 
 
 def _cut_first(training: Training, settings: CheckSettings) -> Sections:
-    """For micro-batches of the job's size; of 1, if it was left open, or of 2 where batch norm needs them."""
-    m = settings.microbatch_size
-    if m is None:
-        with contextlib.suppress(TooFewSamples):
-            return _cut(training, 1, settings, settings.precision)
-    return _cut(training, m or 2, settings, settings.precision)
+    """For micro-batches of the job's size; of the least that there may be, if it was left open."""
+    if settings.microbatch_size is not None:
+        return _cut(training, settings.microbatch_size, settings, settings.precision)
+    one, *more = least_sizes(settings.global_batch_size or 2)
+    try:
+        return _cut(training, one, settings, settings.precision)
+    except TooFewSamples:
+        if not more:
+            raise
+        return _cut(training, more[0], settings, settings.precision)
+
+
+def _of_size(m: int, settings: CheckSettings) -> list[str]:
+    """What there is to say of an m that batch norm and the global batch call for."""
+    batch = settings.global_batch_size
+    if settings.microbatch_size is not None or batch is None or m <= 2:
+        return []
+    return [
+        f"batch norm needs micro-batches of two samples or more, and {m} is the least that divides "
+        f"training.global_batch_size ({batch}): a step has {batch // m} of them, and no more can "
+        "be under way at once. An even global batch allows 2"
+    ]
 
 
 def _cut(training: Training, m: int, settings: CheckSettings, precision: Precision) -> Sections:
@@ -168,6 +185,7 @@ def _describe(chain: Sections) -> dict[str, Any]:
             if traced.tensors[name].requires_grad and name not in traced.trainable
         ],
         "frozen_sections": chain.frozen,
+        "evaluation_mode": list(traced.evaluating),
         "buffers": {name: _combined(traced.tensors[name]) for name in sorted(chain.updated_buffers)},
         "cut_bytes_per_sample": cuts,
     }

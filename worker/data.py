@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import cast, overload
 
 import torch
@@ -63,6 +64,13 @@ class Order(Sequence[int]):
         for key in self._keys:
             left, right = right, left ^ (_mix(right ^ key) & self._half_mask)
         return left << self._half_bits | right
+
+
+def least_sizes(global_batch_size: int) -> tuple[int, ...]:
+    """The m to begin with where a job leaves it open: 1; then, for batch norm, which needs several samples,
+    the least other that divides the global batch."""
+    divisors = (m for m in range(2, global_batch_size + 1) if global_batch_size % m == 0)
+    return 1, *islice(divisors, 1)
 
 
 def sample_indices(seed: int, position: int, count: int, length: int) -> list[tuple[int, int]]:

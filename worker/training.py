@@ -114,6 +114,25 @@ def build_module(training: Training) -> object:
     return model
 
 
+def set_training_mode(model: nn.Module) -> tuple[str, ...]:
+    """Training mode, but for the modules that the user's code put in evaluation mode, such as frozen batch
+    norms. Returns the names of the outermost of these.
+
+    A model that is itself in evaluation mode is put in training mode whole: `from_pretrained` of transformers
+    returns every model so.
+    """
+    kept = [part for part in model.modules() if not part.training] if model.training else []
+    model.train()
+    for part in kept:
+        part.training = False
+    names = {name for name, part in model.named_modules() if not part.training}
+    return tuple(name for name, _ in model.named_modules() if name in names and _parent(name) not in names)
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
 def call_user_code(what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """`function(*args, **kwargs)`; what it raises becomes a `UserCodeError` that begins with `what`."""
     try:

@@ -24,7 +24,7 @@ from ..sections.sums import mean_loss
 from ..seeds import preserved_randomness, seed64, seed_everything
 from ..tracing.calling import forward_call
 from ..tracing.trace import TracedModel
-from ..training import Training, build_module, call_user_code
+from ..training import Training, build_module, call_user_code, set_training_mode
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class EagerModel:
             built: Any = call_user_code("Training.model", build_module, training)
             self.module: nn.Module = built
         self._load_initial(traced)
-        self.module.to(self._device, dtype).train()
+        set_training_mode(self.module.to(self._device, dtype))
         trainable = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self.optimizer = call_user_code("Training.optimizer", training.optimizer, trainable)
         self._rates = LearningRates(self.optimizer, training.schedule)

@@ -7,7 +7,6 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from ...simulator.measurements import Basis
 from ..cutting.partition import Sections, choose_cuts, split
 from ..cutting.prices import measured_prices
 from ..cutting.work import compute_nodes
-from ..data import Batches
+from ..data import Batches, least_sizes
 from ..errors import TooFewSamples, UserCodeError, other_graph
 from ..instruction_sets import InstructionSet
 from ..messages import JobSettings, Layout, SectionRow
@@ -45,20 +44,22 @@ class Subject:
             self._traced = trace(self._training, m, self.job.seed, self.job.precision)
 
     def hold_least(self) -> int:
-        """Hold the model for the smallest m that it can be trained with, and say which: 1, or 2 with batch
-        norm."""
-        with suppress(TooFewSamples):
-            self.hold(1)
-        if self._traced is None:
-            self.hold(2)
+        """Hold the model for the smallest m that it can be trained with, and say which: 1, or with batch norm
+        the least other that divides the global batch. Raises `TooFewSamples` where there is none."""
+        one, *more = least_sizes(self.job.global_batch_size)
+        try:
+            self.hold(one)
+        except TooFewSamples:
+            if not more:
+                raise
+            self.hold(more[0])
         return self._held.microbatch_size
 
     def hold_first(self) -> None:
         """Hold the model for the job's m, or the smallest one. Raises `TooFewSamples` where no such m divides
         the global batch."""
-        m = self.job.microbatch_size
-        if m is not None or self.job.global_batch_size % 2:
-            self.hold(m or 1)
+        if self.job.microbatch_size is not None:
+            self.hold(self.job.microbatch_size)
         else:
             self.hold_least()
 

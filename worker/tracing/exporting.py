@@ -50,8 +50,8 @@ _HINTS = (
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # of torch.nn.functional.batch_norm
 _TOO_FEW = (
     "batch norm cannot be trained on a micro-batch with one value per channel. Set "
-    "parallelism.microbatch_size to 2 or more (makara check: --microbatch-size 2), or use another norm "
-    "(GroupNorm, LayerNorm)"
+    "training.global_batch_size and parallelism.microbatch_size to 2 or more (makara check: "
+    "--microbatch-size 2), or use another norm (GroupNorm, LayerNorm)"
 )
 
 

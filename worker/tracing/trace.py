@@ -24,7 +24,7 @@ from torch.utils._pytree import TreeSpec
 from ..data import Batches
 from ..errors import UntraceableModel, UserCodeError
 from ..precision import Precision, autocast
-from ..training import Training, build_module, call_user_code
+from ..training import Training, build_module, call_user_code, set_training_mode
 from .calling import forward_call
 from .constants import settle_constants
 from .exporting import export
@@ -72,6 +72,8 @@ class TracedModel:
     graph_hash: str = ""
     """SHA-256 over operations, arguments, shapes, types and names; equal in every process of one torch
     version."""
+    evaluating: tuple[str, ...] = ()
+    """The outermost modules in evaluation mode, where `Training.model` left them."""
 
     def initial(self, name: str) -> Tensor:
         """The initial value of a parameter, buffer or constant: a pure function of (seed, name). New CPU
@@ -104,14 +106,14 @@ def trace(training: Training, m: int, seed: int = 0, precision: Precision = "fp3
     model: object = built
     if not isinstance(model, nn.Module):
         raise UserCodeError(f"Training.model: expected a torch.nn.Module, got {type(model).__name__}")
-    model.train()
+    evaluating = set_training_mode(model)
     refuse_unheld(model)
     call = forward_call(model, batch, training.forward_kwargs)
     with recording.fake_mode:
         fakes = {name: torch.empty(batch[name].shape, dtype=batch[name].dtype) for name in call.inputs}
     with autocast("cpu", precision):  # of the fake tensors: every operation's result has its type
         program = export(model, call.arguments(fakes), recording.fake_mode)
-        return _describe(program, model, recording, m, training.average_buffers, precision)
+        return _describe(program, model, recording, m, training.average_buffers, precision, evaluating)
 
 
 def _describe(
@@ -121,6 +123,7 @@ def _describe(
     m: int,
     average_buffers: Sequence[str],
     precision: Precision,
+    evaluating: tuple[str, ...],
 ) -> TracedModel:
     names = tied_names(model)
     groups = _placeholders(program, names)
@@ -161,6 +164,7 @@ def _describe(
         updates=updates,
         recording=recording,
         precision=precision,
+        evaluating=evaluating,
     )
     object.__setattr__(traced, "graph_hash", hashlib.sha256(_canonical_text(traced).encode()).hexdigest())
     return traced
