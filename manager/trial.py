@@ -60,7 +60,7 @@ def measured_apart(
 ) -> Measurements:
     """The model of a job, measured in a process of its own in about `seconds`. Raises `UserCodeRefused`."""
     arguments = (str(workdir), settings.model_dump_json(), str(seconds))
-    answer = _answer_of("makara.worker.measuring", arguments, workdir, settings.entrypoint, envs)
+    answer = _answer_of("makara.worker.measuring.__main__", arguments, workdir, settings.entrypoint, envs)
     if "measurements" not in answer:
         raise UserCodeRefused(_told(answer["error"], answer["traceback"], answer["whole_traceback"]))
     return Measurements.from_json(answer["measurements"])
@@ -76,9 +76,9 @@ def _told(error: str, part: str | None, whole: str | None) -> str:
 def _answer_of(
     module: str, arguments: Sequence[str], workdir: Path, entrypoint: str, envs: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The JSON that `python -m module` prints last."""
+    """The JSON that the program `module` prints last."""
     process = subprocess.run(
-        [sys.executable, "-P", "-m", module, *arguments],
+        [sys.executable, "-P", "-m", "makara.worker.start", module, *arguments],
         cwd=workdir,
         env={**os.environ, **envs},
         stdin=subprocess.DEVNULL,

@@ -53,7 +53,7 @@ def start_children(folder: Path) -> None:
 
 
 def main() -> None:
-    arguments = dict(zip(sys.argv[4::2], sys.argv[5::2], strict=True))  # after -P -m, MODULE
+    arguments = dict(zip(sys.argv[5::2], sys.argv[6::2], strict=True))  # after -P -m START MODULE
     connection = socket.socket(fileno=int(arguments["--fd"]))
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faulthandler.register(signal.SIGUSR2, all_threads=False)

@@ -168,7 +168,7 @@ class TrainerProcess:
         self._mark = f"{self.worker}/{incarnation}/{uuid.uuid4().hex}"
         with self._log.open("ab") as log, theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "makara.worker.trainer"),
+                *(sys.executable, "-P", "-m", "makara.worker.start", "makara.worker.trainer"),
                 *("--worker", self.worker, "--incarnation", str(incarnation)),
                 *("--fd", str(theirs.fileno()), "--bundle", str(bundle), "--address", self._address),
                 stdin=asyncio.subprocess.DEVNULL,
