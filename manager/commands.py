@@ -15,15 +15,20 @@ from .start_source import StartSource
 from .values import Value
 
 
-class RequestVm(Value):
-    command: Literal["request_vm"] = "request_vm"
+class _Command(Value):
+    """`ordered_after`: how many facts the job had when it was ordered."""
+
     key: str
+    ordered_after: int = 0
+
+
+class RequestVm(_Command):
+    command: Literal["request_vm"] = "request_vm"
     vm: str
 
 
-class ReleaseVm(Value):
+class ReleaseVm(_Command):
     command: Literal["release_vm"] = "release_vm"
-    key: str
     vm: str
 
 
@@ -34,14 +39,13 @@ class WorkerSlot(Value):
     slowdown: float = 1.0  # of its compute times, compared with its peers
 
 
-class ComputePlan(Value):
+class ComputePlan(_Command):
     """Run the planner off the event loop for these workers; answer with `PlanComputed`.
 
     `reconsider`: the plan that runs could stay; it is predicted as well.
     """
 
     command: Literal["compute_plan"] = "compute_plan"
-    key: str
     generation: int
     workers: tuple[WorkerSlot, ...]
     reconsider: bool = False
@@ -52,7 +56,7 @@ class ComputePlan(Value):
         return frozenset(slot.worker for slot in self.workers)
 
 
-class OpenHead(Value):
+class OpenHead(_Command):
     """Swap head.json to `generation` (fencing all older ones); answer with `HeadOpened`.
 
     The head must have reached generation `opened` (0: there need be none yet; None, as in commands of earlier
@@ -62,57 +66,51 @@ class OpenHead(Value):
     """
 
     command: Literal["open_head"] = "open_head"
-    key: str
     generation: int
     opened: int | None = None
     checkpoints: tuple[CheckpointRef, ...] = ()
     restart: bool = False
 
 
-class DeleteCheckpoint(Value):
+class DeleteCheckpoint(_Command):
     """Take a checkpoint out of the head, then, `lease_s` after it left it, delete its parts."""
 
     command: Literal["delete_checkpoint"] = "delete_checkpoint"
-    key: str
     checkpoint: CheckpointRef
     not_before: float
     lease_s: float = 60.0
 
 
-class SweepStore(Value):
+class SweepStore(_Command):
     """Remove what the job left in the store and nobody needs any more, and see what its head lists; answer
     with `HeadSeen`."""
 
     command: Literal["sweep_store"] = "sweep_store"
-    key: str
     not_before: float
     lease_s: float
 
 
-class ExportWeights(Value):
+class ExportWeights(_Command):
     """Export the weights of `checkpoint`, or of the first of `older` if it cannot be read; answer with
     `WeightsExported`."""
 
     command: Literal["export_weights"] = "export_weights"
-    key: str
     checkpoint: CheckpointRef
     older: tuple[CheckpointRef, ...] = ()  # newest first
 
 
-class CopyCheckpoint(Value):
+class CopyCheckpoint(_Command):
     """Copy the checkpoint that the job starts from, and list it in its head; answer with
     `CheckpointCopied`."""
 
     command: Literal["copy_checkpoint"] = "copy_checkpoint"
-    key: str
     source: StartSource
 
 
-class StoreCalibration(Value):
+class StoreCalibration(_Command):
     """Leave the job's measurements in its store, under their fingerprint, for jobs to come."""
 
     command: Literal["store_calibration"] = "store_calibration"
-    key: str
 
 
 Command = Annotated[

@@ -19,7 +19,7 @@ from typing import TypeVar
 from ..checkpoint import CheckpointError, Export, Store
 from ..worker.messages import BootConfig
 from .commands import Command, ComputePlan, CopyCheckpoint, OpenHead, ReleaseVm, RequestVm
-from .events import Event, JobCommandFailed, VmRequestFailed, VmTerminated
+from .events import CommandStuck, Event, JobCommandFailed, VmRequestFailed, VmTerminated
 from .planning import Planner
 from .providers import NoCapacity, Provider, ProviderError
 from .quarantine import Quarantined
@@ -35,6 +35,7 @@ T = TypeVar("T")
 JOIN_TTL_S = 1800.0
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
+_FAILED = (CommandStuck, JobCommandFailed)
 
 
 class Abandoned(Exception):
@@ -142,7 +143,7 @@ class Effects:
     async def _settle(self, job: str, command: Command) -> None:
         try:
             event = await self._result(job, command)
-            if event is not None:
+            if event is not None and not (isinstance(event, _FAILED) and self._is_past(job, command)):
                 await self._emit(job, event)
             await self._mark_done(command.key)
         except asyncio.CancelledError:
@@ -164,14 +165,16 @@ class Effects:
             return None
         except Exception as error:
             log.exception("job %s: %s failed", job, command.command)
-            if isinstance(command, HOUSEKEEPING) or self._is_past(job, command):
-                return None  # the next sweep sees to it; or nobody waits for it any more
+            if isinstance(command, HOUSEKEEPING):
+                return None  # the next sweep sees to it
             message = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
             return JobCommandFailed(now=self._clock(), command=command.command, error=message)
 
     def _is_past(self, job: str, command: Command) -> bool:
-        """Whether the job does without what this was for: one that ended and went on has other VMs."""
+        """Whether the job does without what this was for: it ended and went on, or changed its mind."""
         state = self._state_of(job)
+        if command.ordered_after < state.continued_after:
+            return True
         match command:
             case RequestVm():
                 vm = state.vms.get(command.vm)

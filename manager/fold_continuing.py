@@ -39,6 +39,7 @@ def _continued(state: JobState, fact: JobContinued) -> JobState:
         measuring=None,
         stall=None,
         started_after=state.last_generation,
+        continued_after=state.num_facts + 1,
         progress_step=progress_step,
         unfit=MappingProxyType({}),
         last_error="",

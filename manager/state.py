@@ -201,6 +201,7 @@ class JobState:
     history: tuple[Generation, ...] = ()
     last_generation: int = 0  # highest number ever given
     started_after: int = 0  # what that was when the job began, or went on after its end
+    continued_after: int = 0  # num_facts when it last went on after its end
     head_generation: int = 0  # highest number for which the head may have been swapped
     opened_generation: int = 0  # the number that the head has reached for certain
     restarting: bool = False  # the next head begins without any checkpoint

@@ -255,7 +255,7 @@ class StoreCommands:
             )
         return self._stuck(command, CheckpointError("; ".join(faults)))
 
-    async def _copy(self, job: str, command: CopyCheckpoint) -> Event | None:
+    async def _copy(self, job: str, command: CopyCheckpoint) -> Event:
         source, spec = command.source, self._state_of(job).spec
         assert spec is not None, "only a submitted job starts from something"
 
@@ -266,8 +266,7 @@ class StoreCommands:
         try:
             own, other = await self._insist(job, command, copied)
         except (*_REFUSALS, Corrupt, HeadAhead, NoReadable) as error:
-            # By a command of the time before the job ended and went on, it may be there already.
-            return self._stuck(command, error) if self._state_of(job).copying else None
+            return self._stuck(command, error)
         was = _ref(other) if other is not None else None
         return CheckpointCopied(now=self._clock(), checkpoint=_ref(own), source=was)
 

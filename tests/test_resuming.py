@@ -8,7 +8,8 @@ from typing import NoReturn
 
 import pytest
 from core_script import Script
-from makara.manager.commands import ComputePlan, ExportWeights, OpenHead, RequestVm
+from makara.checkpoint import StoreRefused
+from makara.manager.commands import Command, ComputePlan, ExportWeights, OpenHead, ReleaseVm, RequestVm
 from makara.manager.effects import Effects
 from makara.manager.events import (
     CommandStuck,
@@ -188,39 +189,74 @@ def test_a_job_that_is_not_over_or_has_nothing_left_is_not_resumed() -> None:
     assert script.count(JobContinued) == 0
 
 
-@pytest.mark.parametrize("generation", [1, 2])
-def test_a_fault_of_ours_in_a_command_of_the_time_before_does_not_fail_the_job(
-    generation: int, tmp_path: Path
-) -> None:
+def test_what_fails_late_of_the_time_before_is_no_news_to_the_job(tmp_path: Path) -> None:
+    """Found: a release or a plan of before that failed for good ended the job that had gone on."""
     script, _ = stopped()
+    before = script.last(ComputePlan)
+    releases = [command for command in script.commands if isinstance(command, ReleaseVm)]
     go_on(script)
     idle_again(script)
+    after = script.last(ComputePlan)
+    assert after.generation == before.generation + 1
+    late = before.model_copy(update={"generation": after.generation})  # asked anew, just before the stop
+    assert not failures(script, tmp_path, late, *releases)
+    assert failures(script, tmp_path, after) == ["compute_plan"]
     script.answer(2, 1)
+    script.prepare()
+    now = script.last(OpenHead)
+    assert not failures(script, tmp_path, now.model_copy(update={"generation": 1}))
+    assert failures(script, tmp_path, now) == ["open_head"]
+
+
+def test_an_export_of_the_time_before_that_gives_up_late_asks_nobody(tmp_path: Path) -> None:
+    script = Script()
+    first, _ = script.run(2)
+    script.report(script.change(first, step=100, phase=Phase.FINISHED, published=ref(100)))
+    script.event(CommandStuck(now=script.now, command="export_weights", error="AccessDenied"))
+    before = script.last(ExportWeights)
+    script.event(StopRequested(now=script.now))
+    go_on(script)
+    after = script.last(ExportWeights)
+    assert not failures(script, tmp_path, before, error=StoreRefused("AccessDenied"))
+    assert failures(script, tmp_path, after, error=StoreRefused("AccessDenied")) == ["export_weights"]
+
+
+def failures(
+    script: Script, folder: Path, *commands: Command, error: Exception = RuntimeError("a fault of ours")
+) -> list[str]:
+    """Of which commands the job is told that they failed, where all that they do raises `error`."""
     emitted: list[Event] = []
+    unplannable = script.state.changed(calibration=None)
 
     async def carry_out() -> None:
-        done = asyncio.Event()
+        left, done = len(commands), asyncio.Event()
 
         async def emit(_: str, event: Event) -> None:
             emitted.append(event)
 
         async def mark_done(_: str) -> None:
-            done.set()
+            nonlocal left
+            left -= 1
+            if not left:
+                done.set()
 
         def broken(*_: object) -> NoReturn:
-            raise RuntimeError("a fault of ours")
+            raise error
 
         effects = Effects(
-            providers={}, tokens=TokenStore(tmp_path / "tokens"), scratch=tmp_path, manager_url=str,
-            vm_directory=Path, state_of=lambda _: script.state, open_store=broken, open_source=broken,
+            providers={}, tokens=TokenStore(folder / "tokens"), scratch=folder, manager_url=str,
+            vm_directory=Path, state_of=lambda _: unplannable, open_store=broken, open_source=broken,
             emit=emit, mark_done=mark_done, fatal=broken, threads=Threads(), slow_call_s=60.0,
+            store_patience_s=0.0,
         )  # fmt: skip
-        effects.start("j", OpenHead(key="o", generation=generation))
+        for command in commands:
+            effects.start("j", command)
         await done.wait()
         await effects.close()
 
     asyncio.run(carry_out())
-    assert [type(event) for event in emitted] == ([JobCommandFailed] if generation == 2 else [])
+    assert all(isinstance(event, CommandStuck | JobCommandFailed) for event in emitted)
+    return [event.command for event in emitted if isinstance(event, CommandStuck | JobCommandFailed)]
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

@@ -54,7 +54,7 @@ class Turn:
         self.state = apply(self.state, fact)
 
     def command(self, command: Command) -> None:
-        self._commands.append(command)
+        self._commands.append(command.model_copy(update={"ordered_after": self.state.num_facts}))
 
     def decision(self) -> Decision:
         return Decision(tuple(self._facts), tuple(self._commands), self.vitals, self.state)
