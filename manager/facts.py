@@ -202,6 +202,7 @@ class GenerationPlanned(_Fact):
     predicted_s: float | None
     detected_at: float  # when the cause was seen
     decided_s: float  # planning time
+    saves_only: bool = False  # it takes no step, and holds after a checkpoint
 
 
 class GenerationPrepared(_Fact):
@@ -283,10 +284,6 @@ class HoldChanged(_Fact):
     reason: str
 
 
-class StopOrdered(_Fact):
-    fact: Literal["stop_ordered"] = "stop_ordered"
-
-
 class TrainingFinished(_Fact):
     """The last step is committed and published."""
 
@@ -340,6 +337,13 @@ class JobEnded(_Fact):
     traceback: str | None = None
     export_uri: str | None = None
     export_sha256: str | None = None
+
+
+class StopOrdered(_Fact):
+    """Workers are to save what they hold; then the job ends, as a person wanted or with `failure`."""
+
+    fact: Literal["stop_ordered"] = "stop_ordered"
+    failure: JobEnded | None = None
 
 
 Fact = Annotated[

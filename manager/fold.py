@@ -229,6 +229,7 @@ def _planned(state: JobState, fact: GenerationPlanned) -> JobState:
         planned_at=fact.at,
         decided_s=fact.decided_s,
         predicted_s=fact.predicted_s,
+        saves_only=fact.saves_only,
     )
     return state.changed(planned=planned, last_generation=fact.number, impossible=None)
 
@@ -369,7 +370,7 @@ def _isolation_changed(state: JobState, fact: IsolationChanged) -> JobState:
 
 def _stop_ordered(state: JobState, fact: StopOrdered) -> JobState:
     """What was impossible was so for training; to save what is held, any number of workers will do."""
-    return state.changed(stop_ordered_at=fact.at, waiting=None, impossible=None)
+    return state.changed(stop_ordered_at=fact.at, failure=fact.failure, waiting=None, impossible=None)
 
 
 def _training_finished(state: JobState, fact: TrainingFinished) -> JobState:

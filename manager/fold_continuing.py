@@ -31,6 +31,7 @@ def _continued(state: JobState, fact: JobContinued) -> JobState:
         ended=None,
         ended_at=None,
         stop_ordered_at=None,
+        failure=None,
         waiting=None,
         hold=False,
         impossible=None,

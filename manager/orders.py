@@ -170,5 +170,6 @@ def _order(state: JobState, generation: Generation, secret: bytes) -> Generation
         plan_hash=hashlib.sha256(hashed).hexdigest(),
         checkpoints=list(generation.checkpoints),
         endpoint=generation.endpoint if generation.opened_at is not None else None,
+        saves_only=generation.saves_only,
         key=hmac.new(secret, f"{state.job}/{generation.number}".encode(), hashlib.sha256).hexdigest(),
     )

@@ -97,6 +97,7 @@ class Generation:
     lost_steps: int = 0
     ended_at: float | None = None
     end_reason: str = ""
+    saves_only: bool = False
 
     @property
     def seats(self) -> tuple[Seat, ...]:
@@ -213,6 +214,7 @@ class JobState:
     progress_step: int = 0  # highest step known to have been committed by what was journalled
     hold: bool = False
     stop_ordered_at: float | None = None
+    failure: JobEnded | None = None  # with which it ends once its workers have saved; see `StopOrdered`
     finished: CheckpointRef | None = None
     ended: JobEnded | None = None
     ended_at: float | None = None

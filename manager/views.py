@@ -361,7 +361,8 @@ def _shown_vms(job: Job) -> list[VmView]:
 
 
 def _traceback(state: JobState) -> str | None:
-    return state.ended.traceback if state.ended else state.last_traceback
+    failed = state.ended or state.failure
+    return failed.traceback if failed else state.last_traceback
 
 
 def _reason(job: Job) -> str | None:
@@ -372,6 +373,8 @@ def _reason(job: Job) -> str | None:
         return f"waits for a person: {state.waiting.reason}"
     if state.start is not None and state.copying and state.stop_ordered_at is None:
         return f"copies the checkpoint that it starts from, of job {state.start.job}"
+    if state.failure is not None:
+        return f"fails, once its workers have saved their steps: {state.failure.reason}"
     vms = waits_for_vms(job)
     if state.impossible and vms is not None:
         return f"{vms}: {state.impossible}"

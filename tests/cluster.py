@@ -73,13 +73,14 @@ class Cluster:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.person = random.Random(f"{seed}: what a person does")
         pick = self.random
         self.now = 1000.0
         self.num_steps, self.interval, self.step_s = pick.randint(3, 18), pick.randint(1, 4), 0.5
         self.max_nodes = pick.randint(1, 5)
         self.min_nodes = pick.randint(1, self.max_nodes)
         self.workers_per_node = 1 if self.max_nodes > 3 or pick.random() < 0.7 else 2
-        self.min_workers = 1 if pick.random() < 0.8 else self.min_nodes * self.workers_per_node
+        self.needs_all = pick.random() > 0.8  # of `min_nodes` the planner wants each worker
         self.keep = pick.randint(1, 3)
         self.pace = pick.choice((1.0, 1.2, 1.7))
         self.surveys = pick.random() < 0.5
@@ -94,9 +95,14 @@ class Cluster:
         self.state, self.vitals, self.manager_up = JobState(), Vitals(), True
         self.crash_odds = 0.01 if pick.random() < 0.5 else 0.0
         self.num_vms = self.num_events = self.num_crashes = 0
+        self.times_continued, self.going_on = 0, False  # whether somebody is about to have it go on
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._counter = 0
         self._dirty: set[str] = set()
+
+    @property
+    def min_workers(self) -> int:
+        return self.min_nodes * self.workers_per_node if self.needs_all else 1
 
     @property
     def agents_wait_s(self) -> float:
@@ -104,7 +110,6 @@ class Cluster:
         return TIMING.leases.orphan_timeout_s + TIMING.leases.orphan_save_s
 
     def run(self, limit_s: float = 600.0) -> JobState:
-        stop_at = self.now + limit_s
         submitted = JobSubmitted(now=self.now, job="j", spec=self._spec(), bundle_sha256="b0")
         self.handle(submitted)
         while not self.facts:  # the manager died before it acknowledged: the user submits again
@@ -112,8 +117,8 @@ class Cluster:
             self.handle(submitted)
         self.after(0.0, self._tick)
         cluster_faults.schedule(self)
-        while self.state.ended is None or self._alive() or self.pending:
-            if not self._heap or self._heap[0][0] > stop_at:
+        while self.state.ended is None or self._alive() or self.pending or self.going_on:
+            if not self._heap or self._heap[0][0] > 1000.0 + limit_s * (1 + self.times_continued):
                 raise Broken(f"no end after {limit_s:g} s: {self.state.status}, {self.state.impossible}")
             self.now, _, call, values = heapq.heappop(self._heap)
             call(*values)
@@ -136,7 +141,7 @@ class Cluster:
             },
             "training": {"global_batch_size": 8, "steps": self.num_steps},
             "checkpoint": {"uri": "file:///c", "interval": self.interval, "keep_latest_k": self.keep},
-            "retry": {"max_restarts_on_errors": 3},
+            "retry": {"max_restarts_on_errors": 0 if self.person.random() < 0.3 else 3},
         }
 
     # ---- the manager --------------------------------------------------------------------------------------
@@ -163,6 +168,7 @@ class Cluster:
                     self._maybe_crash()
                 if changed:
                     self._push_orders()
+                cluster_faults.look_at_end(self, decision.facts)
             self.vitals = decision.vitals
         except Crash:
             self._die()

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from cluster_protocol import die
 from cluster_trainers import SimVm, Trainer
-from makara.manager.events import StopRequested
+from makara.manager.events import ContinueRequested, StopRequested
+from makara.manager.facts import Fact, JobEnded
 from makara.worker.messages import Failure
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ def schedule(world: Cluster) -> None:
     world.after(world.random.uniform(0.5, 3.0), _strike, world, world.random.uniform(0.5, 6.0))
     if world.random.random() < 0.08:
         world.after(world.random.uniform(1.0, 30.0), _ask_to_stop, world)
+    if world.person.random() < 0.2:
+        world.after(world.person.uniform(1.0, 30.0), _ask_to_stop, world)
 
 
 def _strike(world: Cluster, mean_s: float) -> None:
@@ -124,6 +127,31 @@ def _ask_to_stop(world: Cluster) -> None:
         world.send(StopRequested(now=world.now))
     else:
         world.after(1.0, _ask_to_stop, world)
+
+
+def look_at_end(world: Cluster, facts: tuple[Fact, ...]) -> None:
+    """Now and then somebody has a job go on that was stopped or failed, at once or when all is quiet."""
+    ended = any(isinstance(fact, JobEnded) and fact.status != "finished" for fact in facts)
+    if ended and world.times_continued < 2 and world.person.random() < 0.8:
+        world.times_continued += 1
+        world.going_on = True
+        most = 6 // world.workers_per_node
+        max_nodes = world.person.randint(1, min(most, 5))
+        nodes = world.person.randint(1, max_nodes), max_nodes
+        world.after(world.person.choice((0.1, 2.0, 30.0)), _have_it_go_on, world, *nodes)
+
+
+def _have_it_go_on(world: Cluster, min_nodes: int, max_nodes: int) -> None:
+    """Asked again until it is acknowledged: the manager may be away, or die meanwhile."""
+    world.min_nodes, world.max_nodes = min_nodes, max_nodes
+    world.send(ContinueRequested(now=world.now, min_nodes=min_nodes, max_nodes=max_nodes))
+    if world.state.ended is not None:
+        world.after(1.0, _have_it_go_on, world, min_nodes, max_nodes)
+        return
+    world.going_on = False
+    if world.now > world.faults_until:
+        world.faults_until = world.now + world.person.uniform(0.0, 20.0)
+        schedule(world)
 
 
 _ODDS = (6, 2, 5, 2, 3, 2, 3, 2, 1, 1, 1, 3)

@@ -137,7 +137,7 @@ def form(world: Cluster, group: Group) -> None:
             trainer.phase, trainer.formed = Phase.RUNNING, formed
         world.changed(trainer.vm)
     check_formed(group, lineage)
-    if len(lineage) == world.num_steps:
+    if len(lineage) == world.num_steps or group.order.saves_only:
         start_publishing(world, group)
     world.after(world.step_s, step, world, group)
 
@@ -185,15 +185,20 @@ def step(world: Cluster, group: Group) -> None:
     if (
         phases == {Phase.RUNNING}
         and workers[0].step < world.num_steps
+        and not group.order.saves_only
         and not world.torn_commit(group, workers)
     ):
         for trainer in workers:
             trainer.lineage = (*(trainer.lineage or ()), group.order.number)
             world.changed(trainer.vm)
         done = workers[0].step
-        if done % world.interval == 0 or done == world.num_steps or all(t.hold for t in workers):
+        if done % world.interval == 0 or done == world.num_steps or group.holds:
             start_publishing(world, group)
-    elif phases == {Phase.RUNNING} and not group.publishing and workers[0].step == world.num_steps:
+    elif (
+        phases == {Phase.RUNNING}
+        and not group.publishing
+        and (workers[0].step == world.num_steps or group.order.saves_only)
+    ):
         start_publishing(world, group)
     world.after(world.step_s, step, world, group)
 
@@ -202,7 +207,7 @@ def start_publishing(world: Cluster, group: Group) -> None:
     if not group.publishing:
         group.publishing = True
         workers = [group.arrived[name] for name in group.names[: group.num_workers]]
-        lineage, holding = workers[0].lineage or (), all(t.hold for t in workers)
+        lineage, holding = workers[0].lineage or (), group.holds
         world.after(world.random.uniform(0.1, 1.0), publish, world, group, lineage, holding)
         if len(lineage) == world.num_steps:
             for trainer in workers[1:]:  # done once their own parts are stored, whatever becomes of rank 0

@@ -193,5 +193,11 @@ class Group:
         return len(self.order.plan["ranges"])
 
     @property
+    def holds(self) -> bool:
+        """Whether it holds after the next checkpoint."""
+        workers = [self.arrived[name] for name in self.names[: self.num_workers]]
+        return self.order.saves_only or all(trainer.hold for trainer in workers)
+
+    @property
     def names(self) -> list[str]:
         return [member.worker for member in self.order.members]

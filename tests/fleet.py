@@ -82,6 +82,7 @@ class Fleet:
         self._processes: dict[str, Any] = {}
         self._sockets: dict[str, socket.socket] = {}
         self.hold = False  # of all orders from now on
+        self.saves_only = False  # of generations from now on
         self.link_timeout_s = 10.0
         self._version = 0
         self._abandoned = 0
@@ -136,6 +137,7 @@ class Fleet:
                     "phase": "go",
                     "endpoint": self.reports[first].endpoint,
                     "checkpoints": list(checkpoints),
+                    "saves_only": self.saves_only,
                 }
             )
             self._generations[worker] = order

@@ -41,7 +41,9 @@ from makara.manager.facts import (
     WorkerFailed,
 )
 from makara.manager.orders import orders
+from makara.manager.runtime import Job
 from makara.manager.state import Status
+from makara.manager.views import job_view
 from makara.worker.messages import CheckpointRef, Failure, Phase, Profile, WorkerReport
 
 
@@ -452,6 +454,67 @@ def test_errors_of_the_users_code_are_counted_against_its_allowance() -> None:
     assert script.last(JobEnded).status == "failed"
     assert script.last(JobEnded).traceback == "Traceback ..."
     assert not script.state.live_vms
+
+
+def saved_before_it_failed() -> tuple[Script, list[str]]:
+    """Two replicas are at step 25, five more than a checkpoint has, when one raises a second time."""
+    script = Script()
+    workers = script.run(4, retry={"max_restarts_on_errors": 0})
+    published = CheckpointRef(step=20, generation=1)
+    script.report(
+        *(script.change(w, step=20) for w in workers), script.change(workers[0], published=published)
+    )
+    failure = Failure(kind="user", message="ValueError: boom", traceback="Traceback ...")
+    script.report(
+        *(script.change(w, step=25, phase=Phase.BROKEN, lost=[workers[3]]) for w in workers[:3]),
+        script.change(workers[3], step=25, phase=Phase.EXITED, failure=failure),
+    )
+    return script, workers
+
+
+def test_a_job_that_fails_has_its_newest_steps_saved_first() -> None:
+    """Found: steps since the last checkpoint were lost although workers that lived held all of them."""
+    script, workers = saved_before_it_failed()
+    assert script.state.status is Status.STOPPING
+    assert {slot.worker for slot in script.last(ComputePlan).workers} == set(workers[:3])
+    job = Job("j", [], [])
+    job.state, job.vitals = script.state, script.vitals
+    assert job_view(job, {}).reason == "fails, once its workers have saved their steps: ValueError: boom"
+    script.answer(2, 1)
+    script.prepare()
+    script.open(CheckpointRef(step=20, generation=1))
+    vm = workers[0].rpartition(".")[0]
+    order = orders(script.state, vm).generation
+    assert order is not None
+    assert order.saves_only, "what failed would fail again"
+    script.form(25)
+    saved = CheckpointRef(step=25, generation=2)
+    script.report(*(script.change(w, phase=Phase.HELD, published=saved) for w in workers[:2]))
+    ended = script.last(JobEnded)
+    assert (ended.status, ended.reason, ended.traceback) == ("failed", "ValueError: boom", "Traceback ...")
+    assert script.state.published[-1] == saved
+    assert not script.state.live_vms
+
+
+def test_a_job_that_fails_and_cannot_save_says_which_steps_are_lost() -> None:
+    script, _ = saved_before_it_failed()
+    while script.state.ended is None and script.now < 100.0 + 2 * script.timing.stop_timeout_s:
+        script.wait(5.0)  # no plan comes
+        script.report()
+    reason = script.last(JobEnded).reason
+    assert reason == "ValueError: boom, but steps 21 to 25 are not saved"
+    assert script.last(JobEnded).status == "failed"
+
+
+def test_a_job_that_fails_where_nobody_holds_all_sections_ends_at_once() -> None:
+    script = Script()
+    first, second = script.run(2, retry={"max_restarts_on_errors": 0})
+    failure = Failure(kind="user", message="ValueError: boom", traceback="Traceback ...")
+    script.report(
+        script.change(first, step=25, phase=Phase.BROKEN, lost=[second]),
+        script.change(second, step=25, phase=Phase.EXITED, failure=failure),
+    )
+    assert script.last(JobEnded).reason == "ValueError: boom"
 
 
 def test_faults_of_ours_are_bounded() -> None:

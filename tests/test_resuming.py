@@ -221,9 +221,7 @@ def test_an_export_of_the_time_before_that_gives_up_late_asks_nobody(tmp_path: P
     assert failures(script, tmp_path, after, error=StoreRefused("AccessDenied")) == ["export_weights"]
 
 
-def failures(
-    script: Script, folder: Path, *commands: Command, error: Exception = RuntimeError("a fault of ours")
-) -> list[str]:
+def failures(script: Script, folder: Path, *commands: Command, error: Exception | None = None) -> list[str]:
     """Of which commands the job is told that they failed, where all that they do raises `error`."""
     emitted: list[Event] = []
     unplannable = script.state.changed(calibration=None)
@@ -241,7 +239,7 @@ def failures(
                 done.set()
 
         def broken(*_: object) -> NoReturn:
-            raise error
+            raise error or RuntimeError("a fault of ours")
 
         effects = Effects(
             providers={}, tokens=TokenStore(folder / "tokens"), scratch=folder, manager_url=str,

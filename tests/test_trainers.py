@@ -362,6 +362,25 @@ def test_hold_publishes_a_checkpoint_and_stops_all_after_the_same_step(run: Run)
     assert held_at != {STEPS}
 
 
+def test_survivors_that_are_to_save_only_publish_the_last_commit_and_take_no_step(run: Run) -> None:
+    run.fleet.start("a", "b")
+    run.fleet.form(run.plan(1, [], 2), ["a", "b"])
+    run.fleet.wait(lambda: run.fleet.has("a", step=True))
+    run.fleet.kill("b")
+    run.fleet.wait_phase(Phase.BROKEN, "a")
+    run.fleet.saves_only = True
+    run.fleet.form(run.plan(2, []), ["a"])
+    run.fleet.wait_phase(Phase.HELD, "a")
+    report = run.fleet.reports["a"]
+    assert report.formed is not None
+    assert 0 < report.formed.step < STEPS
+    assert report.step == report.formed.step
+    assert run.published()[0] == CheckpointRef(step=report.step, generation=2)
+    run.fleet.saves_only = False
+    run.fleet.form(run.plan(3, []), ["a"])
+    assert_same(run.finish("a"), reference("models:tied_gpt", "exact")[1])
+
+
 def test_a_trainer_with_another_model_than_the_recipes_does_not_join(tmp_path: Path) -> None:
     run = Run(tmp_path, entrypoint="models:skip_model")
     run.fleet.recipe = run.recipe.model_copy(update={"graph_hash": "0" * 64})

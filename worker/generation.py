@@ -141,6 +141,11 @@ class _Loop:
         # know both numbers, so all come to the same answer.
         published = max((ref.step for ref in self._session.checkpoints if ref.step <= step), default=0)
         interval = self._job.checkpoint_interval_steps
+        if self._session.saves_only and step < self._job.steps:
+            if step > published:
+                self._save(step)
+                self._await_saved(step)
+            return Outcome.HELD
         due = Due(step < self._job.steps and interval is not None and step - published >= interval)
         while step < self._job.steps:
             result = self._stepper.step(self._ballot)

@@ -144,6 +144,7 @@ class GenerationOrder(Message):
     checkpoints: list[CheckpointRef] = Field(default_factory=list)  # published, newest first; the base first
     endpoint: str | None = None  # host:port of the rendezvous on rank 0; present with `go`
     key: str = Field(default="", repr=False)  # by which its members know each other
+    saves_only: bool = False  # publish a checkpoint of what it forms with, and hold: take no step
 
 
 class Orders(Message):

@@ -35,9 +35,7 @@ def take(turn: Turn) -> None:
             reason = f"as requested; trained {state.finished.step} steps, whose weights are not exported"
             end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
         case StopRequested() if state.finished is None and state.stop_ordered_at is None:
-            turn.fact(StopOrdered(at=turn.now))
-            turn.vitals = replace(turn.vitals, planned_for=frozenset())  # the planner is asked for the save
-            _drop_planned(turn)
+            _order_stop(turn)
         case WeightsExported() if state.finished is not None:
             reason = f"trained {state.finished.step} steps"
             if event.step != state.finished.step:
@@ -54,6 +52,12 @@ def take(turn: Turn) -> None:
             end(turn, JobEnded(at=turn.now, status="failed", reason=f"{event.command}: {event.error}"))
         case _:
             pass
+
+
+def _order_stop(turn: Turn, failure: JobEnded | None = None) -> None:
+    turn.fact(StopOrdered(at=turn.now, failure=failure))
+    turn.vitals = replace(turn.vitals, planned_for=frozenset())  # the planner is asked for the save
+    _drop_planned(turn)
 
 
 def _drop_planned(turn: Turn) -> None:
@@ -102,9 +106,24 @@ def give_up(turn: Turn) -> None:
         reason = f"{bound} failures without a new step in between; the last: {state.last_error}"
     else:
         reason = _deadly(turn)
-    if reason:
-        traceback = state.last_traceback
-        end(turn, JobEnded(at=turn.now, status="failed", reason=reason, traceback=traceback))
+    if not reason or state.failure is not None:
+        return
+    failure = JobEnded(at=turn.now, status="failed", reason=reason, traceback=state.last_traceback)
+    if state.stop_ordered_at is None and _can_save(turn):
+        _order_stop(turn, failure)
+    else:
+        end(turn, failure)
+
+
+def _can_save(turn: Turn) -> bool:
+    """Whether workers that live hold every section as of a step that no checkpoint has."""
+    state = turn.state
+    published = state.published[-1].step if state.published else 0
+    if state.recipe is None or turn.held_step() <= published:
+        return False
+    living = [span for seat, span in state.hosts.items() if not turn.is_away(seat)]
+    held = {section for start, stop in living for section in range(start, stop)}
+    return len(held) == state.recipe.num_sections
 
 
 def _deadly(turn: Turn) -> str:
@@ -122,7 +141,8 @@ def _deadly(turn: Turn) -> str:
 
 
 def stop(turn: Turn) -> None:
-    """A job that is to stop ends when its workers hold after a checkpoint, or none has anything to save."""
+    """A job that is to stop, or fails, ends when its workers hold after a checkpoint, or none has anything
+    to save."""
     state = turn.state
     if state.stop_ordered_at is None or state.finished is not None:
         return
@@ -133,11 +153,12 @@ def stop(turn: Turn) -> None:
 
 
 def end_stopped(turn: Turn, trouble: str = "") -> None:
-    """The job ends as a person wanted; the reason says which steps are lost by that, and by what trouble."""
-    state = turn.state
+    """The job ends as a person wanted, or as it failed; the reason says which steps are lost by that, and by
+    what trouble."""
+    state, failure = turn.state, turn.state.failure
     newest = max(turn.vitals.newest_step, turn.held_step()) or state.progress_step
     saved = state.published[-1].step if state.published else 0
-    reason = "as requested"
+    reason = failure.reason if failure is not None else "as requested"
     if newest > saved:
         stores = sorted({worker.store_trouble for _, worker in turn.reports()})
         lost = f"step {newest} is" if newest == saved + 1 else f"steps {saved + 1} to {newest} are"
@@ -145,7 +166,8 @@ def end_stopped(turn: Turn, trouble: str = "") -> None:
         reason += f", but {lost} not saved" + (f": {why}" if why else "")
     elif trouble:
         reason += f", though {trouble}"
-    end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
+    ended = failure or JobEnded(at=turn.now, status="stopped")
+    end(turn, ended.model_copy(update={"at": turn.now, "reason": reason}))
 
 
 def all_held(turn: Turn) -> bool:

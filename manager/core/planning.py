@@ -318,6 +318,7 @@ def _accept(turn: Turn, event: PlanComputed, value: dict[str, Any], asked: Plann
             predicted_s=event.predicted_s,
             detected_at=detected_at,
             decided_s=turn.now - asked.asked_at if asked is not None else 0.0,
+            saves_only=turn.must_save(),
         )
     )
     turn.vitals = replace(turn.vitals, cause=None, planning=None)

@@ -40,6 +40,7 @@ class Session:
         self.members = [member.worker for member in order.members]
         self.rank = self.members.index(worker)
         self.checkpoints = order.checkpoints
+        self.saves_only = order.saves_only
         self.progress = progress or Progress()
         self.interrupt = Interrupt(on_lost)
         self.courier = Courier(f"collectives-g{order.number}", self.interrupt)
