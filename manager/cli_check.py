@@ -119,7 +119,7 @@ def _facts(model: Mapping[str, Any]) -> Iterable[str]:
         yield f"in evaluation mode, as Training.model returns them: {_some(evaluating)}"
     if frozen := model["frozen_sections"]:
         which = "section 0 gets" if frozen == 1 else f"sections 0 to {frozen - 1} get"
-        yield f"frozen: {which} no gradient; stages of these alone keep nothing and recompute nothing"
+        yield f"frozen: {which} no gradient; of these nothing is kept and nothing recomputed"
     if model["random_operations"]:
         calls = ", ".join(f"{name} {count} times" for name, count in model["random_operations"].items())
         yield f"random: {calls}; both steps drew the same numbers"

@@ -146,6 +146,7 @@ def _parts(
     for span, factor in zip(stages, factors, strict=True):
         whole_ns = table.forward_ns[span.stop] - table.forward_ns[span.start]
         forward_ns = round(factor * whole_ns) + table.own_ns
+        again_ns = round(factor * table.again_ns(span.start, span.stop)) + table.own_ns
         backward_ns = round(factor * (table.backward_ns[span.stop] - table.backward_ns[span.start]))
         rest_ns = table.backward_ns[span.stop - 1] - table.backward_ns[span.start]
         last = span.stop == table.num_sections
@@ -155,7 +156,7 @@ def _parts(
             _Part(
                 lead_ns,
                 table.work_ns(span.start, span.stop, recompute and not (saves and windowed), factor),
-                forward_ns if saves and not windowed else 0,
+                again_ns if saves and not windowed else 0,
                 forward_ns,
                 backward_ns + table.own_ns + back_ns,
                 round(factor * rest_ns) + table.own_ns,

@@ -43,7 +43,7 @@ def stage_memory(
     """
     sizes = sizes_of(calibration)
     last = span.stop == calibration.num_sections
-    entered = sizes.inputs(span) + sizes.gradients(span) + sizes.batch(span)
+    entered = sizes.inputs(span) + sizes.gradients(span) + sizes.held(span)
     kept, backward = sizes.kept(span), sizes.backward_peak(span)
     resident = sizes.state(span) + sizes.snapshot([(section, 1) for section in span.sections])
     update = resident + sizes.update(span)

@@ -43,12 +43,18 @@ class StageTable:
 
     def work_ns(self, start: int, stop: int, recompute: bool, slowdown: float = 1.0) -> int:
         """All that a stage does for one micro-batch."""
-        forwards = 2 if self.recomputes(stop, recompute) else 1
-        forward_ns = self.forward_ns[stop] - self.forward_ns[start]
-        compute_ns = forwards * forward_ns + self.backward_ns[stop] - self.backward_ns[start]
+        again = self.recomputes(stop, recompute)
+        compute_ns = self.forward_ns[stop] - self.forward_ns[start]
+        compute_ns += self.backward_ns[stop] - self.backward_ns[start]
+        if again:
+            compute_ns += self.again_ns(start, stop)
         if slowdown != 1.0:
             compute_ns = round(compute_ns * slowdown)
-        return compute_ns + (forwards + 1) * self.own_ns
+        return compute_ns + (3 if again else 2) * self.own_ns
+
+    def again_ns(self, start: int, stop: int) -> int:
+        """A stage's recomputation, which leaves frozen sections out."""
+        return self.forward_ns[stop] - self.forward_ns[max(start, min(self._frozen, stop))]
 
     def message_ns(self, size_bytes: int) -> int:
         """From one stage to the next at the least: over the faster link, without jitter."""

@@ -262,7 +262,7 @@ def least_bytes(calibration: Calibration) -> int:
     for section in range(calibration.num_sections):
         span = Range(section, section + 1)
         running = max(sizes.forward_peak(span), sizes.kept(span) + sizes.backward_peak(span))
-        step = sizes.inputs(span) + sizes.gradients(span) + sizes.batch(span) + running
+        step = sizes.inputs(span) + sizes.gradients(span) + sizes.held(span) + running
         resident = sizes.state(span) + sizes.snapshot([(section, 1)])
         needs.append(resident + max(step, sizes.update(span)))
     return max(needs)

@@ -114,8 +114,9 @@ def _records(cells: Cells) -> range:
 def _price_operations(cells: list[int], record: int, hop: Hop, cluster: Cluster) -> None:
     """Inputs stay until the backward; without recomputation so does what the forward keeps."""
     forward_ns = cluster.forward_ns(hop.worker, hop.range)
+    again_ns = cluster.forward_ns(hop.worker, cluster.sizes.trained(hop.range))
     cells[record + TAKES : record + ONWARD] = (
-        *(forward_ns, forward_ns, forward_ns, cluster.backward_ns(hop.worker, hop.range)),
+        *(forward_ns, forward_ns, again_ns, cluster.backward_ns(hop.worker, hop.range)),
         *_bytes(cluster.sizes, hop.range),
     )
 
@@ -123,11 +124,13 @@ def _price_operations(cells: list[int], record: int, hop: Hop, cluster: Cluster)
 @lru_cache(maxsize=4096)
 def _bytes(sizes: Sizes, span: Range) -> tuple[int, ...]:
     """What operations of a range hold, what they leave, and what comes to it."""
-    kept, batch, peak = sizes.kept(span), sizes.batch(span), sizes.forward_peak(span)
+    kept, held = sizes.kept(span), sizes.held(span)
     inputs, gradients = sizes.inputs(span), sizes.gradients(span)
+    forward, brief = sizes.forward_peak(span), sizes.brief_forward_peak(span)
+    again = sizes.forward_peak(sizes.trained(span))
     return (
-        *(peak, sizes.brief_forward_peak(span), peak, sizes.backward_peak(span)),
-        *(batch + kept, batch, kept, -(kept + batch + inputs + gradients)),
+        *(forward, brief, again, sizes.backward_peak(span)),
+        *(held + kept, held, kept, -(kept + held + inputs + gradients)),
         *(inputs, gradients),
     )
 

@@ -32,8 +32,13 @@ class Sizes:
         return self._total("state_bytes", span)
 
     def kept(self, span: Range) -> int:
-        """From a micro-batch's forward to its backward, beyond the inputs; of frozen sections nothing is."""
-        return 0 if self._is_frozen(span) else self._total("activation_bytes", span)
+        """Activations between a forward, or a recomputation, and the backward; none of frozen sections."""
+        return 0 if self._is_frozen(span) else self._total("activation_bytes", self.trained(span))
+
+    def trained(self, span: Range) -> Range:
+        """The sections of a range that a gradient reaches: its end, which alone is recomputed. The whole
+        range where it reaches none, since then nothing is recomputed."""
+        return span if self._is_frozen(span) else Range(max(span.start, self.frozen), span.stop)
 
     def inputs(self, span: Range) -> int:
         """What enters a range from before it: the activations of one micro-batch."""
@@ -44,16 +49,28 @@ class Sizes:
         last = span.stop == self._calibration.num_sections
         return 0 if last else self._calibration.grad_cut_bytes[span.stop - 1]
 
-    def batch(self, span: Range) -> int:
-        """A micro-batch's samples, which the range keeps if one of its sections takes any."""
-        return 0 if self._is_frozen(span) else max(self._column("batch_bytes")[span.start : span.stop])
+    def held(self, span: Range) -> int:
+        """What a micro-batch keeps from its forward to its backward in any case, beyond the inputs: samples,
+        if a section takes any, and what frozen sections give to the first that is trained."""
+        if self._is_frozen(span):
+            return 0
+        trained = self.trained(span)
+        samples = max(self._column("batch_bytes")[trained.start : trained.stop])
+        return samples + max(0, self._given(span) - self.inputs(span))
+
+    def _given(self, span: Range) -> int:
+        """What frozen sections of a range give to the others of it."""
+        trained = self.trained(span)
+        return self.inputs(trained) if span.start < trained.start else 0
 
     def _forward_peak(self, span: Range) -> int:
         """While a forward runs that keeps what its backward needs, beyond the inputs."""
         if self._is_frozen(span):
-            return self.brief_forward_peak(span)
-        before = self._sums("activation_bytes")[span.start]
-        return max(self.kept(span), max(self._forward_reach[span.start : span.stop]) - before)
+            return self._passing_peak(span)
+        trained = self.trained(span)
+        before = self._sums("activation_bytes")[trained.start]
+        reach = max(self._forward_reach[trained.start : trained.stop]) - before
+        return max(self._frozen_peak(span), self._given(span) + max(self.kept(span), reach))
 
     @cached_property
     def _forward_reach(self) -> list[int]:
@@ -62,7 +79,16 @@ class Sizes:
         return [peak + before for peak, before in zip(peaks, kept, strict=False)]
 
     def _brief_forward_peak(self, span: Range) -> int:
-        """While a forward runs that will be recomputed, and keeps nothing."""
+        """While a forward runs that will be recomputed, and keeps nothing but what frozen sections give."""
+        return max(self._frozen_peak(span), self._given(span) + self._passing_peak(self.trained(span)))
+
+    def _frozen_peak(self, span: Range) -> int:
+        """While the frozen sections before the others of a range run."""
+        first = self.trained(span).start
+        return self._passing_peak(Range(span.start, first)) if span.start < first else 0
+
+    def _passing_peak(self, span: Range) -> int:
+        """While sections run of which nothing is kept."""
         peaks, activations = self._column("forward_peak_bytes"), self._calibration.activation_bytes
         first = max(peaks[span.start], activations[span.start])
         return max([first, *self._entered_peaks[span.start + 1 : span.stop]])
@@ -79,7 +105,7 @@ class Sizes:
         if self._is_frozen(span):
             return 0
         freed = self._sums("activation_bytes")[span.stop]
-        return max(0, max(self._backward_reach[span.start : span.stop]) - freed)
+        return max(0, max(self._backward_reach[self.trained(span).start : span.stop]) - freed)
 
     @cached_property
     def _backward_reach(self) -> list[int]:

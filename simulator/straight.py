@@ -33,6 +33,7 @@ from ..pipeline.flat import (
 from ..pipeline.policy import FORWARD as FORTH
 from ..pipeline.policy import NOTHING, RECOMPUTE, foresee
 from .records import (
+    AGAIN,
     ALL,
     BACK,
     BACKWARDS,
@@ -107,6 +108,7 @@ def _go_on(cells: Cells, orders: Cells, hop: int) -> int:
     now, held, busy = cells[worker + CLOCK], cells[worker + HELD], cells[worker + BUSY]
     forward, backward = cells[worker + FORWARDS], cells[worker + BACKWARDS]
     forward_ns, backward_ns = cells[hop + TAKES + KEPT], cells[hop + TAKES + BACK]
+    again_ns = cells[hop + TAKES + AGAIN]
     rows, inputs, gradients = _rows(cells, hop), _inputs_known(cells, hop), _gradients_known(cells, hop)
     if inputs[0] >= cells[worker + OPEN_FORWARD]:
         inputs = cells[worker + OPEN_FORWARD], 0
@@ -125,7 +127,7 @@ def _go_on(cells: Cells, orders: Cells, hop: int) -> int:
                 cells[rows.gradients + orders[orders[hop + PLACE] + forward]] = now
             forward += 1
         elif kind == RECOMPUTE:
-            now, busy, held = start + forward_ns, busy + forward_ns, 1
+            now, busy, held = start + again_ns, busy + again_ns, 1
             cells[rows.recomputations + backward] = now
         else:
             now, busy, held = start + backward_ns, busy + backward_ns, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from calibrations import uniform
+from calibrations import frozen_beginning, uniform
 from makara.pipeline import Range, grid
 from makara.simulator import simulate, sizes_of
 from makara.worker.footprint import Footprint, Footprints
@@ -47,6 +47,16 @@ def test_a_backward_frees_section_after_section() -> None:
     sizes = sizes_of(uniform(3, backward_peak_bytes=(15, 20, 4)))
     assert sizes.backward_peak(Range(0, 3)) == 20 - 10
     assert sizes.backward_peak(Range(0, 2)) == 20
+
+
+def test_a_range_that_is_frozen_in_part_keeps_what_enters_the_rest() -> None:
+    sizes = sizes_of(uniform(4, **frozen_beginning(4, 2), cut_bytes=(3, 4, 5), batch_bytes=(7, 7, 7, 7)))
+    assert sizes.kept(Range(0, 3)) == 10
+    assert sizes.held(Range(0, 3)) == 7 + 4
+    assert sizes.held(Range(1, 3)) == 7 + 4 - 3  # beyond the inputs
+    assert sizes.forward_peak(Range(0, 4)) == 4 + 2 * 10
+    assert sizes.brief_forward_peak(Range(0, 4)) == 4 + 10 + 5
+    assert sizes.forward_peak(Range(0, 2)) == 10 + 3
 
 
 def test_snapshots_of_devices_with_their_own_memory_are_not_counted_there() -> None:

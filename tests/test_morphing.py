@@ -180,6 +180,13 @@ def test_a_frozen_beginning_gets_more_sections_to_a_stage_and_the_plan_says_so()
     assert table.recomputes(5, recompute=True)
 
 
+def test_a_stage_that_is_frozen_in_part_is_chosen_by_what_it_recomputes() -> None:
+    calibration = uniform(6, **frozen_beginning(6, 4), backward_s=(0.0,) * 4 + (2.0,) * 2)
+    table = stage_table(calibration)
+    assert table.work_ns(2, 5, recompute=True) == (3 + 1 + 2) * 1_000_000_000
+    assert table.work_ns(2, 4, recompute=True) == 2 * 1_000_000_000
+
+
 def test_memory_too_small_for_a_section_is_named() -> None:
     calibration = uniform(4, state_bytes=(10**6, 10**6, 10**6, 812 * 10**6))
     answer = choose(request(calibration, slots(4, memory_bytes=500 * 10**6)))

@@ -67,6 +67,7 @@ def test_what_is_measured_says_how_much_of_the_beginning_is_frozen(tmp_path: Pat
     calibration = Calibration.from_json(found.calibration)
     chain = split(trace(training, 2, job.seed, job.precision), found.recipe.cuts)
     assert 0 < calibration.frozen == chain.frozen < chain.num_sections
+    assert calibration.backward_s[: chain.frozen] == (0.0,) * chain.frozen
 
 
 def test_m_leaves_a_micro_batch_for_each_worker(tmp_path: Path) -> None:

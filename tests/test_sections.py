@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
+from frozen_models import probe
 from in_process import same_bits
 from makara.simulator.calibration import Calibration
 from makara.worker.calibrate import calibrate
@@ -302,3 +305,33 @@ def test_calibration_measures_every_section(make: Callable[[], Training]) -> Non
     )
     assert all(size > 0 for size in found.activation_bytes)
     assert all(0 < own < whole for own, whole in zip(found.optimizer_bytes, found.state_bytes, strict=True))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_of_frozen_sections_before_others_nothing_is_recomputed_and_nothing_kept(
+    monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    training = probe()
+    chain = chain_of(training, 6)
+    runtime, samples = hosted(training, chain), Batches(training.dataset(), 11, 2, 2).micro_batch(0, 0)
+    first = runtime.forward(0, 0, 0, 1, {}, samples, keep=True).values
+    kept = [weakref.ref(value) for value in first.values()]
+    ran: list[int] = []
+    forward = SectionRuntime.forward
+
+    def noted(self: SectionRuntime, *arguments: Any) -> Any:
+        ran.append(self.info.index)
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(SectionRuntime, "forward", noted)
+    assert 1 < chain.frozen < chain.num_sections
+    runtime.forward(0, 0, 1, chain.num_sections, first, samples, keep=keep)
+    del first
+    assert [reference() for reference in kept] == [None] * len(kept)
+    found: dict[str, Tensor] = {}
+    if not keep:
+        runtime.recompute(0, 1)
+    trained = list(range(chain.frozen, chain.num_sections))
+    assert ran == [*range(1, chain.num_sections), *([] if keep else trained)]
+    assert runtime.backward(0, 1, {}, lambda _, name, gradient: found.update({name: gradient})) == {}
+    assert set(found) == set(chain.trainable_names)

@@ -170,6 +170,16 @@ def test_a_step_of_a_deep_frozen_stage_takes_half_as_long_without_its_recomputat
     assert whole > 2 * 40 * 3
 
 
+def test_a_stage_that_is_frozen_in_part_recomputes_what_is_trained() -> None:
+    calibration = uniform(4, **frozen_beginning(4, 2), backward_s=(0.0, 0.0, 2.0, 2.0))
+    step = simulate(
+        grid([Range(0, 3), Range(3, 4)], 1, 8, recompute=True, frozen=2), calibration, timeline=True
+    )
+    recomputed = sum(o.operation.kind is Kind.RECOMPUTE for o in step.timeline if o.worker == 0)
+    assert recomputed > 0
+    assert step.busy_s[0] == pytest.approx(8 * (3 + 2) + recomputed + 1.5)  # and the update
+
+
 def test_recomputation_costs_a_forward() -> None:
     plan = grid([Range(0, 2), Range(2, 3)], 1, 1, recompute=True)
     step = simulate(plan, uniform(3))

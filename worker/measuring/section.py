@@ -57,6 +57,8 @@ def measure_section(
     sums.reset(dict.fromkeys(section.info.trainable, 1.0))
     passes = _Passes(chain, section, batch, sums, device)
     forward_s, backward_s = passes.times(conditions)
+    if index < chain.frozen:  # whose backward is never run
+        backward_s = [0.0] * len(backward_s)
     forward, backward = passes.footprints(device)
     coefficient = None if training.clip_grad_norm is None else torch.ones(())
 

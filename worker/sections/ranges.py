@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -42,10 +42,14 @@ def configure_torch(threads: int, numerics: Literal["exact", "fast"]) -> None:
 
 @dataclass(slots=True)
 class _Kept:
-    """A micro-batch between its forward and its backward on this worker."""
+    """A micro-batch between its forward and its backward on this worker.
+
+    A recomputation begins with section `first`, on `inputs`: the sections before it are frozen.
+    """
 
     step: int
     span: tuple[int, int]
+    first: int
     inputs: Mapping[str, Tensor]
     batch: Mapping[str, Tensor]
     saved: dict[int, Saved] = field(default_factory=dict)
@@ -127,20 +131,25 @@ class RangeRuntime:
     ) -> RangeOutput:
         """Runs sections start..stop-1 on `inputs` (the values of `chain.inputs_of(start)`).
 
-        `keep` False keeps only the inputs: `recompute` must come before `backward`. Nothing is kept of frozen
-        sections.
+        `keep` False keeps only the inputs of the first section that a gradient reaches: `recompute` must come
+        before `backward`. Nothing is kept of frozen sections.
         """
-        kept = _Kept(step, (start, stop), inputs, batch)
+        first = min(max(start, self._frozen), stop)
+        frozen = self._run(step, micro_batch, range(start, first), inputs, batch, None)
+        kept = _Kept(step, (start, stop), first, {}, {})
         self._kept[micro_batch, start] = kept
-        output = self._run(micro_batch, kept, keep)
-        if keep and stop <= self._frozen:
-            kept.inputs = kept.batch = {}
-        return output
+        if not keep and first < stop:
+            kept.inputs, kept.batch = frozen.values, batch if self.needs_batch(first, stop) else {}
+        saved = kept.saved if keep else None
+        output = self._run(step, micro_batch, range(first, stop), frozen.values, batch, saved)
+        return output._replace(updates=frozen.updates | output.updates)
 
     def recompute(self, micro_batch: int, start: int) -> None:
         """Runs the forward again from the kept inputs, with the same random numbers, and keeps its
         graphs. It gives the same updates of buffers again: they count once, as the forward gave them."""
-        self._run(micro_batch, self._kept[micro_batch, start], True)
+        kept = self._kept[micro_batch, start]
+        sections = range(kept.first, kept.span[1])
+        self._run(kept.step, micro_batch, sections, kept.inputs, kept.batch, kept.saved)
 
     def backward(
         self,
@@ -181,17 +190,26 @@ class RangeRuntime:
         """Forgets all micro-batches in flight (an abandoned attempt)."""
         self._kept.clear()
 
-    def _run(self, micro_batch: int, kept: _Kept, keep: bool) -> RangeOutput:
-        values = dict(kept.inputs)
+    def _run(
+        self,
+        step: int,
+        micro_batch: int,
+        sections: Iterable[int],
+        values: Mapping[str, Tensor],
+        batch: Mapping[str, Tensor],
+        saved: dict[int, Saved] | None,
+    ) -> RangeOutput:
+        """Puts what the backward needs into `saved`, if there is one."""
+        values = dict(values)
         updates: dict[str, Tensor] = {}
         piece: Piece | None = None
-        for index in range(*kept.span):
-            output = self.sections[index].forward(kept.step, micro_batch, values, kept.batch)
+        for index in sections:
+            output = self.sections[index].forward(step, micro_batch, values, batch)
             relayed = {name: values[name] for name in self._relayed[index]}
             values = relayed | output.values
             updates |= output.updates
             piece = output.piece
-            if keep and index >= self._frozen:
-                kept.saved[index] = output.saved
+            if saved is not None:
+                saved[index] = output.saved
             del output  # what is not kept is gone before the next section runs
         return RangeOutput(values, piece, updates)

@@ -32,7 +32,8 @@ from .state import Scalar, load_section_state, section_state
 
 @dataclass(slots=True)
 class Saved:
-    """What a section's backward needs from its forward. `leaves`: the inputs that need a gradient."""
+    """What a section's backward needs from its forward. `leaves`: the inputs that need a gradient; `results`:
+    the outputs that one comes back for."""
 
     leaves: dict[str, Tensor]
     results: dict[str, Tensor]
@@ -147,8 +148,10 @@ class SectionRuntime:
             results: dict[str, Tensor] = {}
             outputs: dict[str, Tensor] = {}
             for (name, dtype), value in zip(self._outputs, own, strict=True):
-                results[name] = result = value.to(dtype)  # as it was traced, on any device
+                result = value.to(dtype)  # as it was traced, on any device
                 outputs[name] = canonical(result.detach())
+                if result.requires_grad:
+                    results[name] = result
         return SectionOutput(outputs, None, Saved(leaves, results, None), updates)
 
     def backward(
@@ -163,9 +166,8 @@ class SectionRuntime:
             scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
             roots, seeds = [saved.loss], [torch.full_like(saved.loss, scale)]
         for name, result in saved.results.items():
-            if result.requires_grad:
-                roots.append(result)
-                seeds.append(aligned(gradients[name]))
+            roots.append(result)
+            seeds.append(aligned(gradients[name]))
         leaves = saved.leaves
         wanted = [*leaves.values(), *self.trainable.values()]
         found: Sequence[Tensor | None] = [None] * len(wanted)
