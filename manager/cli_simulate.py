@@ -121,8 +121,7 @@ def _calibration(options: argparse.Namespace, spec: JobSpec) -> Calibration:
             )
         source = known
     resources = spec.resources
-    most_workers = resources.max_nodes * resources.workers_per_node
-    return source.calibration(spec, resources.device_memory, most_workers)
+    return source.calibration(spec, resources.device_memory, resources.most_workers)
 
 
 # ---- what is printed ---------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def to_settings(spec: JobSpec, job: str, bundle_sha256: str) -> JobSettings:
         instruction_set=spec.training.instruction_set,
         device_memory_bytes=spec.resources.device_memory,
         workers_per_node=spec.resources.workers_per_node,
-        most_workers=spec.resources.max_nodes * spec.resources.workers_per_node,
+        most_workers=spec.resources.most_workers,
         store=StoreConfig(uri=uri, endpoint=spec.checkpoint.endpoint, region=spec.checkpoint.region),
         checkpoint_interval_steps=spec.checkpoint.interval_steps,
         checkpoint_interval_s=spec.checkpoint.interval_s,
@@ -184,6 +184,10 @@ class Resources(_Section):
     instance_type: str | None = None
     use_spot: bool | None = None
     max_hourly_cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+
+    @property
+    def most_workers(self) -> int:
+        return self.max_nodes * self.workers_per_node
 
 
 class TrainingSpec(_Section):
@@ -283,7 +287,7 @@ def _resource_faults(spec: JobSpec) -> list[tuple[str, str]]:
     if resources.min_nodes > resources.max_nodes:
         message = f"{resources.min_nodes} is more than resources.max_nodes ({resources.max_nodes})"
         faults.append(("resources.min_nodes", message))
-    most = resources.max_nodes * resources.workers_per_node
+    most = resources.most_workers
     wanted = (parallel.pipeline_parallel_degree or 1) * (parallel.data_parallel_degree or 1)
     if wanted > most:
         message = f"P·D = {wanted} workers, but max_nodes · workers_per_node gives {most}"

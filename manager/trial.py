@@ -45,6 +45,7 @@ def settings_of(spec: JobSpec) -> dict[str, Any]:
         "microbatch_size": spec.parallelism.microbatch_size,
         "num_sections": spec.parallelism.num_sections,
         "pipeline_parallel_degree": spec.parallelism.pipeline_parallel_degree,
+        "most_workers": spec.resources.most_workers,
     }
 
 

@@ -51,6 +51,8 @@ class Basis:
     makara_version: str
     least_sections: int = 0
     """P of the job file, where the cuts were left to Makara and have to be enough for it; else 0."""
+    worker_sections: int = 0
+    """K at the most, where the cuts were left to Makara and only the job's workers allow so many; else 0."""
 
     @property
     def fingerprint(self) -> str:
@@ -64,7 +66,7 @@ class Basis:
     @classmethod
     def from_json(cls, value: object, name: str) -> Basis:
         numbers = {f.name for f in fields(cls) if f.type == "int"}
-        checked = known(value, name, {f.name for f in fields(cls)}, {"least_sections"})
+        checked = known(value, name, {f.name for f in fields(cls)}, {"least_sections", "worker_sections"})
         values: dict[str, Any] = {
             key: a_count(item, join(name, key)) if key in numbers else a_text(item, join(name, key))
             for key, item in checked.items()

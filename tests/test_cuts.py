@@ -10,7 +10,7 @@ import pytest
 import torch
 from makara.worker.cutting.balanced import best_cuts
 from makara.worker.cutting.cuts import MAX_SMALL_SECTIONS
-from makara.worker.cutting.partition import Sections, choose_cuts, split
+from makara.worker.cutting.partition import Sections, choose_cuts, sections_for_workers, split
 from makara.worker.cutting.work import compute_nodes
 from makara.worker.errors import UserCodeError
 from makara.worker.tracing.trace import trace
@@ -60,6 +60,14 @@ def test_a_deep_but_tiny_model_does_not_get_a_section_for_each_block() -> None:
     assert chain.num_sections == MAX_SMALL_SECTIONS
     named = {f"blocks.{number}" for number in range(20)} | {"embed"}
     assert set(starts(chain)) <= named, "every cut is between two blocks"
+
+
+def test_a_tiny_model_is_cut_for_as_many_workers_as_the_job_may_get() -> None:
+    traced = trace(tied_gpt(layers=20), 2)
+    for workers, num_sections in ((8, 16), (16, 16), (18, 18), (20, 20), (200, 20)):
+        assert len(choose_cuts(traced, workers=workers)) + 1 == num_sections
+    assert choose_cuts(traced, 5, workers=20) == choose_cuts(traced, 5)
+    assert [sections_for_workers(traced, workers) for workers in (1, 16, 18)] == [0, 0, 18]
 
 
 def test_ends_much_heavier_than_a_block_are_sections_of_their_own() -> None:

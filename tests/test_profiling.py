@@ -17,6 +17,7 @@ from makara.worker.messages import JobSettings, Profile, Survey
 from makara.worker.profiling import begin, conclude, profile, subject_of
 from makara.worker.tracing.trace import trace
 from makara.worker.training import load_entrypoint
+from models import tied_gpt
 
 ENTRYPOINT = "models:untied_mlp"
 
@@ -52,6 +53,18 @@ def test_one_worker_alone_measures_every_section_for_several_m(tmp_path: Path) -
     assert measured.row(found.recipe.microbatch_size).graph_hash == found.recipe.graph_hash
     assert all(f.repeats >= 3 for row in measured.rows for f in row.figures["forward_s"])
     assert {(wire.same_vm, wire.source) for wire in measured.wires} == {(True, "loopback")}
+
+
+def test_workers_that_a_tiny_model_is_cut_for_are_part_of_what_measurements_depend_on(tmp_path: Path) -> None:
+    def fingerprint(most_workers: int) -> str:
+        subject = subject_of(given, job_of(tmp_path, most_workers=most_workers))
+        subject.hold_first()
+        assert len(subject.cut(0.0).cuts) + 1 == max(16, min(20, most_workers))
+        return subject.basis().fingerprint
+
+    given = tied_gpt(layers=20)
+    assert fingerprint(1) == fingerprint(16)
+    assert len({fingerprint(16), fingerprint(18), fingerprint(20)}) == 3
 
 
 def test_a_fixed_m_is_the_only_one_that_a_job_measures(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ class CheckSettings(BaseModel):
     microbatch_size: int | None = None
     num_sections: int | None = None
     pipeline_parallel_degree: int | None = None
+    most_workers: int = 1
+    """As many as the job may get."""
     precision: Precision = "fp32"
     compare: bool = True
     """False: leave the comparison with the eager module out, and say so."""
@@ -133,8 +135,13 @@ def _of_size(m: int, settings: CheckSettings) -> list[str]:
 def _cut(training: Training, m: int, settings: CheckSettings, precision: Precision) -> Sections:
     traced = trace(training, m, settings.seed, precision)
     try:
-        depth = settings.pipeline_parallel_degree or 1
-        cuts = choose_cuts(traced, settings.num_sections, least=depth, marks=training.cuts)
+        cuts = choose_cuts(
+            traced,
+            settings.num_sections,
+            least=settings.pipeline_parallel_degree or 1,
+            workers=settings.most_workers,
+            marks=training.cuts,
+        )
         return split(traced, cuts)
     except ValueError as error:
         raise UserCodeError(f"parallelism.{error}") from error

@@ -101,7 +101,7 @@ def _is_assumed(turn: Turn, measurements: Mapping[str, Any]) -> bool:
     """Whether the links are of one machine, though the job may have several workers."""
     assert turn.state.spec is not None, "what is measured was submitted"
     resources = turn.state.spec.resources
-    several = resources.max_nodes * resources.workers_per_node > 1
+    several = resources.most_workers > 1
     return several and any(wire["source"] == "loopback" for wire in measurements["wires"])
 
 
@@ -254,7 +254,7 @@ def _conclude(turn: Turn, measuring: Measuring) -> None:
         survey.recipe,
         wanted=state.spec.parallelism.microbatch_size,
         memory_bytes=_least_memory(state),
-        most_workers=resources.max_nodes * resources.workers_per_node,
+        most_workers=resources.most_workers,
     )
     _fix(turn, found.model_copy(update={"note": survey.note}))
 

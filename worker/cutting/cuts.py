@@ -15,7 +15,8 @@ from .places import MAX_PLACES, Chart, chart_of, crossing_bytes, num_places, sum
 from .work import compute_nodes, work_per_node
 
 MAX_SMALL_SECTIONS = 16
-"""By default a model is cut into up to so many sections however small they are; few workers need more."""
+"""By default a model is cut into up to so many sections however small they are, or into one for each worker
+that the job may get."""
 MIN_SECTION_WORK = 1e9
 """Counted operations below which a section more does not pay: 20 ms on a core that does 50 GFlop/s, 0.1 ms on
 an accelerator that does 10 TFlop/s, many times what starting a section costs."""
@@ -31,6 +32,7 @@ def choose_cuts(
     num_sections: int | None = None,
     *,
     least: int = 1,
+    workers: int = 1,
     marks: Sequence[str] | None = None,
     work: Sequence[float] | None = None,
 ) -> list[int]:
@@ -39,11 +41,11 @@ def choose_cuts(
     `marks` (`Training.cuts`): names of modules before whose first operation a section begins; they decide.
     Otherwise, with `num_sections` None: a section for each of the model's repeated blocks, if it has at least
     8 (what comes before the first goes with it, what comes after the last with that, unless it is much
-    heavier than a block), else as many sections as have a fair share of the work. More than 16 only while
-    each has at least `MIN_SECTION_WORK` on average. Cuts are where the crossing bytes are least; elsewhere
-    only if that leaves sections much larger than they need be.
-    `least`: the K that the job's P calls for. `work`: measured prices of `compute_nodes`, in any unit; None
-    counts operations.
+    heavier than a block), else as many sections as have a fair share of the work; more than 16 only while
+    each has at least `MIN_SECTION_WORK` on average, or there may be a worker for each. Cuts are where the
+    crossing bytes are least; elsewhere only if that leaves sections much larger than they need be.
+    `least`: the K that the job's P calls for; `workers`: as many as the job may get. `work`: measured prices
+    of `compute_nodes`, in any unit; None counts operations.
     Raises `ValueError` when the graph has too few places for `num_sections` or `least`, `UserCodeError`
     naming a mark that cannot be, or marks that are too few.
     """
@@ -60,8 +62,7 @@ def choose_cuts(
     if least > (num_sections or chart.most):
         raise ValueError(_too_deep(least, num_sections, chart.most))
     if num_sections is None:
-        most = max(MAX_SMALL_SECTIONS, min(MAX_SECTIONS, int(sum(counted) / MIN_SECTION_WORK)))
-        choice = _automatic(chart, most)
+        choice = _automatic(chart, _most_unasked(sum(counted), workers))
         num_sections = len(choice.cuts) + 1
         choice = choice if num_sections >= least else _into(chart, least)
     else:
@@ -76,6 +77,18 @@ def most_sections(traced: TracedModel) -> int:
     """The largest `num_sections` that the model's graph allows."""
     nodes = compute_nodes(traced.graph)
     return min(num_places(nodes, find_derived(traced)), MAX_PLACES) + 1
+
+
+def sections_for_workers(traced: TracedModel, workers: int) -> int:
+    """The largest K that is chosen unasked for so many workers; 0 where one of them would do for it."""
+    counted = sum(work_per_node(compute_nodes(traced.graph), traced.precision))
+    most = min(_most_unasked(counted, workers), most_sections(traced))
+    return most if most > _most_unasked(counted, 1) else 0
+
+
+def _most_unasked(counted: float, workers: int) -> int:
+    """More than a few sections only while each has work enough, or while workers could use them."""
+    return max(MAX_SMALL_SECTIONS, min(MAX_SECTIONS, max(workers, int(counted / MIN_SECTION_WORK))))
 
 
 @dataclass(frozen=True)

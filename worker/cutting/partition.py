@@ -23,12 +23,12 @@ from ..tracing.regions import enter_regions
 from ..tracing.trace import TracedModel
 from .blocks import section_labels
 from .chain import Section, Sections, Value
-from .cuts import choose_cuts, most_sections
+from .cuts import choose_cuts, most_sections, sections_for_workers
 from .derived import find_derived
 from .places import crossing_bytes, spans
 from .work import compute_nodes
 
-__all__ = ["Section", "Sections", "Value", "choose_cuts", "most_sections", "split"]
+__all__ = ["Section", "Sections", "Value", "choose_cuts", "most_sections", "sections_for_workers", "split"]
 
 
 def split(traced: TracedModel, cuts: Sequence[int]) -> Sections:

@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from ...simulator.measurements import Basis
-from ..cutting.partition import Sections, choose_cuts, split
+from ..cutting.partition import Sections, choose_cuts, sections_for_workers, split
 from ..cutting.prices import measured_prices
 from ..cutting.work import compute_nodes
 from ..data import Batches, least_sizes
@@ -81,6 +81,7 @@ class Subject:
                 self._held,
                 self.job.num_sections,
                 least=self.job.pipeline_parallel_degree or 1,
+                workers=self.job.most_workers,
                 marks=training.cuts,
                 work=prices,
             )
@@ -161,6 +162,7 @@ def basis_of(traced: TracedModel, job: JobSettings, device: torch.device) -> Bas
         global_batch_size=job.global_batch_size,
         num_sections=job.num_sections or 0,
         least_sections=0 if job.num_sections else job.pipeline_parallel_degree or 0,
+        worker_sections=0 if job.num_sections else sections_for_workers(traced, job.most_workers),
         code_sha256=_code_sha256(job.entrypoint),
         precision=job.precision,
         numerics=job.numerics,
