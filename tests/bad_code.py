@@ -129,11 +129,21 @@ FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         'batch["y"]).detach()',
         ("Training.loss", "no gradient flows"),
     ),
+    "the loss has parameters of its own": (
+        "def loss(output, batch):\n",
+        "OWN = torch.nn.Parameter(torch.ones(2))\n\ndef loss(output, batch):\n    output = output * OWN\n",
+        ("Training.loss", "not the model's (of shape [2])", "Make them parameters of the model"),
+    ),
+    "there are two optimizers": (
+        "return torch.optim.SGD(named, lr=0.1)",
+        "return torch.optim.SGD(named, lr=0.1), torch.optim.SGD(named, lr=0.2)",
+        ("Training.optimizer: expected one torch Optimizer, got tuple of 2", "parameter groups", "in turns"),
+    ),
     "the optimizer raises": ("lr=0.1", "lr=-1", ("Training.optimizer: ValueError", 'train.py", line 28')),
     "the optimizer is none": (
         "return torch.optim",
         "torch.optim",
-        ("Training.optimizer: expected a torch Optimizer, got NoneType",),
+        ("Training.optimizer: expected one torch Optimizer, got NoneType",),
     ),
     "the optimizer has other parameters": (
         "SGD(named",

@@ -72,6 +72,21 @@ def sound(**changes: Any) -> Training:
 # ---- models ------------------------------------------------------------------------------------------------
 
 
+class Codebook(Net):
+    """Moves a table to what the samples are, after its use; the second output has no dimension of samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(WIDTH))
+
+    def forward(self, tokens: Tensor) -> Any:
+        x = super().forward(tokens)
+        near = (x - self.get_buffer("table")).square().mean()
+        with torch.no_grad():
+            self.get_buffer("table").lerp_(x.mean((0, 1)), 0.5)
+        return x, near
+
+
 class Recurring(Layer):
     """Adds what it made of the micro-batch before."""
 
@@ -209,6 +224,15 @@ def coupled(output: Tensor, batch: Batch) -> Tensor:
     """Samples are contrasted with each other: no weights make two micro-batches one."""
     means = output.mean(1)
     return loss(output, batch) + (means @ means.T).exp().mean() * 0.1
+
+
+def noisy(output: Tensor, batch: Batch) -> Tensor:
+    wanted = F.one_hot(batch["targets"], WIDTH) + 0.1 * torch.randn_like(output)
+    return F.mse_loss(output, wanted)
+
+
+def near(output: Any, batch: Batch) -> Tensor:
+    return loss(output[0], batch) + output[1]
 
 
 class Annealed:

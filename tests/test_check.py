@@ -114,6 +114,20 @@ def test_a_loss_that_ties_samples_is_noted_and_not_blamed() -> None:
     assert "ties the samples" in report["notes"][0]
 
 
+@pytest.mark.parametrize(
+    "training",
+    [
+        sound(loss=hidden.noisy),
+        sound(model=hidden.Codebook, loss=hidden.near, average_buffers=["table"]),
+    ],
+    ids=["noise", "table"],
+)
+def test_noise_in_the_loss_and_buffers_that_move_tie_no_samples(training: Training) -> None:
+    report = examine(training)
+    assert report["findings"] == []
+    assert report["notes"] == []
+
+
 def test_the_report_says_what_the_model_is() -> None:
     report = examine(models.untied_mlp(), num_sections=3)
     assert report["num_sections"] == len(report["sections"]) == 3

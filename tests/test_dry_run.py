@@ -35,6 +35,8 @@ def test_expected_numbers_leave_dropout_out() -> None:
         assert torch.equal(torch.nn.functional.dropout(x, 0.3), x)
         assert torch.equal(torch.empty(4).normal_(2.0, 3.0), torch.full((4,), 2.0))
         assert torch.equal(torch.rand(2), torch.full((2,), 0.5))
+        assert torch.randint(2, 8, (3,)).tolist() == [5, 5, 5]
+        assert torch.randint_like(torch.ones(2), 9).tolist() == [4.0, 4.0]
 
 
 @pytest.mark.parametrize(

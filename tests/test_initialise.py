@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -106,7 +107,12 @@ def test_values_depend_on_seed_and_name_and_on_nothing_else() -> None:
     assert torch.equal(recording.tensor(model.linear.weight, "linear.weight"), first)
     assert torch.equal(value("linear.weight"), first)
     assert not torch.equal(value("linear.weight", seed=1), first)
-    assert not torch.equal(recording.tensor(model.linear.weight, "other.weight"), first)
+    named = {}
+    for name in ("linear", "other"):
+        built, recording = record(lambda name=name: nn.ModuleDict({name: nn.Linear(400, 300)}), 0)
+        named[name] = recording.tensor(built.get_parameter(f"{name}.weight"), f"{name}.weight")
+    assert torch.equal(named["linear"], first)
+    assert not torch.equal(named["other"], first)
 
 
 def test_global_generators_are_left_as_they_were() -> None:
@@ -163,3 +169,55 @@ def test_types_are_converted_and_devices_are_not() -> None:
     assert weight.dtype == torch.bfloat16
     assert float(weight.float().std()) == pytest.approx(1 / math.sqrt(3 * 30), rel=0.1)
     nn.Linear(2, 2).half()
+
+
+class _Copies(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+        self.target = copy.deepcopy(self.online)
+        self.loaded = nn.Linear(6, 8)
+        self.loaded.load_state_dict(self.online[0].state_dict())
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 8))
+        self.others = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False
+        )
+
+
+def test_what_is_copied_from_a_weight_begins_with_its_values() -> None:
+    model, recording = record(_Copies, 3)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    values = {name: recording.tensor(tensor, name) for name, tensor in tensors.items()}
+    for name in dict(model.online.state_dict()):
+        assert torch.equal(values[f"online.{name}"], values[f"target.{name}"]), name
+    assert torch.equal(values["online.0.weight"], values["loaded.weight"])
+    for name in dict(model.others.layers[0].named_parameters()):
+        assert torch.equal(values[f"others.layers.0.{name}"], values[f"others.layers.1.{name}"]), name
+    assert not torch.equal(values["online.0.weight"], values["normed.parametrizations.weight.original1"])
+
+
+def test_what_is_computed_from_a_weight_is_of_its_values() -> None:
+    model, recording = record(_Copies, 3)
+    norm, weight = (f"normed.parametrizations.weight.original{index}" for index in (0, 1))
+    values = {name: recording.tensor(model.get_parameter(name), name) for name in (norm, weight)}
+    torch.testing.assert_close(values[norm], values[weight].norm(dim=1, keepdim=True))
+
+
+class _Read(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(50))
+        self.largest = float(self.weight.detach().max())
+        self.first, self.second = torch.rand(()).item(), torch.rand(()).item()
+        self.orthogonal = nn.utils.parametrizations.orthogonal(nn.Linear(5, 5))
+        self.widths = torch.unique(torch.tensor([8, 16, 8])).int().tolist()
+        self.register_buffer("chosen", torch.arange(6)[torch.tensor([True, False] * 3)] + 1)
+
+
+def test_values_that_are_read_while_building_are_those_of_the_tensors() -> None:
+    model, recording = record(_Read, 3)
+    weight = recording.tensor(model.weight, "weight")
+    assert model.largest == float(weight.max())
+    assert model.first != model.second
+    assert model.widths == [8, 16]
+    assert recording.tensor(model.get_buffer("chosen"), "chosen").tolist() == [1, 3, 5]

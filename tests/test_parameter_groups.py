@@ -178,7 +178,7 @@ def test_state_that_belongs_to_no_parameter_is_refused(where: str, named: str) -
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (lambda named: [p for _, p in named], "expected a torch Optimizer, got list"),
+        (lambda named: [p for _, p in named], "expected one torch Optimizer, got list of "),
         (lambda named: torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), "was not given"),
         (lambda named: torch.optim.SGD(named, lr=-1.0), "Invalid learning rate"),
     ],

@@ -97,6 +97,12 @@ def in_place_weight(m: Any, x: Tensor) -> Tensor:
     return x
 
 
+def packed(m: Any, x: Tensor) -> Tensor:
+    lengths = (x[:, 0] > 0).long() + 1
+    sequence = nn.utils.rnn.pack_padded_sequence(x.unsqueeze(0).expand(2, -1, -1), lengths)
+    return m.cells(sequence)[1][-1]
+
+
 def with_gradient(m: Any, x: Tensor) -> Tensor:
     (slope,) = torch.autograd.grad(x.sum(), m.first.weight)
     return x + slope
@@ -121,6 +127,12 @@ def with_gradient(m: Any, x: Tensor) -> Tensor:
         (lambda m, x: x * random.random(), "a random number from Python or NumPy", "x * random.random()"),
         (lambda m, x: x * np.random.rand(), "a random number from Python or NumPy", "x * np.random.rand()"),
         (lambda m, x: x.detach().requires_grad_(), r"requires_grad_\(True\)", "x.detach().requires_grad_()"),
+        (
+            lambda m, x: x.detach().requires_grad_(),
+            "a gradient that is taken there: write its formula",
+            "x.detach().requires_grad_()",
+        ),
+        (packed, "packed sequence.*keep the padded shape", "m.cells(sequence)"),
         (with_gradient, "grad: a gradient that is taken inside", "torch.autograd.grad(x.sum()"),
         (lambda m, x: x.sum().backward(), "backward: a gradient that is taken inside", "x.sum().backward()"),
         (with_saved_hooks, "saved_tensors_hooks", "with torch.autograd.graph.saved_tensors_hooks"),
@@ -142,6 +154,7 @@ def test_what_forward_does_is_refused_with_its_line(
         def setup(self) -> None:
             self.generator = torch.Generator().manual_seed(1)
             self.hidden = [nn.Linear(WIDTH, WIDTH)]
+            self.cells = nn.GRU(WIDTH, WIDTH)
 
         def between(self, x: Tensor) -> Any:
             return between(self, x)
@@ -230,6 +243,16 @@ def test_modules_that_cannot_be_held_are_named(setup: Callable[[Any], None], mes
         raise refused(built(setup))
 
 
+def moving(m: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.second.weight.lerp_(m.first.weight, 0.1)
+    return x
+
+
+def test_a_moving_average_in_parameters_is_refused_with_where_to_keep_it() -> None:
+    assert "keep a moving average of weights in buffers" in str(refused(running(moving)))
+
+
 class Odd:
     pass
 
@@ -278,6 +301,11 @@ def branching(m: Any, x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda y: y * 2.0, lambda y: y * 3.0, (x,))
 
 
+def distributed(m: Any, x: Tensor) -> Tensor:
+    found = torch.distributions.Normal(x, nn.functional.softplus(m.second(x)))
+    return found.log_prob(x + 1) + torch.distributions.kl_divergence(found, torch.distributions.Normal(0, 1))
+
+
 def returning_much(m: Any, x: Tensor) -> Tensor:
     m.second.register_forward_hook(lambda module, arguments, output: (output, {"none": None, "x": x, "n": 3}))
     return x
@@ -298,6 +326,7 @@ def returning_much(m: Any, x: Tensor) -> Tensor:
             running(branching),
             marks=pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),  # torch's own
         ),
+        running(distributed),
         running(lambda m, x: checkpoint(m.second, x, use_reentrant=False)),
         running(lambda m, x: checkpoint(m.second, x, use_reentrant=True)),
         running(lambda m, x: x * m.second.weight.data.norm()),
@@ -310,6 +339,7 @@ def returning_much(m: Any, x: Tensor) -> Tensor:
         "compiled",
         "auxiliary",
         "cond",
+        "distributions",
         "checkpoint",
         "reentrant checkpoint",
         "data",

@@ -175,6 +175,32 @@ def test_an_undeclared_change_is_refused_with_the_line(name: str, line: str) -> 
     assert line in e.value.call
 
 
+class OfWeights(nn.Module):
+    """Buffers that follow from weights and other buffers alone; the last one from a sample as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, WIDTH, 3))
+        self.head = nn.Conv2d(WIDTH, WIDTH, 1)
+        self.register_buffer("average", torch.zeros(WIDTH, WIDTH, 1, 1))
+        self.register_buffer("noisy", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        with torch.no_grad():
+            self.average.lerp_(self.head.weight, 0.1)
+            self.noisy.lerp_(self.average.sum((1, 2, 3)) + torch.rand(WIDTH), 0.1)
+        return self.head(x) + nn.functional.conv2d(x, self.average)
+
+
+def test_what_depends_on_no_sample_advances_once() -> None:
+    vectors = {f"layer.parametrizations.weight.0._{vector}" for vector in "uv"}
+    updates = trace(training_of(OfWeights, ["noisy"]), 4).updates
+    assert {name for name, update in updates.items() if update.kind == "counter"} == {"average", *vectors}
+    with pytest.raises(UntraceableModel, match="changes 'noisy' in place"):
+        trace(training_of(OfWeights), 4)
+
+
 class Tally(nn.Module):
     def __init__(self) -> None:
         super().__init__()

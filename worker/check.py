@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from .cutting.partition import Sections, choose_cuts, most_sections, split
 from .data import Batches, least_sizes
-from .dry_run.alone import TrainsNothing, run_each, run_last
+from .dry_run.alone import NotTrained, run_each, run_last
 from .dry_run.comparison import NUM_MICRO_BATCHES, Report, compare, watch_for
 from .dry_run.findings import TOLERANCE, Finding
 from .dry_run.limits import Memory, needs
@@ -87,7 +87,7 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
         not_run = run_last(chain, training, settings.seed, batch, memory)
     except (UserCodeError, RuntimeError) as error:
         # On zeros, which a sound model may refuse: where the step itself is run, it decides.
-        if left_out is not None or isinstance(error.__cause__, TrainsNothing):
+        if left_out is not None or isinstance(error.__cause__, NotTrained):
             raise
     if left_out is None:
         plain = chain if settings.precision == "fp32" else _cut(training, m, settings, "fp32")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..cutting.partition import Sections
 from ..data import Sample
@@ -18,8 +19,8 @@ from ..training import Loss, Training
 from .limits import Memory, section_needs
 
 
-class TrainsNothing(ValueError):
-    """The loss does not lead back to the model."""
+class NotTrained(ValueError):
+    """The loss leads back to no parameter of the model, or to others as well."""
 
 
 def run_last(chain: Sections, training: Training, seed: int, batch: Sample, memory: Memory) -> str | None:
@@ -71,9 +72,36 @@ def _loss(training: Training, output: Any, batch: dict[str, Tensor]) -> Loss:
     """The user's loss, which must lead back to the model: otherwise the job would run and train nothing."""
     loss: Any = training.loss(output, batch)
     total = loss[0] if isinstance(loss, tuple) else loss
-    if isinstance(total, Tensor) and not total.requires_grad:
-        raise TrainsNothing(
+    if not isinstance(total, Tensor):
+        return loss
+    if not total.requires_grad:
+        raise NotTrained(
             "no gradient flows from it into the model; expected a differentiable function of the model's "
             "output, without detach(), no_grad() or a new tensor"
         )
+    if foreign := _leaves_outside(total, output):
+        shapes = ", ".join(str(list(leaf.shape)) for leaf in foreign[:3])
+        raise NotTrained(
+            f"a gradient flows into parameters that are not the model's (of shape {shapes}): no optimizer "
+            "would update them, and each VM would have values of its own. Make them parameters of the model, "
+            "and let forward return what the loss needs of them"
+        )
     return loss
+
+
+def _leaves_outside(total: Tensor, output: Any) -> list[Tensor]:
+    """The leaves that require a gradient between the model's output and the loss."""
+    ends = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    seen: set[Any] = {None, *(leaf.grad_fn for leaf in ends)}
+    found: list[Tensor] = []
+    waiting = [total.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf: Tensor | None = getattr(node, "variable", None)
+        if leaf is not None and all(leaf is not end for end in ends):
+            found.append(leaf)
+        waiting += [after for after, _ in node.next_functions]
+    return found

@@ -81,7 +81,7 @@ class EagerModel:
         self.module.zero_grad(set_to_none=True)
         for i in range(self._batches.num_micro_batches):
             pieces.append(self._micro_batch(step, i, loss_scale, found, again))
-            self._set_buffers(initial)
+            self.set_buffers(initial)
         loss, weight = mean_loss(pieces)
         gradients = {
             name: parameter.grad / (weight * loss_scale)
@@ -103,7 +103,7 @@ class EagerModel:
             torch.nn.utils.clip_grad_norm_(parameters.values(), self._training.clip_grad_norm)
         call_user_code("optimizer.step()", cast(Callable[[], object], self.optimizer.step))
         self.module.zero_grad(set_to_none=True)
-        self._set_buffers(result.buffers)
+        self.set_buffers(result.buffers)
 
     def state(self) -> dict[str, Tensor]:
         """Copies of weights and buffers by name, on the CPU."""
@@ -149,7 +149,8 @@ class EagerModel:
                     )
                 tensor.copy_(traced.initial(name))
 
-    def _set_buffers(self, values: Mapping[str, Tensor]) -> None:
+    def set_buffers(self, values: Mapping[str, Tensor]) -> None:
+        """Put `values` into the buffers of their names."""
         with torch.no_grad():
             for name, buffer in self.module.named_buffers():
                 if name in values:

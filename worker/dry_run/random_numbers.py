@@ -103,4 +103,7 @@ def _mean(name: str, args: Sequence[Any], kwargs: dict[str, Any], drawn: Any) ->
     if name in ("normal", "uniform") and isinstance(args[0], Tensor):
         low, high = (args[1] if len(args) > 1 else 0.0), (args[2] if len(args) > 2 else 1.0)
         return drawn.fill_(low if name == "normal" else (low + high) / 2)
+    if name in ("randint", "randint_like"):
+        limits = [argument for argument in args if isinstance(argument, int)]
+        return drawn.fill_((limits[-1] + (limits[0] if len(limits) > 1 else 0)) // 2)
     return drawn

@@ -56,18 +56,22 @@ def by_outputs(training: Training, eager: EagerModel, heard: Heard) -> Point | N
         loss = call_user_code("Training.loss", training.loss, tree_unflatten(output, spec), dict(batch))
         return _gradient(loss, wanted)
 
-    apart = [gradient(output, batch) for output, (_, batch) in zip(leaves, heard, strict=True)]
-    return Point(apart, gradient(joined, batch))
+    with FixedNumbers(expected=True):
+        apart = [gradient(output, batch) for output, (_, batch) in zip(leaves, heard, strict=True)]
+        return Point(apart, gradient(joined, batch))
 
 
 def by_parameters(eager: EagerModel, heard: Heard, wanted: Sequence[str]) -> Point:
-    """With respect to parameters. Dropout is left out, and batch norm uses its running statistics, so that a
-    sample's output is its own."""
+    """With respect to parameters. Dropout is left out, batch norm uses its running statistics, and every call
+    begins with the same buffers, so that a sample's output is its own."""
     batches = [batch for _, batch in heard]
+    buffers = {name: buffer.detach().clone() for name, buffer in eager.module.named_buffers()}
     with _judging(eager.module, wanted) as parameters, FixedNumbers(expected=True):
 
         def gradient(batch: Sample) -> Tensor:
-            return _gradient(eager.loss(eager.output(batch), batch), list(parameters.values()))
+            found = _gradient(eager.loss(eager.output(batch), batch), list(parameters.values()))
+            eager.set_buffers(buffers)
+            return found
 
         return Point([gradient(batch) for batch in batches], gradient(_joined(batches)))
 

@@ -8,7 +8,7 @@ Changes `torch.optim.Optimizer.add_param_group` while the user's function runs: 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -33,7 +33,7 @@ def make_optimizer(training: Training, named: Sequence[tuple[str, nn.Parameter]]
     with _empty_groups_allowed():
         made = cast(object, call_user_code("Training.optimizer", training.optimizer, list(named)))
     if not isinstance(made, Optimizer):
-        raise UserCodeError(f"Training.optimizer: expected a torch Optimizer, got {type(made).__name__}")
+        raise UserCodeError(f"Training.optimizer: expected one torch Optimizer, got {_described(made)}")
     own = {id(parameter) for _, parameter in named}
     if any(id(held) not in own for group in made.param_groups for held in group["params"]):
         raise UserCodeError(
@@ -41,6 +41,17 @@ def make_optimizer(training: Training, named: Sequence[tuple[str, nn.Parameter]]
             "make it of the (name, parameter) pairs that it is called with"
         )
     return made
+
+
+def _described(made: object) -> str:
+    kind = type(made).__name__
+    if not isinstance(made, tuple | list | dict):
+        return kind
+    return (
+        f"{kind} of {len(cast(Sized, made))}. For parts that learn at other rates, give one optimizer "
+        "parameter groups; networks that are trained in turns, by losses of their own (a GAN), are not "
+        "supported"
+    )
 
 
 @contextmanager

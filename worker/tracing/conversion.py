@@ -1,7 +1,8 @@
-"""`model.to(...)`, `.half()`, `.cuda()` while a model is built with fake tensors.
+"""`model.to(...)`, `.half()`, `.cuda()` and `copy.deepcopy` while a model is built with fake tensors.
 
 Types are converted, and the conversion is recorded like any operation. Devices are left out: where a section
-lies is Makara's decision. torch itself cannot swap fake parameters (checked with torch 2.13).
+lies is Makara's decision. torch itself cannot swap fake parameters, nor copy fake buffers (checked with torch
+2.13).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .guards import replaced
 
@@ -57,6 +59,7 @@ def converting() -> Generator[None]:
         replaced(nn.Module, "to", to),
         replaced(nn.Module, "cuda", stay),
         replaced(nn.Module, "cpu", stay),
+        replaced(FakeTensor, "__deepcopy__", _copied),
     ):
         yield
 
@@ -64,3 +67,17 @@ def converting() -> Generator[None]:
 def _held(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """A module's own parameters and buffers, to be set without its checks."""
     return vars(module)["_parameters"], vars(module)["_buffers"]
+
+
+def _copied(self: Tensor, memo: dict[int, Any]) -> Tensor:
+    """`copy.deepcopy` of a fake tensor: torch's own looks at memory."""
+    if id(self) not in memo:
+        with torch.no_grad():
+            copy = self.detach().clone(memory_format=torch.preserve_format)
+        is_parameter = isinstance(self, nn.Parameter)
+        memo[id(self)] = (
+            nn.Parameter(copy, self.requires_grad)
+            if is_parameter
+            else copy.requires_grad_(self.requires_grad)
+        )
+    return memo[id(self)]

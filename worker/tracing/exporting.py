@@ -21,6 +21,7 @@ import torch
 from torch import fx, nn
 from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import Distribution
 from torch.export import _trace  # pyright: ignore[reportPrivateUsage]
 from torch.fx.proxy import TracerBase
 
@@ -43,6 +44,11 @@ _HINTS = (
     (
         ("Device Propagation", "compiled with CUDA"),
         "forward names a device: take that of an input (x.device), as sections run where Makara puts them",
+    ),
+    (
+        ("but got FakeTensor",),
+        "a size follows from the values of a tensor, as those of a packed sequence do from its lengths: keep "
+        "the padded shape, and mask outputs or select them by the lengths (torch.gather)",
     ),
     ((".numpy()",), "NumPy sees no values while the model is traced: use tensor operations"),
 )
@@ -78,7 +84,14 @@ def export(model: nn.Module, arguments: Mapping[str, Any], fake_mode: FakeTensor
 def _export(model: nn.Module, arguments: Mapping[str, Any]) -> Program:
     try:
         with ExitStack() as stack:
-            for patch in (_regions_as_marks, _autocast_of_any_device, _lines_of_helpers, _quiet, guards):
+            for patch in (
+                _regions_as_marks,
+                _autocast_of_any_device,
+                _unvalidated_distributions,
+                _lines_of_helpers,
+                _quiet,
+                guards,
+            ):
                 stack.enter_context(patch())
             stack.enter_context(checked_outputs(model))
             return torch.export.export(model, (), dict(arguments), strict=False)
@@ -192,6 +205,13 @@ def _autocast_of_any_device() -> Generator[None]:
         original(self, "cpu", torch.get_autocast_dtype(device_type) if dtype is None else dtype, **rest)
 
     with replaced(torch.autocast, "__init__", init):
+        yield
+
+
+@contextmanager
+def _unvalidated_distributions() -> Generator[None]:
+    """torch.distributions look at the values of their arguments, unless they are told not to."""
+    with replaced(Distribution, "_validate_args", False):
         yield
 
 

@@ -146,7 +146,8 @@ def _refuse_write(node: fx.Node, name: str, is_input: bool) -> None:
     else:
         message = (
             f"the forward pass changes {name!r} in place ({node.target}); forward may not write parameters "
-            "or constants. Compute a new value, or change it in the optimizer"
+            "or constants. Compute a new value, change it in the optimizer, or keep a moving average of "
+            "weights in buffers (register_buffer)"
         )
     raise UntraceableModel(message, stack_line(node))
 

@@ -32,6 +32,7 @@ _GRADIENT_INSIDE = (
     "a gradient that is taken inside forward is not part of the graph. Write its formula with operations on "
     "tensors"
 )
+_FREEZE = "Freeze parameters when the model is built; use detach() or no_grad for values"
 _GENERATOR = (
     "a generator that is seeded or restored inside forward would be ignored: Makara seeds the global one for "
     "each micro-batch and section. Draw from it as it is, or make the numbers a buffer or an entry of the "
@@ -126,8 +127,8 @@ def _no_switched_gradients() -> Generator[None]:
     def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
         if self.requires_grad != requires_grad and called_by_user():
             raise UntraceableModel(
-                f"requires_grad_({requires_grad}) inside forward is not part of the graph. Freeze parameters "
-                "when the model is built; use detach() or no_grad for values",
+                f"requires_grad_({requires_grad}) inside forward is not part of the graph. "
+                + ("Nor is a gradient that is taken there: write its formula" if requires_grad else _FREEZE),
                 calling_line(),
             )
         return original(self, requires_grad)

@@ -4,7 +4,8 @@ gives.
 The user's model is built with fake tensors, which have shapes but no memory, while every operation on them
 is recorded. A parameter, buffer or constant is then made by replaying, on real memory, only the operations
 that touch its storage or what flows into it, each random one under a seed of its own. So a tensor comes out
-the same whichever worker makes it, and no worker ever holds more than its range.
+the same whichever worker makes it, and no worker ever holds more than its range. A number that is drawn once
+and flows into several tensors (a copied layer, a norm of a weight) is the same in all of them.
 
 Uses private torch API (FakeTensorMode, _disable_current_modes, storage identity): checked with torch 2.13.
 """
@@ -12,14 +13,19 @@ Uses private torch API (FakeTensorMode, _disable_current_modes, storage identity
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
@@ -89,10 +95,11 @@ class Recording:
     _calls_by_storage: dict[int, list[int]] = field(default_factory=dict)
     _alive: list[Tensor] = field(default_factory=list)  # a storage's key stays unique while it lives
     _loaded: dict[int, torch.UntypedStorage] = field(default_factory=dict)  # from files, by fake storage
+    _seeds: dict[int, int] = field(default_factory=dict)  # of random calls, by their number
 
     def tensor(self, fake: Tensor, name: str) -> Tensor:
         """A new contiguous CPU tensor with what `fake` would hold; its random numbers come from (seed,
-        name).
+        name), or from the name of another tensor that they flow into (`own`).
 
         Raises `UntraceableModel` when `fake` was not made while the model was built.
         """
@@ -109,15 +116,33 @@ class Recording:
         with _disable_current_modes(), preserved_randomness(), torch.no_grad():
             return _place(self._replay(view.storage, name), view).clone(memory_format=torch.contiguous_format)
 
+    def own(self, fake: Tensor, name: str) -> None:
+        """Draw the random numbers of `fake` from (seed, name) for every tensor that they flow into, but for
+        those that have an owner."""
+        for number, seed in self._drawn(self._slice(_key(fake)), name).items():
+            self._seeds.setdefault(number, seed)
+
+    def read(self, fake: Tensor) -> Tensor:
+        """What `fake` holds while the model is still being built."""
+        self.own(fake, f"read {len(self._calls)}")
+        return self.tensor(fake, "read")
+
+    def _drawn(self, numbers: Sequence[int], name: str) -> dict[int, int]:
+        """Number of a random call -> its seed, if they are drawn for `name`."""
+        random = [number for number in numbers if self._calls[number].random]
+        return {
+            number: seed64("initialise", self.seed, name, ordinal) for ordinal, number in enumerate(random)
+        }
+
     def _replay(self, storage: int, name: str) -> dict[int, torch.UntypedStorage]:
         real: dict[int, torch.UntypedStorage] = {}
-        ordinal = 0
-        for number in self._slice(storage):
+        numbers = self._slice(storage)
+        seeds = self._drawn(numbers, name) | self._seeds
+        for number in numbers:
             call = self._calls[number]
             args, kwargs = tree_map(partial(_real, real=real), (call.args, call.kwargs))
             if call.random:
-                seed = seed64("initialise", self.seed, name, ordinal)
-                ordinal += 1
+                seed = seeds[number]
                 seed_everything(seed)
                 if "generator" in kwargs:  # the user's own generator is replaced by one of this tensor
                     kwargs["generator"] = torch.Generator().manual_seed(seed)
@@ -220,6 +245,8 @@ def record(build: Callable[[], T], seed: int) -> tuple[T, Recording]:
         if isinstance(built, nn.Module):  # what a library read in threads of its own
             _refuse_older(built, before)
             adopt_module(built, recording.adopt)
+            for name, tensor in [*built.named_parameters(), *built.named_buffers()]:
+                recording.own(tensor, name)
     return built, recording
 
 
@@ -260,13 +287,25 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is _aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            value = self._recording.tensor(args[0], "item")  # `.item()` while building: replay what it is
-            with _disable_current_modes():
-                return value.item()
-        output = func(*args, **kwargs)
+        try:
+            output = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return self._computed(func, args, kwargs)
         self._recording.add(func, args, kwargs, output)
         return output
+
+    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What follows from values (`.item()`, `torch.unique`), from the real ones."""
+        real_args, real_kwargs = tree_map(self._read, (args, kwargs))
+        with _disable_current_modes():
+            output = func(*real_args, **real_kwargs)
+        return tree_map(self._adopted, output)
+
+    def _read(self, leaf: Any) -> Any:
+        return self._recording.read(leaf) if isinstance(leaf, FakeTensor) else leaf
+
+    def _adopted(self, leaf: Any) -> Any:
+        return self._recording.adopt(leaf) if isinstance(leaf, Tensor) else leaf
 
 
 def _key(fake: Tensor) -> int:

@@ -140,7 +140,7 @@ def _describe(
     split_layers(program.graph, precision)
     changes = isolate(program.graph, buffers)
     successors = functionalise(program.graph, {**parameters, **buffers, **constants}, inputs)
-    updates = settle(program.graph, changes, successors, average_buffers)
+    updates = settle(program.graph, changes, successors, inputs, average_buffers)
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     tensors |= dict(model.named_buffers())
     held = program.constants

@@ -3,12 +3,12 @@
 Forward never writes state. Every write to a buffer is turned on a private copy, made before the first use;
 what the copy holds at the end is the buffer's **new value**, computed from the value at the step's start.
 The step combines the new values of its micro-batches: the mean, in the order of the micro-batches, of
-running statistics; a counter advances once.
+running statistics; what depends on no sample (a counter, an average of weights) advances once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -21,7 +21,6 @@ from .functional import STATISTICS, storage_of, written
 from .source import stack_line
 
 _aten = torch.ops.aten
-_ADVANCES = (_aten.add.Tensor, _aten.sub.Tensor, _aten.add_.Tensor, _aten.sub_.Tensor)
 
 Kind = Literal["mean", "counter"]
 
@@ -33,7 +32,7 @@ class Update:
     node: fx.Node
     kind: Kind
     """mean: the step's new value is the mean over its micro-batches, in their order. counter: the new value
-    is the same after every micro-batch, and is the step's."""
+    depends on no sample, so it is the same after every micro-batch, and is the step's."""
 
 
 @dataclass(slots=True)
@@ -113,25 +112,27 @@ def settle(
     graph: fx.Graph,
     changes: Mapping[str, Change],
     successors: Mapping[fx.Node, fx.Node],
+    samples: Collection[str],
     average: Sequence[str],
 ) -> dict[str, Update]:
     """What kind of update each change is, once the graph is functional (`successors`: what `functionalise`
-    gave); `average`: patterns of names.
+    gave). `samples`: placeholders of the batch's entries; `average`: patterns of names.
 
     Marks the node of a new value (`meta["new_value_of"]`), so that no cut parts it from its buffer. Raises
     `UntraceableModel` naming the buffer and the user's line.
     """
     updates: dict[str, Update] = {}
-    written_storages = {storage_of(target) for node in graph.nodes for target in written(node)}
+    writers = _writers(graph)
     for name, change in changes.items():
         node = change.latest
         while node in successors:
             node = successors[node]
         change.latest = node
-        updates[name] = Update(node, _kind(name, change, average))
+        same = not _depends_on_micro_batch(node, samples, writers)
+        updates[name] = Update(node, "counter" if same else _kind(name, change, average))
         node.meta["new_value_of"] = change.place
         for copy in list(change.place.users):
-            unwritten = copy is not node and storage_of(copy) not in written_storages
+            unwritten = copy is not node and storage_of(copy) not in writers
             if copy.target is _aten.clone.default and unwritten:
                 copy.replace_all_uses_with(change.place)
                 graph.erase_node(copy)
@@ -140,8 +141,6 @@ def settle(
 
 def _kind(name: str, change: Change, average: Sequence[str]) -> Kind:
     dtype: torch.dtype = change.place.meta["val"].dtype
-    if _is_counter(change):
-        return "counter"
     declared = any(fnmatchcase(name, pattern) for pattern in average)
     if dtype.is_floating_point and (change.only_statistics or declared):
         return "mean"
@@ -154,7 +153,8 @@ def _kind(name: str, change: Change, average: Sequence[str]) -> Kind:
         )
     raise UntraceableModel(
         f"the forward pass changes {name!r} in place, and how the changes of several micro-batches combine "
-        "is not known (running statistics of batch norm, and counters that advance by a constant, are). "
+        "is not known (running statistics of batch norm are, and what depends on no sample: counters, "
+        "averages of weights). "
         + (
             f"If the mean of its new values is right, declare Training.average_buffers=[{name!r}]; otherwise "
             if dtype.is_floating_point
@@ -165,23 +165,31 @@ def _kind(name: str, change: Change, average: Sequence[str]) -> Kind:
     )
 
 
-def _is_counter(change: Change) -> bool:
-    """Whether the new value is the old one plus constants."""
-    node = change.latest
-    advanced = False
-    while node is not change.place:
-        if node.target in _ADVANCES and isinstance(node.args[0], fx.Node) and _is_number(node.args[1]):
-            advanced = True
-        elif node.target is not _aten.clone.default:
-            return False
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
-        node = source
-    return advanced
+def _writers(graph: fx.Graph) -> dict[int | None, list[fx.Node]]:
+    """Memory -> the operations that write it in place."""
+    writers: dict[int | None, list[fx.Node]] = {}
+    for node in graph.nodes:
+        for target in written(node):
+            writers.setdefault(storage_of(target), []).append(node)
+    return writers
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+def _depends_on_micro_batch(
+    node: fx.Node, samples: Collection[str], writers: Mapping[int | None, Sequence[fx.Node]]
+) -> bool:
+    """Whether `node` may follow from samples or random numbers."""
+    seen: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        found = waiting.pop()
+        if found in seen:
+            continue
+        seen.add(found)
+        random = torch.Tag.nondeterministic_seeded in getattr(found.target, "tags", ())
+        if random or found.name in samples:
+            return True
+        waiting += [*found.all_input_nodes, *writers.get(storage_of(found), ())]
+    return False
 
 
 def _short(dtype: torch.dtype) -> str:
