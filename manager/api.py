@@ -15,7 +15,7 @@ from sse_starlette import EventSourceResponse
 from ..worker.logs import tail
 from ..worker.messages import CheckpointRef
 from .auth import Admin, User, service_of
-from .continuing import go_on
+from .continuing import go_on, is_going_on
 from .exporting import ExportView, export_now
 from .facts import Resumption
 from .job_names import AskedJob
@@ -186,8 +186,10 @@ async def stop(job: AskedJob, request: Request) -> JobView:
 @router.post("/jobs/{job}/resume", status_code=202)
 async def resume(job: AskedJob, body: Answer, request: Request) -> JobView:
     """Have a job go on that was stopped or failed, or say how one that waits for a person is to: one of its
-    `waiting.offers`. 409: it can do neither."""
+    `waiting.offers`. A repeated request changes nothing. 409: it can do neither."""
     service = service_of(request)
+    if await is_going_on(service, job, body.how, body.secrets, body.min_nodes, body.max_nodes):
+        return _view(service, job)
     waiting = job.state.waiting
     if waiting is None or job.state.ended is not None:
         if body.how is not Resumption.AGAIN:

@@ -15,6 +15,7 @@ from .job_names import AskedJob
 from .planning import request_of
 from .ranking import Ranking, rank, shape
 from .runtime import Job
+from .state import Generation
 from .threads import Kind, Threads
 from .views import measured_s
 
@@ -76,7 +77,7 @@ async def plan(job: AskedJob, request: Request) -> PlanView:
         predicted_s=current.predicted_s,
         measured_s=measured_s(job),
         workers=len(question.workers),
-        rows=[] if isinstance(ranking, Impossible) else _rows(ranking, question, current.shape),
+        rows=_rows(ranking, question, current, plan),
         num_slower=0 if isinstance(ranking, Impossible) else ranking.num_slower,
         no_plan={} if isinstance(ranking, Impossible) else dict(ranking.refused),
         why=ranking.reason if isinstance(ranking, Impossible) else ranking.why,
@@ -101,7 +102,10 @@ async def _ranked(threads: Threads, runtime: Job, question: Question) -> Ranking
         return runtime.ranking[1]
 
 
-def _rows(ranking: Ranking, question: Question, running: str) -> list[PlanRow]:
+def _rows(
+    ranking: Ranking | Impossible, question: Question, current: Generation, plan: Plan
+) -> list[PlanRow]:
+    """The plan that runs is one of them, also where it is no grid, or was chosen for other workers."""
     batch = question.num_micro_batches * question.calibration.microbatch_size
 
     def row(candidate: Candidate) -> PlanRow:
@@ -118,7 +122,27 @@ def _rows(ranking: Ranking, question: Question, running: str) -> list[PlanRow]:
             recompute=candidate.recompute,
             optimizer_on_host=candidate.optimizer_on_host,
             peak_bytes=candidate.peak_bytes,
-            running=shape(candidate) == running,
+            running=shape(candidate) == current.shape,
         )
 
-    return [row(candidate) for candidate in ranking.rows]
+    rows = [] if isinstance(ranking, Impossible) else [row(candidate) for candidate in ranking.rows]
+    if current.predicted_s is not None and not any(row.running for row in rows):
+        rows.append(_running(question, current, plan, current.predicted_s, batch))
+    return rows
+
+
+def _running(question: Question, current: Generation, plan: Plan, predicted_s: float, batch: int) -> PlanRow:
+    return PlanRow(
+        shape=current.shape,
+        pipeline_parallel_degree=max(len(path.hops) for path in plan.paths),
+        data_parallel_degree=len(plan.paths),
+        workers_used=plan.num_workers,
+        workers_idle=len(question.workers) - plan.num_workers,
+        predicted_s=predicted_s,
+        samples_per_s=batch / predicted_s,
+        window=plan.window,
+        recompute=plan.recompute,
+        optimizer_on_host=plan.optimizer_on_host,
+        peak_bytes=None,
+        running=True,
+    )

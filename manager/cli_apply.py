@@ -20,7 +20,7 @@ from .cli_resume import values_of
 from .client import Client, Unreachable, connect
 from .config import ServerConfig
 from .job_file import read_job
-from .progress import ProgressDisplay
+from .progress import ProgressDisplay, ways_on
 from .spec import JobSpec, JobSpecError
 from .start_source import other_weights
 from .trial import UserCodeRefused, settings_of, try_out
@@ -152,8 +152,9 @@ def follow(client: Client, job: str, as_json: bool) -> int:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{view['job']} {view['status']}" + (f": {view['reason']}" if view["reason"] else ""))
     if view["status"] == "failed":
-        if view["traceback"]:
-            console.print(view["traceback"])
+        for line in (view["traceback"], *ways_on(view)):
+            if line:
+                console.print(line)
         return 1
     if view["export_uri"]:
         console.print(f"weights      {view['export_uri']}\nweight hash  {view['export_sha256']}")

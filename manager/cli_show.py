@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .client import connect
-from .progress import answers, describe_morph, how_it_goes_on
+from .progress import answers, describe_morph, ways_on
 
 
 def ps(options: argparse.Namespace) -> int:
@@ -47,7 +47,8 @@ def status(options: argparse.Namespace) -> int:
         for line in answers(job):
             console.print(f"  {line}")
     if job["status"] in ("stopped", "failed"):
-        console.print(f"  makara resume {job['job']}  {how_it_goes_on(job)}")
+        for line in ways_on(job):
+            console.print(f"  {line}")
     for trouble in job["trouble"]:
         console.print(f"  trying again   {trouble}")
     for note in job["notes"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .core import can_go_on
+from .facts import Resumption
 from .runtime import Job
 from .service import Service
 from .spec import JobSpec, parse_spec
@@ -36,6 +37,25 @@ async def go_on(
     if not await service.go_on(job.job, spec.resources, given):
         _spec_of(job)  # it went on meanwhile, and this says so
         raise CannotGoOn(f"job {job.job} cannot go on")
+
+
+async def is_going_on(
+    service: Service,
+    job: Job,
+    how: Resumption,
+    secrets: Mapping[str, str],
+    min_nodes: int | None,
+    max_nodes: int | None,
+) -> bool:
+    """Whether this very request has taken effect before: whoever lost its answer asks again."""
+    state = job.state
+    if state.spec is None or state.ended is not None or state.waiting is not None or state.answered != how:
+        return False
+    resources = state.spec.resources
+    if min_nodes not in (None, resources.min_nodes) or max_nodes not in (None, resources.max_nodes):
+        return False
+    kept = await service.threads.run(Kind.FILES, service.files.secrets, job.job)
+    return not secrets or dict(secrets) == kept
 
 
 def _spec_of(job: Job) -> JobSpec:

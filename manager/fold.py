@@ -386,6 +386,7 @@ def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
     """Generations go on above the head's, whoever opened that."""
     state = state.changed(
         waiting=None,
+        answered=fact.how,
         hold=False,
         impossible=None,
         unfit_rounds=Rounds(),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
-from .facts import JobContinued, StartCopied
+from .facts import JobContinued, Resumption, StartCopied
 from .failures import Rounds
 from .state import JobState
 
@@ -33,6 +33,7 @@ def _continued(state: JobState, fact: JobContinued) -> JobState:
         stop_ordered_at=None,
         failure=None,
         waiting=None,
+        answered=Resumption.AGAIN,
         hold=False,
         impossible=None,
         isolated=False,

@@ -89,6 +89,18 @@ def how_it_goes_on(job: dict[str, Any]) -> str:
     return where + (f"; sends {named} of your environment again" if named else "")
 
 
+def ways_on(job: dict[str, Any]) -> list[str]:
+    """What a person may do about a job that was stopped or failed, a line each."""
+    newest = job["checkpoints"][0]["step"] if job["checkpoints"] else 0
+    resume = f"makara resume {job['job']}  {how_it_goes_on(job)}"
+    if job["status"] != "failed" or newest >= job["steps"]:
+        return [resume]
+    mended = "makara apply -f job.yaml  with mended code or settings: a new job"
+    if newest:
+        mended += f", from step {newest} with checkpoint.start_from: {job['job']}"
+    return [mended, f"{resume}, with the code and settings as they were"]
+
+
 def _at_stake(job: dict[str, Any]) -> list[str]:
     """What a job that waits stands to lose, and when."""
     lines: list[str] = []

@@ -207,6 +207,7 @@ class JobState:
     opened_generation: int = 0  # the number that the head has reached for certain
     restarting: bool = False  # the next head begins without any checkpoint
     waiting: Waiting | None = None  # a person must say how to go on
+    answered: Resumption | None = None  # what a person said last
     abandoned: int = 0  # generations up to this one are closed
     published: tuple[CheckpointRef, ...] = ()  # oldest first, by (generation, step)
     retired: tuple[int, int] = (0, -1)  # newest (generation, step) that was retired
@@ -325,6 +326,21 @@ class JobState:
 
     def with_vm(self, vm: Vm) -> JobState:
         return self.changed(vms=self.vms.with_vm(vm))
+
+
+def wanted_vms(state: JobState) -> int:
+    """How many VMs are asked for: `max_nodes`, and none beyond those that a plan could give work.
+
+    Each worker has at least one section of one micro-batch.
+    """
+    assert state.spec is not None, "VMs are for submitted jobs"
+    resources, parallelism, recipe = state.spec.resources, state.spec.parallelism, state.recipe
+    if recipe is None:
+        return resources.max_nodes
+    depth = parallelism.pipeline_parallel_degree or recipe.num_sections
+    replicas = parallelism.data_parallel_degree or recipe.num_micro_batches
+    most = -(-depth * replicas // resources.workers_per_node)
+    return max(resources.min_nodes, min(resources.max_nodes, most))
 
 
 def vm_of(worker: str) -> str:

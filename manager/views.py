@@ -16,7 +16,7 @@ from ..worker.messages import CheckpointRef, Phase, StepMetrics, WorkerReport
 from .quarantine import STATUS
 from .runtime import Job
 from .state import Generation, JobState, Vm, vm_of
-from .waiting_view import WaitingView, waiting_view, waits_for_vms
+from .waiting_view import WaitingView, beyond_use, unused_vms, waiting_view, waits_for_vms
 
 _MOST_ENDED = 100  # VMs that ended, in a job's view
 _MOST_MORPHS = 100
@@ -158,7 +158,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         trouble=sorted(
             {*trouble.values(), *_not_understood(job), *_not_saved(workers.values()), *_unfit(job)}
         ),
-        notes=_notes(state),
+        notes=_notes(job),
         stalled=_stalled(job),
         isolated=_isolated(job),
         step=step,
@@ -227,10 +227,11 @@ def _unfit(job: Job) -> list[str]:
     return [f"request_vm: {why}: one at a time is asked for, {wait_s:g} s after the last"]
 
 
-def _notes(state: JobState) -> list[str]:
+def _notes(job: Job) -> list[str]:
+    state = job.state
     bits_hash = state.recipe.bits_hash if state.recipe is not None else None
     choices = state.start.other_choices(bits_hash) if state.start is not None else ""
-    return [choices] if choices else []
+    return [note for note in (choices, unused_vms(job), beyond_use(state)) if note]
 
 
 def measured_s(job: Job) -> float | None:

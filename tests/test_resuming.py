@@ -24,9 +24,12 @@ from makara.manager.facts import GenerationPlanned, GenerationStalled, JobContin
 from makara.manager.failures import Rounds
 from makara.manager.fold import apply, fold
 from makara.manager.orders import orders
+from makara.manager.progress import ways_on
+from makara.manager.runtime import Job
 from makara.manager.state import Status
 from makara.manager.threads import Threads
 from makara.manager.tokens import TokenStore
+from makara.manager.views import JobView, job_view
 from makara.worker.messages import CheckpointRef, Failure, Phase, WorkerReport
 
 
@@ -80,6 +83,40 @@ def test_a_stopped_job_goes_on_from_its_newest_checkpoint_with_other_vms() -> No
     assert script.state.status is Status.RUNNING
     assert script.state.current is not None
     assert script.state.current.lost_steps == 0
+
+
+def test_vms_that_no_plan_could_use_are_not_asked_for() -> None:
+    """Found: `--max-nodes 20` rented twelve VMs that stood beside a job of 2 sections and 4 micro-batches."""
+    script, _ = stopped()
+    requested = script.count(RequestVm)
+    go_on(script, max_nodes=20)
+    for _ in range(8):
+        script.wait(1.0)
+    assert script.count(RequestVm) == requested + 8
+    [note] = shown(script).notes
+    assert note.startswith("max_nodes is 20, but no plan gives more than 8 VMs work (2 sections and 4 micro-")
+
+
+def test_a_vm_without_work_is_told_why() -> None:
+    script = Script()
+    workers = script.start(3)
+    assert script.state.planned is not None
+    assert script.state.planned.num_workers == 2
+    script.prepare()
+    script.open()
+    script.form()
+    [note] = shown(script).notes
+    vm = workers[2].rpartition(".")[0]
+    assert (
+        note == f"{vm}: without work in the plan 2x1, and kept as a reserve: none with more of them is "
+        "faster or fits"
+    )
+
+
+def shown(script: Script) -> JobView:
+    job = Job("j", [], [])
+    job.state, job.vitals = script.state, script.vitals
+    return job_view(job, {})
 
 
 def test_a_resumed_job_waits_for_its_vms_to_gather_as_a_new_one_does() -> None:
@@ -136,6 +173,12 @@ def test_a_failed_job_begins_anew_with_all_counts_of_failures() -> None:
         script.report(exited)
     assert script.state.status is Status.FAILED
     assert script.state.user_errors.count == 2
+    assert ways_on(shown(script).model_dump()) == [
+        "makara apply -f job.yaml  with mended code or settings: a new job, from step 20 with "
+        "checkpoint.start_from: j",
+        "makara resume j  goes on from step 20 of 100 with up to 2 VMs, with the code and settings as they "
+        "were",
+    ]
     go_on(script)
     state = script.state
     assert (state.user_errors, state.internal_errors, state.deaths) == (Rounds(), Rounds(), ())

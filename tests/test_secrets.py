@@ -88,7 +88,11 @@ def test_a_job_that_goes_on_needs_its_secrets_again(
     assert "sends KEY of your environment again" in capsys.readouterr().out
     assert kept(manager) == {job}
     assert JobFiles(manager.home).secrets(job) == {"KEY": "s3cret, the second"}
-    assert main(["resume", job, *login]) == 2
+    assert main(["resume", job, *login]) == 0, "it goes on as asked already"
+    assert kept(manager) == {job}
+    with pytest.raises(Refused, match="can be resumed"):
+        manager.client.post(f"/jobs/{job}/resume", json={"secrets": {"KEY": "another"}})
+    assert main(["resume", job, "--max-nodes", "1", *login]) == 2
     assert "can be resumed" in capsys.readouterr().err
     manager.client.post(f"/jobs/{job}/stop")
     assert kept(manager) == set()

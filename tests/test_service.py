@@ -170,6 +170,10 @@ def test_a_stopped_job_goes_on_and_other_jobs_are_refused_in_words(
     view = manager.wait(job, lambda v: v["num_live_vms"] == 3)
     live_vms = {vm["vm"] for vm in view["vms"] if vm["status"] != "ended"}
     assert not live_vms & {vm["vm"] for vm in stopped["vms"]}
+    again = manager.client.post(f"/jobs/{job}/resume", json={"max_nodes": 3})  # its answer was lost
+    assert (again["job"], again["max_nodes"]) == (job, 3)
+    with pytest.raises(Refused, match="only a job that waits for you, or that was stopped or failed, can"):
+        manager.client.post(f"/jobs/{job}/resume", json={"max_nodes": 2})
     assert main(["events", job, *login]) == 0
     assert "job_continued min_nodes=1 max_nodes=3" in capsys.readouterr().out
 

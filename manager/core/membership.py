@@ -10,7 +10,7 @@ from ..commands import RequestVm
 from ..events import Tick, VmRequestFailed, VmTerminated
 from ..facts import EndReason, IsolationChanged, VmJoined, VmNoticed, VmRequested, WorkerFailed
 from ..failures import num_rounds, on_vm
-from ..state import Vm, VmStatus, vm_of
+from ..state import Vm, VmStatus, vm_of, wanted_vms
 from . import fitness
 from .silence import heard_at
 from .turn import Turn, has_ended, own_steps
@@ -181,7 +181,7 @@ def request_vms(turn: Turn) -> None:
         return
     if _waits(turn, num_replaced, state.replaced_at):
         return
-    missing = state.spec.resources.max_nodes - len(state.live_vms)
+    missing = wanted_vms(state) - len(state.live_vms)
     if singly:
         missing = min(missing, 0 if fitness.on_trial(turn) else 1)
     if missing <= 0:

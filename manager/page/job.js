@@ -131,9 +131,17 @@ function offersOf() {
   return ["stopped", "failed"].includes(job.status) && !job.secrets.length ? ["go_on"] : [];
 }
 
+// How mended code goes on: as a new job.
+function mended() {
+  const newest = job.checkpoints.length ? job.checkpoints[0].step : 0;
+  if (job.status !== "failed" || newest >= job.steps) return "";
+  const from = newest ? `, from step ${newest} with checkpoint.start_from: ${job.job}` : "";
+  return `Mended code or settings are a new job${from}; this one goes on with those that it has.`;
+}
+
 function drawOffers() {
   const offers = offersOf();
-  at("job-stake").textContent = job.waiting ? atStake() : "";
+  at("job-stake").textContent = job.waiting ? atStake() : mended();
   at("job-offers").hidden = !offers.length;
   at("job-offers").replaceChildren(...offers.map((how) => {
     const [title, question] = OFFERS[how];
@@ -223,7 +231,7 @@ async function explain() {
 
 function planTable(rows) {
   const heads = ["P×D", "Step", "Samples/s", "Idle", "Memory", ""];
-  return table(heads, rows.slice(0, 8).map((row) => [
+  return table(heads, rows.filter((row, index) => index < 8 || row.running).map((row) => [
     shapeText(row.shape),
     duration(row.predicted_s),
     row.samples_per_s.toPrecision(3),
