@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_calibrate.add_arguments(add("calibrate", cli_calibrate.calibrate, about, client))
     demo = add("demo", _demo, "train a small GPT through scripted preemptions on this machine", common)
     demo.add_argument("--folder", type=Path, help="where everything goes (./makara-demo)")
-    demo.add_argument("--steps", type=int)
+    demo.add_argument("--steps", type=int, help="how many to train (by the machine's speed)")
     demo.add_argument("--verify", action="store_true", help="compare with an uninterrupted run, bit for bit")
     return parser
 

@@ -51,21 +51,44 @@ def apply(options: argparse.Namespace) -> int:
     with connect(options.server, options.token, options.home) as client:
         # First, for it takes no time: the code is tried for half a minute.
         answer = client.post("/jobs/check", data=form, headers=headers) or {}
-    bundle = _pack(spec, workdir, answer)
+    bundle = packed(spec, workdir, answer)
     start = answer.get("start")
     model = _try_out(_as_started(spec, start), workdir, compare=not options.skip_comparison)
     _check_start(start, model)
     if not options.json:
         print(summary(model), file=sys.stderr)
     with connect(options.server, options.token, options.home) as client:
-        files = {"bundle": ("bundle.tar.gz", bundle, "application/gzip")}
-        answer = client.post("/jobs", data=form, files=files, headers=headers)
+        answer = submit(client, form, bundle, headers)
         accepted = f"job {answer['job']} accepted; status page: {client.url}"
         if not options.json:
             print(accepted)
         elif options.detach:
             print(json.dumps(answer))
         return 0 if options.detach else follow(client, answer["job"], options.json)
+
+
+def submit(
+    client: Client, form: Mapping[str, str], bundle: bytes, headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Post a job; the manager's answer, which names it."""
+    files = {"bundle": ("bundle.tar.gz", bundle, "application/gzip")}
+    return client.post("/jobs", data=form, files=files, headers=headers)
+
+
+def packed(spec: JobSpec, workdir: Path, limits: Mapping[str, Any]) -> bytes:
+    """The job's code. A manager of an older version tells no limits: it has those of the defaults."""
+    config = ServerConfig(home=workdir)
+    bounds = config.bundle_bounds
+    return pack(
+        workdir,
+        max_bytes=limits.get("packed_bytes", config.max_bundle_bytes),
+        also_exclude=_local_store(spec),
+        bounds=replace(
+            bounds,
+            members=limits.get("files", bounds.members),
+            unpacked_bytes=limits.get("unpacked_bytes", bounds.unpacked_bytes),
+        ),
+    )
 
 
 def follow_command(options: argparse.Namespace) -> int:
@@ -92,22 +115,6 @@ def _try_out(spec: JobSpec, workdir: Path, *, compare: bool = True) -> dict[str,
     if trial.model is None or trial.error is not None:
         raise UserCodeRefused(trial.refusal if trial.model is None else f"{trial.refusal}\n{_GO_ON}")
     return trial.model
-
-
-def _pack(spec: JobSpec, workdir: Path, limits: Mapping[str, Any]) -> bytes:
-    """The job's code. A manager of an older version tells no limits: it has those of the defaults."""
-    config = ServerConfig(home=workdir)
-    bounds = config.bundle_bounds
-    return pack(
-        workdir,
-        max_bytes=limits.get("packed_bytes", config.max_bundle_bytes),
-        also_exclude=_local_store(spec),
-        bounds=replace(
-            bounds,
-            members=limits.get("files", bounds.members),
-            unpacked_bytes=limits.get("unpacked_bytes", bounds.unpacked_bytes),
-        ),
-    )
 
 
 def _as_started(spec: JobSpec, start: dict[str, Any] | None) -> JobSpec:

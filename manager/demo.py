@@ -1,9 +1,9 @@
-"""`makara demo`: a manager, a job and a slice of a spot market's history, all on this machine.
+"""`makara demo`: a manager, a job and a small market of VMs, all on this machine.
 
-A manager process is started with a folder of its own and no other address than loopback. The example job is
-submitted as a user would, and while it trains, VMs are taken and given back as the availability trace says.
-The trace's clock is the job's progress: the trace's end is the job's end, on a fast machine and on a slow
-one.
+A manager process is started with a folder of its own and no other address than loopback. Meanwhile a step of
+the example is timed in plain PyTorch, and the job gets as many steps as a short while of training holds. It
+is submitted without the check of `makara apply`, since the tests check the example; while it trains, VMs
+are taken and given back (see `market`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -26,14 +27,18 @@ import httpx
 import yaml
 from rich.console import Console
 
-from ..simulator import Change, TraceEvent, read_trace
-from .client import Client, Refused
-from .progress import ProgressDisplay, counted, describe_morph
+from ..simulator import read_trace
+from .cli_apply import packed, submit
+from .client import Client
+from .job_file import read_job
+from .market import Market
+from .progress import ProgressDisplay, describe_morph
 from .providers import VmStatus
 from .providers.local import LocalProvider
+from .trial import plain_step_s
 
-NOTICE_S = 8.0
-_TRACE_STEPS = 0.95  # the trace's last event falls at this part of the job
+TRAINING_S = 45.0  # on two cores, where a step takes the pipelines about as long as plain PyTorch on one
+STEPS = (40, 60, 90, 130, 200)  # few to choose from, so that a machine gets the same ones each time
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.25
 
@@ -51,97 +56,25 @@ class DemoOptions:
     verify: bool = False
 
 
-class Market:
-    """Plays an availability trace against the local provider, by the job's progress.
-
-    The trace's nodes are bound to VMs as they come up; how many may live at a time is the provider's
-    capacity. The first removal comes with a notice of `NOTICE_S` seconds (traces hold none), the others
-    without.
-    """
-
-    def __init__(self, api: Client, events: tuple[TraceEvent, ...], console: Console) -> None:
-        self._api = api
-        self._console = console
-        self._pending = list(events)
-        self._span_ms = events[-1].time_ms
-        self._nodes: list[str] = []
-        self._vm_of: dict[str, str] = {}
-        self._noticed = False
-
-    def play(self, job: dict[str, Any], progress: float) -> None:
-        """Let everything happen that falls before `progress` (0..1) of the trace."""
-        due = [e for e in self._pending if e.time_ms <= progress * self._span_ms]
-        self._pending = self._pending[len(due) :]
-        self._bind(job)
-        for event in due:
-            if event.change is Change.ADD:
-                self._nodes.append(event.node)
-        removed = [event.node for event in due if event.change is Change.REMOVE]
-        if due:
-            self._nodes = [node for node in self._nodes if node not in removed]
-            self._offer(len(self._nodes))
-        added = [event.node for event in due if event.change is Change.ADD]
-        if added and progress > 0:
-            self._say(f"the market offers {counted(len(added), 'more VM')}")
-        if removed:
-            self._take(removed)
-
-    def _bind(self, job: dict[str, Any]) -> None:
-        live = [vm["vm"] for vm in job["vms"] if vm["status"] == "joined"]
-        self._vm_of = {node: vm for node, vm in self._vm_of.items() if vm in live}
-        free = [vm for vm in live if vm not in self._vm_of.values()]
-        for node in self._nodes:
-            if node not in self._vm_of and free:
-                self._vm_of[node] = free.pop(0)
-
-    def _take(self, nodes: list[str]) -> None:
-        vms = [self._vm_of.pop(node) for node in nodes if node in self._vm_of]
-        if not vms:
-            return  # they never came up: only the capacity shrinks
-        if not self._noticed:
-            self._noticed = True
-            self._say(f"the market takes {', '.join(vms)}, with {NOTICE_S:g} s of notice")
-            for vm in vms:
-                self._harm(vm, "notice", NOTICE_S)
-            return
-        self._say(f"the market takes {' and '.join(vms)} without a word")
-        for vm in vms:
-            self._harm(vm, "kill")
-
-    def offer_all(self) -> None:
-        """Before the first event: as many VMs as the trace begins with."""
-        self._offer(sum(event.time_ms == 0 for event in self._pending))
-
-    def _offer(self, vms: int) -> None:
-        self._api.post("/providers/local/capacity", json={"vms": vms})
-
-    def _harm(self, vm: str, kind: str, deadline_s: float = 0.0) -> None:
-        try:
-            self._api.post(f"/vms/{vm}/fault", json={"kind": kind, "deadline_s": deadline_s})
-        except Refused as refusal:
-            if refusal.status != 404:
-                raise
-            self._say(f"{vm} was gone already")
-
-    def _say(self, text: str) -> None:
-        self._console.print(f"  [yellow]{text}[/yellow]")
-
-
 def run_demo(options: DemoOptions) -> int:
     """Run it; the exit status: 0 when the job finished (and, with `verify`, its weights are the same)."""
     console = Console(highlight=False, soft_wrap=True)
+    began = time.monotonic()
     run = options.folder / time.strftime("%Y%m%d-%H%M%S")
-    job_file = _prepare(run, options)
+    job_file = _prepare(run)
     try:
-        with _manager(run) as api:
-            console.print(
-                f"status page  [bold]{api.url}[/bold]   (sign in with the token in {run}/home/admin.token)"
-            )
-            began = time.monotonic()
-            job = _train(api, job_file, console)
-            _summarise(api, job, time.monotonic() - began, console)
-            same = _verify(api, job, run, console) if options.verify else True
-            _next_steps(run, job, console)
+        with ThreadPoolExecutor(1) as aside:
+            steps = aside.submit(_num_steps, job_file, options, console)
+            with _manager(run) as api:
+                token_file = f"{run}/home/admin.token"
+                console.print(
+                    f"status page  [bold]{api.url}[/bold]   (sign in with the token in {token_file})"
+                )
+                _edit(job_file, job_file, {"training": {"steps": steps.result()}})
+                job = _train(api, job_file, console)
+                _summarise(api, job, time.monotonic() - began, console)
+                same = _verify(api, job, run, console) if options.verify else True
+                _next_steps(run, job, console)
     except DemoFailed as error:
         console.print(f"[red]{error}[/red]")
         return 1
@@ -151,17 +84,29 @@ def run_demo(options: DemoOptions) -> int:
 # ---- the job -------------------------------------------------------------------------------------------
 
 
-def _prepare(run: Path, options: DemoOptions) -> Path:
+def _prepare(run: Path) -> Path:
     """A copy of the example, so that a user can look at it and change it."""
     source = example_folder()
     workdir = run / "gpt"
     shutil.copytree(
         source, workdir, ignore=shutil.ignore_patterns("__init__.py", "__pycache__", "checkpoints")
     )
-    job_file = workdir / "job.yaml"
+    return workdir / "job.yaml"
+
+
+def _num_steps(job_file: Path, options: DemoOptions, console: Console) -> int:
     if options.steps is not None:
-        _edit(job_file, job_file, {"training": {"steps": options.steps}})
-    return job_file
+        return options.steps
+    spec, workdir = read_job(job_file)
+    seconds = plain_step_s(workdir, spec, spec.parallelism.microbatch_size or 1)
+    steps = steps_for(seconds)
+    console.print(f"plain PyTorch, on one thread, takes {seconds:.2f} s for a step here: {steps} steps")
+    return steps
+
+
+def steps_for(plain_step_s: float) -> int:
+    """How many steps to train, if one takes so many seconds in plain PyTorch on one thread."""
+    return max((steps for steps in STEPS if steps * plain_step_s <= TRAINING_S), default=STEPS[0])
 
 
 def example_folder() -> Path:
@@ -176,32 +121,17 @@ def _edit(source: Path, target: Path, changes: dict[str, dict[str, Any]]) -> Non
     target.write_text(yaml.safe_dump(values, sort_keys=False))
 
 
-def _apply(api: Client, job_file: Path) -> str:
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "makara.manager.cli",
-        "apply",
-        "-f",
-        str(job_file),
-        "--detach",
-        "--json",
-    ]
-    answer = subprocess.run(
-        [*command, "--server", api.url], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-    )
-    if answer.returncode != 0:
-        raise DemoFailed(f"makara apply -f {job_file} failed:\n{answer.stderr or answer.stdout}")
-    return json.loads(answer.stdout)["job"]
+def _submit(api: Client, job_file: Path) -> str:
+    spec, workdir = read_job(job_file)
+    form = {"spec": spec.model_dump_json(), "secrets": "{}"}
+    return submit(api, form, packed(spec, workdir, {}))["job"]
 
 
 def _train(api: Client, job_file: Path, console: Console) -> dict[str, Any]:
     trace = read_trace((job_file.parent / "availability.csv").read_text())
-    market = Market(api, trace, console)
-    market.offer_all()
-    console.print("checking and submitting examples/gpt/job.yaml (traces the model on this machine first)")
-    name = _apply(api, job_file)
+    market = Market(api, trace, lambda text: console.print(f"  [yellow]{text}[/yellow]"))
+    market.open()
+    name = _submit(api, job_file)
     console.print(f"job [bold]{name}[/bold] accepted: VMs boot, one of them profiles the model")
     return _follow(api, name, console, market)
 
@@ -212,9 +142,7 @@ def _follow(api: Client, name: str, console: Console, market: Market | None) -> 
         while True:
             job = api.get(f"/jobs/{name}")
             if market is not None:
-                trained = job["step"] / job["steps"] / _TRACE_STEPS
-                if job["status"] == "running" or trained == 0:
-                    market.play(job, min(1.0, trained))
+                market.play(job)
             display.show(job)
             if job["status"] in ("finished", "failed", "stopped"):
                 break
@@ -269,7 +197,7 @@ def _verify(api: Client, job: dict[str, Any], run: Path, console: Console) -> bo
     )
     values = yaml.safe_load(second.read_text())
     second.write_text(yaml.safe_dump({**values, "name": f"{values['name']}-uninterrupted"}, sort_keys=False))
-    other = _follow(api, _apply(api, second), console, None)
+    other = _follow(api, _submit(api, second), console, None)
     same = other["export_sha256"] == job["export_sha256"]
     console.print(f"  through preemptions  {job['export_sha256']}")
     console.print(f"  uninterrupted        {other['export_sha256']}")

@@ -67,6 +67,12 @@ def measured_apart(
     return Measurements.from_json(answer["measurements"])
 
 
+def plain_step_s(workdir: Path, spec: JobSpec, m: int) -> float:
+    """Seconds that a step of the job takes in plain PyTorch, on one thread. Raises `UserCodeRefused`."""
+    arguments = (str(workdir), spec.entrypoint, str(spec.training.global_batch_size), str(m))
+    return _answer_of("makara.worker.plain_step", arguments, workdir, spec.entrypoint, spec.envs)["seconds"]
+
+
 def _told(error: str, part: str | None, whole: str | None) -> str:
     more = ""
     if part is not None and whole is not None:
