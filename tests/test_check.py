@@ -59,7 +59,11 @@ def of_optimizer(optimizer: Callable[..., Any], chain: Sections) -> list[str]:
 # ---- what passes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("build", [sound, models.untied_mlp, models.skip_model])
+def with_custom_functions() -> Training:
+    return sound(model=lambda: Net(hidden.Custom))
+
+
+@pytest.mark.parametrize("build", [sound, models.untied_mlp, models.skip_model, with_custom_functions])
 def test_a_model_without_hidden_dependencies_is_its_pieces(build: Callable[[], Training]) -> None:
     report = examine(build())
     assert report["findings"] == []
@@ -255,7 +259,6 @@ MODELS: dict[str, tuple[Callable[[], Training], tuple[str, ...]]] = {
     "a buffer that is changed": (net(hidden.History), ("layers.0.seen", "average_buffers")),
     "weights tied in forward": (lambda: sound(model=hidden.Tying), ("weight", "in the constructor")),
     "Python's random numbers": (lambda: sound(model=hidden.Lucky), ("random", "torch.rand")),
-    "a custom backward": (net(hidden.Custom), ("hidden.Double", "torch.autograd.Function")),
     "a hook of a module": (net(hidden.Hooked), ("'layers.0' (Hooked)", "hook")),
     "a hook of a tensor": (net(hidden.TensorHooked), ("register_hook", "hidden.py:")),
     "hooks that the optimizer leaves": (

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from agreement import agree
 from makara.worker.cutting.partition import choose_cuts, split
 from makara.worker.data import Batches
 from makara.worker.errors import UntraceableModel, UserCodeError
+from makara.worker.precision import Precision
 from makara.worker.reference import run_reference
 from makara.worker.sections.runtime import SectionRuntime
 from makara.worker.tracing.trace import trace
@@ -75,6 +77,37 @@ class CustomBackward(Base):
         return Doubled.apply(self.layer(tokens.float()))
 
 
+class Shifted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.add_(1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class InPlaceFunction(Base):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return Shifted.apply(self.layer(tokens.float()))
+
+
+class Through(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Module) -> Tensor:
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class FunctionOfModule(Base):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return Through.apply(tokens.float(), self.layer)
+
+
 class ChangingInput(Base):
     def forward(self, tokens: Tensor) -> Tensor:
         tokens[:, 0] = 1
@@ -103,7 +136,16 @@ class WrongShape(Base):
         (Branching, "control flow on a tensor's values", "if tokens.sum() > 3:"),
         (Item, r"aten\.item", ".mean().item()"),
         (Selecting, "shape from the values", "[tokens[:, 0] > 2]"),
-        (CustomBackward, "Doubled is a torch.autograd.Function", "Doubled.apply"),
+        (
+            InPlaceFunction,
+            r"Shifted, a torch.autograd.Function.*changes an argument in place",
+            "Shifted.apply",
+        ),
+        (
+            FunctionOfModule,
+            r"Through, a torch.autograd.Function.*an argument of it is a Linear",
+            "Through.apply",
+        ),
         (ChangingInput, "changes its input 'tokens' in place", "tokens[:, 0] = 1"),
         (WrongShape, "cannot be traced", "@ torch.zeros(5, 5)"),
     ],
@@ -149,7 +191,64 @@ def test_a_custom_operator_keeps_its_registered_backward() -> None:
     assert torch.equal(section.backward(output.saved, {})[1]["layer.weight"], expected)
 
 
-def test_custom_functions_work_again_after_a_refusal() -> None:
+class Reversed(torch.autograd.Function):
+    """Gives its argument itself, and turns the gradient around."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, strength: float) -> Tensor:
+        ctx.strength = strength
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return -ctx.strength * gradient, None
+
+
+class Split(torch.autograd.Function):
+    """Two results, one without a gradient; forward apart from its context; a backward of its own."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sign(x) * weight, x > 0
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient * weight * (x.abs() < 1), (gradient * torch.sign(x)).sum(0)
+
+
+class Functions(Base):
+    """Calls them on a hidden state and on a weight, with other constants, and inside autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 2, 12))
+        self.head = nn.Linear(12, 12)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.layer(tokens.float() / 10)
+        signs, positive = Split.apply(x, self.scale)
+        x = torch.where(positive, x + signs, Reversed.apply(x, 0.5)).relu_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = Reversed.apply(self.head(x), 2.0).float()
+        return Doubled.apply(y) + nn.functional.linear(x, Doubled.apply(self.head.weight))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("num_sections", [1, 3])
+def test_custom_functions_keep_their_backward(num_sections: int, precision: Precision) -> None:
+    training = training_of(Functions, lambda output, batch: output.square().mean())
+    cuts = choose_cuts(trace(training, 4, 1, precision), num_sections)
+    assert len(cuts) == num_sections - 1
+    agree(training, cuts, 1e-5 if precision == "fp32" else 1e-2, precision)
+
+
+def test_custom_functions_work_again_after_a_trace() -> None:
     x = torch.ones(2, requires_grad=True)
     Doubled.apply(x).sum().backward()
     assert x.grad is not None

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from makara.worker import Training
+from mean_teacher import mean_teacher
 from networks import densenet, dlrm, lstm, plain_cnn, vgg16
 from torch import Tensor, nn
 
@@ -48,6 +49,34 @@ def gpt2(dropout: float = 0.1) -> Training:
         eos_token_id=0,
     )
     return _training(lambda: GPT2LMHeadModel(config), _next_token_loss, Texts)
+
+
+class Adapted(nn.Module):
+    """A frozen layer and two small matrices beside it."""
+
+    def __init__(self, layer: nn.Module, shape: torch.Size, rank: int, dropout: float) -> None:
+        super().__init__()
+        self.layer, self.dropout = layer, nn.Dropout(dropout)
+        self.down = nn.Parameter(torch.randn(shape[0], rank) * 0.1)
+        self.up = nn.Parameter(torch.zeros(rank, shape[1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.dropout(x) @ self.down @ self.up
+
+
+def lora(dropout: float = 0.1) -> Training:
+    """GPT-2, frozen, with low-rank adapters at the attentions' inputs: what is trained is spread thinly."""
+    pretrained = gpt2(0.0)
+
+    def adapted() -> nn.Module:
+        model: Any = pretrained.model()
+        model.requires_grad_(False)
+        for block in model.transformer.h:
+            attention = block.attn
+            attention.c_attn = Adapted(attention.c_attn, attention.c_attn.weight.shape, 4, dropout)
+        return model
+
+    return dataclasses.replace(pretrained, model=adapted)
 
 
 def llama(dropout: float = 0.1) -> Training:
@@ -152,6 +181,8 @@ ZOO: Mapping[str, Callable[[float], Training]] = {
     "densenet": densenet,
     "lstm": lstm,
     "dlrm": dlrm,
+    "lora": lora,
+    "mean_teacher": mean_teacher,
 }
 
 

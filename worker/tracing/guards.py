@@ -10,7 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from types import FrameType
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import UntraceableModel
+from .functions import Unheld, call_as_operator
 from .source import called_by_user, calling_line, is_library, line_of
 
 _GRADIENT_HOOK = (
@@ -67,7 +68,7 @@ def guards() -> Generator[None]:
     with ExitStack() as stack:
         for owner, name, message in _REFUSED:
             stack.enter_context(replaced(owner, name, _refusing(getattr(owner, name), name, message)))
-        for patch in (_no_custom_backward, _no_switched_gradients, _no_saved_hooks, _no_new_parameters):
+        for patch in (_custom_backward, _no_switched_gradients, _no_saved_hooks, _no_new_parameters):
             stack.enter_context(patch())
         yield
 
@@ -99,24 +100,30 @@ def _refusing(original: Callable[..., Any], name: str, message: str) -> Callable
 
 
 @contextmanager
-def _no_custom_backward() -> Generator[None]:
-    """torch.export drops the backward of a custom autograd.Function without a word."""
+def _custom_backward() -> Generator[None]:
+    """torch.export drops the backward of a custom autograd.Function without a word: a call becomes one
+    operator, which keeps it."""
     original = inspect.getattr_static(Function, "apply")
 
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def call(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         if cls is CheckpointFunction:  # reentrant checkpointing: when to recompute is Makara's decision
             function, _, *rest = args
             return function(*rest)
         if cls.__module__.startswith(_OPERATORS):
             return original.__func__(cls, *args, **kwargs)
-        raise UntraceableModel(
-            f"{cls.__module__}.{cls.__qualname__} is a torch.autograd.Function; its backward would be lost. "
-            "Write it with differentiable operations, or as an operator (torch.library.custom_op with "
-            "register_autograd)",
-            calling_line(),
-        )
+        try:
+            if cls.__module__.startswith("torch.") or kwargs:
+                raise Unheld("it is torch's own" if not kwargs else "arguments are given by name")
+            return call_as_operator(cls, partial(original.__func__, cls), args)
+        except Unheld as error:
+            raise UntraceableModel(
+                f"the backward of {cls.__module__}.{cls.__qualname__}, a torch.autograd.Function, would be "
+                f"lost: {error}. Write it with differentiable operations, or as an operator "
+                "(torch.library.custom_op with register_autograd)",
+                calling_line(),
+            ) from error
 
-    with replaced(Function, "apply", classmethod(refuse)):
+    with replaced(Function, "apply", classmethod(call)):
         yield
 
 

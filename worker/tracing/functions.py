@@ -1,0 +1,137 @@
+"""A custom `torch.autograd.Function` as one operation of the graph, with the backward that the user wrote.
+
+torch.export traces what the function's forward does and drops its backward without a word. So a call becomes
+an operator that autograd knows by the function itself: `apply` runs it, wherever the graph runs. On fake
+tensors it says which shapes it gives.
+
+Every process traces the model, and defines the same operators: a name follows from the function and from its
+arguments that are no tensors.
+
+Registers operators with torch.library, reads `torch.autograd.function`: checked with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import _is_setup_context_defined  # pyright: ignore[reportPrivateUsage]
+
+_LIBRARY = torch.library.Library("makara", "FRAGMENT")
+_PLAIN = (bool, int, float, str, torch.dtype, type(None))
+_DEFINED: dict[str, _Call] = {}
+
+
+class Unheld(ValueError):
+    """Why a function cannot be one operation of a graph."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A function with its arguments; tensors among them are given anew each time."""
+
+    function: type[Function]
+    apply: Callable[..., Any]
+    arguments: tuple[Any, ...]  # None where a tensor goes
+    places: tuple[int, ...]  # of tensors
+    single: bool = field(default=True)  # the function returns a tensor, not a tuple of them
+
+    def with_backward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return self._run(self.apply, self._filled(tensors), tensors)
+
+    def forward_alone(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        forward: Callable[..., Any] = self.function.forward
+        arguments = self._filled(tensors)
+        apart = bool(_is_setup_context_defined(self.function.setup_context))
+        return self._run(forward, arguments if apart else [_Context(), *arguments], tensors)
+
+    def _filled(self, tensors: Sequence[Tensor]) -> list[Any]:
+        arguments = list(self.arguments)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            arguments[place] = tensor
+        return arguments
+
+    def _run(
+        self, function: Callable[..., Any], arguments: Sequence[Any], tensors: Sequence[Tensor]
+    ) -> list[Tensor]:
+        versions = [tensor._version for tensor in tensors]
+        returned = function(*arguments)
+        if versions != [tensor._version for tensor in tensors]:
+            raise Unheld("it changes an argument in place")
+        self.single = isinstance(returned, Tensor)
+        results = [returned] if self.single else list(cast(Sequence[Any], returned))
+        if not results or not all(isinstance(result, Tensor) for result in results):
+            raise Unheld("it returns something else than tensors")
+        # An operator's results lie in memory of their own.
+        given = {_memory(tensor) for tensor in tensors}
+        return [result.clone() if _memory(result) in given else result for result in results]
+
+
+class _Context:
+    """Stands in for the context of a forward whose backward nobody asks for."""
+
+    def __init__(self) -> None:
+        self.needs_input_grad = (True,) * 64
+
+    def save_for_backward(self, *tensors: Any) -> None: ...
+
+    def save_for_forward(self, *tensors: Any) -> None: ...
+
+    def mark_non_differentiable(self, *tensors: Any) -> None: ...
+
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+    def mark_dirty(self, *tensors: Any) -> None: ...
+
+
+def call_as_operator(function: type[Function], apply: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """What `function.apply(*arguments)` gives, as one operation of the graph that is being traced. Raises
+    `Unheld`."""
+    places = tuple(place for place, argument in enumerate(arguments) if isinstance(argument, Tensor))
+    rest = tuple(None if place in places else argument for place, argument in enumerate(arguments))
+    if not places:
+        raise Unheld("none of its arguments is a tensor")
+    for argument in rest:
+        if not _is_plain(argument):
+            raise Unheld(f"an argument of it is a {type(argument).__name__}")
+    call = _Call(function, apply, rest, places)
+    name = _define(call)
+    results: list[Tensor] = getattr(torch.ops.makara, name)([arguments[place] for place in places])
+    return results[0] if _DEFINED[name].single else tuple(results)
+
+
+def _define(call: _Call) -> str:
+    """The operator's name."""
+    said = f"{call.function.__module__}.{call.function.__qualname__} {call.arguments!r} {call.places}"
+    plain = re.sub(r"\W", "_", call.function.__qualname__)
+    name = f"{plain}_{hashlib.sha256(said.encode()).hexdigest()[:12]}"
+    if name not in _DEFINED:
+
+        def forward_alone(tensors: list[Tensor]) -> list[Tensor]:
+            return _DEFINED[name].forward_alone(tensors)
+
+        def with_backward(tensors: list[Tensor]) -> list[Tensor]:
+            return _DEFINED[name].with_backward(tensors)
+
+        _LIBRARY.define(f"{name}(Tensor[] tensors) -> Tensor[]", tags=torch.Tag.nondeterministic_seeded)
+        _LIBRARY.impl(name, forward_alone, "CompositeExplicitAutograd")
+        _LIBRARY.impl(name, with_backward, "Autograd")
+        torch.library.register_fake(f"makara::{name}", forward_alone, lib=_LIBRARY)
+    _DEFINED[name] = call  # the class may have been made anew
+    return name
+
+
+def _is_plain(argument: Any) -> bool:
+    if isinstance(argument, tuple | list):
+        return all(_is_plain(part) for part in cast(Sequence[Any], argument))
+    return isinstance(argument, _PLAIN)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
