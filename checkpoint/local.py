@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from .advice import about_file
 from .errors import Conflict, NotFound, StoreRefused, StoreUnavailable
 from .store import StoredObject, Unfinished, check_key
 
@@ -219,7 +220,7 @@ class LocalStore:
             raise NotFound(f"{key} in {self.uri}: no such object") from error
         except OSError as error:
             kind = StoreRefused if error.errno in _REFUSALS else StoreUnavailable
-            raise kind(f"checkpoint.uri {self.uri}: {key}: {error}") from error
+            raise kind(f"checkpoint.uri {self.uri}: {key}: {error}{about_file(error)}") from error
 
 
 def _unless_absent(error: OSError) -> None:

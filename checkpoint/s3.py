@@ -30,6 +30,7 @@ import urllib3
 from minio.deleteobjects import DeleteObject
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
+from .advice import about_answer, about_connection
 from .clock_skew import describe_skew
 from .credentials import Credentials
 from .errors import Conflict, NoCredentials, NotFound, StoreRefused, StoreUnavailable
@@ -310,11 +311,13 @@ class S3Store:
             code, message = _reason(_code(error), str(error), date)
             raise self._answer(key, code, int(answer.get("HTTPStatusCode", 0)), message, used) from error
         except (botocore.exceptions.HTTPClientError, botocore.exceptions.ConnectionError) as error:
-            raise StoreUnavailable(f"{self._where}: {key}: {error}") from error
+            raise StoreUnavailable(f"{self._where}: {key}: {error}{about_connection()}") from error
         except botocore.exceptions.BotoCoreError as error:
             raise StoreRefused(f"{self._where}: {key}: {error}") from error
-        except (ServerError, InvalidResponseError, urllib3.exceptions.HTTPError, OSError) as error:
+        except (ServerError, InvalidResponseError) as error:
             raise StoreUnavailable(f"{self._where}: {key}: {error}") from error
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise StoreUnavailable(f"{self._where}: {key}: {error}{about_connection()}") from error
         except (MinioException, ValueError) as error:  # minio reports malformed names as ValueError
             raise StoreRefused(f"{self._where}: {key}: {error}") from error
 
@@ -327,11 +330,11 @@ class S3Store:
             status >= 500 and status != 501
         )  # 501: the service lacks this operation
         if transient or code in _TRANSIENT:
-            return StoreUnavailable(f"{self._where}: {key}: {code}: {message}")
+            return StoreUnavailable(f"{self._where}: {key}: {code}: {message}{about_answer(code, status)}")
         stale = code in _STALE_CREDENTIALS or status in _NOT_ALLOWED
         if stale and used is not None and self._renewed(used):
             return StoreUnavailable(f"{self._where}: {key}: {code}: {message} (credentials were taken anew)")
-        return StoreRefused(f"{self._where}: {key}: {code}: {message}")
+        return StoreRefused(f"{self._where}: {key}: {code}: {message}{about_answer(code, status)}")
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,17 @@ def resolve_uri(spec: JobSpec, folder: Path) -> JobSpec:
 # ---- the form ----------------------------------------------------------------------------------------------
 
 
+def _no_file(entrypoint: object) -> object:
+    """Raises `ValueError` where the module is written as a file."""
+    module, _, function = entrypoint.partition(":") if isinstance(entrypoint, str) else ("", "", "")
+    if "/" in module or module.endswith(".py"):
+        name = module.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
+        raise ValueError(
+            f"{entrypoint!r} names a file; expected the module as Python imports it: {name}:{function}"
+        )
+    return entrypoint
+
+
 def size_of(text: str) -> int:
     """The bytes that "16GB" or "512MiB" is. Raises `ValueError`."""
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B|B)\s*", text)
@@ -246,7 +257,7 @@ class JobSpec(_Section):
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
     workdir: Text = "."
-    entrypoint: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    entrypoint: Annotated[str, BeforeValidator(_no_file), Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
     setup: Text | None = None
     envs: dict[Variable, Text] = Field(default_factory=dict)
     secrets: list[Variable] = Field(default_factory=list)  # names of environment variables of the submitter

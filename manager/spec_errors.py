@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,7 +89,24 @@ def _explain(fault: dict[str, Any], form: type[BaseModel]) -> list[tuple[str, st
     if cause is not None:
         return [(path, str(cause))]
     message = str(fault["msg"]).removeprefix("Input should be ")
-    return [(path, f"expected {message}, got {shown(given)}")]
+    return [(path, f"expected {message}, got {shown(given)}{_hint(kind, given)}")]
+
+
+def _hint(kind: str, given: object) -> str:
+    """What to write where a value was meant that YAML 1.1 reads as one of another type."""
+    if kind == "string_type" and isinstance(given, bool | int | float):
+        return "; text that looks like something else is written in quotes" + (
+            f': "{given}"' if not isinstance(given, bool) else ""
+        )
+    if kind not in ("int_type", "float_type") or not isinstance(given, str):
+        return ""
+    try:
+        number = float(given)
+    except ValueError:
+        return ""
+    if not math.isfinite(number):
+        return ""
+    return f"; write {int(number) if number.is_integer() else number}, without quotes"
 
 
 def _unknown_key(location: tuple[Any, ...], form: type[BaseModel]) -> str:

@@ -26,6 +26,7 @@ from makara.checkpoint import (
     open_store,
     retrying,
 )
+from makara.checkpoint.advice import about_answer
 from makara.checkpoint.local import LocalStore
 from minio import Minio
 from minio.deleteobjects import DeleteError
@@ -54,7 +55,9 @@ def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
 def test_a_folder_without_write_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(StoreRefused, match="Permission denied"):
+        with pytest.raises(
+            StoreRefused, match=r"Permission denied.*; give the user that this process runs as"
+        ):
             check_writable((tmp_path / "store").as_uri())
     finally:
         tmp_path.chmod(0o700)
@@ -174,7 +177,29 @@ def test_a_plain_refusal_is_not_taken_for_a_wrong_clock(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     store = open_store(s3_server.uri("x"), endpoint=s3_server.endpoint)
-    with pytest.raises(StoreRefused, match="AccessDenied"):
+    with pytest.raises(StoreRefused, match="AccessDenied.*; give these keys the right to read"):
+        store.exists("key")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "words"),
+    [
+        ("AccessDenied", 403, "the right to read, write, list and delete"),
+        ("InsufficientStorage", 507, r"checkpoint\.keep_latest_k"),
+        ("NoSuchBucket", 404, None),
+        ("SlowDown", 503, None),
+    ],
+)
+def test_what_a_store_answers_comes_with_what_would_help(code: str, status: int, words: str | None) -> None:
+    found = about_answer(code, status)
+    assert re.search(words, found) if words is not None else not found
+
+
+def test_a_store_that_nobody_reaches_points_to_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
+    store = open_store("s3://bucket/x", endpoint="http://127.0.0.1:9")
+    with pytest.raises(StoreUnavailable, match=r"; look at checkpoint\.endpoint and at the network"):
         store.exists("key")
 
 
@@ -358,7 +383,7 @@ def test_a_full_disk_is_worth_waiting_for(tmp_path: Path, monkeypatch: pytest.Mo
     store = open_store((tmp_path / "store").as_uri())
     store.put("a", b"old")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreUnavailable, match="No space"):
+    with pytest.raises(StoreUnavailable, match=r"No space.*; free space there, or lower checkpoint\.keep"):
         store.put("a", b"new")
     monkeypatch.undo()
     assert store.get("a") == b"old"
