@@ -31,7 +31,7 @@ from .errors import (
     StoreUnavailable,
     Superseded,
 )
-from .export import Export, export, weight_shapes, weights_sha256
+from .export import Export, export, fetch_export, weight_shapes, weights_sha256
 from .head import (
     Head,
     Retired,
@@ -87,6 +87,7 @@ __all__ = [
     "credentials_in",
     "delete_parts",
     "export",
+    "fetch_export",
     "inherited",
     "load_calibration",
     "load_manifest",

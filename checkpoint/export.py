@@ -88,6 +88,39 @@ def weights_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def fetch_export(store: Store, made: Export, to: Path) -> Path:
+    """Copy what was exported to `to`: the file, where the name ends in .safetensors, else into that folder.
+
+    Returns the file to load. What is there under the same names is replaced once all of it has come. Raises
+    `Corrupt`, `NotFound`, `Incomplete` (several shards do not fit into one file) and the store's errors.
+    """
+    prefix, _, first = made.uri.removeprefix(f"{store.uri}/").rpartition("/")
+    keys = {key.rpartition("/")[2]: key for key, _ in store.list(f"{prefix}/")}
+    names = [name for name in keys if name.endswith(".safetensors") or name == _INDEX]
+    if first not in names:
+        raise NotFound(f"{prefix}/{first} in {store.uri}: no such object")
+    as_file = to.suffix == ".safetensors"
+    if as_file and first == _INDEX:
+        raise Incomplete(f"{to}: the weights are {len(names) - 1} shards; name a folder for them")
+    folder = to.parent if as_file else to
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".makara-export-", dir=folder) as scratch:
+        for name in names:
+            _fetch(store, keys[name], Path(scratch, name))
+        if weights_sha256(Path(scratch)) != made.sha256:
+            raise Corrupt(f"{made.uri}: what was copied has another weight hash than what was exported")
+        for name in names:
+            Path(scratch, name).replace(to if as_file else folder / name)
+    return to if as_file else folder / first
+
+
+def _fetch(store: Store, key: str, path: Path) -> None:
+    size = store.size(key)
+    with path.open("wb") as file:
+        for start in range(0, size, _CHUNK_BYTES):
+            file.write(store.get_range(key, start, _CHUNK_BYTES))
+
+
 def weight_shapes(store: Store, manifest: Manifest) -> dict[str, tuple[int, ...]]:
     """The shape of each weight in a checkpoint. Raises `Corrupt`, `NotFound` and the store's errors."""
     return {

@@ -171,6 +171,8 @@ def _parser() -> argparse.ArgumentParser:
             )
         if name == "export":
             command.add_argument("--step", type=int, help="of which checkpoint (default: the newest)")
+            to = "copy them here, too: a folder, or a file that ends in .safetensors"
+            command.add_argument("--to", type=Path, help=to)
         if name == "logs":
             command.add_argument("--vm", help="of this VM only")
     about = "make, list and revoke tokens of users (with the admin token)"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
-from ..checkpoint import CREDENTIALS
+from ..checkpoint import CREDENTIALS, CheckpointError, Export, fetch_export, open_store
 from .client import connect
 from .progress import how_it_goes_on
 from .spec import JobSpecError
@@ -37,16 +38,31 @@ def export(options: argparse.Namespace) -> int:
         job = client.get(f"/jobs/{options.job}")
         body: dict[str, Any] = {"step": options.step}
         if job["status"] in ("finished", "stopped", "failed"):
-            body["secrets"] = values_of(name for name in job["secrets"] if name in CREDENTIALS)
+            body["secrets"] = values_of([name for name in job["secrets"] if name in CREDENTIALS])
         done = client.post(f"/jobs/{job['job']}/export", json=body, timeout=None)
+    if options.to is not None:
+        done["file"] = str(_fetched(done, options.to))
     if options.json:
         print(json.dumps(done))
-    else:
-        print(f"step         {done['step']}\nweights      {done['uri']}\nweight hash  {done['sha256']}")
+        return 0
+    print(f"step         {done['step']}\nweights      {done['uri']}\nweight hash  {done['sha256']}")
+    if options.to is not None:
+        print(f"copied to    {done['file']}")
     return 0
 
 
-def values_of(secrets: Iterable[str]) -> dict[str, str]:
+def _fetched(done: dict[str, Any], to: Path) -> Path:
+    """The export, copied from the store with the keys of this environment. Raises `JobSpecError`."""
+    made = Export(done["uri"], done["sha256"], done["step"], done["num_bytes"])
+    try:
+        store = open_store(done["store"], endpoint=done["endpoint"], region=done["region"])
+        return fetch_export(store, made, to)
+    except (CheckpointError, OSError) as error:
+        about = f"the weights are at {done['uri']}, and cannot be copied from here: {error}"
+        raise JobSpecError([("--to", about)]) from error
+
+
+def values_of(secrets: Collection[str]) -> dict[str, str]:
     """The values of these secrets in this environment. Raises `JobSpecError` naming those that have none."""
     missing = [name for name in secrets if name not in os.environ]
     if missing:

@@ -25,12 +25,19 @@ from .store_access import open_for
 
 
 class ExportView(BaseModel):
-    """Exported weights: `uri` is the file to load, or the index of its shards; `sha256` the weight hash."""
+    """Exported weights: `uri` is the file to load, or the index of its shards; `sha256` the weight hash.
+
+    `num_bytes` counts the files of weights. `store`, and of S3 `endpoint` and `region`, are how to open it.
+    """
 
     job: str
     step: int
     uri: str
     sha256: str
+    num_bytes: int
+    store: str
+    endpoint: str | None
+    region: str | None
 
 
 async def export_now(service: Service, job: Job, step: int | None, secrets: Mapping[str, str]) -> ExportView:
@@ -56,4 +63,14 @@ async def export_now(service: Service, job: Job, step: int | None, secrets: Mapp
         done = await service.export(job.job, call)
     except (Corrupt, Incomplete, NoReadable, NotFound, StoreRefused) as error:
         raise JobSpecError([("step", str(error))]) from error
-    return ExportView(job=job.job, step=done.step, uri=done.uri, sha256=done.sha256)
+    place = spec.checkpoint
+    return ExportView(
+        job=job.job,
+        step=done.step,
+        uri=done.uri,
+        sha256=done.sha256,
+        num_bytes=done.num_bytes,
+        store=place.uri,
+        endpoint=place.endpoint,
+        region=place.region,
+    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import boto3
@@ -57,27 +58,32 @@ def write_parts(
     ]
 
 
-def assembled(receipts: Sequence[Receipt], checkpoint: CheckpointId) -> Manifest:
+RECIPE: Mapping[str, Any] = {"microbatch_size": 2, "cuts": [3, 5], "graph_hash": "abc", "note": None}
+
+
+def assembled(
+    receipts: Sequence[Receipt], checkpoint: CheckpointId, recipe: Mapping[str, Any] = RECIPE
+) -> Manifest:
     return assemble(
         receipts,
         job=JOB,
         checkpoint=checkpoint,
         num_sections=NUM_SECTIONS,
         data_position=64 * checkpoint.step,
-        recipe={"microbatch_size": 2, "cuts": [3, 5], "graph_hash": "abc", "note": None},
+        recipe=recipe,
     )
 
 
-def written(store: Store, step: int, generation: int) -> Manifest:
+def written(store: Store, step: int, generation: int, recipe: Mapping[str, Any] = RECIPE) -> Manifest:
     """A checkpoint whose parts are stored, not published."""
     checkpoint = CheckpointId(step, generation)
-    return assembled(write_parts(store, checkpoint), checkpoint)
+    return assembled(write_parts(store, checkpoint), checkpoint, recipe)
 
 
-def published(store: Store, step: int, generation: int) -> Manifest:
+def published(store: Store, step: int, generation: int, recipe: Mapping[str, Any] = RECIPE) -> Manifest:
     """A checkpoint that exists; opens its generation."""
     open_generation(store, JOB, generation)
-    manifest = written(store, step, generation)
+    manifest = written(store, step, generation, recipe)
     publish(store, JOB, generation, manifest)
     return manifest
 

@@ -177,7 +177,7 @@ def test_a_plain_refusal_is_not_taken_for_a_wrong_clock(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     store = open_store(s3_server.uri("x"), endpoint=s3_server.endpoint)
-    with pytest.raises(StoreRefused, match="AccessDenied.*; give these keys the right to read"):
+    with pytest.raises(StoreRefused, match=r"AccessDenied.*; give these keys the right to read"):
         store.exists("key")
 
 
