@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
-from fleet import BUNDLE
+from fleet import BUNDLE, settings
 from makara.checkpoint import StoreRefused
 from makara.checkpoint.local import LocalStore
 from makara.pipeline.plan import Range, grid
+from makara.worker import generation
 from makara.worker.cutting.partition import choose_cuts, split
 from makara.worker.execution.interrupt import Abandoned
 from makara.worker.execution.state import ModelState
@@ -131,3 +133,22 @@ def test_a_member_counts_what_it_received_before_a_donor_may_let_go_of_it() -> N
     assert standing.applied_step == 3
     assert standing.sections == frozenset(range(chain.num_sections))
     assert state.branch == 1
+
+
+def test_a_donor_has_left_when_the_manager_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The manager may end its VM at once, and the others must not take that for the loss of a member."""
+    said: list[str] = []
+    runtime = SimpleNamespace(place_optimizers=lambda *, on_host: None)
+    model: Any = SimpleNamespace(chain=None, state=SimpleNamespace(runtime=runtime, settled=None))
+    session: Any = SimpleNamespace(
+        plan=SimpleNamespace(optimizer_on_host=False), trains=False, leave=lambda: said.append("bye")
+    )
+    control: Any = SimpleNamespace(report=lambda **told: said.append(told["phase"].value))
+    monkeypatch.setattr(generation, "buckets", lambda chain, plan: [])
+    monkeypatch.setattr(generation, "form", lambda *_: SimpleNamespace(step=3))
+    job: Any = settings(tmp_path)
+    outcome = generation.run_generation(session, model, job, cast(Any, None), control, lambda: 1)
+    assert outcome is generation.Outcome.LEFT
+    assert said == ["bye", "left"]

@@ -160,7 +160,9 @@ def test_a_member_that_leaves_is_not_lost(members: Members) -> None:
 def test_a_member_whose_process_dies_is_lost_at_once(members: Members) -> None:
     ours, theirs = CONTEXT.Pipe()
     members.add(0)
-    process = CONTEXT.Process(target=_be_rank_one, args=(theirs, members.links[0].endpoint), daemon=True)
+    process = CONTEXT.Process(
+        target=_wait_for_a_signal, args=(theirs, members.links[0].endpoint), daemon=True
+    )
     process.start()
     assert members.links[0].reach({1: ours.recv()}) == {}
     assert ours.recv() == {}
@@ -170,8 +172,36 @@ def test_a_member_whose_process_dies_is_lost_at_once(members: Members) -> None:
     assert members.lost.get(timeout=5.0) == (0, 1)
 
 
-def _be_rank_one(connection, endpoint: str) -> None:
+def test_a_member_whose_process_dies_when_it_has_left_is_not_lost(members: Members) -> None:
+    ours, theirs = CONTEXT.Pipe()
+    members.add(0)
+    process = CONTEXT.Process(target=_leave_and_die, args=(theirs, members.links[0].endpoint), daemon=True)
+    process.start()
+    assert members.links[0].reach({1: ours.recv()}) == {}
+    assert ours.recv() == {}
+    members.watch(0, 1)
+    ours.send("leave")
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    with pytest.raises(queue.Empty):
+        members.lost.get(timeout=0.3)
+
+
+def _be_rank_one(connection, endpoint: str) -> Links:
     links = Links(Identity(3, 1, KEY), "127.0.0.1", 5.0)
     connection.send(links.endpoint)
     connection.send(links.reach({0: endpoint}))
+    return links
+
+
+def _wait_for_a_signal(connection, endpoint: str) -> None:
+    links = _be_rank_one(connection, endpoint)
     signal.pause()
+    links.close()
+
+
+def _leave_and_die(connection, endpoint: str) -> None:
+    links = _be_rank_one(connection, endpoint)
+    connection.recv()
+    links.leave()
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -52,6 +52,8 @@ def run_generation(
     parts = buckets(model.chain, session.plan)
     model.state.runtime.place_optimizers(on_host=session.plan.optimizer_on_host)
     formed = form(session, model.state, Source(store, job.job, on_trouble), parts)
+    if not session.trains:
+        session.leave()  # before the report: at its word the manager may end a VM that only hands over
     control.report(phase=Phase.RUNNING if session.trains else Phase.LEFT, formed=formed, step=formed.step)
     last = model.state.settled
     if last is not None and last.step == formed.step:

@@ -84,7 +84,8 @@ class Links:
         self._closing = asyncio.Event()
         self._closed = False
         name = f"links-g{identity.generation}"
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def reach(self, endpoints: Mapping[int, str]) -> dict[int, str]:
         """Connect to these ranks, all at once, again and again for `bound_s`; why, of those not reached.
@@ -103,6 +104,11 @@ class Links:
         if not self._closed:
             self._closed = True
             self._loop.call_soon_threadsafe(self._closing.set)
+
+    def leave(self) -> None:
+        """`close`; when this returns, goodbye is said, though the process ends in the next moment."""
+        self.close()
+        self._thread.join()
 
     # ---- the thread ------------------------------------------------------------------------------------
 

@@ -117,6 +117,11 @@ class Session:
             self.interrupt.check()
         links.watch(neighbours, self.interrupt.lose)  # no reference to the session, which keeps its links
 
+    def leave(self) -> None:
+        """Tell the members that this one is linked with that it goes. What ends it from now on is no loss."""
+        if self._links is not None:
+            self._links.leave()
+
     def group(self, name: str, ranks: Sequence[int]) -> Group:
         """A process group over `ranks`, of which this member is one; all of them must call, linked before."""
         store = self._store
