@@ -87,6 +87,11 @@ class Codebook(Net):
         return x, near
 
 
+class Distributed(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.distributions.Normal(super().forward(x), 1.0).log_prob(x)
+
+
 class Recurring(Layer):
     """Adds what it made of the micro-batch before."""
 

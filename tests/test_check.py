@@ -123,10 +123,11 @@ def test_a_loss_that_ties_samples_is_noted_and_not_blamed() -> None:
     [
         sound(loss=hidden.noisy),
         sound(model=hidden.Codebook, loss=hidden.near, average_buffers=["table"]),
+        sound(model=lambda: Net(hidden.Distributed)),
     ],
-    ids=["noise", "table"],
+    ids=["noise", "table", "distributions"],
 )
-def test_noise_in_the_loss_and_buffers_that_move_tie_no_samples(training: Training) -> None:
+def test_noise_buffers_that_move_and_distributions_tie_no_samples(training: Training) -> None:
     report = examine(training)
     assert report["findings"] == []
     assert report["notes"] == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -251,6 +253,20 @@ def moving(m: Any, x: Tensor) -> Tensor:
 
 def test_a_moving_average_in_parameters_is_refused_with_where_to_keep_it() -> None:
     assert "keep a moving average of weights in buffers" in str(refused(running(moving)))
+
+
+def test_control_flow_of_a_library_is_refused_with_what_avoids_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "checked_layers.py").write_text("def checked(x):\n    return x if x.max() < 9 else x / 2\n")
+    monkeypatch.syspath_prepend(folder)
+    checked = importlib.import_module("checked_layers").checked
+    error = refused(running(lambda m, x: checked(x)))
+    assert "in a library, perhaps a setting avoids the line" in str(error)
+    own = refused(running(lambda m, x: x if x.max() < 9 else x / 2))
+    assert "in a library" not in str(own)
 
 
 class Odd:

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..data import Sample
+from ..tracing.guards import unvalidated_distributions
 from ..training import Training, call_user_code
 from .eager import EagerModel
 from .random_numbers import FixedNumbers
@@ -78,7 +79,7 @@ def by_parameters(eager: EagerModel, heard: Heard, wanted: Sequence[str]) -> Poi
 
 def _outputs_of(eager: EagerModel, batch: Sample) -> list[Any]:
     """What the module returns for `batch`, without values."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, unvalidated_distributions():
         return tree_leaves(eager.output({name: mode.from_tensor(value) for name, value in batch.items()}))
 
 

@@ -21,7 +21,6 @@ import torch
 from torch import fx, nn
 from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributions import Distribution
 from torch.export import _trace  # pyright: ignore[reportPrivateUsage]
 from torch.fx.proxy import TracerBase
 
@@ -29,7 +28,7 @@ from ..errors import TooFewSamples, UntraceableModel
 from ..tracebacks import first_line, users_part
 from .attributes import Attributes, watched
 from .graph_text import graph_lines
-from .guards import guards, python_randomness, replaced
+from .guards import guards, python_randomness, replaced, unvalidated_distributions
 from .outputs import checked_outputs
 from .source import is_library, user_call
 
@@ -87,7 +86,7 @@ def _export(model: nn.Module, arguments: Mapping[str, Any]) -> Program:
             for patch in (
                 _regions_as_marks,
                 _autocast_of_any_device,
-                _unvalidated_distributions,
+                unvalidated_distributions,
                 _lines_of_helpers,
                 _quiet,
                 guards,
@@ -107,8 +106,17 @@ def _explain(error: Exception) -> str:
     said = f"{type(error).__name__}: {first_line(error)}"
     for words, hint in _HINTS:
         if any(word in f"{type(error).__name__} {error}" for word in words):
-            return f"the model cannot be traced: {hint} ({said})"
+            return f"the model cannot be traced: {hint}{_of_library(error)} ({said})"
     return f"the model cannot be traced: {said}"
+
+
+def _of_library(error: Exception) -> str:
+    if "site-packages" not in (user_call(error) or ""):
+        return ""
+    return (
+        "; in a library, perhaps a setting avoids the line (no layer drop, another loss), or leaving out the "
+        "entry of the samples that it is about (labels, with the loss in Training.loss)"
+    )
 
 
 def _python_generators() -> str:
@@ -205,13 +213,6 @@ def _autocast_of_any_device() -> Generator[None]:
         original(self, "cpu", torch.get_autocast_dtype(device_type) if dtype is None else dtype, **rest)
 
     with replaced(torch.autocast, "__init__", init):
-        yield
-
-
-@contextmanager
-def _unvalidated_distributions() -> Generator[None]:
-    """torch.distributions look at the values of their arguments, unless they are told not to."""
-    with replaced(Distribution, "_validate_args", False):
         yield
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributions import Distribution
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import UntraceableModel
@@ -86,6 +87,13 @@ def replaced(owner: Any, name: str, value: object) -> Generator[None]:
             setattr(owner, name, original)
         else:
             delattr(owner, name)
+
+
+@contextmanager
+def unvalidated_distributions() -> Generator[None]:
+    """torch.distributions look at the values of their arguments, unless they are told not to."""
+    with replaced(Distribution, "_validate_args", False):
+        yield
 
 
 def _refusing(original: Callable[..., Any], name: str, message: str) -> Callable[..., Any]:
