@@ -24,7 +24,7 @@ from .data import Batches, least_sizes
 from .dry_run.alone import NotTrained, run_each, run_last
 from .dry_run.comparison import NUM_MICRO_BATCHES, Report, compare, watch_for
 from .dry_run.findings import TOLERANCE, Finding
-from .dry_run.limits import Memory, needs
+from .dry_run.limits import Memory, Sizes
 from .dry_run.optimizers import check_optimizer
 from .dry_run.watching import Watch
 from .errors import TooFewSamples, UntraceableModel, UserCodeError
@@ -77,14 +77,15 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
     dataset = call_user_code("Training.dataset", training.dataset)
     batch = Batches(dataset, settings.seed, m, m).micro_batch(0, 0)
     left_out = _keep_apart(watch, report) or (None if settings.compare else "--skip-comparison was given")
-    whole = needs(chain.traced)
+    sizes = Sizes(chain)
+    whole = sizes.whole()
     too_long = whole.too_long(settings.max_seconds)
     if left_out is None and too_long is None and (left_out := memory.refusal(whole)) is not None:
-        report.notes += run_each(chain, training, settings.seed, batch, memory)
+        report.notes += run_each(chain, training, settings.seed, batch, memory, sizes)
     left_out = left_out or too_long
     not_run = None
     try:
-        not_run = run_last(chain, training, settings.seed, batch, memory)
+        not_run = run_last(chain, training, settings.seed, batch, memory, sizes)
     except (UserCodeError, RuntimeError) as error:
         # On zeros, which a sound model may refuse: where the step itself is run, it decides.
         if left_out is not None or isinstance(error.__cause__, NotTrained):
@@ -102,6 +103,7 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
         "tolerance": TOLERANCE,
         "random_operations": report.random_operations,
         "not_compared": left_out,
+        "memory_bytes": whole.memory_bytes,
         "last_section_not_run": not_run,
         "seconds": time.perf_counter() - began,
     }

@@ -16,18 +16,20 @@ from ..cutting.partition import Sections
 from ..data import Sample
 from ..sections.ranges import RangeRuntime
 from ..training import Loss, Training
-from .limits import Memory, section_needs
+from .limits import Memory, Sizes
 
 
 class NotTrained(ValueError):
     """The loss leads back to no parameter of the model, or to others as well."""
 
 
-def run_last(chain: Sections, training: Training, seed: int, batch: Sample, memory: Memory) -> str | None:
+def run_last(
+    chain: Sections, training: Training, seed: int, batch: Sample, memory: Memory, sizes: Sizes
+) -> str | None:
     """The last section on zeros: the loss, its gradient, and the optimizer's update. Returns why it was left
     out, or None. Raises the user's errors."""
     last = chain.num_sections - 1
-    refusal = memory.refusal(section_needs(chain, last))
+    refusal = memory.refusal(sizes.section(last))
     if refusal is None:
         zeros = {
             value.name: torch.zeros(value.shape, dtype=value.torch_dtype) for value in chain.inputs_of(last)
@@ -36,13 +38,15 @@ def run_last(chain: Sections, training: Training, seed: int, batch: Sample, memo
     return refusal
 
 
-def run_each(chain: Sections, training: Training, seed: int, batch: Sample, memory: Memory) -> list[str]:
+def run_each(
+    chain: Sections, training: Training, seed: int, batch: Sample, memory: Memory, sizes: Sizes
+) -> list[str]:
     """All but the last, each on what the one before gives: forward, backward of zeros, update. Returns
     what was run, in words. Raises the user's errors."""
     values: Mapping[str, Tensor] = {}
     last = chain.num_sections - 1
     for index in range(last):
-        refusal = memory.refusal(section_needs(chain, index))
+        refusal = memory.refusal(sizes.section(index))
         if refusal is not None:
             begun = f"of {chain.num_sections} sections the first {index} were run one by one"
             return [f"{begun}; section {index}: {refusal}"]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from torch import Tensor, fx
-from torch._ops import OpOverload
+from torch import Tensor
 
 from ..cutting.partition import Sections
 from ..cutting.work import compute_nodes, work_per_node
 from ..memory_watch import available_bytes
-from ..tracing.trace import TracedModel
+from .allocations import allocations
 
 _COPIES = (
     12  # of the parameters; measured with AdamW: 11 (weights, gradients, sums, two states, on each side)
 )
+_CHANGED_COPIES = 16  # of buffers that forward changes, measured: 10, and 15 where rounding is looked at
+_UNCHANGED_COPIES = 12  # of other buffers and of constants, measured: 6 and 11
 _SECTION_COPIES = 7  # of a section's that runs alone, measured: 6
 _ACTIVATIONS = 4  # micro-batches' worth: one on each side, and two for the loss of both together
 _FORWARDS = 13  # two on each side, each with a backward (twice the work); the loss takes little
@@ -61,30 +63,44 @@ class Needs:
         return None
 
 
-def needs(traced: TracedModel) -> Needs:
-    """Of the whole dry run with micro-batches of the traced size, two of them."""
-    nodes = compute_nodes(traced.graph)
-    parameters = sum(_bytes(traced.tensors[name]) for name in traced.parameter_names)
-    seconds = _FORWARDS * sum(work_per_node(nodes)) / _operations_per_s()
-    return Needs(_COPIES * parameters + _ACTIVATIONS * _activations(nodes), seconds)
+class Sizes:
+    """What the dry run of a model needs, whole and section by section."""
 
+    def __init__(self, chain: Sections) -> None:
+        self._chain = chain
+        self._made = allocations(chain.traced)
 
-def section_needs(chain: Sections, index: int) -> Needs:
-    """Of one section by itself: forward, backward and update."""
-    tensors = chain.traced.tensors
-    parameters = sum(_bytes(tensors[name]) for name in chain.sections[index].parameters)
-    activations = _activations(chain.modules[index].graph.nodes)
-    return Needs(_SECTION_COPIES * parameters + _ACTIVATIONS * activations)
+    def whole(self) -> Needs:
+        """Of both steps, with micro-batches of the traced size, two of them."""
+        traced = self._chain.traced
+        seconds = _FORWARDS * sum(work_per_node(compute_nodes(traced.graph))) / _operations_per_s()
+        parameters = self._bytes_of(traced.parameter_names)
+        return Needs(
+            _COPIES * parameters + self._others(traced.tensors) + _ACTIVATIONS * sum(self._made.values()),
+            seconds,
+        )
 
+    def section(self, index: int) -> Needs:
+        """Of one section by itself: forward, backward and update."""
+        section, nodes = self._chain.sections[index], self._chain.modules[index].graph.nodes
+        held = self._others([*section.buffers, *section.constants])
+        made = sum(self._made.get(node.name, 0) for node in nodes)
+        return Needs(_SECTION_COPIES * self._bytes_of(section.parameters) + held + _ACTIVATIONS * made)
 
-def _activations(nodes: Iterable[fx.Node]) -> int:
-    return sum(
-        _bytes(value)
-        for node in nodes
-        if node.op == "call_function"
-        and isinstance(value := node.meta.get("val"), Tensor)
-        and not _is_view(node.target)
-    )
+    def _others(self, names: Iterable[str]) -> int:
+        """Of the buffers and constants among `names`."""
+        traced = self._chain.traced
+        others = [name for name in names if name not in self._parameters]
+        changed = [name for name in others if name in traced.updates]
+        unchanged = [name for name in others if name not in traced.updates]
+        return _CHANGED_COPIES * self._bytes_of(changed) + _UNCHANGED_COPIES * self._bytes_of(unchanged)
+
+    def _bytes_of(self, names: Iterable[str]) -> int:
+        return sum(_bytes(self._chain.traced.tensors[name]) for name in names)
+
+    @cached_property
+    def _parameters(self) -> frozenset[str]:
+        return frozenset(self._chain.traced.parameter_names)
 
 
 def _operations_per_s() -> float:
@@ -93,10 +109,6 @@ def _operations_per_s() -> float:
     began = time.perf_counter()
     torch.mm(one, other)
     return _SUSTAINED * 2 * _PROBE**3 / (time.perf_counter() - began)
-
-
-def _is_view(target: object) -> bool:
-    return isinstance(target, OpOverload) and target.is_view
 
 
 def _bytes(tensor: Tensor) -> int:
