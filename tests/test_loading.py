@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from makara.worker.training import Training
 from models import Tokens
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
-from torch import Tensor, nn
+from torch import Tensor, load, nn
 from torch.nn import functional as F
 
 WIDTH = 16
@@ -31,8 +33,14 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Te
     torch.save(state, folder / "weights.pt")
     torch.save(state, folder / "legacy.pt", _use_new_zipfile_serialization=False)
     torch.save(model, folder / "model.pt")
+    (folder / "weights.pickle").write_bytes(pickle.dumps(state))
+    (folder / "model.pickle").write_bytes(pickle.dumps(model))
     save_file(state, folder / "weights.safetensors")
     return folder, state
+
+
+def unpickled(path: Path) -> Any:
+    return pickle.loads(path.read_bytes())  # noqa: S301 (as users do)
 
 
 def by_torch(folder: Path) -> nn.Module:
@@ -76,6 +84,24 @@ def assigned_to_meta(folder: Path) -> nn.Module:
 def pickled_whole(folder: Path) -> nn.Module:
     model: nn.Module = torch.load(folder / "model.pt", weights_only=False)
     return model
+
+
+def by_the_imported_name(folder: Path) -> nn.Module:
+    """Found: a KeyError without words."""
+    model = net()
+    model.load_state_dict(load(folder / "weights.pt"))
+    return model
+
+
+def by_pickle(folder: Path) -> nn.Module:
+    """Found: an error about the storages of devices."""
+    model = net()
+    model.load_state_dict(unpickled(folder / "weights.pickle"))
+    return model
+
+
+def by_pickle_whole(folder: Path) -> nn.Module:
+    return unpickled(folder / "model.pickle")
 
 
 def by_safetensors(folder: Path) -> nn.Module:
@@ -129,6 +155,9 @@ WAYS: tuple[Callable[[Path], nn.Module], ...] = (
     assigned,
     assigned_to_meta,
     pickled_whole,
+    by_the_imported_name,
+    by_pickle,
+    by_pickle_whole,
     by_safetensors,
     by_load_model,
     by_safe_open,
@@ -224,7 +253,9 @@ def test_a_traced_model_has_its_loaded_weights(stored: tuple[Path, dict[str, Ten
 def test_nothing_is_replaced_after_the_model_is_built(stored: tuple[Path, dict[str, Tensor]]) -> None:
     folder, state = stored
     record(lambda: by_torch(folder), seed=0)
-    assert torch.equal(torch.load(folder / "weights.pt")["0.0.weight"], state["0.0.weight"])
+    assert load is torch.load is torch.serialization.load
+    for held in (torch.load(folder / "weights.pt"), unpickled(folder / "weights.pickle")):
+        assert torch.equal(held["0.0.weight"], state["0.0.weight"])
 
 
 MADE_ON_IMPORT = nn.Linear(4, 4)

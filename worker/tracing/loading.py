@@ -1,14 +1,16 @@
-"""Weights that a model's construction reads from files: `torch.load`, safetensors, and what is built on them.
+"""Weights that a model's construction reads from files: `torch.load`, pickle, safetensors, libraries' ways.
 
 What is read lies in a mapped file where its format allows that, and stays there: the model gets fake tensors,
 and a section's worker later reads the pages of its own parameters, no others.
 
-Uses private torch API (_disable_current_modes): checked with torch 2.13, safetensors 0.8, transformers 5.23.
+Uses private torch API (_disable_current_modes, _utils): checked with torch 2.13, safetensors 0.8,
+transformers 5.23.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +18,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch import _utils as tensors  # pyright: ignore[reportPrivateUsage]
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
@@ -35,22 +38,44 @@ _Made = dict[
 @contextmanager
 def loading(adopt: Adopt) -> Generator[None]:
     """While a model is built with fake tensors: files are read as ever, and what they hold is adopted."""
-    load = torch.load
+    load, rebuild = torch.load, tensors._rebuild_tensor  # pyright: ignore[reportPrivateUsage]
 
     def load_real(
         f: Any, map_location: Any = None, *args: Any, mmap: bool | None = None, **kwargs: Any
     ) -> Any:
         mapped = isinstance(f, str | os.PathLike) and zipfile.is_zipfile(cast(str, f))
-        with _disable_current_modes():
+        with _disable_current_modes(), replaced(tensors, "_rebuild_tensor", rebuild):
             loaded = load(f, "cpu", *args, mmap=mapped, **kwargs)
         return _adopted(loaded, adopt, {})
 
+    def unpickled(*args: Any) -> Tensor:
+        with _disable_current_modes():
+            real = rebuild(*args)
+        return adopt(real)
+
     with ExitStack() as stack:
-        stack.enter_context(replaced(torch, "load", load_real))
-        stack.enter_context(replaced(torch.serialization, "load", load_real))
+        stack.enter_context(_replaced_everywhere(load, load_real))
+        stack.enter_context(replaced(tensors, "_rebuild_tensor", unpickled))
         stack.enter_context(_in_this_thread())
         stack.enter_context(_Storages(adopt))
         yield
+
+
+@contextmanager
+def _replaced_everywhere(original: object, value: object) -> Generator[None]:
+    """Also where a module took it by name (`from torch import load`), now or meanwhile."""
+    _put(original, value)
+    try:
+        yield
+    finally:
+        _put(value, original)
+
+
+def _put(old: object, new: object) -> None:
+    for module in list(sys.modules.values()):
+        names = cast(dict[str, object], getattr(module, "__dict__", {}))
+        for name in [name for name, held in list(names.items()) if held is old]:
+            names[name] = new
 
 
 @contextmanager
