@@ -8,7 +8,7 @@ the latest at the part of the job at which the trace has it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from ..simulator import Change, TraceEvent
@@ -57,13 +57,12 @@ class Market:
             return
         due_ms = self._pending[0].time_ms
         if seen or job["step"] >= TRACE_PART * job["steps"] * due_ms / self._span_ms:
-            self._happen([event for event in self._pending if event.time_ms == due_ms])
+            self._happen([event for event in self._pending if event.time_ms == due_ms], _vms_in(job))
             self._pending = [event for event in self._pending if event.time_ms > due_ms]
 
     def _has_answered(self, job: dict[str, Any]) -> bool:
         """Whether the job trains on all VMs that there are to be, and on no others."""
-        taking_part = {seat["vm"] for seat in job["placement"]}
-        return len(self._vm_of) == len(self._nodes) and taking_part == set(self._vm_of.values())
+        return len(self._vm_of) == len(self._nodes) and _vms_in(job) == set(self._vm_of.values())
 
     def _bind(self, job: dict[str, Any]) -> None:
         live = [vm["vm"] for vm in job["vms"] if vm["status"] == "joined"]
@@ -73,16 +72,24 @@ class Market:
             if node not in self._vm_of and free:
                 self._vm_of[node] = free.pop(0)
 
-    def _happen(self, events: Sequence[TraceEvent]) -> None:
+    def _happen(self, events: Sequence[TraceEvent], taking_part: Set[str]) -> None:
         added = [event.node for event in events if event.change is Change.ADD]
         removed = [event.node for event in events if event.change is Change.REMOVE]
         self._nodes = [node for node in [*self._nodes, *added] if node not in removed]
+        self._prefer(removed, taking_part)
         self._offer()
         if added:
             self._say(f"the market offers {counted(len(added), 'more VM')}")
         vms = [self._vm_of.pop(node) for node in removed if node in self._vm_of]
         if vms:  # those that never came up are just not offered any more
             self._take(vms)
+
+    def _prefer(self, removed: Sequence[str], taking_part: Set[str]) -> None:
+        """Have nodes that are to go be VMs that the plan uses: the loss of a spare one shows nothing."""
+        for node in removed:
+            used = (other for other in self._nodes if self._vm_of.get(other) in taking_part)
+            if node in self._vm_of and self._vm_of[node] not in taking_part and (other := next(used, None)):
+                self._vm_of[node], self._vm_of[other] = self._vm_of[other], self._vm_of[node]
 
     def _take(self, vms: Sequence[str]) -> None:
         if not self._noticed:
@@ -105,6 +112,11 @@ class Market:
             if refusal.status != 404:
                 raise
             self._say(f"{vm} was gone already")
+
+
+def _vms_in(job: dict[str, Any]) -> set[str]:
+    """The VMs that take part in the plan that runs."""
+    return {seat["vm"] for seat in job["placement"]}
 
 
 class _Show:

@@ -154,6 +154,16 @@ def test_an_answer_that_does_not_come_is_not_waited_for_beyond_the_traces_part_o
     assert 0.5 < TRACE_PART < 1.0
 
 
+def test_a_vm_that_the_plan_leaves_out_is_not_the_one_that_goes(stage: Stage) -> None:
+    stage.boot("vm0", "vm1", "vm2")
+    stage.morph("vm0", "vm2")
+    stage.train(NUM_STEPS // 4, SEEN_S)
+    assert stage.harmed == [("vm0", "notice", NOTICE_S)]
+    stage.morph()
+    stage.show()
+    assert stage.said[-1] == "the market offers 3 more VMs"
+
+
 def test_a_vm_that_ended_before_the_market_took_it_is_told_of(stage: Stage) -> None:
     stage.boot("vm0", "vm1", "vm2")
     stage.morph()
