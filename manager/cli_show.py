@@ -39,6 +39,8 @@ def status(options: argparse.Namespace) -> int:
         return 0
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{job['job']}  {job['status']}" + (f": {job['reason']}" if job["reason"] else ""))
+    if job["doing"]:
+        console.print(f"  now            {job['doing']}")
     if job["stalled"]:
         console.print(f"  {job['stalled']}")
     if job["isolated"]:

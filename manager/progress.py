@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-_FIELDS = ("loss", "rate", "shape")
+_FIELDS = ("loss", "rate", "shape", "doing")
 
 
 class ProgressDisplay:
@@ -49,6 +49,7 @@ class ProgressDisplay:
             loss=_loss(view),
             rate="" if view["samples_per_s"] is None else f"{view['samples_per_s']:.0f} samples/s",
             shape=f"{view['shape']} (PxD)" if view["shape"] else "",
+            doing=view["doing"],
         )
         since = view["waiting"]["since"] if view["waiting"] else None
         if since is not None and since != self._waiting_since:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from ..pipeline import Plan
 from ..worker.messages import CheckpointRef, Phase, StepMetrics, WorkerReport
+from .activity import activity
 from .quarantine import STATUS
 from .runtime import Job
 from .state import Generation, JobState, Vm, vm_of
@@ -89,6 +90,7 @@ class JobView(BaseModel):
     name: str
     status: str
     reason: str | None
+    doing: str  # what is waited for while no steps are made
     waiting: WaitingView | None
     traceback: str | None
     trouble: list[str]
@@ -153,6 +155,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         name=state.spec.name if state.spec else job.job,
         status=STATUS if aside else state.status.value,
         reason=aside.reason if aside else _reason(job),
+        doing=activity(job) if aside is None else "",
         waiting=waiting_view(state, step),
         traceback=aside.traceback if aside else _traceback(state),
         trouble=sorted(

@@ -91,7 +91,7 @@ function drawJob() {
   at("job-reason").className = job.status === "finished" || job.status === "stopped" ? "quiet" : "bad";
   const trying = job.trouble.length ? `Trying again to ${job.trouble.map(task).join("; to ")}` : "";
   at("job-trouble").textContent = [job.stalled, job.isolated, trying].filter(Boolean).join(". ");
-  at("job-notes").textContent = job.notes.join(". ");
+  at("job-notes").textContent = [job.doing, ...job.notes].filter(Boolean).join(". ");
   at("job-traceback").hidden = !job.traceback;
   at("job-traceback").textContent = job.traceback || "";
   const percent = (100 * job.step) / job.steps;
