@@ -204,3 +204,25 @@ def test_a_command_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     provider = LocalProvider(tmp_path / "vms", command=("/nowhere/python",))
     with pytest.raises(ProviderError, match="cannot start local VM a"):
         provider.request(boot(tmp_path / "vms", "a"))
+
+
+def test_a_vm_that_ended_leaves_its_logs_and_nothing_else(tmp_path: Path) -> None:
+    """Found: code and caches of every VM there ever was filled the disk."""
+    cloud = Cloud(tmp_path / "vms")
+    cloud.start("a")
+    directory = cloud.folder / "a"
+    for name in ("code/train.py", "code/.cache/data.bin", "a.0.log", "a.0.log.1", "trace.json"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text("x")
+    elsewhere = tmp_path / "data"
+    elsewhere.mkdir()
+    (elsewhere / "kept").write_text("x")
+    (directory / "link").symlink_to(elsewhere)
+    cloud.provider.release("a")
+    logs = {"a.0.log", "a.0.log.1", "agent.log", "vm.json"}
+    assert {path.name for path in directory.iterdir()} == logs
+    assert (elsewhere / "kept").exists()
+    (directory / "late").mkdir()
+    cloud.provider.close()
+    cloud.new_provider().close()
+    assert {path.name for path in directory.iterdir()} == logs, "the next manager looks once more"

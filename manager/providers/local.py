@@ -1,16 +1,19 @@
 """VMs that are process groups on this machine: one session each, a folder of its own, found again by a tag.
 
 `<home>/vms/<vm>/` holds `boot.json` (mode 0600), `vm.json` (process id and start time), `agent.log`, and
-whatever the agent and its trainers write. VMs outlive the manager: a new one finds them by `vm.json`, or by
-the tag in their environment, if the old one died before it could write that: MAKARA_VM is the VM's name, and
-MAKARA_VM_FOLDER its folder, since other managers on this machine may have VMs of the same name.
+whatever the agent and its trainers write; once the VM has ended, its logs alone. VMs outlive the manager: a
+new one finds them by `vm.json`, or by the tag in their environment, if the old one died before it could write
+that: MAKARA_VM is the VM's name, and MAKARA_VM_FOLDER its folder, since other managers on this machine may
+have VMs of the same name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,9 +29,12 @@ from ...worker.messages import BootConfig, NoticeFile
 from ..config import write_private
 from . import FaultKind, NoCapacity, ProviderError, VmStatus
 
+log = logging.getLogger("makara.manager")
+
 _NAME = "MAKARA_VM"
 _PLACE = "MAKARA_VM_FOLDER"
 _TERM_GRACE_S = 3.0
+_RECORD = "vm.json"
 _ENDED: dict[str, Any] = {"ended": True}
 
 
@@ -46,11 +52,15 @@ class LocalProvider:
         self._command = command or (sys.executable, "-P", "-m", "makara.worker.agent")
         self._changed = changed
         self._lock = threading.Lock()
+        self._ending = threading.Lock()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._notices: dict[str, threading.Timer] = {}
         self._capacity: int | None = None
         self._closed = False
         folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob("*/vm.json"):
+            if self._record(path.parent.name) == _ENDED:
+                _clear(path.parent)  # what could not be removed at its end, or is of an earlier version
         self._adopt()
         self._resume_notices()
 
@@ -172,9 +182,11 @@ class LocalProvider:
 
     def _remember_end(self, vm: str) -> None:
         """From now on nobody looks for its processes; and a repeated request does not bring it back."""
-        if (self._folder / vm).is_dir():
-            write_private(self._folder / vm / "vm.json", json.dumps(_ENDED).encode())
-            (self._folder / vm / "boot.json").unlink(missing_ok=True)
+        directory = self._folder / vm
+        with self._ending:  # its watcher and whoever releases it may both be here
+            if directory.is_dir():
+                write_private(directory / "vm.json", json.dumps(_ENDED).encode())
+                _clear(directory)
 
     def _leader(self, vm: str) -> psutil.Process | None:
         """The living agent process of `vm`."""
@@ -215,6 +227,20 @@ class LocalProvider:
             if self._leader(path.parent.name) is not None:
                 passed_s = max(0.0, time.time() - notice.written_at)  # the wall clock may have been set
                 self._kill_later(path.parent.name, max(0.0, notice.deadline_s - passed_s))
+
+
+def _clear(directory: Path) -> None:
+    """Remove what a VM that ended has no more use for: its code and whatever that wrote; logs stay."""
+    for path in directory.iterdir():
+        if path.name == _RECORD or path.match("*.log") or path.match("*.log.1"):
+            continue
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:  # a process that was just killed may be in it still
+            log.warning("VM folder %s: %s is left behind: %s", directory, path.name, error)
 
 
 def _living(pid: int, started: float, boot: str | None) -> psutil.Process | None:
