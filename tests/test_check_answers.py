@@ -248,6 +248,23 @@ def test_a_model_that_refuses_zeros_is_checked_on_its_own_values() -> None:
     assert report["not_compared"] is None
 
 
+def test_an_error_on_made_up_zeros_says_that_they_were_made_up() -> None:
+    class Refusing(Layers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.between(self.first(x))
+            return self.last(hidden / hidden.norm()).sigmoid()
+
+    def loss(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy(output, (batch["y"] > 0).float())
+
+    given = replace(training(Refusing), loss=loss, cuts=["between"])
+    assert check(given, CheckSettings(), FOLDER)["findings"] == []
+    with pytest.raises(UserCodeError, match=r"Training\.loss: RuntimeError") as caught:
+        check(given, CheckSettings(compare=False), FOLDER)
+    assert "given zeros, made up for what the section before gives" in str(caught.value)
+    assert "one step was not run (--skip-comparison was given)" in str(caught.value)
+
+
 def test_where_a_step_does_not_fit_its_sections_are_run_one_by_one() -> None:
     free = 60 << 20
     report, taken = within(lambda: Wide(800, 3), free, num_sections=5)

@@ -88,8 +88,12 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
         not_run = run_last(chain, training, settings.seed, batch, memory, sizes)
     except (UserCodeError, RuntimeError) as error:
         # On zeros, which a sound model may refuse: where the step itself is run, it decides.
-        if left_out is not None or isinstance(error.__cause__, NotTrained):
+        if isinstance(error.__cause__, NotTrained):
             raise
+        if left_out is not None and chain.num_sections == 1:
+            raise
+        if left_out is not None:
+            raise _of_zeros(error, left_out) from error
     if left_out is None:
         plain = chain if settings.precision == "fp32" else _cut(training, m, settings, "fp32")
         batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
@@ -107,6 +111,17 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
         "last_section_not_run": not_run,
         "seconds": time.perf_counter() - began,
     }
+
+
+def _of_zeros(error: UserCodeError | RuntimeError, left_out: str) -> UserCodeError:
+    """What the last section raised, with what is to be known of its inputs."""
+    known = isinstance(error, UserCodeError)
+    said = error.message if known else f"the last section: {type(error).__name__}: {first_line(error)}"
+    return UserCodeError(
+        f"{said}\nThe last section was given zeros, made up for what the section before gives: one step was "
+        f"not run ({left_out}). A model or a loss that refuses only zeros passes where the step is run",
+        error.traceback if known else None,
+    )
 
 
 def _cut_first(training: Training, settings: CheckSettings) -> Sections:
