@@ -12,7 +12,7 @@ from fastapi import APIRouter, Form, Header, HTTPException, Query, Request, Resp
 from pydantic import BaseModel, Field
 from sse_starlette import EventSourceResponse
 
-from ..worker.logs import tail
+from ..worker.log_tail import tail
 from ..worker.messages import CheckpointRef
 from .auth import Admin, User, service_of
 from .continuing import go_on, is_going_on

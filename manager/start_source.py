@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..worker.errors import short
+from ..worker.hashes import short
 from ..worker.messages import Recipe
 from .store_uri import is_absolute, uri_faults
 from .values import Value

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from makara.worker.archives import BundleBounds
 from makara.worker.bounds import MOST_METRICS
-from makara.worker.logs import tail
+from makara.worker.log_tail import tail
 from makara.worker.messages import At, Credential, Phase, Progress, Report, ReportAck, StepMetrics
 from makara.worker.reports import metrics_backlog
 from makara.worker.trainers import Backoff

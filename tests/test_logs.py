@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from makara.worker.logs import bound, tail
+from makara.worker.log_tail import tail
+from makara.worker.logs import bound
 
 
 def test_the_end_of_a_log_is_read_across_what_was_moved_away(tmp_path: Path) -> None:

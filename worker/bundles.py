@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..checkpoint import inherited
 from .archives import ANY_SIZE, BadArchive, members, opened
 from .family import kill_group
-from .logs import tail
+from .log_tail import tail
 from .messages import BootConfig, JobSettings
 
 _SECRETS = TypeAdapter(dict[str, str])

@@ -45,17 +45,3 @@ class TooFewSamples(UntraceableModel):
 
 class RecipeMismatch(WorkerError):
     """This process cannot meet the job's recipe; the message names the field and both values."""
-
-
-def other_graph(found: str, wanted: str, who: str = "the recipe") -> RecipeMismatch:
-    """This VM traced another graph than is wanted."""
-    return RecipeMismatch(
-        f"graph_hash: this VM traced {short(found)}, {who} says {short(wanted)}: its libraries or its copy "
-        "of the code differ, or the job's code builds another model where its environment differs "
-        "(variables, host name, files, time)"
-    )
-
-
-def short(hash_: str) -> str:
-    """So much of a hash that a person can tell it from others."""
-    return hash_[:12]

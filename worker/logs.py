@@ -1,4 +1,4 @@
-"""Log files of a VM: bounded, and read from their ends."""
+"""Log files of a VM, kept from growing for ever."""
 
 from __future__ import annotations
 
@@ -9,18 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from .log_tail import BEFORE
+
 log = logging.getLogger("makara.agent")
 
-BEFORE = ".1"  # the suffix of what was written before
 _LOOK_S = 0.25  # from one look at all logs to the next
-
-
-def tail(path: Path, most_bytes: int) -> str:
-    """The end of a log, with that of what was moved away before it; "" if there is none."""
-    data = _end(path, most_bytes)
-    if len(data) < most_bytes:
-        data = _end(path.with_name(path.name + BEFORE), most_bytes - len(data)) + data
-    return data.decode(errors="replace")
 
 
 class BoundedLogs:
@@ -72,12 +65,3 @@ def bound(path: Path, kept_bytes: int) -> None:
                 before.write_bytes(end)
     except FileNotFoundError:
         return  # nothing was written yet
-
-
-def _end(path: Path, most_bytes: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
-            return file.read(most_bytes)
-    except FileNotFoundError:
-        return b""

@@ -8,12 +8,13 @@ import torch
 
 from .cutting.partition import Sections, split
 from .data import Batches
-from .errors import RecipeMismatch, other_graph
+from .errors import RecipeMismatch
 from .execution.state import ModelState
 from .fitness import bits_hash, kernels_hash
 from .messages import JobSettings, Recipe
+from .recipe import other_graph
 from .saver import SnapshotSlot
-from .sections.ranges import RangeRuntime, configure_torch
+from .sections.ranges import RangeRuntime, configure_torch, pick_device
 from .tracing.trace import trace
 from .training import Training, call_user_code
 
@@ -53,13 +54,6 @@ def build_model(training: Training, job: JobSettings, recipe: Recipe) -> Model:
         bits = bits_hash(chain, training, batch, job.seed, device)
         kernels = kernels_hash(chain, training, batch, device)
     return Model(training, chain, batches, state, device, bits, kernels)
-
-
-def pick_device(kind: str) -> torch.device:
-    """The device of this kind. Raises `RecipeMismatch` when there is none."""
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise RecipeMismatch("device_kind: the recipe says cuda, and torch finds no CUDA device here")
-    return torch.device(kind)
 
 
 def _check_versions(job: JobSettings, recipe: Recipe) -> None:

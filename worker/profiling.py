@@ -15,8 +15,7 @@ from .measuring.assembly import layout_of_row, measurements_of, profile_of
 from .measuring.subject import Subject, memory_of
 from .measuring.survey import recipe_of, rest, survey
 from .messages import JobSettings, Profile, Recipe, Survey
-from .model import pick_device
-from .sections.ranges import configure_torch
+from .sections.ranges import configure_torch, pick_device
 from .training import Training
 
 log = logging.getLogger("makara.trainer")

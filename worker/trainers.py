@@ -17,7 +17,7 @@ from typing import Any
 from ..checkpoint import inherited
 from .family import MARK, end_family, kill_group
 from .frames import read_from_trainer
-from .logs import tail
+from .log_tail import tail
 from .memory_watch import MemoryWatch
 from .messages import Failure, Orders, Phase, Progress, Stacks, StepMetrics, WorkerReport
 from .stacks import ALL_THREADS, MAIN_THREAD, is_cut, lead

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from ...worker.errors import short
+from ...worker.hashes import short
 from ...worker.messages import WorkerReport
 from ..facts import BitsFixed
 from ..start_source import StartSource

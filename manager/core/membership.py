@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...worker.errors import short
+from ...worker.hashes import short
 from ...worker.messages import Failure, Phase, WorkerReport
 from ..commands import RequestVm
 from ..events import Tick, VmRequestFailed, VmTerminated

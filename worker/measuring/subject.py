@@ -18,9 +18,10 @@ from ..cutting.partition import Sections, choose_cuts, sections_for_workers, spl
 from ..cutting.prices import measured_prices
 from ..cutting.work import compute_nodes
 from ..data import Batches, least_sizes
-from ..errors import TooFewSamples, UserCodeError, other_graph
+from ..errors import TooFewSamples, UserCodeError
 from ..instruction_sets import InstructionSet
 from ..messages import JobSettings, Layout, SectionRow
+from ..recipe import other_graph
 from ..tracing.trace import TracedModel, trace
 from ..training import Training, call_user_code
 from .assembly import timed_of

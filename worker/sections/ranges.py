@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..cutting.partition import Sections
+from ..errors import RecipeMismatch
 from ..training import Training
 from .loss_scale import LossScale
 from .runtime import Piece, Saved, SectionRuntime
@@ -22,6 +23,7 @@ __all__ = [
     "RangeRuntime",
     "SectionRuntime",
     "configure_torch",
+    "pick_device",
 ]
 
 Accumulate = Callable[[int, str, Tensor], None]
@@ -38,6 +40,13 @@ def configure_torch(threads: int, numerics: Literal["exact", "fast"]) -> None:
     deterministic: Any = torch.utils.deterministic  # a module that holds a property
     deterministic.fill_uninitialized_memory = False  # costs time; nothing reads unfilled memory
     torch.backends.cudnn.benchmark = False
+
+
+def pick_device(kind: str) -> torch.device:
+    """The device of this kind. Raises `RecipeMismatch` when there is none."""
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise RecipeMismatch("device_kind: the recipe says cuda, and torch finds no CUDA device here")
+    return torch.device(kind)
 
 
 @dataclass(slots=True)
