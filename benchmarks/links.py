@@ -2,7 +2,7 @@
 
 A tensor that crosses a cut holds the wire for 1.5 forwards, latency is 0.2 and the mean of an exponential
 jitter 0.5 forward (see `wires.py` for all that is emulated). The simulation takes the times of sections that
-`worker.calibrate` measures in a process of its own, and the links as they are emulated.
+`worker.profiling.calibrate` measures in a process of its own, and the links as they are emulated.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from dataclasses import replace
 from multiprocessing import get_context
 
 import torch
+from makara.benchmarks.ranks import measure
+from makara.benchmarks.report import Row
+from makara.benchmarks.sides import SEED, Setting, plan_of, trace_chain
+from makara.benchmarks.sleepy import training
+from makara.benchmarks.wires import Emulation
 from makara.pipeline.plan import Schedule
 from makara.simulator import Calibration, Link, simulate
-from makara.worker.calibrate import calibrate
-
-from .ranks import measure
-from .report import Row
-from .sides import SEED, Setting, plan_of, trace_chain
-from .sleepy import training
-from .wires import Emulation
+from makara.worker.profiling.calibrate import calibrate
 
 TITLE = "over emulated links, P=4, N=32, window 4P (ratio: higher is faster; simulated over measured)"
 ROUNDS = 5

@@ -18,9 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from makara.benchmarks.made_up import model
+from makara.benchmarks.manager_agents import DEVICE
+from makara.benchmarks.report import Row
+from makara.manager.api.prometheus import exposition
 from makara.manager.config import ServerConfig
 from makara.manager.core import fold
-from makara.manager.facts import (
+from makara.manager.core.facts import (
     EndReason,
     Fact,
     GenerationFormed,
@@ -33,22 +37,17 @@ from makara.manager.facts import (
     VmJoined,
     VmRequested,
 )
-from makara.manager.journal import SqliteJournal
-from makara.manager.orders import OrderParts, orders
-from makara.manager.prometheus import exposition
+from makara.manager.core.orders import OrderParts, orders
 from makara.manager.providers import VmStatus
-from makara.manager.runtime import Job
 from makara.manager.server import run
-from makara.manager.service import Service
-from makara.manager.tokens import Scope, TokenStore
-from makara.manager.views import job_view
+from makara.manager.service.journal import SqliteJournal
+from makara.manager.service.runtime import Job
+from makara.manager.service.service import Service
+from makara.manager.service.tokens import Scope, TokenStore
+from makara.manager.service.views import job_view
 from makara.pipeline.plan import Range, grid
+from makara.protocol.messages import BootConfig, Formed, Recipe
 from makara.simulator import warm_up
-from makara.worker.messages import BootConfig, Formed, Recipe
-
-from .made_up import model
-from .manager_agents import DEVICE
-from .report import Row
 
 TITLE = "a manager with 1,000 VMs in one job, 10,000 ever"
 LIVE, EVER = 1000, 10_000

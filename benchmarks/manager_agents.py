@@ -12,8 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from makara.worker import connection
-from makara.worker.messages import (
+from makara.protocol.messages import (
     At,
     BootConfig,
     DeviceInfo,
@@ -25,14 +24,15 @@ from makara.worker.messages import (
     StepMetrics,
     WorkerReport,
 )
-from makara.worker.reports import Backlog, as_beat
+from makara.worker.agent import connection
+from makara.worker.agent.reports import Backlog, as_beat
 
 DEVICE = DeviceInfo(kind="cpu", name="cpu0", memory_bytes=1 << 34)
 _AT_A_TIME = 5  # connections that are being opened
 
 
 class Vm:
-    """One VM with one worker; a `makara.worker.connection.Peer`."""
+    """One VM with one worker; a `makara.worker.agent.connection.Peer`."""
 
     def __init__(self, url: str, folder: Path, vm: str, token: str) -> None:
         directory = folder / vm

@@ -7,17 +7,16 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from makara.benchmarks.emulated.fleet import in_fresh_process
+from makara.benchmarks.report import Row
+from makara.benchmarks.trainers import Trainer, form
 from makara.checkpoint import open_generation, open_store
+from makara.model.training import load_entrypoint
 from makara.pipeline.plan import Plan, Range, grid
+from makara.protocol.messages import JobSettings, Phase, Profile, Recipe, StoreConfig
 from makara.simulator import Calibration, simulate
-from makara.worker.messages import JobSettings, Phase, Profile, Recipe, StoreConfig
-from makara.worker.profiling import profile
-from makara.worker.trainers import ALLOCATOR
-from makara.worker.training import load_entrypoint
-
-from .emulated.fleet import in_fresh_process
-from .report import Row
-from .trainers import Trainer, form
+from makara.worker.agent.trainers import ALLOCATOR
+from makara.worker.profiling.profiling import profile
 
 TITLE = "peak resident memory above that after imports, MB, and as predicted"
 STEPS = 4

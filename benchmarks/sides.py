@@ -13,24 +13,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from makara.benchmarks.sleepy import Chain, Points, training
+from makara.model.data import Batches
+from makara.model.partition.partition import Sections, split
+from makara.model.partition.work import compute_nodes
+from makara.model.tracing.trace import trace
 from makara.pipeline.plan import Plan, Range, Schedule, grid
-from makara.worker.cutting.partition import Sections, split
-from makara.worker.cutting.work import compute_nodes
-from makara.worker.data import Batches
+from makara.protocol.messages import GenerationOrder, Member
 from makara.worker.execution.buckets import buckets
 from makara.worker.execution.commit import Flag
 from makara.worker.execution.gloo import Listener
 from makara.worker.execution.session import Session
 from makara.worker.execution.state import ModelState
 from makara.worker.execution.stepper import Stepper
-from makara.worker.messages import GenerationOrder, Member
 from makara.worker.sections.ranges import RangeRuntime
-from makara.worker.tracing.trace import trace
 from torch import fx, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils.checkpoint import checkpoint
-
-from .sleepy import Chain, Points, training
 
 SEED = 3
 SIDES = ("makara varuna", "torch GPipe", "makara gpipe", "torch 1F1B", "makara 1f1b")

@@ -6,7 +6,7 @@ import os
 import time
 
 from makara.checkpoint.local import LocalStore
-from makara.worker import trainer
+from makara.worker.trainer import trainer
 
 SECONDS = float(os.environ["MAKARA_BENCHMARK_PUT_S"])  # for each part of a section
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from makara.pipeline.plan import Plan
-from makara.worker.messages import GenerationOrder, JobSettings, Member, Orders, Recipe, WorkerReport
+from makara.protocol.messages import GenerationOrder, JobSettings, Member, Orders, Recipe, WorkerReport
 
 MOST_S = 600.0  # a step of the benchmark that takes longer hangs
 

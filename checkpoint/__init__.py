@@ -32,15 +32,7 @@ from .errors import (
     Superseded,
 )
 from .export import Export, export, fetch_export, weight_shapes, weights_sha256
-from .head import (
-    Head,
-    Retired,
-    candidates,
-    delete_parts,
-    publish,
-    read_head,
-    retire,
-)
+from .head import Head, Retired, candidates, delete_parts, publish, read_head, retire
 from .layout import CheckpointId
 from .leftovers import Swept, sweep
 from .manifest import Manifest, Part, load_manifest, parts_with

@@ -11,15 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from .errors import (
-    Conflict,
-    Corrupt,
-    Fenced,
-    Incomplete,
-    Retained,
-    StoreUnavailable,
-    Superseded,
-)
+from .errors import Conflict, Corrupt, Fenced, Incomplete, Retained, StoreUnavailable, Superseded
 from .layout import CheckpointId, checkpoint_of, head_key, manifest_key, parts_prefix
 from .manifest import Manifest
 from .records import FORMAT, CheckpointRecord, Count, Record, decode, encode

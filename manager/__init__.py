@@ -1,7 +1,8 @@
 """The manager: the service that owns jobs, and the command line that talks to it.
 
 In come job submissions, reports of agents, and word from providers. Out go orders to agents, VMs requested
-and released, plans, an opened checkpoint head, and what users see. Decisions are made in `core` and nowhere
-else; the `journal` holds them; `service` runs the loop, `effects` carries out commands, `api`, `agents` and
-`site` are what listens, `tokens` and `auth` say who may. Nothing here imports torch or runs a user's code.
+and released, plans, an opened checkpoint head, and what users see. `spec` is what users ask for; `core`
+decides, and nothing else does; `service` runs the loop, keeps the journal and carries out commands;
+`providers` rent VMs; `api` is what listens, `page` what it shows, `cli` what a user types; `replay` drives
+the core through a trace in virtual time. Nothing here imports torch or runs a user's code.
 """

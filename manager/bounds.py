@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .config import ConfigError, ServerConfig
 from .core import Timing
-from .orders import Leases
+from .core.orders import Leases
 
 OF_SERVER = (
     "store_patience_s",

@@ -8,8 +8,8 @@ import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..worker.archives import DEFAULT, BundleBounds
-from .store_uri import AWS, EVERY_FOLDER, entry_faults
+from ..protocol.archives import DEFAULT, BundleBounds
+from .spec.store_uri import AWS, EVERY_FOLDER, entry_faults
 from .threads import ThreadBounds
 
 DEFAULT_PORT = 8700

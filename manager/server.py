@@ -13,15 +13,15 @@ from typing import Any
 import uvicorn
 
 from ..simulator import warm_up
-from .app import create_app
+from .api.app import create_app
 from .bounds import bounds_of, defaults, differing, told, with_bounds
 from .clock import SteadyClock
 from .collector import rare_collections
 from .config import ConfigError, ServerConfig, write_private
-from .journal import SqliteJournal
 from .providers.local import LocalProvider
-from .service import Service
-from .tokens import TokenStore
+from .service.journal import SqliteJournal
+from .service.service import Service
+from .service.tokens import TokenStore
 
 log = logging.getLogger("makara.manager")
 

@@ -7,15 +7,15 @@ runs next is asked of `makara.pipeline`, as the real worker does. `play` goes th
 that is interpreted or compiled (`code`); `closing` adds sums, commit and optimizer.
 """
 
-from .calibration import Calibration, InvalidCalibration, Link
+from .calibration.data import Calibration, InvalidCalibration, Link
+from .calibration.links import AllReduce, Wire
+from .calibration.measurements import Measurements, load_measurements
+from .calibration.sizes import sizes_of
 from .closing import COMMIT_BYTES, TALLY_BYTES, Closing, ClosingKind
 from .cluster import to_ns
 from .code import warm_up
 from .costs import InvalidCosts, MorphCosts
-from .links import AllReduce, Wire
-from .measurements import Measurements, load_measurements
 from .minibatch import MiniBatch, simulate
-from .sizes import sizes_of
 from .spans import Span
 from .trace import Change, InvalidTrace, TraceEvent, read_availability, read_counts, read_trace
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..pipeline import Range
-from .calibration import Calibration
-from .sizes import Sizes, sizes_of
+from .calibration.data import Calibration
+from .calibration.sizes import Sizes, sizes_of
 
 NS_PER_S = 1_000_000_000
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..pipeline import Plan, Range
 from ..pipeline.flat import AFTER, HOP_SIZE, HOPS, HOPS_END, OWNER, WORKER_SIZE, WORKERS, WORKERS_END
-from .calibration import Calibration
+from .calibration.data import Calibration
 from .closing import Closing, Ended, Seat, close_step, closings_of
 from .cluster import NS_PER_S, Cluster
 from .code import Code, current

@@ -23,7 +23,8 @@ from ..pipeline.flat import (
     WORKERS_END,
     Cells,
 )
-from .calibration import Calibration
+from .calibration.data import Calibration
+from .calibration.sizes import Sizes
 from .cluster import Cluster, to_ns
 from .records import (
     BACK,
@@ -54,7 +55,6 @@ from .records import (
     WAY,
     WIRE,
 )
-from .sizes import Sizes
 
 SIZES = (PLAY_WORKER_SIZE, PLAY_HOP_SIZE)
 

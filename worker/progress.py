@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from .messages import At
+from ..protocol.messages import At
 
 
 class Progress:

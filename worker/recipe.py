@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .errors import RecipeMismatch
-from .hashes import short
+from ..model.errors import RecipeMismatch
+from ..protocol.hashes import short
 
 
 def other_graph(found: str, wanted: str, who: str = "the recipe") -> RecipeMismatch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import sys
 
 
@@ -17,7 +18,9 @@ def main() -> None:
     name = sys.argv.pop(1)
     gc.disable()
     try:
-        module = importlib.import_module(name)
+        found = importlib.util.find_spec(name)
+        is_package = found is not None and found.submodule_search_locations is not None
+        module = importlib.import_module(f"{name}.__main__" if is_package else name)
         gc.freeze()
     finally:
         gc.enable()

@@ -1,7 +1,7 @@
 """One emulated worker: a process that holds its part of a model and trains it, plan after plan.
 
-It does what `worker.generation` does between two orders: a session, its groups, the sections that it lacks
-from peers, a stepper, steps. Orders come through a pipe instead of the agent, and nothing is saved.
+It does what `worker.trainer.generation` does between two orders: a session, its groups, the sections that it
+lacks from peers, a stepper, steps. Orders come through a pipe instead of the agent, and nothing is saved.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from typing import Any, Literal
 
 import psutil
 import torch
+from makara.benchmarks.emulated.models import MICROBATCH_SIZE, SEED, Emulated
+from makara.benchmarks.emulated.networks import Network
+from makara.benchmarks.wires import Wires, attach, detach
 from makara.checkpoint import open_store
+from makara.model.data import Batches
+from makara.model.partition.partition import Sections
 from makara.pipeline import Kind, Operation, Plan
+from makara.protocol.messages import GenerationOrder
 from makara.simulator import Calibration, Link
-from makara.worker.calibrate import calibrate
-from makara.worker.cutting.partition import Sections
-from makara.worker.data import Batches
 from makara.worker.execution.buckets import buckets
 from makara.worker.execution.commit import Flag
 from makara.worker.execution.costs import Ran, handover_s, run_rank
@@ -31,13 +34,9 @@ from makara.worker.execution.gloo import Group, Listener
 from makara.worker.execution.session import Session
 from makara.worker.execution.state import ModelState
 from makara.worker.execution.stepper import Stepper
-from makara.worker.forming import Source, form
-from makara.worker.messages import GenerationOrder
+from makara.worker.profiling.calibrate import calibrate
+from makara.worker.recovery.forming import Source, form
 from makara.worker.sections.ranges import RangeRuntime
-
-from ..wires import Wires, attach, detach
-from .models import MICROBATCH_SIZE, SEED, Emulated
-from .networks import Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ class WorkerProcess:
         return self._listen() if order == "listen" else self._calibrate()
 
     def _calibrate(self) -> Calibration:
-        """What `worker.calibrate` finds here while the other workers do the same."""
+        """What `worker.profiling.calibrate` finds here while the other workers do the same."""
         link = Link(latency_s=0.0, bytes_per_s=1.0)  # not measured: those of a network take its place
         return calibrate(
             self._chain,

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...worker.messages import Report
-from ..events import Event, ReportReceived, Together
-from ..fold import apply, fold
-from ..state import JobState
-from . import (
+from ...protocol.messages import Report
+from .events import Event, ReportReceived, Together
+from .fold import apply, fold
+from .observation import observe
+from .rules import (
     drift,
     ending,
     generations,
@@ -34,9 +34,9 @@ from . import (
     versions,
     waiting,
 )
-from .observation import observe
-from .resuming import can_go_on
-from .set_aside import stop_set_aside
+from .rules.resuming import can_go_on
+from .rules.set_aside import stop_set_aside
+from .state import JobState
 from .timing import Timing
 from .turn import Decision, Turn
 from .vitals import Planning, Pulse, Vitals

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from ...worker.messages import Phase, Report, WorkerReport
-from ..events import (
+from ...protocol.messages import Phase, Report, WorkerReport
+from . import silence
+from .events import (
     ConnectionClosed,
     ContinueRequested,
     Event,
@@ -16,8 +17,7 @@ from ..events import (
     Tick,
     Together,
 )
-from ..state import Generation, JobState, vm_of
-from . import silence
+from .state import Generation, JobState, vm_of
 from .timing import Timing
 from .vitals import Pulse, Vitals
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...worker.messages import Phase, WorkerReport
-from ..state import Generation, JobState, Seat, Vm, vm_of
+from ...protocol.messages import Phase, WorkerReport
+from .state import Generation, JobState, Seat, Vm, vm_of
 from .timing import Timing
 from .vitals import Vitals
 

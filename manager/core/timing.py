@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..orders import Leases
+from .orders import Leases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ...worker.messages import Phase, WorkerReport
-from ..commands import Command, ReleaseVm
-from ..events import Event
-from ..facts import EndReason, Fact, GenerationClosed, VmEnded
-from ..fold import apply
-from ..state import JobState, Seat, Vm, VmStatus, vm_of
+from ...protocol.messages import Phase, WorkerReport
+from .commands import Command, ReleaseVm
+from .events import Event
+from .facts import EndReason, Fact, GenerationClosed, VmEnded
+from .fold import apply
+from .state import JobState, Seat, Vm, VmStatus, vm_of
 from .timing import Timing
 from .vitals import Pulse, Vitals
 

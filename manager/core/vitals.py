@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from ...worker.messages import At, Report, WorkerReport
-from ..state import Seat
+from ...protocol.messages import At, Report, WorkerReport
+from .state import Seat
 from .timing import Timing
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal, Protocol
 
-from ...worker.messages import BootConfig
+from ...protocol.messages import BootConfig
 
 
 class VmStatus(StrEnum):

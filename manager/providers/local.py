@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from ...worker.messages import BootConfig, NoticeFile
+from ...protocol.messages import BootConfig, NoticeFile
 from ..config import write_private
 from . import FaultKind, NoCapacity, ProviderError, VmStatus
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...pipeline import Range
-from ...worker.messages import CheckpointRef, DeviceInfo, Formed, Phase, Profile, Report, WorkerReport
-from ..events import ReportReceived
+from ...protocol.messages import CheckpointRef, DeviceInfo, Formed, Phase, Profile, Report, WorkerReport
+from ..core.events import ReportReceived
 
 GRAPH_HASH = "replayed"
 

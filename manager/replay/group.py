@@ -8,8 +8,8 @@ from enum import StrEnum
 
 from ...pipeline import Range
 from ...simulator import to_ns
-from ..spec import CheckpointSpec
-from ..state import Generation
+from ..core.state import Generation
+from ..spec.job_spec import CheckpointSpec
 from .fleet import Trainer
 from .loading import Beginning, Bytes
 from .stretch import Stretch
@@ -91,7 +91,7 @@ def make_stretch(
     group: Group, bytes_of: Bytes, checkpoint: CheckpointSpec, now_ns: int, *, published: int, saved_ns: int
 ) -> Stretch:
     """The steps of a group that has just formed. `published`: step of the newest checkpoint; `saved_ns`: when
-    it was taken, from which a period of checkpoints counts (`worker/generation.py`).
+    it was taken, from which a period of checkpoints counts (`worker/trainer/generation.py`).
     """
     step, step_ns = group.beginning.step, max(1, to_ns(group.predicted_s))
     stall_ns = to_ns(bytes_of.snapshot_s(group.stages, group.replicas))

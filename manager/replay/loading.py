@@ -8,8 +8,8 @@ from itertools import accumulate
 from typing import Literal
 
 from ...pipeline import Range
+from ...protocol.messages import CheckpointRef
 from ...simulator import Calibration, MorphCosts
-from ...worker.messages import CheckpointRef
 from .fleet import Trainer
 
 Rung = Literal["start", "peers", "store"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..state import Generation, JobState
+from ..core.state import Generation, JobState
 from .ledger import Item
 from .scenario import EPOCH_S, ReplayError
 from .training import Begun, Sample

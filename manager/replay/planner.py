@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from ...morphing import Roster, Slot, place
 from ...pipeline import Plan, Range
-from ..commands import ComputePlan, WorkerSlot
-from ..events import PlanComputed
-from ..planning import compute_plan, holding
-from ..state import JobState
+from ..core.commands import ComputePlan, WorkerSlot
+from ..core.events import PlanComputed
+from ..core.state import JobState
+from ..service.planning import compute_plan, holding
 
 
 @dataclass(frozen=True, slots=True)

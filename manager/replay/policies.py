@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..spec import JobSpec
+from ..spec.job_spec import JobSpec
 
 FixedDepth = Callable[[], int]
 

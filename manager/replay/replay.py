@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..state import JobState
+from ..core.state import JobState
 from .outcome import Outcome, Prices, Steady, goodput, morphs
 from .planner import CachedPlanner, predicted
 from .policies import POLICIES, Policy

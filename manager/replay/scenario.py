@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ...protocol.messages import DeviceInfo, Recipe
 from ...simulator import Calibration, Change, MorphCosts, TraceEvent
-from ...worker.messages import DeviceInfo, Recipe
 from ..core import Timing
-from ..spec import JobSpec
+from ..spec.job_spec import JobSpec
 from .fleet import GRAPH_HASH
 
 # Every death is told in the replay, and nobody is ever merely silent: so no heartbeat needs to be simulated,

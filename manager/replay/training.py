@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...worker.messages import CheckpointRef, Formed, Phase
-from ..state import Generation, vm_of
+from ...protocol.messages import CheckpointRef, Formed, Phase
+from ..core.state import Generation, vm_of
 from .fleet import SimVm, Trainer
 from .group import Doing, Group, make_group, make_stretch
 from .ledger import Item, Ledger

@@ -6,9 +6,10 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
+from ...protocol.messages import CheckpointRef, Phase, Profile
 from ...simulator import Change, to_ns
-from ...worker.messages import CheckpointRef, Phase, Profile
-from ..commands import (
+from ..core import Vitals, decide
+from ..core.commands import (
     Command,
     ComputePlan,
     CopyCheckpoint,
@@ -20,9 +21,8 @@ from ..commands import (
     StoreCalibration,
     SweepStore,
 )
-from ..core import Vitals, decide
-from ..events import Event, HeadOpened, JobSubmitted, Tick, Together, VmTerminated, WeightsExported
-from ..state import JobState
+from ..core.events import Event, HeadOpened, JobSubmitted, Tick, Together, VmTerminated, WeightsExported
+from ..core.state import JobState
 from .fleet import Fleet, SimVm
 from .planner import CachedPlanner
 from .policies import Policy

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...model.partition.partition import Sections
 from ...pipeline.plan import Plan
-from ..cutting.partition import Sections
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ...model.data import Batches, Sample
+from ...model.partition.chain import Value
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan, Range, grid
 from ...pipeline.schedules import orders
 from ...pipeline.traffic import messages, output_of
-from ..cutting.chain import Value
-from ..data import Batches, Sample
 from ..sections.ranges import Accumulate, RangeOutput
 from .executor import Executor
 from .feed import Feed

@@ -11,12 +11,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ...model.data import Sample
 from ...pipeline.dispatcher import Dispatcher
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
 from ...pipeline.traffic import output_of
-from ..data import Sample
-from ..messages import At
+from ...protocol.messages import At
 from ..progress import Progress
 from ..sections.ranges import Accumulate, RangeOutput
 from .feed import SOON_S, Feed

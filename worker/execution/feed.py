@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from ..data import Batches, Sample
-from ..errors import UserCodeError
-from ..messages import At
+from ...model.data import Batches, Sample
+from ...model.errors import UserCodeError
+from ...protocol.messages import At
 from ..progress import Progress
 
 _AHEAD = 4  # micro-batches that are kept loaded, whatever their size

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...model.partition.partition import Sections, Value
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
 from ...pipeline.traffic import Message, Traffic
-from ..cutting.partition import Sections, Value
 from .gloo import Group, GroupBroken, wait
 from .interrupt import Interrupt, PeersLost
 from .staging import Staged, Stager

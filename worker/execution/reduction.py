@@ -16,9 +16,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ...model.partition.partition import Sections
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
-from ..cutting.partition import Sections
 from ..sections.ranges import Piece, RangeOutput
 from ..sections.running import RunningSum
 from ..sections.sums import GradientSum, new_sum

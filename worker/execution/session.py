@@ -10,7 +10,7 @@ from typing import Any
 
 from ...pipeline.operations import Kind
 from ...pipeline.plan import Plan
-from ..messages import At, GenerationOrder
+from ...protocol.messages import At, GenerationOrder
 from ..progress import Progress
 from .buckets import Bucket
 from .gloo import Group, Listener, Store, connect, fetch

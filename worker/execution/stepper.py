@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import torch
 
+from ...model.data import Batches
+from ...model.partition.partition import Value
 from ...pipeline.operations import Kind
 from ...pipeline.schedules import orders
 from ...pipeline.traffic import Message, messages
-from ..cutting.partition import Value
-from ..data import Batches
-from ..messages import At
+from ...protocol.messages import At
 from ..sections.sums import mean_loss, norms_of
 from ..sections.verdict import is_usable
 from .buckets import Bucket

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from ..errors import RecipeMismatch, UserCodeError
-from ..training import Training, call_user_code
+from ...model.errors import RecipeMismatch, UserCodeError
+from ...model.training import Training, call_user_code
 
 Scalar = int | float | bool | str | None
 

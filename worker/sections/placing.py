@@ -11,7 +11,7 @@ import copy
 import torch
 from torch import Tensor, fx
 
-from ..tracing.regions import set_device
+from ...model.tracing.regions import set_device
 
 _ALIGNMENT = (
     64  # bytes: what torch's CPU allocator gives; vector kernels may sum otherwise on other alignments

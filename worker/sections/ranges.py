@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..cutting.partition import Sections
-from ..errors import RecipeMismatch
-from ..training import Training
+from ...model.errors import RecipeMismatch
+from ...model.partition.partition import Sections
+from ...model.training import Training
 from .loss_scale import LossScale
 from .runtime import Piece, Saved, SectionRuntime
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..errors import UserCodeError
-from ..training import call_user_code
+from ...model.errors import UserCodeError
+from ...model.training import call_user_code
 
 Schedule = Callable[[int], float | Sequence[float]]
 

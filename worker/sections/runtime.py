@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
-from ..cutting.folding import fold
-from ..cutting.partition import Section, Sections
-from ..errors import UserCodeError
-from ..precision import Precision, autocast
-from ..seeds import seed64
-from ..training import Training, call_user_code, raised_by_user, user_error
+from ...model.errors import UserCodeError
+from ...model.partition.folding import fold
+from ...model.partition.partition import Section, Sections
+from ...model.precision import Precision, autocast
+from ...model.seeds import seed64
+from ...model.training import Training, call_user_code, raised_by_user, user_error
 from . import engine
 from .loss_scale import LossScale
 from .optimizers import OwnSettings, make_optimizer

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import RecipeMismatch, UserCodeError
+from ...model.errors import RecipeMismatch, UserCodeError
 from .loss_scale import LossScale
 
 Scalar = int | float | bool | str | None

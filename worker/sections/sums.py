@@ -19,8 +19,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from ..cutting.partition import Sections
-from ..errors import UserCodeError
+from ...model.errors import UserCodeError
+from ...model.partition.partition import Sections
 
 HEADROOM_BITS = 10  # a gradient may grow 1024-fold from one step to the next before a step has to be redone
 _CHUNK = 1 << 16  # elements converted at a time: the three temporaries stay in the second-level cache

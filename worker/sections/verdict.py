@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..errors import NonFiniteGradient
+from ...model.errors import NonFiniteGradient
 from .loss_scale import LossScale
 from .sums import global_norm
 

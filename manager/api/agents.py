@@ -1,0 +1,234 @@
+"""The agents' side of the API: one WebSocket for each VM, the job's code, and its secrets.
+
+A VM shows its join token until it has shown the worker token that it gets in return. Frames are JSON:
+`Report` and `Beat` from the agent, `ToAgent` to it. A VM that is no longer wanted is let in, to be told so.
+One whose token is not good is refused with a `Refusal`: only that tells a VM that this manager does not know
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from functools import partial
+
+from fastapi import APIRouter, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
+
+from ...protocol.frames import Malformed, Misfit, makara_version, read_report_or_beat
+from ...protocol.messages import (
+    PLANS_KEPT,
+    PROTOCOL,
+    Beat,
+    Credential,
+    Message,
+    Orders,
+    Refusal,
+    Report,
+    ReportAck,
+    Welcome,
+)
+from ..service.service import Service
+from ..service.tokens import Grant, Scope, TokenRefused
+from ..threads import Kind
+from .auth import bearer, service_of
+
+log = logging.getLogger("makara.manager")
+router = APIRouter(prefix="/api/v1", tags=["agents"])
+
+_REPLACED, _MALFORMED = 4000, 4002
+_WORDS = 20  # in the time after which an agent without a word of its manager ends its VM
+
+
+@router.websocket("/agents/{vm}")
+async def agent(websocket: WebSocket, vm: str) -> None:
+    """One VM's connection. Without a token that is bound to this VM: 403 and a `Refusal`."""
+    service = service_of(websocket)
+    try:
+        grant = await service.threads.run(
+            Kind.TOKENS, service.tokens.check, bearer(websocket) or "", Scope.JOIN, Scope.WORKER
+        )
+    except TokenRefused as refusal:
+        await _refuse(websocket, vm, str(refusal))
+        return
+    if grant.vm != vm:
+        await _refuse(websocket, vm, "this token is another VM's")
+    elif grant.job not in service.jobs:
+        await _refuse(websocket, vm, f"there is no job {grant.job}")
+    else:
+        await websocket.accept()
+        await AgentConnection(service, websocket, grant.job, vm).serve()
+
+
+async def _refuse(websocket: WebSocket, vm: str, reason: str) -> None:
+    log.warning("VM %s is refused: %s", vm, reason)
+    manager = service_of(websocket).tokens.identity
+    refusal = Refusal(refused=vm, manager=manager, reason=reason)
+    body = refusal.model_dump_json()
+    await websocket.send_denial_response(Response(body, 403, media_type="application/json"))
+
+
+class AgentConnection:
+    """Three concerns of one connection: reading reports, sending what is newest, renewing the token."""
+
+    def __init__(self, service: Service, websocket: WebSocket, job: str, vm: str) -> None:
+        self._service = service
+        self._websocket = websocket
+        self._job = job
+        self._vm = vm
+        self._orders: Orders | None = None
+        self._acknowledged: int | None = None
+        self._report: Report | None = None  # the newest, as the beats after it have changed it
+        self._plans: deque[str] = deque(maxlen=PLANS_KEPT)  # that this connection carried
+        self._said_at = time.monotonic()
+        self._renewal_due = True
+        self._wake = asyncio.Event()
+        self._close_code: int | None = None
+
+    async def serve(self) -> None:
+        """Until either side closes the connection or a newer one takes its place."""
+        service = self._service
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await self._send(_welcome(service, self._job))
+            service.connect(self._job, self._vm, self)
+            tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._renew())]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except (WebSocketDisconnect, RuntimeError) as error:
+            log.info("VM %s: connection closed: %r", self._vm, error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await service.disconnect(self._job, self._vm, self)
+
+    def push(self, orders: Orders) -> None:
+        self._orders = orders
+        self._wake.set()
+
+    def replaced(self) -> None:
+        self._close_code = _REPLACED
+        self._wake.set()
+
+    async def _read(self) -> None:
+        while True:
+            text = await self._websocket.receive_text()
+            try:
+                frame = read_report_or_beat(text)
+            except Misfit as misfit:
+                self._service.not_understood(self._job, self._vm, f"{misfit}; it saves and holds")
+                continue  # it is not ended for that: it waits for a manager of its own kind
+            except Malformed as error:
+                self._service.not_understood(self._job, self._vm, f"its report cannot be read: {error}")
+                await self._websocket.close(_MALFORMED, "malformed report")
+                return
+            if isinstance(frame, Beat):
+                self._take_beat(frame)
+                continue
+            if frame.vm != self._vm:
+                log.error("VM %s reports as %s", self._vm, frame.vm)
+                await self._websocket.close(_MALFORMED, "report of another VM")
+                return
+            self._report = frame
+            await self._service.report(self._job, frame)
+            self._acknowledge(frame.sequence)
+
+    def _take_beat(self, beat: Beat) -> None:
+        """Nothing of it has to be stored; so the agent has to hear of it only now and then."""
+        if self._report is None:
+            return  # what it refers to was of another protocol
+        carried = {"metrics": [], "deaths": [], "sequence": beat.sequence, "progress": beat.progress}
+        self._report = self._report.model_copy(update=carried)
+        self._service.beat(self._job, self._report)
+        if time.monotonic() - self._said_at > self._service.leases.orphan_timeout_s / _WORDS:
+            self._acknowledge(beat.sequence)
+
+    def _acknowledge(self, sequence: int) -> None:
+        self._acknowledged, self._said_at = sequence, time.monotonic()
+        self._wake.set()
+
+    async def _write(self) -> None:
+        """Only the newest orders and acknowledgement matter, so nothing queues up for a slow agent."""
+        while self._close_code is None:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._renewal_due:
+                self._renewal_due = False
+                await self._send(await self._credential())
+            if self._orders is not None:
+                orders, self._orders = self._orders, None
+                await self._websocket.send_text(self._written(orders))
+            if self._acknowledged is not None:
+                sequence, self._acknowledged = self._acknowledged, None
+                await self._send(ReportAck(sequence=sequence))
+        await self._websocket.close(self._close_code)
+
+    def _written(self, orders: Orders) -> str:
+        """As JSON, without a plan that this connection has carried, if its agent keeps plans."""
+        name = orders.generation.plan_hash if orders.generation is not None else None
+        known = name in self._plans and self._report is not None and self._report.keeps_plans
+        if name is not None and name not in self._plans:
+            self._plans.append(name)
+        return self._service.jobs[self._job].parts.to_json(orders, without_plan=known)
+
+    async def _renew(self) -> None:
+        while True:
+            self._renewal_due = True
+            self._wake.set()
+            await asyncio.sleep(self._service.leases.worker_token_s / 3)
+
+    async def _credential(self) -> Credential:
+        ttl_s = self._service.leases.worker_token_s
+        issue = partial(self._service.tokens.issue, Scope.WORKER, job=self._job, vm=self._vm, ttl_s=ttl_s)
+        token = await self._service.threads.run(Kind.TOKENS, issue)
+        return Credential(token=token, valid_for_s=ttl_s)
+
+    async def _send(self, message: Message) -> None:
+        await self._websocket.send_text(message.model_dump_json())
+
+
+def _welcome(service: Service, job: str) -> Welcome:
+    return Welcome(
+        heartbeat_s=service.heartbeat_s(job),
+        server_time=service.clock(),
+        protocol=PROTOCOL,
+        makara=makara_version(),
+        manager=service.tokens.identity,
+        max_report_bytes=service.config.max_report_bytes,
+        beats=True,
+    )
+
+
+@router.get("/jobs/{job}/bundle")
+async def bundle(job: str, request: Request) -> Response:
+    """The job's code, for its own VMs: a tar.gz whose SHA-256 is in the orders."""
+    service = service_of(request)
+    await _worker_of(request, service, job)
+    data = await service.threads.run(Kind.FILES, service.files.bundle(job).read_bytes)
+    return Response(data, media_type="application/gzip")
+
+
+@router.get("/jobs/{job}/secrets")
+async def secrets(job: str, request: Request) -> dict[str, str]:
+    """The values of the job's secrets, for its own live VMs."""
+    service = service_of(request)
+    grant = await _worker_of(request, service, job)
+    vm = service.jobs[job].state.vms.get(grant.vm or "")
+    if vm is None or not vm.live:
+        raise HTTPException(403, "this VM is no longer part of the job")
+    return await service.threads.run(Kind.FILES, service.files.secrets, job)
+
+
+async def _worker_of(request: Request, service: Service, job: str) -> Grant:
+    try:
+        grant = await service.threads.run(
+            Kind.TOKENS, service.tokens.check, bearer(request) or "", Scope.WORKER
+        )
+    except TokenRefused as refusal:
+        raise HTTPException(401, str(refusal)) from refusal
+    if grant.job != job or job not in service.jobs:
+        raise HTTPException(403, "this token is for another job")
+    return grant

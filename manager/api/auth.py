@@ -1,0 +1,71 @@
+"""Who is asking, and may they: FastAPI dependencies over `TokenStore`.
+
+Programs send `Authorization: Bearer <token>`. The page signs in once and has a same-site, HttpOnly cookie;
+what it changes must carry `X-CSRF-Token` as well, which another site can neither read nor guess.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Annotated, cast
+
+from fastapi import Depends, HTTPException, Request
+from starlette.requests import HTTPConnection
+
+from ..service.service import Service
+from ..service.tokens import Grant, Scope, TokenRefused, csrf_token
+from ..threads import Kind
+
+COOKIE = "makara_session"
+SESSION_TTL_S = 12 * 3600.0
+_READ_ONLY = ("GET", "HEAD", "OPTIONS")
+
+
+def service_of(connection: HTTPConnection) -> Service:
+    """The service behind the app of this request."""
+    return cast(Service, connection.app.state.service)
+
+
+def bearer(connection: HTTPConnection) -> str | None:
+    """The token of the Authorization header."""
+    kind, _, token = connection.headers.get("Authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" and token else None
+
+
+async def user(request: Request) -> Grant:
+    """A user, an administrator, or a signed-in page; else 401, or 403 for a page without its CSRF token."""
+    token = bearer(request)
+    if token is not None:
+        return await _check(request, token, Scope.USER, Scope.ADMIN)
+    session = request.cookies.get(COOKIE)
+    if session is None:
+        raise HTTPException(401, "send Authorization: Bearer <token>", {"WWW-Authenticate": "Bearer"})
+    grant = await _check(request, session, Scope.SESSION)
+    if request.method not in _READ_ONLY:
+        shown = request.headers.get("X-CSRF-Token", "")
+        if not hmac.compare_digest(shown.encode(), csrf_token(session).encode()):
+            raise HTTPException(403, "the X-CSRF-Token header is missing or wrong")
+    return grant
+
+
+async def admin(request: Request) -> Grant:
+    """The administrator, by bearer token only; else 401, or 403 for somebody else."""
+    token = bearer(request)
+    if token is None:
+        raise HTTPException(401, "send Authorization: Bearer <admin token>", {"WWW-Authenticate": "Bearer"})
+    grant = await _check(request, token, Scope.ADMIN, Scope.USER)
+    if grant.scope is not Scope.ADMIN:
+        raise HTTPException(403, "this needs the admin token")
+    return grant
+
+
+async def _check(request: Request, token: str, *scopes: Scope) -> Grant:
+    service = service_of(request)
+    try:
+        return await service.threads.run(Kind.TOKENS, service.tokens.check, token, *scopes)
+    except TokenRefused as refusal:
+        raise HTTPException(401, str(refusal), {"WWW-Authenticate": "Bearer"}) from refusal
+
+
+User = Annotated[Grant, Depends(user)]
+Admin = Annotated[Grant, Depends(admin)]

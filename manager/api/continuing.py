@@ -1,0 +1,80 @@
+"""Having a job go on that was stopped or failed: checked whole before any of it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..core import can_go_on
+from ..core.facts import Resumption
+from ..service.runtime import Job
+from ..service.service import Service
+from ..spec.job_spec import JobSpec, parse_spec
+from ..threads import Kind
+from .submission import check_secrets, check_store
+
+
+class CannotGoOn(Exception):
+    """The job is in no state to go on from; the message says in which one it is."""
+
+
+async def go_on(
+    service: Service,
+    job: Job,
+    secrets: Mapping[str, str],
+    *,
+    min_nodes: int | None = None,
+    max_nodes: int | None = None,
+) -> None:
+    """Have an ended job train on, on as many VMs as before unless numbers are given. Durable on return.
+
+    `secrets`: the values of all that its job file names; those of an ended job are forgotten. Raises
+    `CannotGoOn`, `JobSpecError` with every fault, `StoreUnavailable`; then nothing was stored.
+    """
+    spec = _resized(_spec_of(job), min_nodes, max_nodes)
+    given = check_secrets(spec, secrets)
+    stores = service.config.stores
+    await service.threads.run(Kind.SUBMISSION, check_store, spec, job.job, given, stores)
+    if not await service.go_on(job.job, spec.resources, given):
+        _spec_of(job)  # it went on meanwhile, and this says so
+        raise CannotGoOn(f"job {job.job} cannot go on")
+
+
+async def is_going_on(
+    service: Service,
+    job: Job,
+    how: Resumption,
+    secrets: Mapping[str, str],
+    min_nodes: int | None,
+    max_nodes: int | None,
+) -> bool:
+    """Whether this very request has taken effect before: whoever lost its answer asks again."""
+    state = job.state
+    if state.spec is None or state.ended is not None or state.waiting is not None or state.answered != how:
+        return False
+    resources = state.spec.resources
+    if min_nodes not in (None, resources.min_nodes) or max_nodes not in (None, resources.max_nodes):
+        return False
+    kept = await service.threads.run(Kind.FILES, service.files.secrets, job.job)
+    return not secrets or dict(secrets) == kept
+
+
+def _spec_of(job: Job) -> JobSpec:
+    state = job.state
+    if job.quarantine is not None and not job.quarantine.readable:
+        raise CannotGoOn(f"job {job.job} cannot go on: not all of its history can be read")
+    if state.spec is None or state.ended is None:
+        is_what = state.status.value
+        why = "only a job that waits for you, or that was stopped or failed, can be resumed"
+        raise CannotGoOn(f"job {job.job} is {is_what}; {why}")
+    if not can_go_on(state):
+        done = f"it trained all {state.spec.training.steps} steps, and nothing is left to do"
+        raise CannotGoOn(f"job {job.job} is {state.ended.status}: {done}")
+    return state.spec
+
+
+def _resized(spec: JobSpec, min_nodes: int | None, max_nodes: int | None) -> JobSpec:
+    """The same job for other numbers of VMs. Raises `JobSpecError` if it cannot run on these."""
+    value = spec.model_dump(mode="json")
+    given = {"min_nodes": min_nodes, "max_nodes": max_nodes}
+    value["resources"] |= {name: number for name, number in given.items() if number is not None}
+    return parse_spec(value)

@@ -1,0 +1,76 @@
+"""Weights of a published checkpoint, exported when somebody asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+
+from ...checkpoint import (
+    CREDENTIALS,
+    Corrupt,
+    Export,
+    Incomplete,
+    NoReadable,
+    NotFound,
+    Store,
+    StoreRefused,
+    export,
+    published,
+)
+from ..service.runtime import Job
+from ..service.service import Service
+from ..service.store_access import open_for
+from ..spec.job_spec import JobSpecError
+
+
+class ExportView(BaseModel):
+    """Exported weights: `uri` is the file to load, or the index of its shards; `sha256` the weight hash.
+
+    `num_bytes` counts the files of weights. `store`, and of S3 `endpoint` and `region`, are how to open it.
+    """
+
+    job: str
+    step: int
+    uri: str
+    sha256: str
+    num_bytes: int
+    store: str
+    endpoint: str | None
+    region: str | None
+
+
+async def export_now(service: Service, job: Job, step: int | None, secrets: Mapping[str, str]) -> ExportView:
+    """Export the newest checkpoint that the head lists, or the one of `step`; done already, nothing is
+    written.
+
+    `secrets`: keys of its store, of an ended job; they are not kept. Raises `JobSpecError` saying which
+    steps there are or what cannot be read, `StoreUnavailable`.
+    """
+    unknown = sorted(set(secrets) - set(CREDENTIALS))
+    if unknown:
+        raise JobSpecError([("secrets", f"{name} is no key of a store") for name in unknown])
+    spec = job.state.spec
+    assert spec is not None, "whoever can be asked for was submitted"
+    scratch = service.config.home / "scratch"
+
+    def call() -> Export:
+        store: Store = open_for(spec, {**service.files.secrets(job.job), **secrets}, service.config.stores)
+        scratch.mkdir(parents=True, exist_ok=True)
+        return export(store, job.job, published(store, job.job, step)[0], scratch=scratch)
+
+    try:
+        done = await service.export(job.job, call)
+    except (Corrupt, Incomplete, NoReadable, NotFound, StoreRefused) as error:
+        raise JobSpecError([("step", str(error))]) from error
+    place = spec.checkpoint
+    return ExportView(
+        job=job.job,
+        step=done.step,
+        uri=done.uri,
+        sha256=done.sha256,
+        num_bytes=done.num_bytes,
+        store=place.uri,
+        endpoint=place.endpoint,
+        region=place.region,
+    )

@@ -1,0 +1,148 @@
+"""`GET /api/v1/jobs/{job}/plan`: the plan that runs, predicted beside measured, among what else there was."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, HTTPException, Request
+from pydantic import BaseModel
+
+from ...morphing import Candidate, Impossible
+from ...morphing import Request as Question
+from ...pipeline import Plan
+from ..core.commands import ComputePlan
+from ..core.rules.planning import slot_of
+from ..core.state import Generation
+from ..service.planning import request_of
+from ..service.ranking import Ranking, rank, shape
+from ..service.runtime import Job
+from ..service.views import measured_s
+from ..threads import Kind, Threads
+from .auth import service_of
+from .job_names import AskedJob
+
+_MOST_ROWS = 12
+
+router = APIRouter(prefix="/api/v1", tags=["jobs"])
+
+
+class PlanRow(BaseModel):
+    """The best plan at one P. Seconds and bytes as predicted; `running`: it has the shape that runs."""
+
+    shape: str
+    pipeline_parallel_degree: int
+    data_parallel_degree: int
+    workers_used: int
+    workers_idle: int
+    predicted_s: float
+    samples_per_s: float
+    window: int | None
+    recompute: bool
+    optimizer_on_host: bool
+    peak_bytes: int | None
+    running: bool
+
+
+class PlanView(BaseModel):
+    """The plan that runs, and the ranking for the workers that there are now; the first row is what the
+    planner would choose. `why` says why, in a sentence or two; `no_plan` names depths without a plan, and
+    `num_slower` counts those that are slower than all rows."""
+
+    generation: int
+    shape: str
+    window: int | None
+    recompute: bool
+    optimizer_on_host: bool
+    predicted_s: float | None
+    measured_s: float | None
+    workers: int
+    rows: list[PlanRow]
+    num_slower: int
+    no_plan: dict[int, str]
+    why: str
+
+
+@router.get("/jobs/{job}/plan")
+async def plan(job: AskedJob, request: Request) -> PlanView:
+    """The plan that runs, and why: what the planner would choose for each P with the workers of now."""
+    current = job.state.current
+    if current is None or job.state.calibration is None:
+        raise HTTPException(404, f"plan: job {job.job} runs no plan")
+    plan, question = Plan.from_json(current.plan), _question(job)
+    ranking = await _ranked(service_of(request).threads, job, question)
+    return PlanView(
+        generation=current.number,
+        shape=current.shape,
+        window=plan.window,
+        recompute=plan.recompute,
+        optimizer_on_host=plan.optimizer_on_host,
+        predicted_s=current.predicted_s,
+        measured_s=measured_s(job),
+        workers=len(question.workers),
+        rows=_rows(ranking, question, current, plan),
+        num_slower=0 if isinstance(ranking, Impossible) else ranking.num_slower,
+        no_plan={} if isinstance(ranking, Impossible) else dict(ranking.refused),
+        why=ranking.reason if isinstance(ranking, Impossible) else ranking.why,
+    )
+
+
+def _question(runtime: Job) -> Question:
+    """About the workers of the open generation and those that wait beside it."""
+    state, current = runtime.state, runtime.state.current
+    assert current is not None, "something runs"
+    seats = dict.fromkeys((*current.seats, *sorted(runtime.vitals.usable)))
+    workers = tuple(slot_of(state, worker) for worker in dict.fromkeys(worker for worker, _ in seats))
+    return request_of(state, ComputePlan(key="shown", generation=current.number, workers=workers))
+
+
+async def _ranked(threads: Threads, runtime: Job, question: Question) -> Ranking | Impossible:
+    """Off the event loop, for it takes a sweep for each P; once for each set of workers and calibration."""
+    key = (question.calibration, tuple(question.workers))
+    async with runtime.ranking_lock:
+        if runtime.ranking is None or runtime.ranking[0] != key:
+            runtime.ranking = key, await threads.run(Kind.RANKING, rank, question, _MOST_ROWS)
+        return runtime.ranking[1]
+
+
+def _rows(
+    ranking: Ranking | Impossible, question: Question, current: Generation, plan: Plan
+) -> list[PlanRow]:
+    """The plan that runs is one of them, also where it is no grid, or was chosen for other workers."""
+    batch = question.num_micro_batches * question.calibration.microbatch_size
+
+    def row(candidate: Candidate) -> PlanRow:
+        assert candidate.predicted_s is not None, "only what was simulated is ranked"
+        return PlanRow(
+            shape=shape(candidate),
+            pipeline_parallel_degree=candidate.pipeline_parallel_degree,
+            data_parallel_degree=candidate.data_parallel_degree,
+            workers_used=candidate.used,
+            workers_idle=len(question.workers) - candidate.used,
+            predicted_s=candidate.predicted_s,
+            samples_per_s=batch / candidate.predicted_s,
+            window=candidate.window,
+            recompute=candidate.recompute,
+            optimizer_on_host=candidate.optimizer_on_host,
+            peak_bytes=candidate.peak_bytes,
+            running=shape(candidate) == current.shape,
+        )
+
+    rows = [] if isinstance(ranking, Impossible) else [row(candidate) for candidate in ranking.rows]
+    if current.predicted_s is not None and not any(row.running for row in rows):
+        rows.append(_running(question, current, plan, current.predicted_s, batch))
+    return rows
+
+
+def _running(question: Question, current: Generation, plan: Plan, predicted_s: float, batch: int) -> PlanRow:
+    return PlanRow(
+        shape=current.shape,
+        pipeline_parallel_degree=max(len(path.hops) for path in plan.paths),
+        data_parallel_degree=len(plan.paths),
+        workers_used=plan.num_workers,
+        workers_idle=len(question.workers) - plan.num_workers,
+        predicted_s=predicted_s,
+        samples_per_s=batch / predicted_s,
+        window=plan.window,
+        recompute=plan.recompute,
+        optimizer_on_host=plan.optimizer_on_host,
+        peak_bytes=None,
+        running=True,
+    )

@@ -1,0 +1,167 @@
+"""What `checkpoint.start_from` of a submission means, looked up in the store before anything is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ValidationError
+
+from ...checkpoint import (
+    CheckpointId,
+    Corrupt,
+    Manifest,
+    NoReadable,
+    NotFound,
+    Store,
+    StoreRefused,
+    load_manifest,
+    published,
+    weight_shapes,
+)
+from ...protocol.messages import Recipe
+from ..service.service import Service
+from ..service.store_access import NotAllowed, at_source, check_allowed, open_for
+from ..spec.job_spec import JobSpec, JobSpecError
+from ..spec.start_source import StartSource, split_job, split_step
+from ..spec.store_uri import is_absolute
+from ..threads import Kind
+from .job_names import find
+
+_FIELD = "checkpoint.start_from"
+
+
+class StartView(BaseModel):
+    """The checkpoint that a submission would start from: `weights` are the shapes of its weights, by name.
+
+    It goes on with the recipe of the steps made so far: a model that is traced with `microbatch_size` and
+    `num_sections` must have this `graph_hash`, if it is traced by this version of torch.
+    """
+
+    job: str
+    uri: str
+    step: int
+    microbatch_size: int
+    num_sections: int
+    graph_hash: str
+    torch_version: str
+    weights: dict[str, tuple[int, ...]]
+
+
+async def start_of(service: Service, spec: JobSpec, secrets: Mapping[str, str]) -> StartSource | None:
+    """What the job starts from; None if it begins at step 0. Raises `JobSpecError`, `StoreUnavailable`."""
+    found = await _look(service, spec, secrets, None)
+    return found[0] if found is not None else None
+
+
+async def start_view(service: Service, spec: JobSpec, secrets: Mapping[str, str]) -> StartView | None:
+    """The same, for whoever is to compare a model with it."""
+    weights: dict[str, tuple[int, ...]] = {}
+    found = await _look(service, spec, secrets, weights)
+    if found is None:
+        return None
+    source, manifest = found
+    return StartView(
+        job=source.job,
+        uri=source.uri,
+        step=manifest.step,
+        microbatch_size=source.recipe.microbatch_size,
+        num_sections=source.recipe.num_sections,
+        graph_hash=source.recipe.graph_hash,
+        torch_version=source.recipe.torch_version,
+        weights=weights,
+    )
+
+
+def pinned(spec: JobSpec, source: StartSource | None) -> JobSpec:
+    """The job with the micro-batches and sections of what it starts from."""
+    if source is None:
+        return spec
+    sizes = {
+        "microbatch_size": source.recipe.microbatch_size,
+        "num_sections": source.recipe.num_sections,
+    }
+    return spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update=sizes)})
+
+
+async def _look(
+    service: Service, spec: JobSpec, secrets: Mapping[str, str], weights: dict[str, tuple[int, ...]] | None
+) -> tuple[StartSource, Manifest] | None:
+    if spec.checkpoint.start_from is None:
+        return None
+    uri, endpoint, region, job, step = _place(service, spec, spec.checkpoint.start_from)
+    there = at_source(spec, uri, endpoint, region)
+
+    def read() -> Manifest:
+        store = _opened(there, secrets, service.config.stores)
+        try:
+            manifest = _newest(store, job, step)
+            if weights is not None:
+                weights.update(weight_shapes(store, manifest))
+        except (Corrupt, NoReadable, NotFound, StoreRefused) as error:
+            raise JobSpecError([(_FIELD, str(error))]) from error
+        return manifest
+
+    manifest = await service.threads.run(Kind.SUBMISSION, read)
+    try:
+        recipe = Recipe.model_validate(dict(manifest.recipe))
+    except ValidationError as error:
+        raise JobSpecError([(_FIELD, f"the recipe of {job} is not one of this version")]) from error
+    _check_fits(spec, recipe, manifest.checkpoint)
+    return StartSource(uri=uri, endpoint=endpoint, region=region, job=job, step=step, recipe=recipe), manifest
+
+
+def _place(
+    service: Service, spec: JobSpec, start_from: str
+) -> tuple[str, str | None, str | None, str, int | None]:
+    """(store, endpoint, region, job, step)."""
+    place, step = split_step(start_from)
+    if is_absolute(place):
+        uri, job = split_job(place)
+        is_s3 = uri.startswith("s3://")
+        endpoint, region = (spec.checkpoint.endpoint, spec.checkpoint.region) if is_s3 else (None, None)
+        return uri, endpoint, region, job, step
+    known = find(service.jobs, place)
+    if known is None or known.state.spec is None:
+        about = "expected a job (`makara ps` lists all), or the URI of a job's folder in a store"
+        raise JobSpecError([(_FIELD, f"there is no job {place!r}; {about}")])
+    source = known.state.spec.checkpoint
+    return source.uri, source.endpoint, source.region, known.job, step
+
+
+def _opened(there: JobSpec, secrets: Mapping[str, str], allowed: tuple[str, ...]) -> Store:
+    try:
+        check_allowed(there.checkpoint, {**there.envs, **secrets}, allowed)
+    except NotAllowed as error:
+        raise JobSpecError([(_FIELD, str(error))]) from error
+    return open_for(there, secrets, allowed)
+
+
+def _newest(store: Store, job: str, step: int | None) -> Manifest:
+    reasons: list[str] = []
+    for checkpoint in published(store, job, step):
+        try:
+            return load_manifest(store, job, checkpoint)
+        except (Corrupt, NotFound) as error:
+            reasons.append(str(error))
+    raise NoReadable("; ".join(reasons))
+
+
+def _check_fits(spec: JobSpec, recipe: Recipe, checkpoint: CheckpointId) -> None:
+    """Raises `JobSpecError` naming each field with which the job could not go on from there."""
+    made, parallel, training = f"checkpoint {checkpoint} was made with", spec.parallelism, spec.training
+    faults: list[tuple[str, str]] = []
+    for name, there in (("microbatch_size", recipe.microbatch_size), ("num_sections", recipe.num_sections)):
+        here = getattr(parallel, name)
+        if here not in (None, there):
+            faults.append((f"parallelism.{name}", f"{here}, but {made} {there}; leave it out"))
+    if training.global_batch_size != recipe.global_batch_size:
+        what = f"{training.global_batch_size}, but {made} {recipe.global_batch_size}"
+        faults.append(("training.global_batch_size", what))
+    if training.numerics == "exact" and spec.resources.threads != recipe.threads:
+        what = f"{spec.resources.threads}, but {made} {recipe.threads}; numerics: exact needs the same"
+        faults.append(("resources.threads", what))
+    if training.steps <= checkpoint.step:
+        what = f"{training.steps}, but checkpoint {checkpoint} has made {checkpoint.step} steps already"
+        faults.append(("training.steps", what))
+    if faults:
+        raise JobSpecError(faults)

@@ -1,0 +1,156 @@
+"""A submission, checked whole before any of it is stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets as random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from ...checkpoint import StoreRefused
+from ...protocol.archives import BadArchive, BundleBounds, check
+from ..service.service import Service
+from ..service.store_access import NotAllowed, check_usable
+from ..spec.job_spec import JobSpec, JobSpecError, parse_spec, to_settings
+from ..threads import Kind
+from .starting import StartView, pinned, start_of, start_view
+
+
+class KeyUsed(Exception):
+    """The Idempotency-Key was used before, for something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What a user hands over: the job file's content, the code, and the values of the secrets it names."""
+
+    spec_text: str
+    bundle: bytes
+    secrets_text: str = "{}"
+    idempotency_key: str | None = None
+
+
+async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
+    """The id of the job, durably stored, and whether it is new (False: this very submission came before).
+
+    Raises `JobSpecError` with every fault that was found, `KeyUsed`, `StoreUnavailable`.
+    """
+    spec = _spec(submission.spec_text)
+    secrets = check_secrets(spec, _parsed(submission.secrets_text))
+    await service.threads.run(Kind.SUBMISSION, _check_bundle, submission.bundle, service.config.bundle_bounds)
+    job = _job_id(spec, submission.idempotency_key)
+    if job in service.jobs:
+        _check_same(service, job, spec, submission)
+        return job, False
+    stores = service.config.stores
+    await service.threads.run(Kind.SUBMISSION, check_store, spec, job, secrets, stores)
+    start = await start_of(service, spec, secrets)
+    if job in service.jobs:  # the same submission came a second time while the store was asked
+        return job, False
+    await service.submit(job, pinned(spec, start), submission.bundle, secrets, start)
+    return job, True
+
+
+async def check_settings(
+    service: Service, spec_text: str, secrets_text: str, key: str | None
+) -> StartView | None:
+    """Raises what `accept` would, as far as that can be told without the job's code; stores nothing.
+
+    Returns what the job would start from; None if it begins at step 0, or was submitted before.
+    """
+    spec = _spec(spec_text)
+    secrets = check_secrets(spec, _parsed(secrets_text))
+    job = _job_id(spec, key)
+    if job not in service.jobs:
+        check = partial(check_store, spec, job, secrets, service.config.stores, make_folders=False)
+        await service.threads.run(Kind.SUBMISSION, check)
+        return await start_view(service, spec, secrets)
+    return None
+
+
+def _spec(text: str) -> JobSpec:
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise JobSpecError([("spec", f"not JSON: {error}")]) from error
+    return parse_spec(value)
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise JobSpecError([("secrets", f"not JSON: {error}")]) from error
+
+
+def check_secrets(spec: JobSpec, value: object) -> dict[str, str]:
+    """The values of exactly those secrets that the job file names. Raises `JobSpecError`."""
+    if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value.values()):
+        raise JobSpecError([("secrets", "expected an object of names to strings")])
+    if any("\0" in str(item) or not _encodable(str(item)) for item in value.values()):
+        raise JobSpecError([("secrets", "a value holds a character that no process can be given")])
+    given = {str(name): str(item) for name, item in value.items()}
+    missing = sorted(set(spec.secrets) - set(given))
+    unknown = sorted(set(given) - set(spec.secrets))
+    faults = [("secrets", f"no value was sent for {name}") for name in missing]
+    faults += [("secrets", f"{name} is not named in the job file") for name in unknown]
+    if faults:
+        raise JobSpecError(faults)
+    return given
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_bundle(data: bytes, bounds: BundleBounds) -> None:
+    """The bundle must be a tar.gz of plain files that stay inside it; it is never unpacked here."""
+    try:
+        check(data, bounds)
+    except BadArchive as error:
+        raise JobSpecError([("bundle", str(error))]) from error
+
+
+def check_store(
+    spec: JobSpec,
+    job: str,
+    secrets: Mapping[str, str],
+    allowed: tuple[str, ...],
+    *,
+    make_folders: bool = True,
+) -> None:
+    """Try the store of a job. Blocking. Raises `JobSpecError`, `StoreUnavailable`."""
+    to_settings(spec, job, "")  # a relative URI is refused here: the manager's folder is not the user's
+    try:
+        check_usable(spec, secrets, allowed, make_folders=make_folders)
+    except NotAllowed as error:
+        raise JobSpecError([(error.field, str(error))]) from error
+    except StoreRefused as error:
+        raise JobSpecError([_field_and_rest(str(error))]) from error
+
+
+def _field_and_rest(message: str) -> tuple[str, str]:
+    """A store's refusal as a fault: it begins with the field that is wrong, which a fault names by itself."""
+    field, _, rest = message.partition(" ")
+    return (field, rest) if field.startswith("checkpoint.") else ("checkpoint.uri", message)
+
+
+def _job_id(spec: JobSpec, key: str | None) -> str:
+    """The name and six hex digits; a key gives the same ones, so that a repetition finds its job."""
+    suffix = hashlib.sha256(f"{spec.name}\0{key}".encode()).hexdigest()[:12] if key else random.token_hex(3)
+    return f"{spec.name}-{suffix}"
+
+
+def _check_same(service: Service, job: str, spec: JobSpec, submission: Submission) -> None:
+    state = service.jobs[job].state
+    if (
+        state.spec != pinned(spec, state.start)
+        or state.bundle_sha256 != hashlib.sha256(submission.bundle).hexdigest()
+    ):
+        raise KeyUsed(f"Idempotency-Key: it was used for another submission, job {job}")

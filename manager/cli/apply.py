@@ -1,0 +1,208 @@
+"""`makara apply` and `follow`: a job file and its code, checked here, submitted, and watched."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from rich.console import Console
+
+from ..config import ServerConfig
+from ..spec.job_file import read_job
+from ..spec.job_spec import JobSpec, JobSpecError
+from ..spec.start_source import other_weights
+from .bundle import pack
+from .check import summary
+from .client import Client, Unreachable, connect
+from .progress import ProgressDisplay, ways_on
+from .resume import values_of
+from .trial import UserCodeRefused, settings_of, try_out
+
+_ENDED = ("finished", "stopped", "failed")
+_RETRY_S = 1.0
+_GO_ON = (
+    "Where the model's forward, backward or weights differ and that is well so: --skip-comparison leaves the "
+    "step out, and says so"
+)
+_MAX_DRY_RUN_S = 30.0  # whoever submits waits for it; `makara check` takes as long as it needs
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A job that may be submitted: its specification with absolute paths, its folder, what its model is."""
+
+    spec: JobSpec
+    workdir: Path
+    model: dict[str, Any]
+
+
+def apply(options: argparse.Namespace) -> int:
+    """Check, pack, submit, follow."""
+    spec, workdir = read_job(options.file)
+    form = {"spec": spec.model_dump_json(), "secrets": json.dumps(values_of(spec.secrets))}
+    headers = {"Idempotency-Key": options.idempotency_key} if options.idempotency_key else {}
+    with connect(options.server, options.token, options.home) as client:
+        # First, for it takes no time: the code is tried for half a minute.
+        answer = client.post("/jobs/check", data=form, headers=headers) or {}
+    bundle = packed(spec, workdir, answer)
+    start = answer.get("start")
+    model = _try_out(_as_started(spec, start), workdir, compare=not options.skip_comparison)
+    _check_start(start, model)
+    if not options.json:
+        print(summary(model), file=sys.stderr)
+    with connect(options.server, options.token, options.home) as client:
+        answer = submit(client, form, bundle, headers)
+        accepted = f"job {answer['job']} accepted; status page: {client.url}"
+        if not options.json:
+            print(accepted)
+        elif options.detach:
+            print(json.dumps(answer))
+        return 0 if options.detach else follow(client, answer["job"], options.json)
+
+
+def submit(
+    client: Client, form: Mapping[str, str], bundle: bytes, headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Post a job; the manager's answer, which names it."""
+    files = {"bundle": ("bundle.tar.gz", bundle, "application/gzip")}
+    return client.post("/jobs", data=form, files=files, headers=headers)
+
+
+def packed(spec: JobSpec, workdir: Path, limits: Mapping[str, Any]) -> bytes:
+    """The job's code. A manager of an older version tells no limits: it has those of the defaults."""
+    config = ServerConfig(home=workdir)
+    bounds = config.bundle_bounds
+    return pack(
+        workdir,
+        max_bytes=limits.get("packed_bytes", config.max_bundle_bytes),
+        also_exclude=_local_store(spec),
+        bounds=replace(
+            bounds,
+            members=limits.get("files", bounds.members),
+            unpacked_bytes=limits.get("unpacked_bytes", bounds.unpacked_bytes),
+        ),
+    )
+
+
+def follow_command(options: argparse.Namespace) -> int:
+    """Follow a job that was submitted before."""
+    with connect(options.server, options.token, options.home) as client:
+        return follow(client, options.job, options.json)
+
+
+# ---- the check ---------------------------------------------------------------------------------------------
+
+
+def check(file: Path, *, compare: bool = True) -> Checked:
+    """The job of a file, with its code tried out in a process of its own.
+
+    Raises `JobSpecError`, `UserCodeRefused`.
+    """
+    spec, workdir = read_job(file)
+    return Checked(spec, workdir, _try_out(spec, workdir, compare=compare))
+
+
+def _try_out(spec: JobSpec, workdir: Path, *, compare: bool = True) -> dict[str, Any]:
+    settings = {**settings_of(spec), "max_seconds": _MAX_DRY_RUN_S, "compare": compare}
+    trial = try_out(workdir, spec.entrypoint, settings, spec.envs)
+    if trial.model is None or trial.error is not None:
+        raise UserCodeRefused(trial.refusal if trial.model is None else f"{trial.refusal}\n{_GO_ON}")
+    return trial.model
+
+
+def _as_started(spec: JobSpec, start: dict[str, Any] | None) -> JobSpec:
+    """The job with the micro-batches and sections of the checkpoint that it starts from."""
+    if start is None:
+        return spec
+    sizes = {name: start[name] for name in ("microbatch_size", "num_sections")}
+    return spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update=sizes)})
+
+
+def _check_start(start: dict[str, Any] | None, model: dict[str, Any]) -> None:
+    """Raises `JobSpecError` if the checkpoint that the job starts from is of another model."""
+    if start is None:
+        return
+    differs = other_weights(start["weights"], model["weights"])
+    same_torch = start["torch_version"] == model["torch_version"]
+    if not differs and same_torch and start["graph_hash"] != model["graph_hash"]:
+        differs = "its weights have the same names and shapes, but what it computes with them is another"
+    if differs:
+        what = f"step {start['step']} of job {start['job']} is of another model: {differs}"
+        raise JobSpecError([("checkpoint.start_from", what)])
+
+
+def _local_store(spec: JobSpec) -> tuple[Path, ...]:
+    parts = urlsplit(spec.checkpoint.uri)
+    return (Path(unquote(parts.path)),) if parts.scheme == "file" else ()
+
+
+# ---- following ---------------------------------------------------------------------------------------------
+
+
+def follow(client: Client, job: str, as_json: bool) -> int:
+    """Show progress until the job ends; 0 unless it failed. Ctrl-C leaves the job alone."""
+    try:
+        view = _watch_json(client, job) if as_json else _watch(client, job)
+    except KeyboardInterrupt:
+        if not as_json:
+            print(f"\nleft; the job goes on. Come back with: makara follow {job}")
+        return 0
+    if as_json:
+        return 1 if view["status"] == "failed" else 0
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{view['job']} {view['status']}" + (f": {view['reason']}" if view["reason"] else ""))
+    if view["status"] == "failed":
+        for line in (view["traceback"], *ways_on(view)):
+            if line:
+                console.print(line)
+        return 1
+    if view["export_uri"]:
+        console.print(f"weights      {view['export_uri']}\nweight hash  {view['export_sha256']}")
+    return 0
+
+
+def _watch(client: Client, job: str) -> dict[str, Any]:
+    with ProgressDisplay(Console(highlight=False)) as display:
+        for event, data in _events(client, job):
+            if event == "status":
+                display.show(data)
+                if data["status"] in _ENDED:
+                    return data
+            elif event == "step":
+                display.show_step(data)
+    raise AssertionError("the events of a job go on until it has ended")
+
+
+def _watch_json(client: Client, job: str) -> dict[str, Any]:
+    for event, data in _events(client, job):
+        print(json.dumps({"event": event, **data}), flush=True)
+        if event == "status" and data["status"] in _ENDED:
+            return data
+    raise AssertionError("the events of a job go on until it has ended")
+
+
+def _events(client: Client, job: str) -> Iterator[tuple[str, Any]]:
+    """Updates for ever; a manager that is away is waited for, since the training goes on without it.
+
+    A name keeps to the job that it meant at first.
+    """
+    lost = False
+    while True:
+        try:
+            with client.stream(f"/jobs/{job}/stream") as events:
+                lost = False
+                for event, data in events:
+                    job = data["job"] if event == "status" else job
+                    yield event, data
+        except Unreachable as error:
+            if not lost:
+                print(f"makara: {error}; training goes on, trying again", file=sys.stderr)
+            lost = True
+        time.sleep(_RETRY_S)

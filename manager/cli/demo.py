@@ -1,0 +1,270 @@
+"""`makara demo`: a manager, a job and a small market of VMs, all on this machine.
+
+A manager process is started with a folder of its own and no other address than loopback. Meanwhile a step of
+the example is timed in plain PyTorch, and the job gets as many steps as a short while of training holds. It
+is submitted without the check of `makara apply`, since the tests check the example; while it trains, VMs
+are taken and given back (see `market`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from rich.console import Console
+
+from ...simulator import read_trace
+from ..providers import VmStatus
+from ..providers.local import LocalProvider
+from ..spec.job_file import read_job
+from .apply import packed, submit
+from .client import Client
+from .market import Market
+from .progress import ProgressDisplay, describe_morph
+from .trial import plain_step_s
+
+TRAINING_S = 45.0  # on two cores, where a step takes the pipelines about as long as plain PyTorch on one
+STEPS = (40, 60, 90, 130, 200)  # few to choose from, so that a machine gets the same ones each time
+_START_TIMEOUT_S = 60.0
+_POLL_S = 0.25
+
+
+class DemoFailed(Exception):
+    """The demo could not go on; the message says why and where to look."""
+
+
+@dataclass
+class DemoOptions:
+    """What the command line lets a user choose."""
+
+    folder: Path = field(default_factory=lambda: Path.cwd() / "makara-demo")
+    steps: int | None = None
+    verify: bool = False
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Run it; the exit status: 0 when the job finished (and, with `verify`, its weights are the same)."""
+    console = Console(highlight=False, soft_wrap=True)
+    began = time.monotonic()
+    run = options.folder / time.strftime("%Y%m%d-%H%M%S")
+    job_file = _prepare(run)
+    try:
+        with ThreadPoolExecutor(1) as aside:
+            steps = aside.submit(_num_steps, job_file, options, console)
+            with _manager(run) as api:
+                token_file = f"{run}/home/admin.token"
+                console.print(
+                    f"status page  [bold]{api.url}[/bold]   (sign in with the token in {token_file})"
+                )
+                _edit(job_file, job_file, {"training": {"steps": steps.result()}})
+                job = _train(api, job_file, console)
+                _summarise(api, job, time.monotonic() - began, console)
+                same = _verify(api, job, run, console) if options.verify else True
+                _next_steps(run, job, console)
+    except DemoFailed as error:
+        console.print(f"[red]{error}[/red]")
+        return 1
+    return 0 if same else 1
+
+
+# ---- the job -------------------------------------------------------------------------------------------
+
+
+def _prepare(run: Path) -> Path:
+    """A copy of the example, so that a user can look at it and change it."""
+    source = example_folder()
+    workdir = run / "gpt"
+    shutil.copytree(
+        source, workdir, ignore=shutil.ignore_patterns("__init__.py", "__pycache__", "checkpoints")
+    )
+    return workdir / "job.yaml"
+
+
+def _num_steps(job_file: Path, options: DemoOptions, console: Console) -> int:
+    if options.steps is not None:
+        return options.steps
+    spec, workdir = read_job(job_file)
+    seconds = plain_step_s(workdir, spec, spec.parallelism.microbatch_size or 1)
+    steps = steps_for(seconds)
+    console.print(f"plain PyTorch, on one thread, takes {seconds:.2f} s for a step here: {steps} steps")
+    return steps
+
+
+def steps_for(plain_step_s: float) -> int:
+    """How many steps to train, if one takes so many seconds in plain PyTorch on one thread."""
+    return max((steps for steps in STEPS if steps * plain_step_s <= TRAINING_S), default=STEPS[0])
+
+
+def example_folder() -> Path:
+    """`examples/gpt`, beside the packages in a checkout and inside them in an installation."""
+    return Path(str(resources.files("makara.examples.gpt")))
+
+
+def _edit(source: Path, target: Path, changes: dict[str, dict[str, Any]]) -> None:
+    values = yaml.safe_load(source.read_text())
+    for section, entries in changes.items():
+        values[section] = {**values.get(section, {}), **entries}
+    target.write_text(yaml.safe_dump(values, sort_keys=False))
+
+
+def _submit(api: Client, job_file: Path) -> str:
+    spec, workdir = read_job(job_file)
+    form = {"spec": spec.model_dump_json(), "secrets": "{}"}
+    return submit(api, form, packed(spec, workdir, {}))["job"]
+
+
+def _train(api: Client, job_file: Path, console: Console) -> dict[str, Any]:
+    trace = read_trace((job_file.parent / "availability.csv").read_text())
+    market = Market(api, trace, lambda text: console.print(f"  [yellow]{text}[/yellow]"))
+    market.open()
+    name = _submit(api, job_file)
+    console.print(f"job [bold]{name}[/bold] accepted: VMs boot, one of them profiles the model")
+    return _follow(api, name, console, market)
+
+
+def _follow(api: Client, name: str, console: Console, market: Market | None) -> dict[str, Any]:
+    """Show the job until it ends; while it trains, let the market do its worst."""
+    with ProgressDisplay(console) as display:
+        while True:
+            job = api.get(f"/jobs/{name}")
+            if market is not None:
+                market.play(job)
+            display.show(job)
+            if job["status"] in ("finished", "failed", "stopped"):
+                break
+            time.sleep(_POLL_S)
+    if job["status"] != "finished":
+        raise DemoFailed(f"job {name} {job['status']}: {job['reason']}\n{job['traceback'] or ''}")
+    return job
+
+
+# ---- what came of it -----------------------------------------------------------------------------------
+
+
+def _summarise(api: Client, job: dict[str, Any], wall_s: float, console: Console) -> None:
+    metrics = api.get(f"/jobs/{job['job']}/metrics")["metrics"]
+    useful_s = sum(step["seconds"] for step in metrics)
+    formed = [morph for morph in job["morphs"] if morph["step"] is not None]
+    console.print()
+    console.print(f"[bold]{job['name']}[/bold]: {job['step']} steps in {wall_s:.0f} s")
+    console.print(
+        f"  loss         {metrics[0]['loss']:.3f} at the first step, {metrics[-1]['loss']:.3f} at the last"
+    )
+    console.print(
+        f"  useful time  {useful_s:.0f} s in steps that count, {100 * useful_s / wall_s:.0f} % of the wall "
+        "time (which includes booting, profiling and the export)"
+    )
+    console.print(f"  morphs       {len(formed)}:")
+    for morph in formed:
+        console.print("    " + describe_morph(morph))
+    console.print(f"  shapes       {', '.join(dict.fromkeys(morph['shape'] for morph in formed))}")
+    console.print(f"  checkpoints  {job['checkpoint_uri']}")
+    console.print(f"  weights      {job['export_uri']}")
+    console.print(f"  weight hash  {job['export_sha256']}")
+
+
+def _verify(api: Client, job: dict[str, Any], run: Path, console: Console) -> bool:
+    """Train the same recipe again on one VM, without interruption, and compare the weights bit for bit."""
+    console.print("\nthe same recipe once more: one VM, P=1, D=1, nobody dies")
+    first = run / "gpt" / "job.yaml"
+    second = run / "gpt" / "uninterrupted.yaml"
+    _edit(
+        first,
+        second,
+        {
+            "resources": {"min_nodes": 1, "max_nodes": 1, "device_memory": None},
+            "parallelism": {
+                "pipeline_parallel_degree": 1,
+                "data_parallel_degree": 1,
+                "microbatch_size": job["microbatch_size"],
+                "num_sections": job["num_sections"],
+            },
+        },
+    )
+    values = yaml.safe_load(second.read_text())
+    second.write_text(yaml.safe_dump({**values, "name": f"{values['name']}-uninterrupted"}, sort_keys=False))
+    other = _follow(api, _submit(api, second), console, None)
+    same = other["export_sha256"] == job["export_sha256"]
+    console.print(f"  through preemptions  {job['export_sha256']}")
+    console.print(f"  uninterrupted        {other['export_sha256']}")
+    console.print(
+        "  [green]the weights are bit-for-bit the same[/green]" if same else "  [red]the weights differ[/red]"
+    )
+    return same
+
+
+def _next_steps(run: Path, job: dict[str, Any], console: Console) -> None:
+    home = run / "home"
+    console.print("\nwhat to try next:")
+    console.print(
+        f"  makara server --home {home}        # the same manager again, with this job in its history"
+    )
+    console.print(f"  makara events {job['job']} --home {home}   # what it decided, and why")
+    console.print(
+        f"  makara apply -f {run / 'gpt' / 'job.yaml'}   # your own changes, on a manager of your own"
+    )
+
+
+# ---- the manager ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _manager(run: Path) -> Generator[Client]:
+    home = run / "home"
+    home.mkdir(parents=True)
+    with open(run / "manager.log", "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "makara.manager.cli", "server", "--home", str(home), "--port", "0"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C reaches this process only, which then ends the manager in order
+        )
+    os.environ["MAKARA_HOME"] = str(home)
+    try:
+        url, token = _await_server(process, home, run)
+        api = Client(url, token)
+        try:
+            yield api
+        finally:
+            api.close()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        _release_rest(home)
+
+
+def _await_server(process: subprocess.Popen[bytes], home: Path, run: Path) -> tuple[str, str]:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(FileNotFoundError, httpx.TransportError, json.JSONDecodeError):
+            url: str = json.loads((home / "server.json").read_text())["url"]
+            if httpx.get(f"{url}/healthz", trust_env=False).status_code == 200:
+                return url, (home / "admin.token").read_text().strip()
+        time.sleep(0.1)
+    raise DemoFailed(f"the manager did not start; its log is {run}/manager.log")
+
+
+def _release_rest(home: Path) -> None:
+    """End the VMs that still run: those of a demo that was broken off, or that were just being released."""
+    provider = LocalProvider(home / "vms")
+    for vm, status in provider.list().items():
+        if status is VmStatus.RUNNING:
+            provider.release(vm)
+    provider.close()

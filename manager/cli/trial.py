@@ -1,0 +1,105 @@
+"""The user's code, tried out or measured on the user's machine, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...protocol.messages import JobSettings
+from ...simulator import Measurements
+from ..spec.job_spec import JobSpec
+
+
+class UserCodeRefused(ValueError):
+    """The job's own code does not pass the check; the message holds the lines that led to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What the check said. `model`: what the model is and what a dry run found; None when it did not get so
+    far."""
+
+    model: dict[str, Any] | None
+    error: str | None
+    traceback: str | None
+    """The part in the user's code."""
+    whole_traceback: str | None
+
+    @property
+    def refusal(self) -> str | None:
+        return self.error and _told(self.error, self.traceback, self.whole_traceback)
+
+
+def settings_of(spec: JobSpec) -> dict[str, Any]:
+    """What of a job's specification the check depends on."""
+    return {
+        "global_batch_size": spec.training.global_batch_size,
+        "seed": spec.training.seed,
+        "precision": spec.training.precision,
+        "microbatch_size": spec.parallelism.microbatch_size,
+        "num_sections": spec.parallelism.num_sections,
+        "pipeline_parallel_degree": spec.parallelism.pipeline_parallel_degree,
+        "most_workers": spec.resources.most_workers,
+    }
+
+
+def try_out(workdir: Path, entrypoint: str, settings: Mapping[str, Any], envs: Mapping[str, str]) -> Trial:
+    """Raises `UserCodeRefused` when the code ends its process."""
+    arguments = (str(workdir), entrypoint, json.dumps(settings))
+    answer = _answer_of("makara.worker.check", arguments, workdir, entrypoint, envs)
+    return Trial(answer["model"], answer["error"], answer["traceback"], answer["whole_traceback"])
+
+
+def measured_apart(
+    workdir: Path, settings: JobSettings, seconds: float, envs: Mapping[str, str]
+) -> Measurements:
+    """The model of a job, measured in a process of its own in about `seconds`. Raises `UserCodeRefused`."""
+    arguments = (str(workdir), settings.model_dump_json(), str(seconds))
+    answer = _answer_of("makara.worker.profiling.__main__", arguments, workdir, settings.entrypoint, envs)
+    if "measurements" not in answer:
+        raise UserCodeRefused(_told(answer["error"], answer["traceback"], answer["whole_traceback"]))
+    return Measurements.from_json(answer["measurements"])
+
+
+def plain_step_s(workdir: Path, spec: JobSpec, m: int) -> float:
+    """Seconds that a step of the job takes in plain PyTorch, on one thread. Raises `UserCodeRefused`."""
+    arguments = (str(workdir), spec.entrypoint, str(spec.training.global_batch_size), str(m))
+    return _answer_of("makara.worker.profiling.plain_step", arguments, workdir, spec.entrypoint, spec.envs)[
+        "seconds"
+    ]
+
+
+def _told(error: str, part: str | None, whole: str | None) -> str:
+    more = ""
+    if part is not None and whole is not None:
+        more = f"the whole traceback, of {len(whole.splitlines())} lines: makara check --traceback"
+    return "\n".join(text.rstrip() for text in (error, part, more) if text)
+
+
+def _answer_of(
+    module: str, arguments: Sequence[str], workdir: Path, entrypoint: str, envs: Mapping[str, str]
+) -> dict[str, Any]:
+    """The JSON that the program `module` prints last."""
+    process = subprocess.run(
+        [sys.executable, "-P", "-m", "makara.worker.start", module, *arguments],
+        cwd=workdir,
+        env={**os.environ, **envs},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = process.stdout.strip().splitlines()
+    try:
+        return json.loads(lines[-1])
+    except (IndexError, ValueError):
+        raise UserCodeRefused(
+            f"entrypoint: {entrypoint} ended its process with status {process.returncode}:\n"
+            f"{process.stderr[-4000:]}"
+        ) from None

@@ -1,0 +1,127 @@
+"""Commands: what the effects must do. They are idempotent and keyed.
+
+Messages to agents are no commands: they are a projection of the state (`manager.core.orders`), sent again
+whenever it changes or an agent connects.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ...protocol.messages import CheckpointRef
+from ..spec.start_source import StartSource
+from ..spec.values import Value
+
+
+class _Command(Value):
+    """`ordered_after`: how many facts the job had when it was ordered."""
+
+    key: str
+    ordered_after: int = 0
+
+
+class RequestVm(_Command):
+    command: Literal["request_vm"] = "request_vm"
+    vm: str
+
+
+class ReleaseVm(_Command):
+    command: Literal["release_vm"] = "release_vm"
+    vm: str
+
+
+class WorkerSlot(Value):
+    worker: str
+    vm: str
+    memory_bytes: int
+    slowdown: float = 1.0  # of its compute times, compared with its peers
+
+
+class ComputePlan(_Command):
+    """Run the planner off the event loop for these workers; answer with `PlanComputed`.
+
+    `reconsider`: the plan that runs could stay; it is predicted as well.
+    """
+
+    command: Literal["compute_plan"] = "compute_plan"
+    generation: int
+    workers: tuple[WorkerSlot, ...]
+    reconsider: bool = False
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """The workers that it is about."""
+        return frozenset(slot.worker for slot in self.workers)
+
+
+class OpenHead(_Command):
+    """Swap head.json to `generation` (fencing all older ones); answer with `HeadOpened`.
+
+    The head must have reached generation `opened` (0: there need be none yet; None, as in commands of earlier
+    versions: whatever it has) and list `checkpoints`, as the journal knows; else nothing is changed, and the
+    answer is `HeadDiffers`. `restart`: whatever it lists, it
+    is to begin anew without any checkpoint.
+    """
+
+    command: Literal["open_head"] = "open_head"
+    generation: int
+    opened: int | None = None
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    restart: bool = False
+
+
+class DeleteCheckpoint(_Command):
+    """Take a checkpoint out of the head, then, `lease_s` after it left it, delete its parts."""
+
+    command: Literal["delete_checkpoint"] = "delete_checkpoint"
+    checkpoint: CheckpointRef
+    not_before: float
+    lease_s: float = 60.0
+
+
+class SweepStore(_Command):
+    """Remove what the job left in the store and nobody needs any more, and see what its head lists; answer
+    with `HeadSeen`."""
+
+    command: Literal["sweep_store"] = "sweep_store"
+    not_before: float
+    lease_s: float
+
+
+class ExportWeights(_Command):
+    """Export the weights of `checkpoint`, or of the first of `older` if it cannot be read; answer with
+    `WeightsExported`."""
+
+    command: Literal["export_weights"] = "export_weights"
+    checkpoint: CheckpointRef
+    older: tuple[CheckpointRef, ...] = ()  # newest first
+
+
+class CopyCheckpoint(_Command):
+    """Copy the checkpoint that the job starts from, and list it in its head; answer with
+    `CheckpointCopied`."""
+
+    command: Literal["copy_checkpoint"] = "copy_checkpoint"
+    source: StartSource
+
+
+class StoreCalibration(_Command):
+    """Leave the job's measurements in its store, under their fingerprint, for jobs to come."""
+
+    command: Literal["store_calibration"] = "store_calibration"
+
+
+Command = Annotated[
+    RequestVm
+    | ReleaseVm
+    | ComputePlan
+    | OpenHead
+    | DeleteCheckpoint
+    | SweepStore
+    | ExportWeights
+    | CopyCheckpoint
+    | StoreCalibration,
+    Field(discriminator="command"),
+]

@@ -1,0 +1,217 @@
+"""Events: what the core is told, observations and results of commands.
+
+They carry the time and any new ids, so that the core needs no clock and no randomness.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ...protocol.messages import CheckpointRef, Report
+from ..spec.start_source import StartSource
+from ..spec.values import Value
+from .facts import Resumption
+
+
+class JobSubmitted(Value):
+    event: Literal["job_submitted"] = "job_submitted"
+    now: float
+    job: str
+    spec: dict[str, Any]  # makara.manager.spec.job_spec.JobSpec
+    bundle_sha256: str
+    start: StartSource | None = None
+
+
+class StopRequested(Value):
+    event: Literal["stop_requested"] = "stop_requested"
+    now: float
+
+
+class Tick(Value):
+    """Time has passed. `new_vms`: fresh unique VM ids that the core may use for requests."""
+
+    event: Literal["tick"] = "tick"
+    now: float
+    new_vms: tuple[str, ...] = ()
+
+
+class ReportReceived(Value):
+    event: Literal["report_received"] = "report_received"
+    now: float
+    report: Report
+
+
+class ConnectionClosed(Value):
+    event: Literal["connection_closed"] = "connection_closed"
+    now: float
+    vm: str
+
+
+class ManagerStarted(Value):
+    """A manager process took over: every lease begins anew."""
+
+    event: Literal["manager_started"] = "manager_started"
+    now: float
+
+
+class VmRequestFailed(Value):
+    event: Literal["vm_request_failed"] = "vm_request_failed"
+    now: float
+    vm: str
+    error: str
+
+
+class VmTerminated(Value):
+    """The provider says that the VM is gone (authoritative)."""
+
+    event: Literal["vm_terminated"] = "vm_terminated"
+    now: float
+    vm: str
+
+
+class Together(Value):
+    """Observations that came in one instant: taken in one after the other, then decided on once.
+
+    A hundred VMs that the cloud takes at a time call for one plan, not for a hundred.
+    """
+
+    event: Literal["together"] = "together"
+    now: float
+    events: tuple[ReportReceived | ConnectionClosed | VmTerminated, ...]
+
+
+class PlanComputed(Value):
+    """Answer to `ComputePlan`. `plan` None: nothing feasible, and `reason` says why."""
+
+    event: Literal["plan_computed"] = "plan_computed"
+    now: float
+    generation: int
+    asked: frozenset[str]  # the workers that the question was about
+    plan: dict[str, Any] | None
+    workers: tuple[str, ...] = ()  # worker ids in rank order
+    predicted_s: float | None = None
+    current_s: float | None = None  # what the plan that runs is now predicted to take, if that was asked
+    reason: str | None = None
+
+
+class HeadOpened(Value):
+    """Answer to `OpenHead`: `checkpoints` are those published, newest first."""
+
+    event: Literal["head_opened"] = "head_opened"
+    now: float
+    generation: int
+    checkpoints: tuple[CheckpointRef, ...]
+
+
+class HeadDiffers(Value):
+    """Answer to `OpenHead`: the head is not as the journal knows it, and was left as it is.
+
+    `difference`: `missing`: there is none, or none that can be read; `lacks`: it has not the generation or
+    the checkpoints that it should; `ahead`: somebody else has opened it. `head_generation` and `checkpoints`,
+    newest first, are what it has.
+    """
+
+    event: Literal["head_differs"] = "head_differs"
+    now: float
+    generation: int
+    difference: Literal["missing", "lacks", "ahead"]
+    reason: str
+    head_generation: int = 0
+    checkpoints: tuple[CheckpointRef, ...] = ()
+
+
+class HeadSeen(Value):
+    """What the head, open at `generation`, lists now."""
+
+    event: Literal["head_seen"] = "head_seen"
+    now: float
+    generation: int
+    checkpoints: tuple[CheckpointRef, ...]
+
+
+class CommandStuck(Value):
+    """A command could not be carried out for longer than anybody's patience; `error` says why, in the words
+    of the store or the system. `generation`: that of an `OpenHead`."""
+
+    event: Literal["command_stuck"] = "command_stuck"
+    now: float
+    command: str
+    error: str
+    generation: int | None = None
+
+
+class ResumeRequested(Value):
+    """A person's answer to a job that waits for one."""
+
+    event: Literal["resume_requested"] = "resume_requested"
+    now: float
+    how: Resumption
+
+
+class ContinueRequested(Value):
+    """A person has a job go on that had ended, on so many VMs."""
+
+    event: Literal["continue_requested"] = "continue_requested"
+    now: float
+    min_nodes: int
+    max_nodes: int
+
+
+class CheckpointCopied(Value):
+    """Answer to `CopyCheckpoint`: `checkpoint` of the job is what was `source` of the other."""
+
+    event: Literal["checkpoint_copied"] = "checkpoint_copied"
+    now: float
+    checkpoint: CheckpointRef
+    source: CheckpointRef | None
+
+
+class CheckpointDeleted(Value):
+    event: Literal["checkpoint_deleted"] = "checkpoint_deleted"
+    now: float
+    checkpoint: CheckpointRef
+
+
+class WeightsExported(Value):
+    event: Literal["weights_exported"] = "weights_exported"
+    now: float
+    uri: str
+    sha256: str  # makara.checkpoint.export: hash over names, dtypes, shapes and bytes in name order
+    step: int
+    note: str = ""  # why they are those of an older step than the last
+
+
+class JobCommandFailed(Value):
+    """A command failed by a fault of ours; `command` is its own name (`compute_plan`, ...)."""
+
+    event: Literal["job_command_failed"] = "job_command_failed"
+    now: float
+    command: str
+    error: str
+
+
+Event = Annotated[
+    JobSubmitted
+    | StopRequested
+    | Tick
+    | ReportReceived
+    | ConnectionClosed
+    | ManagerStarted
+    | VmRequestFailed
+    | VmTerminated
+    | Together
+    | PlanComputed
+    | HeadOpened
+    | HeadDiffers
+    | HeadSeen
+    | CommandStuck
+    | ResumeRequested
+    | ContinueRequested
+    | CheckpointCopied
+    | CheckpointDeleted
+    | WeightsExported
+    | JobCommandFailed,
+    Field(discriminator="event"),
+]

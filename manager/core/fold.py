@@ -1,0 +1,446 @@
+"""`apply`: how each fact changes the state of a job. A fact about something unknown is counted, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from ...pipeline.plan import shape_of
+from ...protocol.messages import CheckpointRef
+from ..spec.job_spec import JobSpec
+from . import fold_continuing, fold_measuring
+from .facts import (
+    BitsFixed,
+    CheckpointPublished,
+    CheckpointRetired,
+    EndReason,
+    Fact,
+    GenerationClosed,
+    GenerationFormed,
+    GenerationOpened,
+    GenerationPlanned,
+    GenerationPrepared,
+    GenerationStalled,
+    HoldChanged,
+    IsolationChanged,
+    JobEnded,
+    JobResumed,
+    PersonNeeded,
+    PlanImpossible,
+    ProfilerChosen,
+    RecipeFixed,
+    Resumption,
+    StacksTaken,
+    StopOrdered,
+    Submitted,
+    TrainingFinished,
+    VmEnded,
+    VmJoined,
+    VmNoticed,
+    VmRequested,
+    WorkerFailed,
+)
+from .failures import Death, Rounds, without_progress
+from .state import Generation, JobState, Stall, Vm, VmStatus, Waiting, order_of, vm_of
+
+
+def apply(state: JobState, fact: Fact) -> JobState:
+    """The state after `fact`. Pure; the fold of a job's facts from `JobState()` is the job."""
+    after = _RULES[type(fact)](state, fact)
+    return after.changed(num_facts=state.num_facts + 1)
+
+
+def fold(facts: Iterable[Fact]) -> JobState:
+    """The state that a journal tells."""
+    state = JobState()
+    for fact in facts:
+        state = apply(state, fact)
+    return state
+
+
+def _submitted(state: JobState, fact: Submitted) -> JobState:
+    spec = JobSpec.model_validate(fact.spec)
+    return state.changed(
+        job=fact.job,
+        spec=spec,
+        bundle_sha256=fact.bundle_sha256,
+        submitted_at=fact.at,
+        start=fact.start,
+        copying=fact.start is not None,
+    )
+
+
+def _vm_requested(state: JobState, fact: VmRequested) -> JobState:
+    if fact.vm in state.vms:
+        return state
+    return state.with_vm(Vm(fact.vm, requested_at=fact.at, number=len(state.vms)))
+
+
+def _vm_joined(state: JobState, fact: VmJoined) -> JobState:
+    vm = state.vms.get(fact.vm)
+    if vm is None or not vm.live:
+        return state
+    joined = replace(
+        vm, status=VmStatus.JOINED, joined_at=fact.at, address=fact.address, devices=fact.devices
+    )
+    return state.with_vm(joined).changed(request_failures=0)
+
+
+def _vm_noticed(state: JobState, fact: VmNoticed) -> JobState:
+    vm = state.vms.get(fact.vm)
+    if vm is None or not vm.live:
+        return state
+    state = _without_deaths(state, fact.vm)  # word of its end may come with the first signs of it
+    return state.with_vm(replace(vm, status=VmStatus.NOTICED, deadline=fact.deadline))
+
+
+def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
+    vm = state.vms.get(fact.vm)
+    if vm is None or not vm.live:
+        return state
+    counted = vm.requested_at < state.request_failed_at <= fact.at  # not if the clock was set back since
+    if fact.reason is EndReason.REQUEST_FAILED and not counted:
+        # VMs asked for together and refused together are one failure: the wait doubles once, not six times.
+        state = state.changed(request_failures=state.request_failures + 1, request_failed_at=fact.at)
+    if fact.reason in (EndReason.WORKERS_DIED, EndReason.UNFIT):
+        state = state.changed(replaced_at=fact.at)
+    if fact.reason is EndReason.WORKERS_DIED:
+        state = state.changed(worn_vms=state.worn_vms + 1)
+    elif fact.reason is EndReason.UNFIT:
+        # Those that came together are one, as for failures; no generation makes a difference here.
+        rounds, newest = state.unfit_rounds.failed(fact.at, 0, fact.vm, 0), state.vms.get(state.newest_unfit)
+        state = state.changed(unfit_rounds=rounds)
+        if newest is None or vm.number > newest.number:
+            state = state.changed(newest_unfit=fact.vm)
+    if fact.reason not in (EndReason.WORKERS_DIED, EndReason.UNFIT):
+        state = _without_deaths(state, fact.vm)  # what ended its trainers was the end of the VM
+        if _is_last_host(state, fact.vm):
+            # Unfit VMs beside one that was fit harmed nobody: only those that come now do.
+            state = state.changed(unfit_rounds=Rounds())
+    ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)
+    forgotten = {name: _without(fact.vm, getattr(state, name)) for name in ("slow", "times_slow")}
+    return state.changed(**forgotten).with_vm(ended)
+
+
+def _is_last_host(state: JobState, vm: str) -> bool:
+    """Whether the VM, and none other that lives, has workers of the newest generation that formed."""
+    hosts = {vm_of(worker) for worker, _ in state.hosts}
+    return vm in hosts and not any(other.vm in hosts for other in state.live_vms if other.vm != vm)
+
+
+def _without(vm: str, by_worker: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without what is known of workers of a VM that has ended."""
+    if not any(vm_of(worker) == vm for worker in by_worker):
+        return by_worker
+    return MappingProxyType({worker: item for worker, item in by_worker.items() if vm_of(worker) != vm})
+
+
+def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
+    state = state.changed(failed=MappingProxyType({**state.failed, fact.worker: fact.incarnation}))
+    if fact.step > state.progress_step:
+        state = state.changed(progress_step=fact.step, internal_errors=Rounds())
+    if fact.kind == "recipe":
+        return state.changed(
+            unfit=MappingProxyType({**state.unfit, fact.worker: fact.message}), last_error=fact.message
+        )
+    if fact.kind == "outdated":  # nothing failed: see `core.versions`
+        return state.changed(
+            given_up=MappingProxyType({**state.given_up, fact.worker: fact.incarnation}),
+            outdated=state.outdated | {fact.worker},
+        )
+    if fact.kind == "stuck":
+        state = state.changed(given_up=MappingProxyType({**state.given_up, fact.worker: fact.incarnation}))
+        if not fact.counted:
+            return _died(state, fact, closed=True)
+    elif fact.kind not in ("user", "internal"):
+        return _died(state, fact)
+    state = state.changed(last_error=fact.message, last_traceback=fact.traceback)
+    mark = fact.at, state.last_generation, fact.worker, fact.incarnation
+    if fact.kind == "user":
+        return state.changed(user_errors=state.user_errors.failed(*mark))
+    return state.changed(internal_errors=state.internal_errors.failed(*mark))
+
+
+def _died(state: JobState, fact: WorkerFailed, *, closed: bool = False) -> JobState:
+    """A trainer that a signal, its lease, or not leaving a closed generation ended; of a VM that is gone, or
+    was to go, that is no wonder."""
+    vm = state.vms.get(vm_of(fact.worker))
+    if vm is None or not vm.live or vm.status is VmStatus.NOTICED or fact.own_steps is None:
+        return state
+    death = Death(
+        vm.vm,
+        fact.worker,
+        fact.incarnation,
+        fact.at,
+        state.last_generation,
+        state.progress_step,
+        fact.message,
+        closed,
+    )
+    kept = [d for d in state.deaths if fact.own_steps == 0 or d.vm != vm.vm]
+    return state.changed(deaths=(*_still_counted(state, kept), death))
+
+
+def _without_deaths(state: JobState, vm: str) -> JobState:
+    deaths = tuple(death for death in state.deaths if death.vm != vm)
+    return state.changed(deaths=deaths) if len(deaths) < len(state.deaths) else state
+
+
+def _still_counted(state: JobState, deaths: Iterable[Death]) -> list[Death]:
+    """Those on VMs that live; and of others for as long as the job has not gone on since."""
+    live = {vm.vm for vm in state.live_vms}
+    newest = without_progress(deaths, state.progress_step)
+    return [death for death in deaths if death.vm in live or death in newest]
+
+
+def _profiler_chosen(state: JobState, fact: ProfilerChosen) -> JobState:
+    return state.changed(profiler=(fact.worker, fact.incarnation))
+
+
+def _recipe_fixed(state: JobState, fact: RecipeFixed) -> JobState:
+    version = state.num_facts + 1
+    return state.changed(
+        recipe=fact.recipe,
+        calibration=fact.calibration,
+        measurements=fact.measurements,
+        measuring=None,
+        recipe_version=version,
+    )
+
+
+def _bits_fixed(state: JobState, fact: BitsFixed) -> JobState:
+    if state.recipe is None:
+        return state
+    bits = {"bits_hash": fact.bits_hash, "kernels_hash": fact.kernels_hash}
+    return state.changed(recipe=state.recipe.model_copy(update=bits))
+
+
+def _planned(state: JobState, fact: GenerationPlanned) -> JobState:
+    planned = Generation(
+        number=fact.number,
+        cause=fact.cause,
+        plan=fact.plan,
+        shape=shape_of(fact.plan),
+        members=fact.members,
+        num_workers=len(fact.plan["ranges"]),
+        detected_at=fact.detected_at,
+        planned_at=fact.at,
+        decided_s=fact.decided_s,
+        predicted_s=fact.predicted_s,
+        saves_only=fact.saves_only,
+    )
+    return state.changed(planned=planned, last_generation=fact.number, impossible=None)
+
+
+def _prepared(state: JobState, fact: GenerationPrepared) -> JobState:
+    if state.planned is None or state.planned.number != fact.number:
+        return state
+    planned = replace(state.planned, endpoint=fact.endpoint, prepared_at=fact.at)
+    return state.changed(planned=planned, head_generation=max(state.head_generation, fact.number))
+
+
+def _opened(state: JobState, fact: GenerationOpened) -> JobState:
+    if state.planned is None or state.planned.number != fact.number:
+        return state
+    history = state.history
+    if state.current is not None:
+        history = _with_closed(history, state.current, fact.at, f"superseded by {fact.number}")
+    current = replace(state.planned, endpoint=fact.endpoint, opened_at=fact.at, checkpoints=fact.checkpoints)
+    base = fact.checkpoints[0] if fact.checkpoints else None
+    head = max(state.head_generation, fact.number)
+    return state.changed(
+        planned=None,
+        current=current,
+        history=history,
+        base=base,
+        hold=False,
+        head_generation=head,
+        opened_generation=fact.number,
+        restarting=False,
+    )
+
+
+def _formed(state: JobState, fact: GenerationFormed) -> JobState:
+    if state.current is None or state.current.number != fact.number:
+        return state
+    formed = replace(state.current, formed=fact.formed, formed_at=fact.at, lost_steps=fact.lost_steps)
+    if _has_newer_vm(state, formed):
+        state = state.changed(unfit_rounds=Rounds())
+    if _shows_fit_vms(state, formed):
+        state = state.changed(newest_unfit="")
+    ranges = ((start, stop) for start, stop in formed.plan["ranges"])
+    hosts = MappingProxyType(dict(zip(formed.seats, ranges, strict=True)))
+    return _progressed(state.changed(current=formed, hosts=hosts), fact.formed.step)
+
+
+def _has_newer_vm(state: JobState, generation: Generation) -> bool:
+    """Whether a VM that joined since one was last replaced takes part."""
+    vms = (state.vms.get(vm_of(worker)) for worker, _ in generation.seats)
+    return any(vm is not None and (vm.joined_at or 0.0) > state.replaced_at for vm in vms)
+
+
+def _shows_fit_vms(state: JobState, generation: Generation) -> bool:
+    """Whether a VM takes part that is as new as the newest that was unfit."""
+    unfit = state.vms.get(state.newest_unfit)
+    if unfit is None:
+        return False
+    vms = (state.vms.get(vm_of(worker)) for worker, _ in generation.seats)
+    return any(vm is not None and vm.is_as_new_as(unfit) for vm in vms)
+
+
+def _generation_closed(state: JobState, fact: GenerationClosed) -> JobState:
+    if state.planned is not None and state.planned.number == fact.number:
+        history = _with_closed(state.history, state.planned, fact.at, fact.reason)
+        # With an older generation still stepping, only the preparation ends: nobody must be woken mid-step.
+        abandoned = state.abandoned if state.current is not None else fact.number
+        return state.changed(planned=None, history=history, abandoned=abandoned)
+    if state.current is not None and state.current.number == fact.number:
+        history = _with_closed(state.history, state.current, fact.at, fact.reason)
+        return state.changed(current=None, history=history, abandoned=fact.number)
+    return state
+
+
+def _stalled(state: JobState, fact: GenerationStalled) -> JobState:
+    return state.changed(stall=Stall(fact.number, fact.generation, fact.step, fact.suspects, fact.doublings))
+
+
+def _stacks_taken(state: JobState, fact: StacksTaken) -> JobState:
+    if state.stall is None or state.stall.number != fact.number:
+        return state
+    return state.changed(stall=replace(state.stall, seen=state.stall.seen | {fact.worker}))
+
+
+def _with_closed(
+    history: tuple[Generation, ...], generation: Generation, at: float, reason: str
+) -> tuple[Generation, ...]:
+    """The history with one more. Members of those before the last that was opened are of no use any more."""
+    closed = replace(generation, plan={}, ended_at=at, end_reason=reason)
+    kept = next((n for n in range(len(history), 0, -1) if not history[n - 1].members), 0)
+    older = history[kept:]
+    if closed.opened_at is not None:
+        older = tuple(replace(before, members=()) for before in older)
+    return (*history[:kept], *older, closed)
+
+
+def _plan_impossible(state: JobState, fact: PlanImpossible) -> JobState:
+    return state.changed(impossible=fact.reason)
+
+
+def _published(state: JobState, fact: CheckpointPublished) -> JobState:
+    if fact.checkpoint in state.published:
+        return state
+    published = tuple(sorted((*state.published, fact.checkpoint), key=order_of))
+    current = state.current
+    progressed = fact.checkpoint.step > state.progress_step
+    if progressed and current is not None and current.number == fact.checkpoint.generation:
+        state = _prove(state, current)
+    return _progressed(state.changed(published=published), fact.checkpoint.step)
+
+
+def _prove(state: JobState, generation: Generation) -> JobState:
+    """The generation's VMs have committed steps: earlier deaths on them are forgotten."""
+    if not state.deaths and not state.worn_vms:
+        return state
+    vms = {vm_of(worker) for worker, _ in generation.seats}
+    deaths = tuple(death for death in state.deaths if death.vm not in vms)
+    worn = 0 if _has_newer_vm(state, generation) else state.worn_vms
+    return state.changed(deaths=deaths, worn_vms=worn)
+
+
+def _progressed(state: JobState, step: int) -> JobState:
+    if step <= state.progress_step:
+        return state
+    return state.changed(progress_step=step, internal_errors=Rounds())
+
+
+def _retired(state: JobState, fact: CheckpointRetired) -> JobState:
+    kept: tuple[CheckpointRef, ...] = tuple(c for c in state.published if c != fact.checkpoint)
+    return state.changed(published=kept, retired=max(state.retired, order_of(fact.checkpoint)))
+
+
+def _hold_changed(state: JobState, fact: HoldChanged) -> JobState:
+    return state.changed(hold=fact.hold)
+
+
+def _isolation_changed(state: JobState, fact: IsolationChanged) -> JobState:
+    return state.changed(isolated=fact.isolated)
+
+
+def _stop_ordered(state: JobState, fact: StopOrdered) -> JobState:
+    """What was impossible was so for training; to save what is held, any number of workers will do."""
+    return state.changed(stop_ordered_at=fact.at, failure=fact.failure, waiting=None, impossible=None)
+
+
+def _training_finished(state: JobState, fact: TrainingFinished) -> JobState:
+    return state.changed(finished=fact.checkpoint)
+
+
+def _person_needed(state: JobState, fact: PersonNeeded) -> JobState:
+    found = fact.head_generation, fact.checkpoints
+    return state.changed(waiting=Waiting(fact.at, fact.reason, fact.offers, fact.vms_until, *found))
+
+
+def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
+    """Generations go on above the head's, whoever opened that."""
+    state = state.changed(
+        waiting=None,
+        answered=fact.how,
+        hold=False,
+        impossible=None,
+        unfit_rounds=Rounds(),
+        last_generation=max(state.last_generation, fact.head_generation),
+        head_generation=max(state.head_generation, fact.head_generation),
+    )
+    if state.recipe is not None and (fact.how is Resumption.RESTART or state.progress_step == 0):
+        # No step was made with the old bits that those to come would have to match.
+        state = state.changed(recipe=state.recipe.without_bits())
+    if fact.how is Resumption.AGAIN:
+        return state
+    published = tuple(sorted(fact.checkpoints, key=order_of)) if fact.how is Resumption.FROM_HEAD else ()
+    return state.changed(
+        published=published,
+        # What the head lacks is no more believed when a worker reports it.
+        retired=max([state.retired, *map(order_of, state.published)]),
+        base=None,
+        opened_generation=fact.head_generation,
+        restarting=fact.how is Resumption.RESTART,
+        progress_step=max((c.step for c in published), default=0),
+    )
+
+
+def _job_ended(state: JobState, fact: JobEnded) -> JobState:
+    return state.changed(ended=fact, ended_at=fact.at)
+
+
+_RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
+    **fold_measuring.RULES,
+    **fold_continuing.RULES,
+    Submitted: _submitted,
+    VmRequested: _vm_requested,
+    VmJoined: _vm_joined,
+    VmNoticed: _vm_noticed,
+    VmEnded: _vm_ended,
+    WorkerFailed: _worker_failed,
+    ProfilerChosen: _profiler_chosen,
+    RecipeFixed: _recipe_fixed,
+    BitsFixed: _bits_fixed,
+    GenerationPlanned: _planned,
+    GenerationPrepared: _prepared,
+    GenerationOpened: _opened,
+    GenerationFormed: _formed,
+    GenerationStalled: _stalled,
+    StacksTaken: _stacks_taken,
+    GenerationClosed: _generation_closed,
+    PlanImpossible: _plan_impossible,
+    CheckpointPublished: _published,
+    CheckpointRetired: _retired,
+    HoldChanged: _hold_changed,
+    IsolationChanged: _isolation_changed,
+    StopOrdered: _stop_ordered,
+    TrainingFinished: _training_finished,
+    PersonNeeded: _person_needed,
+    JobResumed: _job_resumed,
+    JobEnded: _job_ended,
+}

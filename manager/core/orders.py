@@ -1,0 +1,175 @@
+"""What each VM should now be doing: a pure projection of a job's state, sent whenever it changes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from dataclasses import dataclass, field
+
+from ...protocol.messages import GenerationOrder, JobSettings, MeasureOrder, Member, Orders, ProbeOrder
+from ...simulator.calibration.assembly import SHARE_S, section_time_s
+from ..spec.job_spec import JobSpec, to_settings
+from .state import Generation, JobState, vm_of
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """Bounds that agents keep, in seconds (see the fields of `Orders`), and what the keys of generations are
+    made of."""
+
+    trainer_lease_s: float = 10.0  # a trainer silent for this long is killed and replaced
+    link_timeout_s: float = 10.0  # a member that another cannot reach for this long is lost to it
+    orphan_timeout_s: float = 600.0  # a VM that sees no manager for this long saves and ends itself
+    orphan_save_s: float = 300.0  # for how long a VM that is to end waits for its checkpoint
+    log_bytes: int = 16 << 20  # of each log file on a VM
+    least_worker_token_s: float = 3600.0
+    secret: bytes = field(default=b"", repr=False)
+
+    @property
+    def worker_token_s(self) -> float:
+        """For how long a VM's token is good. It is renewed after a third of that: a VM that was away for as
+        long as it may be still gets in."""
+        return max(self.least_worker_token_s, 3 * (self.orphan_timeout_s + self.orphan_save_s))
+
+
+class OrderParts:
+    """What the orders of all VMs of one job have in common: made, and written as JSON, once."""
+
+    def __init__(self) -> None:
+        self._settings: tuple[JobSpec, JobSettings] | None = None
+        self._generations: list[tuple[Generation, frozenset[str], GenerationOrder, str]] = []
+
+    def settings(self, state: JobState) -> JobSettings:
+        """As the function of this name."""
+        assert state.spec is not None, "no job was submitted"
+        if self._settings is None or self._settings[0] is not state.spec:
+            self._settings = state.spec, settings(state)
+        return self._settings[1]
+
+    def generation_for(self, state: JobState, vm: str, secret: bytes) -> GenerationOrder | None:
+        """The newest generation that concerns the VM: the planned one to prepare, else the open one."""
+        for generation in (state.planned, state.current):
+            if generation is not None:
+                _, vms, order, _ = self._of(state, generation, secret)
+                if vm in vms:
+                    return order
+        return None
+
+    def to_json(self, orders: Orders, *, without_plan: bool = False) -> str:
+        """As `model_dump_json`; the generation, which may be large, is not written again for each VM.
+
+        `without_plan`: for an agent that has it.
+        """
+        if without_plan and orders.generation is not None:
+            bare = orders.generation.model_copy(update={"plan": {}, "members": []})
+            return orders.model_copy(update={"generation": bare}).model_dump_json()
+        text = next((text for _, _, order, text in self._generations if order is orders.generation), None)
+        if text is None:
+            return orders.model_dump_json()
+        bare = orders.model_copy(update={"generation": None}).model_dump_json()
+        return bare.replace('"generation":null', f'"generation":{text}', 1)
+
+    def _of(
+        self, state: JobState, generation: Generation, secret: bytes
+    ) -> tuple[Generation, frozenset[str], GenerationOrder, str]:
+        made = next((made for made in self._generations if made[0] is generation), None)
+        if made is None:
+            order = _order(state, generation, secret)
+            vms = frozenset(vm_of(worker) for worker, _ in generation.members)
+            made = generation, vms, order, order.model_dump_json()
+            self._generations = [*self._generations[-1:], made]  # one that runs and one that is planned
+        return made
+
+
+def is_same(orders: Orders, before: Orders) -> bool:
+    """Whether both say the same, whatever their versions are."""
+    return all(
+        (now := getattr(orders, name)) is (then := getattr(before, name)) or now == then for name in _SAID
+    )
+
+
+_SAID = tuple(name for name in Orders.model_fields if name != "version")
+
+
+def orders(state: JobState, vm: str, leases: Leases = Leases(), parts: OrderParts | None = None) -> Orders:
+    """The orders of one VM. A VM that ended or was never asked for is told to shut down (fencing).
+
+    `parts` keeps from call to call what is alike for all VMs.
+    """
+    parts = parts or OrderParts()
+    known = state.vms.get(vm)
+    if known is None or not known.live or state.ended is not None or state.spec is None:
+        return Orders(version=state.num_facts, action="shutdown", abandoned=state.last_generation)
+    generation = parts.generation_for(state, vm, leases.secret)
+    profiler = state.profiler[0] if state.profiler is not None and state.recipe is None else None
+    profiles = profiler is not None and state.measuring is None and vm_of(profiler) == vm
+    return Orders(
+        version=state.num_facts,
+        action="profile" if profiles else "train" if generation is not None else "idle",
+        job=parts.settings(state),
+        recipe=state.recipe,
+        generation=generation,
+        abandoned=state.abandoned,
+        hold=state.hold or state.stop_ordered_at is not None,
+        profile_worker=profiler if profiles else None,
+        measure=_measure(state, vm),
+        probe=_probe(state, vm),
+        stacks=state.stall.number if state.stall is not None else 0,
+        given_up={worker: number for worker, number in state.given_up.items() if vm_of(worker) == vm},
+        lease_s=leases.trainer_lease_s,
+        link_timeout_s=leases.link_timeout_s,
+        orphan_timeout_s=leases.orphan_timeout_s,
+        orphan_save_s=leases.orphan_save_s,
+        log_bytes=leases.log_bytes,
+    )
+
+
+def settings(state: JobState) -> JobSettings:
+    """The job's settings as trainers get them. The job must have been submitted."""
+    assert state.spec is not None, "no job was submitted"
+    return to_settings(state.spec, state.job, state.bundle_sha256)
+
+
+def _measure(state: JobState, vm: str) -> list[MeasureOrder]:
+    """The shares of the VM's workers of which something is left to measure."""
+    measuring = state.measuring
+    if measuring is None:
+        return []
+    done = measuring.done
+    layouts = {layout.microbatch_size: layout for layout in measuring.survey.layouts}
+    own = [(worker, share) for (worker, _), share in measuring.dealt if vm_of(worker) == vm]
+    return [
+        MeasureOrder(
+            worker=worker,
+            layout=layouts[share.microbatch_size],
+            sections=share.sections,
+            section_s=section_time_s(SHARE_S, sum(len(s.sections) for w, s in own if w == worker)),
+        )
+        for worker, share in own
+        if any((share.microbatch_size, section) not in done for section in share.sections)
+    ]
+
+
+def _probe(state: JobState, vm: str) -> ProbeOrder | None:
+    probe = state.measuring.probe if state.measuring is not None else None
+    if probe is None or all(vm_of(worker) != vm for worker, _ in probe.members):
+        return None
+    members = [Member(worker=w, address=state.vms[vm_of(w)].address) for w, _ in probe.members]
+    return ProbeOrder(number=probe.number, members=members, endpoint=probe.endpoint)
+
+
+def _order(state: JobState, generation: Generation, secret: bytes) -> GenerationOrder:
+    members = [(worker, state.vms[vm_of(worker)].address) for worker, _ in generation.members]
+    hashed = json.dumps([generation.plan, members], sort_keys=True).encode()
+    return GenerationOrder(
+        number=generation.number,
+        phase="prepare" if generation.opened_at is None else "go",
+        plan=dict(generation.plan),
+        members=[Member(worker=worker, address=address) for worker, address in members],
+        plan_hash=hashlib.sha256(hashed).hexdigest(),
+        checkpoints=list(generation.checkpoints),
+        endpoint=generation.endpoint if generation.opened_at is not None else None,
+        saves_only=generation.saves_only,
+        key=hmac.new(secret, f"{state.job}/{generation.number}".encode(), hashlib.sha256).hexdigest(),
+    )

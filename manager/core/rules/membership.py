@@ -1,0 +1,214 @@
+"""Which VMs the job has: asking for them, taking them in, and telling when one is gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....protocol.hashes import short
+from ....protocol.messages import Failure, Phase, WorkerReport
+from ..commands import RequestVm
+from ..events import Tick, VmRequestFailed, VmTerminated
+from ..facts import EndReason, IsolationChanged, VmJoined, VmNoticed, VmRequested, WorkerFailed
+from ..failures import num_rounds, on_vm
+from ..silence import heard_at
+from ..state import Vm, VmStatus, vm_of, wanted_vms
+from ..turn import Turn, has_ended, own_steps
+from . import fitness
+
+
+def take(turn: Turn) -> None:
+    """What the cloud says about a VM. Authoritative."""
+    event = turn.event
+    if not isinstance(event, VmRequestFailed | VmTerminated):
+        return
+    vm = turn.state.vms.get(event.vm)
+    if vm is None or not vm.live:
+        return
+    if isinstance(event, VmRequestFailed):
+        # Released all the same: a request that failed half way may have left something running.
+        turn.end_vm(event.vm, EndReason.REQUEST_FAILED, event.error)
+    elif vm.joined:
+        turn.end_vm(event.vm, EndReason.PREEMPTED, release=False)
+    else:
+        turn.end_vm(event.vm, EndReason.REQUEST_FAILED, "gone before it joined", release=False)
+
+
+def join_vms(turn: Turn) -> None:
+    """A VM that was asked for joins by its first report."""
+    for vm in turn.state.live_vms:
+        pulse = turn.vitals.pulses.get(vm.vm)
+        if vm.status is VmStatus.REQUESTED and pulse is not None:
+            devices = tuple(device.model_dump() for device in pulse.report.devices)
+            turn.fact(VmJoined(at=turn.now, vm=vm.vm, address=pulse.report.address, devices=devices))
+
+
+def record_failures(turn: Turn) -> None:
+    """A trainer's end becomes a fact once for each incarnation.
+
+    Its agent may have started the next one before it could be heard: it tells of earlier deaths as well.
+    """
+    for vm, worker in (*turn.deaths(), *turn.reports()):
+        failure = _failure(turn, worker)
+        if failure is None or turn.state.failed.get(worker.worker, -1) >= worker.incarnation:
+            continue
+        turn.fact(
+            WorkerFailed(
+                at=turn.now,
+                worker=worker.worker,
+                incarnation=worker.incarnation,
+                kind=failure.kind,
+                message=failure.message,
+                traceback=failure.traceback,
+                step=max(worker.step, turn.vitals.newest_step),
+                own_steps=own_steps(worker),
+            )
+        )
+        if worker.incarnation == 0 and worker.phase is Phase.EXITED and vm.live:
+            # Nothing ever ran here (the VM's own setup failed), and its agent will not try again.
+            turn.end_vm(vm.vm, EndReason.LEFT, failure.message)
+
+
+def _failure(turn: Turn, worker: WorkerReport) -> Failure | None:
+    recipe = turn.state.recipe
+    if any(found.recipe.device_kind == "other" for found in (worker.profile, worker.survey) if found):
+        return Failure(kind="recipe", message="its device is of a kind that this manager does not know")
+    if recipe is not None and worker.graph_hash not in (None, recipe.graph_hash):
+        message = f"its graph hash is {short(worker.graph_hash)}, the job's is {short(recipe.graph_hash)}"
+        return Failure(kind="recipe", message=message)
+    if fitness.differs(turn.state, worker):
+        return Failure(kind="recipe", message=fitness.describe(turn.state, worker))
+    if not has_ended(worker):
+        return None
+    return worker.failure or Failure(kind="killed", message="the process is gone")
+
+
+def take_notices(turn: Turn) -> None:
+    """The cloud's word that it will take a VM, as its agent reports it."""
+    for vm in turn.state.live_vms:
+        pulse = turn.vitals.pulses.get(vm.vm)
+        if vm.status is VmStatus.JOINED and pulse is not None and pulse.report.notice_deadline_s is not None:
+            deadline = pulse.at + pulse.report.notice_deadline_s
+            turn.fact(VmNoticed(at=turn.now, vm=vm.vm, deadline=deadline))
+
+
+def end_lost_vms(turn: Turn) -> None:
+    """VMs that are gone for certain: they say so, or their agents must have ended themselves."""
+    for vm in turn.state.live_vms:
+        verdict = _verdict(turn, vm)
+        if verdict is not None:
+            turn.end_vm(vm.vm, *verdict)
+
+
+def _verdict(turn: Turn, vm: Vm) -> tuple[EndReason, str] | None:
+    pulse, timing = turn.vitals.pulses.get(vm.vm), turn.timing
+    if pulse is not None and pulse.report.leaving is not None:
+        return EndReason.LEFT, pulse.report.leaving
+    unheard_s = turn.now - heard_at(turn.vitals, vm, turn.now)
+    if vm.status is VmStatus.REQUESTED:
+        late = unheard_s > timing.request_timeout_s
+        return (EndReason.REQUEST_FAILED, f"did not join in {timing.request_timeout_s:g} s") if late else None
+    if unheard_s > timing.given_up_after_s and vm.vm in turn.vitals.silent:
+        return EndReason.LEASE_EXPIRED, f"silent for {unheard_s:.1f} s"
+    deadline = _deadline(turn, vm)
+    if deadline is not None and turn.now > deadline + timing.vm_lease_s:
+        return EndReason.PREEMPTED, "its notice ran out"
+    return None
+
+
+def record_isolation(turn: Turn) -> None:
+    """Isolation decides nothing, but a user finds among the events when it began and ended."""
+    isolated = turn.isolated
+    if not isinstance(turn.event, Tick) or isolated == turn.state.isolated:
+        return
+    if not isolated and not turn.vitals.pulses:
+        return  # this manager has only begun, and nobody was heard yet
+    num_vms = sum(vm.joined for vm in turn.state.live_vms)
+    turn.fact(IsolationChanged(at=turn.now, isolated=isolated, num_vms=num_vms))
+
+
+def _deadline(turn: Turn, vm: Vm) -> float | None:
+    """When the cloud takes the VM. What was journalled may be of another clock: a report knows better."""
+    if vm.deadline is None:
+        return None
+    deadline, pulse = max(vm.deadline, turn.vitals.started_at), turn.vitals.pulses.get(vm.vm)
+    remaining_s = pulse.report.notice_deadline_s if pulse is not None else None
+    if pulse is None or remaining_s is None:
+        return deadline
+    return pulse.at + remaining_s if remaining_s > 0 else min(deadline, pulse.at)
+
+
+def replace_unusable(turn: Turn) -> None:
+    """VMs on which trainers die again and again, or none of whose workers meets the recipe, give way to
+    others."""
+    state, bound = turn.state, turn.timing.max_deaths_on_vm
+    for vm in {death.vm: None for death in state.deaths}:
+        deaths = on_vm(state.deaths, vm)
+        if state.vms[vm].live and num_rounds(deaths) >= bound:
+            detail = f"{bound} deaths of its trainers without a new step; the last: {deaths[-1].message}"
+            turn.end_vm(vm, EndReason.WORKERS_DIED, detail)
+    for worker, why in state.unfit.items():
+        vm = vm_of(worker)
+        known = turn.state.vms.get(vm)
+        if known is not None and known.live and not fitness.may_fit(turn, known):
+            turn.end_vm(vm, EndReason.UNFIT, why)
+
+
+def release_noticed(turn: Turn) -> None:
+    """A VM under notice is let go as soon as the plan that runs does without it."""
+    state = turn.state
+    if not state.running or state.current is None or not state.active:
+        return
+    needed = {vm_of(worker) for worker, _ in state.current.seats}
+    if state.planned is not None:
+        needed |= {vm_of(worker) for worker, _ in state.planned.members}
+    for vm in state.live_vms:
+        if vm.status is VmStatus.NOTICED and vm.vm not in needed:
+            turn.end_vm(vm.vm, EndReason.RELEASED, "handed over before its notice ran out")
+
+
+def request_vms(turn: Turn) -> None:
+    """Ask for VMs up to `max_nodes`, with a tick's fresh ids; wait longer after each refusal.
+
+    After VMs that were unfit, one at a time, until one is fit.
+    """
+    state, event = turn.state, turn.event
+    if not isinstance(event, Tick) or not state.active or state.spec is None:
+        return
+    singly = fitness.asks_singly(turn)
+    num_replaced = max(state.worn_vms + state.unfit_rounds.count, int(singly))
+    _say_singly(turn, num_replaced if singly else None)
+    if _waits(turn, state.request_failures, state.request_failed_at):
+        return
+    if _waits(turn, num_replaced, state.replaced_at):
+        return
+    missing = wanted_vms(state) - len(state.live_vms)
+    if singly:
+        missing = min(missing, 0 if fitness.on_trial(turn) else 1)
+    if missing <= 0:
+        return
+    fresh = [vm for vm in event.new_vms if vm not in state.vms]
+    for vm in fresh[:missing]:
+        turn.fact(VmRequested(at=turn.now, vm=vm))
+        turn.command(RequestVm(key=f"{vm}/request", vm=vm))
+
+
+def _waits(turn: Turn, failures: int, failed_at: float) -> bool:
+    """Whether so many failures in a row call for more patience."""
+    if not failures:
+        return False
+    if failed_at > turn.now:
+        failed_at = turn.vitals.started_at  # the clock was set back before this manager began
+    return turn.now - failed_at < _wait_s(turn, failures)
+
+
+def _wait_s(turn: Turn, failures: int) -> float:
+    """Seconds after the last of so many failures in a row before VMs are asked for again."""
+    doubled_s = turn.timing.request_backoff_s * 2 ** min(failures - 1, 16)
+    return min(doubled_s, turn.timing.longest_backoff_s)
+
+
+def _say_singly(turn: Turn, num_replaced: int | None) -> None:
+    """Keep for the job's view that VMs are asked for one at a time, and how long after each other."""
+    wait_s = _wait_s(turn, num_replaced) if num_replaced is not None else None
+    if wait_s != turn.vitals.asks_singly_s:
+        turn.vitals = replace(turn.vitals, asks_singly_s=wait_s)

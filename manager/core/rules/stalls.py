@@ -1,0 +1,267 @@
+"""Whether anything gets on, and what follows where nothing does.
+
+A trainer's beats come from a thread of their own, and prove that the process lives; that it gets on, its
+*progress* proves: a count of operations, samples and pieces of what it loads and saves. The progress of any
+member resets the bound of its generation, since a step that one cannot finish stops all. The bound follows
+from what a step was predicted and measured to take; waiting for data or for the store has bounds of its own.
+
+When it is exceeded, the stacks of all members are asked for, and then the generation is closed. Members whose
+own work is stalled are suspected and left out for a while. Where all wait for each other nobody is: the
+links are tried when the next generation forms. If that one makes no progress at the same step either, whoever
+is suspected, the bound is doubled: one operation may take longer than was predicted.
+
+A member of a closed generation sees that it is closed between two operations. So it has the time that its
+operation may take, and is ended after that; this does not count as a failure of the job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from ....protocol.messages import At, Phase, WorkerReport
+from .. import silence
+from ..events import Tick
+from ..facts import EndReason, GenerationStalled, StacksTaken, WorkerFailed
+from ..state import Generation, JobState, Vm
+from ..timing import Timing
+from ..turn import Turn, has_ended, own_steps, seat_of
+from ..vitals import NoProgress, Vitals
+from . import generations
+
+_OWN_WORK = frozenset((At.COMPUTING, At.DATA, At.STORE))
+_WORKS = frozenset((Phase.FORMING, Phase.RUNNING, Phase.OTHER))
+_MOST_DOUBLINGS = 6
+_MOST_STACKS = 64  # kept of one stall
+
+
+class _Bound(NamedTuple):
+    """How long something may last, and the field of `Timing` that says so."""
+
+    seconds: float
+    name: str
+
+    def times(self, factor: float) -> _Bound:
+        return self._replace(seconds=self.seconds * factor)
+
+
+def watch(turn: Turn) -> None:
+    """At each tick: trainers that are stalled alone are replaced, a generation that is stalled is closed."""
+    if not isinstance(turn.event, Tick) or turn.isolated or turn.state.finished is not None:
+        return
+    for vm, worker in turn.reports():
+        _replace_stalled(turn, vm, worker)
+    current = turn.state.current
+    free_s = generations.forms_since(turn, current) if current is not None and current.formed is None else 0.0
+    found = no_progress(turn.state, turn.vitals, turn.now, turn.timing)
+    if found is not None or turn.vitals.no_progress is not None:
+        turn.vitals = replace(turn.vitals, no_progress=found)
+    if current is not None and not turn.dead(current.members):
+        _watch_generation(turn, current, found, free_s)
+
+
+def record_stacks(turn: Turn) -> None:
+    """The stacks that were asked for, once for each member."""
+    stall = turn.state.stall
+    if stall is None:
+        return
+    for vm in turn.state.live_vms:
+        pulse = turn.vitals.pulses.get(vm.vm)
+        for stacks in pulse.report.stacks if pulse is not None else ():
+            seen = turn.state.stall.seen if turn.state.stall is not None else frozenset[str]()
+            if stacks.number == stall.number and stacks.worker not in seen:
+                text = stacks.text if len(seen) < _MOST_STACKS else ""
+                turn.fact(StacksTaken(at=turn.now, number=stall.number, worker=stacks.worker, text=text))
+
+
+def no_progress(state: JobState, vitals: Vitals, now: float, timing: Timing) -> NoProgress | None:
+    """For how long the open generation made none; None if no member is to make progress."""
+    current = state.current
+    if current is None or vitals.isolated_since is not None:
+        return None
+    judged = _judged(state, vitals, current)
+    seats = judged.seats if judged.formed is not None else judged.members
+    reports = [(seat, vitals.report_of(seat)) for seat in seats]
+    active = {seat[0]: r for seat, r in reports if r is not None and _works_in(r, judged)}
+    if judged.formed is not None and not active:
+        return None
+    # What members still do in the generation before gets none nearer to forming this one.
+    getting_on = seats if judged.formed is not None else [seat for seat in seats if seat[0] in active]
+    moved_at = max((vitals.moved_at(seat) for seat in getting_on), default=vitals.started_at)
+    standing = {name: where for name in active if (where := vitals.at_of(name)) is not None}
+    bound = _bound(state, vitals, judged, set(standing.values()), timing)
+    if judged.formed is None:
+        late = (r for _, r in reports if r is not None and _leaves_closed(state, r))
+        bound = _longest(bound, *(_closed_bound(state, vitals, r, timing) for r in late))
+    told = {name: where.value for name, where in standing.items()}
+    return NoProgress(now - moved_at, bound.seconds, bound.name, told)
+
+
+def _judged(state: JobState, vitals: Vitals, current: Generation) -> Generation:
+    """Whose progress counts: the generation before, until its members are free to form the open one."""
+    if current.formed is not None or (vitals.forming is not None and vitals.forming[0] == current.number):
+        return current
+    return silence.stepping_generation(state) or current
+
+
+def _works_in(worker: WorkerReport, generation: Generation) -> bool:
+    return worker.generation == generation.number and worker.phase in _WORKS
+
+
+def _bound(state: JobState, vitals: Vitals, current: Generation, standing: set[At], timing: Timing) -> _Bound:
+    """For how long the open generation may make no progress."""
+    if current.formed is None:
+        bound = _Bound(timing.form_timeout_s, "form_timeout_s")
+    else:
+        bound = _step_bound(vitals, current, vitals.newest_step, timing)
+    return _waiting_bound(bound, standing, timing).times(2 ** _doublings(state, vitals, current))
+
+
+def _leaves_closed(state: JobState, worker: WorkerReport) -> bool:
+    """Whether the worker is in a generation that is closed."""
+    return worker.phase in (Phase.FORMING, Phase.RUNNING) and 0 < worker.generation <= state.abandoned
+
+
+def _closed_bound(state: JobState, vitals: Vitals, worker: WorkerReport, timing: Timing) -> _Bound:
+    """For how long a member of a closed generation may make no progress, by what it is at: it sees only
+    between two operations that the generation is closed, and the next one waits for it."""
+    generation = next((g for g in reversed(state.history) if g.number == worker.generation), None)
+    bound = _Bound(timing.progress_floor_s, "progress_floor_s")
+    if generation is not None:
+        bound = _step_bound(vitals, generation, worker.step, timing)
+        bound = bound.times(2 ** _doublings(state, vitals, generation))
+    if worker.phase is Phase.FORMING:
+        bound = _longest(bound, _Bound(timing.form_timeout_s, "form_timeout_s"))
+    where = vitals.at_of(worker.worker)
+    return _waiting_bound(bound, {where} if where is not None else set(), timing)
+
+
+def _step_bound(vitals: Vitals, generation: Generation, step: int, timing: Timing) -> _Bound:
+    """From what its steps were predicted and measured to take; longer until its first step is done."""
+    step_s = max(generation.predicted_s or 0.0, vitals.measured_s(generation.number))
+    bound = _longest(
+        _Bound(timing.progress_floor_s, "progress_floor_s"),
+        _Bound(timing.progress_factor * step_s, "progress_factor"),
+    )
+    if generation.formed is not None and step <= generation.formed.step:
+        return _Bound(bound.seconds * timing.first_step_factor, f"{bound.name}, first_step_factor")
+    return bound
+
+
+def _waiting_bound(bound: _Bound, standing: set[At], timing: Timing) -> _Bound:
+    """The bound, where some wait for what lies outside the job, or perhaps do."""
+    if At.DATA in standing:
+        bound = _longest(_Bound(timing.data_wait_s, "data_wait_s"), bound)
+    if At.STORE in standing or At.OTHER in standing:
+        bound = _longest(_Bound(timing.store_wait_s, "store_wait_s"), bound)
+    return bound
+
+
+def _longest(*bounds: _Bound) -> _Bound:
+    """The first of the longest."""
+    return max(bounds, key=lambda bound: bound.seconds)
+
+
+def _doublings(state: JobState, vitals: Vitals, generation: Generation) -> int:
+    """How many generations before this one made no progress at the step that it is to do.
+
+    Whoever was suspected: each host in turn may have needed longer for one operation than was predicted.
+    """
+    stall = state.stall
+    if stall is None or vitals.newest_step > stall.step:
+        return 0
+    repeats = stall.doublings + (1 if stall.generation < generation.number else 0)
+    return min(repeats, _MOST_DOUBLINGS)
+
+
+def _watch_generation(turn: Turn, current: Generation, found: NoProgress | None, free_s: float) -> None:
+    judged = _judged(turn.state, turn.vitals, current)
+    lasted_s = found.lasted_s if found is not None else 0.0
+    if judged.formed is None:
+        lasted_s = min(lasted_s, free_s)
+    asked = turn.vitals.asked_for_stacks
+    if found is None or lasted_s <= found.bound_s:
+        if asked is not None:
+            turn.vitals = replace(turn.vitals, asked_for_stacks=None)
+        return
+    if asked is None or asked[0] != current.number:
+        _ask_for_stacks(turn, current, found, lasted_s)
+        return
+    stall = turn.state.stall
+    all_came = stall is not None and stall.seen >= {worker for worker, _ in current.seats}
+    if stall is not None and (all_came or turn.now - asked[1] >= turn.timing.stacks_s):
+        for_s = max(turn.timing.left_out_s, 2 * turn.timing.progress_floor_s)
+        generations.leave_out(turn, [s for s in current.members if s[0] in stall.suspects], for_s)
+        if judged.formed is None:
+            generations.leave_out(turn, generations.idle_members(turn, current))
+        what = "did not form: " if current.formed is None else ""
+        generations.close(turn, f"{what}no progress for {lasted_s:.0f} s", turn.now)
+
+
+def _ask_for_stacks(turn: Turn, current: Generation, found: NoProgress, lasted_s: float) -> None:
+    stall = turn.state.stall
+    turn.vitals = replace(turn.vitals, asked_for_stacks=(current.number, turn.now))
+    turn.fact(
+        GenerationStalled(
+            at=turn.now,
+            generation=current.number,
+            number=stall.number + 1 if stall is not None else 1,
+            step=turn.vitals.newest_step,
+            silent_s=lasted_s,
+            bound_s=found.bound_s,
+            standing=dict(found.standing),
+            suspects=_suspects(turn, current, found),
+            doublings=_doublings(turn.state, turn.vitals, current),
+        )
+    )
+
+
+def _suspects(turn: Turn, current: Generation, found: NoProgress) -> tuple[str, ...]:
+    """Those whose own work is stalled while others wait; nobody, if all work or all wait."""
+    own = tuple(name for name, where in found.standing.items() if At(where) in _OWN_WORK)
+    members = {worker for worker, _ in _judged(turn.state, turn.vitals, current).seats}
+    return own if members - set(own) else ()
+
+
+def _replace_stalled(turn: Turn, vm: Vm, worker: WorkerReport) -> None:
+    """Have a trainer ended that starts or profiles for too long, or does not leave a closed generation."""
+    bound_s, closed = _own_bound_s(turn, worker)
+    seat = seat_of(worker)
+    lasted_s = turn.now - turn.vitals.moved_at(seat) if bound_s is not None else 0.0
+    if bound_s is None or lasted_s <= bound_s:
+        return
+    if vm.vm in turn.vitals.unheard or has_ended(worker) or turn.state.failed.get(seat[0], -1) >= seat[1]:
+        return
+    if closed and turn.elapsed_s(turn.vitals.closed_at) <= turn.timing.progress_floor_s:
+        return  # it is given time to see that its generation is closed
+    where = turn.vitals.at_of(worker.worker)
+    at = f" ({where.value})" if where is not None else ""
+    message = f"no progress for {lasted_s:.0f} s while {worker.phase.value}{at}"
+    turn.fact(
+        WorkerFailed(
+            at=turn.now,
+            worker=worker.worker,
+            incarnation=worker.incarnation,
+            kind="stuck",
+            message=message,
+            step=worker.step,
+            own_steps=own_steps(worker),
+            counted=not closed,
+        )
+    )
+    if worker.incarnation == 0 and vm.live:  # no trainer runs yet: the VM's own setup comes to no end
+        turn.end_vm(vm.vm, EndReason.LEFT, message)
+
+
+def _own_bound_s(turn: Turn, worker: WorkerReport) -> tuple[float | None, bool]:
+    """For how long this trainer alone may make no progress, and whether its generation is closed.
+
+    No time where it works in an open generation: there the progress of any member counts.
+    """
+    if worker.phase is Phase.STARTING:
+        return turn.timing.start_wait_s, False
+    if worker.phase is Phase.PROFILING:
+        return turn.timing.profile_wait_s, False
+    if _leaves_closed(turn.state, worker):
+        return _closed_bound(turn.state, turn.vitals, worker, turn.timing).seconds, True
+    return None, False

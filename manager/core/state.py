@@ -1,0 +1,353 @@
+"""A job as its facts tell it: an immutable value, folded by `apply` and by nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from ...protocol.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, Survey
+from ...simulator.calibration.assembly import done_in
+from ..spec.job_spec import JobSpec
+from ..spec.start_source import StartSource
+from .facts import EndReason, JobEnded, Resumption
+from .failures import Death, Rounds
+from .vm_table import VmTable
+
+Seat = tuple[str, int]
+"""A worker and its incarnation: a trainer that was started again is another seat."""
+
+
+class Status(StrEnum):
+    """What a user sees of a job."""
+
+    PENDING = "pending"  # no VM has joined, or too few are left
+    STARTING = "starting"  # VMs are there, trainers come up
+    PROFILING = "profiling"  # one worker traces and calibrates the model
+    RUNNING = "running"
+    MORPHING = "morphing"  # a change of plan is under way
+    WAITING = "waiting"  # for a person: `JobState.waiting` says for what
+    STOPPING = "stopping"
+    EXPORTING = "exporting"  # trained; the weights are being written
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class VmStatus(StrEnum):
+    REQUESTED = "requested"
+    JOINED = "joined"
+    NOTICED = "noticed"  # the cloud will take it at `deadline`
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Vm:
+    """One VM that was ever requested."""
+
+    vm: str
+    requested_at: float
+    status: VmStatus = VmStatus.REQUESTED
+    joined_at: float | None = None
+    address: str = ""
+    devices: tuple[dict[str, Any], ...] = ()
+    deadline: float | None = None
+    ended_at: float | None = None
+    reason: EndReason | None = None
+    detail: str = ""
+    number: int = 0  # how many were requested before it
+
+    @property
+    def live(self) -> bool:
+        return self.status is not VmStatus.ENDED
+
+    @property
+    def joined(self) -> bool:
+        return self.status in (VmStatus.JOINED, VmStatus.NOTICED)
+
+    def is_as_new_as(self, other: Vm) -> bool:
+        """Whether it was asked for together with the other or later."""
+        return self.requested_at == other.requested_at or self.number >= other.number
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A generation from its decision to its end: planned, prepared, opened, formed, closed or superseded."""
+
+    number: int
+    cause: str
+    plan: Mapping[str, Any]  # makara.pipeline.Plan.to_json(); empty once in the history
+    shape: str  # P×D as `Plan.shape` writes it
+    members: tuple[Seat, ...]  # the plan's workers in rank order, then donors
+    num_workers: int
+    detected_at: float
+    planned_at: float
+    decided_s: float
+    predicted_s: float | None
+    endpoint: str | None = None
+    prepared_at: float | None = None
+    opened_at: float | None = None
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    formed: Formed | None = None
+    formed_at: float | None = None
+    lost_steps: int = 0
+    ended_at: float | None = None
+    end_reason: str = ""
+    saves_only: bool = False
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        """The plan's workers in rank order, without donors."""
+        return self.members[: self.num_workers]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Links being measured by `members`; `endpoint` once the first of them listens."""
+
+    number: int
+    members: tuple[Seat, ...]
+    dealt_at: float
+    endpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """A calibration under way, from its survey until the recipe is fixed."""
+
+    survey: Survey
+    surveyed_at: float
+    dealt: tuple[tuple[Seat, Share], ...] = ()
+    rows: tuple[SectionRow, ...] = ()  # beyond the survey's own
+    probe: Probe | None = None
+    last_probe: int = 0  # highest number ever given
+    wires: tuple[Mapping[str, Any], ...] = ()
+    allreduces: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def done(self) -> set[tuple[int, int]]:
+        """(m, section) of all that was measured."""
+        return done_in((*self.survey.rows, *self.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A worker that is slower than its peers; `times` that it was found to be so."""
+
+    slowdown: float
+    incarnation: int
+    since: float
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The newest time that no member of a generation made progress; `seen`: whose stacks have come."""
+
+    number: int
+    generation: int
+    step: int
+    suspects: tuple[str, ...]
+    doublings: int
+    seen: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a person must decide, and what the head has, where that is the question."""
+
+    since: float
+    reason: str
+    offers: tuple[Resumption, ...]
+    vms_until: float  # its VMs are kept till then if they do nothing that counts; see `vms_kept_until`
+    head_generation: int = 0
+    checkpoints: tuple[CheckpointRef, ...] = ()
+
+
+_EMPTY: Mapping[Any, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class JobState:
+    """Everything that was decided about one job. The empty state is `JobState()`."""
+
+    job: str = ""
+    spec: JobSpec | None = None
+    bundle_sha256: str = ""
+    submitted_at: float = 0.0
+    start: StartSource | None = None  # the checkpoint of another job that it starts from
+    copying: bool = False  # that is not its own yet
+    num_facts: int = 0  # facts folded so far; the version of orders
+    vms: VmTable[Vm] = field(default_factory=VmTable[Vm])
+    profiler: Seat | None = None
+    measuring: Measuring | None = None
+    recipe: Recipe | None = None
+    calibration: Mapping[str, Any] | None = None  # of the recipe's m: what plans are simulated with
+    measurements: Mapping[str, Any] | None = None  # all that it is of: simulator.Measurements.to_json()
+    recalibrated_at: float | None = None
+    slow: Mapping[str, Slow] = field(default_factory=lambda: _EMPTY)
+    paces_changed_at: float = 0.0  # when a calibration, or who is slow, changed last
+    times_slow: Mapping[str, int] = field(default_factory=lambda: _EMPTY)  # by worker
+    recipe_version: int = 0  # num_facts when the recipe was fixed
+    planned: Generation | None = None  # decided, not opened
+    current: Generation | None = None  # opened, not closed
+    hosts: Mapping[Seat, tuple[int, int]] = field(
+        default_factory=lambda: _EMPTY
+    )  # sections (start, stop) of each worker of the newest generation that formed, which may be closed
+    # Closed and superseded, oldest first, without their plans; members only since the last that was opened:
+    history: tuple[Generation, ...] = ()
+    last_generation: int = 0  # highest number ever given
+    started_after: int = 0  # what that was when the job began, or went on after its end
+    continued_after: int = 0  # num_facts when it last went on after its end
+    head_generation: int = 0  # highest number for which the head may have been swapped
+    opened_generation: int = 0  # the number that the head has reached for certain
+    restarting: bool = False  # the next head begins without any checkpoint
+    waiting: Waiting | None = None  # a person must say how to go on
+    answered: Resumption | None = None  # what a person said last
+    abandoned: int = 0  # generations up to this one are closed
+    published: tuple[CheckpointRef, ...] = ()  # oldest first, by (generation, step)
+    retired: tuple[int, int] = (0, -1)  # newest (generation, step) that was retired
+    base: CheckpointRef | None = None  # what the last opened generation may start from
+    progress_step: int = 0  # highest step known to have been committed by what was journalled
+    hold: bool = False
+    stop_ordered_at: float | None = None
+    failure: JobEnded | None = None  # with which it ends once its workers have saved; see `StopOrdered`
+    finished: CheckpointRef | None = None
+    ended: JobEnded | None = None
+    ended_at: float | None = None
+    failed: Mapping[str, int] = field(
+        default_factory=lambda: _EMPTY
+    )  # worker -> last incarnation that failed
+    given_up: Mapping[str, int] = field(default_factory=lambda: _EMPTY)  # as `failed`, of those to be ended
+    outdated: frozenset[str] = frozenset()  # workers that were once ended for being of an older version
+    stall: Stall | None = None
+    unfit: Mapping[str, str] = field(
+        default_factory=lambda: _EMPTY
+    )  # worker -> why it cannot meet the recipe
+    user_errors: Rounds = field(default_factory=Rounds)
+    internal_errors: Rounds = field(default_factory=Rounds)  # without a new committed step in between
+    deaths: tuple[Death, ...] = ()  # of trainers, for which nobody gave a reason
+    worn_vms: int = 0  # ended for deaths since a checkpoint of a generation with a newer one
+    unfit_rounds: Rounds = field(
+        default_factory=Rounds
+    )  # VMs ended as unfit since a newer one took part, or the last that was fit went
+    isolated: bool = False  # as last told to the user; `core.silence` judges
+    newest_unfit: str = ""  # VM ended as unfit; none if one as new takes part since
+    replaced_at: float = 0.0  # when a VM was last ended for one of these reasons
+    last_traceback: str | None = None
+    last_error: str = ""
+    request_failures: int = 0  # rounds of refused requests in a row
+    request_failed_at: float = 0.0
+    impossible: str | None = None  # why nothing runs, as last told to the user
+
+    @property
+    def active(self) -> bool:
+        """Submitted and ready to start, and neither waiting, stopping, trained nor ended: VMs and plans are
+        wanted."""
+        if self.spec is None or self.waiting is not None or self.copying:
+            return False
+        return not self.ended and not self.finished and self.stop_ordered_at is None
+
+    @property
+    def vms_idle_since(self) -> float | None:
+        """Since when its VMs do nothing that counts while it waits for a person, Unix seconds.
+
+        None if it does not wait, or as long as a generation steps that the head lets publish.
+        """
+        waiting, current = self.waiting, self.current
+        if waiting is None:
+            return None
+        if current is not None and waiting.head_generation == current.number and not self.hold:
+            return None
+        ended_at = self.history[-1].ended_at if current is None and self.history else None
+        return max(waiting.since, ended_at or 0.0)
+
+    @property
+    def vms_kept_until(self) -> float | None:
+        """When the VMs of a job that waits are saved from and released, Unix seconds; None: not before the
+        generation that steps has ended."""
+        since = self.vms_idle_since
+        if self.waiting is None or since is None:
+            return None
+        return since + self.waiting.vms_until - self.waiting.since
+
+    @property
+    def why_unfit(self) -> str:
+        """Why the newest worker that is unfit is so; empty if none is."""
+        return list(self.unfit.values())[-1] if self.unfit else ""
+
+    @cached_property
+    def live_vms(self) -> tuple[Vm, ...]:
+        """In the order in which they were requested."""
+        return tuple(self.vms.live.values())
+
+    @property
+    def running(self) -> bool:
+        """A formed generation exists."""
+        return self.current is not None and self.current.formed is not None
+
+    @property
+    def status(self) -> Status:
+        if self.ended is not None:
+            return Status(self.ended.status)
+        if self.waiting is not None:
+            return Status.WAITING
+        if self.finished is not None:
+            return Status.EXPORTING
+        if self.stop_ordered_at is not None:
+            return Status.STOPPING
+        if self.planned is not None or (self.current is not None and not self.running):
+            is_first = self.last_generation == self.started_after + 1
+            return Status.STARTING if is_first else Status.MORPHING
+        if self.running:
+            return Status.RUNNING
+        if self.recipe is None and self.profiler is not None:
+            return Status.PROFILING
+        if self.last_generation == self.started_after and any(vm.joined for vm in self.live_vms):
+            return Status.STARTING
+        return Status.PENDING
+
+    def generation(self, number: int) -> Generation | None:
+        """The planned or current generation of this number."""
+        return next((g for g in (self.planned, self.current) if g is not None and g.number == number), None)
+
+    def changed(self, **changes: Any) -> JobState:
+        """As `dataclasses.replace`, which sets each of the fields anew: every fact makes two states."""
+        assert changes.keys() <= JobState.__dataclass_fields__.keys(), "only fields change"
+        made = copy(self)
+        if "vms" in changes:
+            vars(made).pop("live_vms", None)
+        vars(made).update(changes)
+        return made
+
+    def with_vm(self, vm: Vm) -> JobState:
+        return self.changed(vms=self.vms.with_vm(vm))
+
+
+def wanted_vms(state: JobState) -> int:
+    """How many VMs are asked for: `max_nodes`, and none beyond those that a plan could give work.
+
+    Each worker has at least one section of one micro-batch.
+    """
+    assert state.spec is not None, "VMs are for submitted jobs"
+    resources, parallelism, recipe = state.spec.resources, state.spec.parallelism, state.recipe
+    if recipe is None:
+        return resources.max_nodes
+    depth = parallelism.pipeline_parallel_degree or recipe.num_sections
+    replicas = parallelism.data_parallel_degree or recipe.num_micro_batches
+    most = -(-depth * replicas // resources.workers_per_node)
+    return max(resources.min_nodes, min(resources.max_nodes, most))
+
+
+def vm_of(worker: str) -> str:
+    """The VM of a worker id `<vm>.<index>`."""
+    return worker.rpartition(".")[0]
+
+
+def order_of(checkpoint: CheckpointRef) -> tuple[int, int]:
+    """Newer checkpoints are greater: a later generation's always lies on the surviving history."""
+    return checkpoint.generation, checkpoint.step

@@ -1,0 +1,93 @@
+"""What a job is at while it makes no steps, in words for whoever waits."""
+
+from __future__ import annotations
+
+from ...protocol.messages import Phase, WorkerReport
+from ..core.state import Generation, JobState, Measuring, Status, wanted_vms
+from .runtime import Job
+
+
+def activity(job: Job) -> str:
+    """What is waited for; empty while steps are made, for a person, or after the end."""
+    state = job.state
+    if state.ended is not None or state.waiting is not None or state.spec is None:
+        return ""
+    if state.finished is not None:
+        return "the weights are exported"
+    if state.stop_ordered_at is not None:
+        return "workers publish a checkpoint"
+    if state.copying and state.start is not None:
+        return f"copies a checkpoint of job {state.start.job}"
+    if state.planned is not None:
+        return _preparing(job, state.planned)
+    if state.current is not None:
+        return "" if state.current.formed is not None else _forming(job, state.current)
+    if state.recipe is None:
+        return _before_recipe(job)
+    return _before_plan(job)
+
+
+def _before_recipe(job: Job) -> str:
+    state = job.state
+    if state.measuring is not None:
+        return _measuring(state.measuring)
+    if state.status is Status.PROFILING:
+        return "one worker traces the model and cuts it into sections"
+    return _coming(job)
+
+
+def _measuring(measuring: Measuring) -> str:
+    if measuring.probe is not None:
+        return f"profiling: the links between {len(measuring.probe.members)} workers"
+    total = sum(len(layout.cuts) + 1 for layout in measuring.survey.layouts)
+    return f"profiling: {len(measuring.done)} of {total} sections measured"
+
+
+def _before_plan(job: Job) -> str:
+    planning = job.vitals.planning
+    if planning is not None:
+        return f"planning for {len(planning.seats)} workers"
+    workers = _workers(job)
+    traced = sum(worker.graph_hash is not None for worker in workers)
+    if workers and traced < len(workers):
+        return f"workers trace the model: {traced} of {len(workers)} have"
+    return _coming(job)
+
+
+def _coming(job: Job) -> str:
+    """VMs boot, then their trainers start."""
+    state = job.state
+    joined = sum(vm.joined for vm in state.live_vms)
+    workers = _workers(job)
+    starting = sum(worker.phase is Phase.STARTING for worker in workers)
+    if joined < len(state.live_vms) or not joined:
+        return f"VMs boot: {joined} of {wanted_vms(state)} have joined"
+    return f"trainers start: {len(workers) - starting} of {_expected(state)} are ready"
+
+
+def _expected(state: JobState) -> int:
+    assert state.spec is not None, "whoever has VMs was submitted"
+    return sum(vm.joined for vm in state.live_vms) * state.spec.resources.workers_per_node
+
+
+def _preparing(job: Job, planned: Generation) -> str:
+    if planned.prepared_at is not None:
+        return f"{planned.shape}: its head is opened in the store"
+    ready = sum(
+        report is not None and report.prepared >= planned.number
+        for report in map(job.vitals.report_of, planned.members)
+    )
+    return f"{planned.shape}: {ready} of {len(planned.members)} members are ready for it"
+
+
+def _forming(job: Job, current: Generation) -> str:
+    formed = sum(
+        report is not None and report.formed is not None and report.formed.generation >= current.number
+        for report in map(job.vitals.report_of, current.members)
+    )
+    return f"{current.shape}: weights are loaded, {formed} of {len(current.members)} members have theirs"
+
+
+def _workers(job: Job) -> list[WorkerReport]:
+    pulses = (job.vitals.pulses.get(vm.vm) for vm in job.state.live_vms)
+    return [worker for pulse in pulses if pulse is not None for worker in pulse.report.workers]

@@ -1,0 +1,295 @@
+"""Effects: commands of the core, carried out, and their results turned into events.
+
+Every command is idempotent and keyed. It is marked done only after its result was decided on and journalled,
+so a crash anywhere in between means that it is run again, which harms nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from ...checkpoint import CheckpointError, Export, Store
+from ...protocol.messages import BootConfig
+from ..core.commands import Command, ComputePlan, CopyCheckpoint, OpenHead, ReleaseVm, RequestVm
+from ..core.events import CommandStuck, Event, JobCommandFailed, VmRequestFailed, VmTerminated
+from ..core.state import JobState
+from ..providers import NoCapacity, Provider, ProviderError
+from ..spec.start_source import StartSource
+from ..threads import Kind, Threads, told_when_slow
+from .planning import Planner
+from .quarantine import Quarantined
+from .store_commands import HOUSEKEEPING, StoreCommands
+from .tokens import Scope, TokenStore
+
+log = logging.getLogger("makara.manager")
+T = TypeVar("T")
+
+JOIN_TTL_S = 1800.0
+_FIRST_DELAY_S = 0.2
+_LONGEST_DELAY_S = 10.0
+_FAILED = (CommandStuck, JobCommandFailed)
+
+
+class Abandoned(Exception):
+    """The job ended while a command was being tried again; nobody waits for its result any more."""
+
+
+class Effects:
+    """Runs commands as tasks of the event loop, with everything that blocks in threads.
+
+    `emit` hands an event to the core and returns when it is journalled; `mark_done` settles a command by
+    its key; `state_of` is the job's present state. `trouble` says what is being retried, for each job.
+    """
+
+    def __init__(
+        self,
+        *,
+        providers: Mapping[str, Provider],
+        tokens: TokenStore,
+        scratch: Path,
+        manager_url: Callable[[], str],
+        vm_directory: Callable[[str], Path],
+        state_of: Callable[[str], JobState],
+        open_store: Callable[[str], Store],
+        open_source: Callable[[str, StartSource], Store],
+        emit: Callable[[str, Event], Awaitable[None]],
+        mark_done: Callable[[str], Awaitable[None]],
+        fatal: Callable[[BaseException], None],
+        threads: Threads,
+        slow_call_s: float,
+        clock: Callable[[], float] = time.time,
+        store_patience_s: float = 600.0,
+    ) -> None:
+        self.trouble: dict[str, dict[str, str]] = {}
+        self._providers = providers
+        self._tokens = tokens
+        self._manager_url = manager_url
+        self._vm_directory = vm_directory
+        self._state_of = state_of
+        self._emit = emit
+        self._mark_done = mark_done
+        self._fatal = fatal
+        self._threads = threads
+        self._slow_call_s = slow_call_s
+        self._clock = clock
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, Command] = {}
+        self._held: dict[str, list[Command]] = {}  # of jobs that are set aside: run again when taken up
+        self._job_of: dict[str, str] = {}
+        self._planner = Planner(threads, state_of, clock)
+        self._store = StoreCommands(
+            scratch=scratch,
+            open_store=open_store,
+            open_source=open_source,
+            state_of=state_of,
+            persist=self._persist,
+            clock=clock,
+            patience_s=store_patience_s,
+        )
+
+    def start(self, job: str, command: Command) -> None:
+        """Begin `command`, or do nothing if it is already being run."""
+        if command.key not in self._tasks:
+            task = asyncio.create_task(self._settle(job, command), name=command.key)
+            self._tasks[command.key] = task
+            self._running[command.key] = command
+            self._job_of[command.key] = job
+
+    async def export(self, job: str, call: Callable[[], Export]) -> Export:
+        """Run an export that somebody asked for, beside no other of the job."""
+        async with self._store.exports[job]:
+            return await self._threads.run(Kind.STORE, call, owner=f"{job} export")
+
+    def needs_store(self, job: str) -> bool:
+        """Whether a command of the job is under way that may read or write its store."""
+        return any(
+            self._job_of[key] == job and not isinstance(command, RequestVm | ReleaseVm)
+            for key, command in self._running.items()
+        )
+
+    def hold(self, job: str, command: Command) -> None:
+        """Keep `command` of a job that is set aside until `resume`."""
+        self._held.setdefault(job, []).append(command)
+
+    def resume(self, job: str) -> None:
+        """The job can be decided on again: run what was held."""
+        for command in self._held.pop(job, []):
+            self.start(job, command)
+
+    def requesting(self, vm: str) -> bool:
+        """Whether a request for this VM is still under way: its absence means nothing yet."""
+        return f"{vm}/request" in self._tasks
+
+    def releasing(self, vm: str) -> bool:
+        return f"{vm}/release" in self._tasks
+
+    async def close(self) -> None:
+        """Stop; what was not finished is pending in the journal and is run by the next manager."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- one command ---------------------------------------------------------------------------------------
+
+    async def _settle(self, job: str, command: Command) -> None:
+        try:
+            event = await self._result(job, command)
+            if event is not None and not (isinstance(event, _FAILED) and self._is_past(job, command)):
+                await self._emit(job, event)
+            await self._mark_done(command.key)
+        except asyncio.CancelledError:
+            raise
+        except Quarantined:
+            self.hold(job, command)
+        except BaseException as error:  # the journal is unusable: the manager must not go on
+            self._fatal(error)
+        finally:
+            self._tasks.pop(command.key, None)
+            self._running.pop(command.key, None)
+            self._job_of.pop(command.key, None)
+            self._clear_trouble(job, command)
+
+    async def _result(self, job: str, command: Command) -> Event | None:
+        try:
+            return await self._carry_out(job, command)
+        except Abandoned:
+            return None
+        except Exception as error:
+            log.exception("job %s: %s failed", job, command.command)
+            if isinstance(command, HOUSEKEEPING):
+                return None  # the next sweep sees to it
+            message = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+            return JobCommandFailed(now=self._clock(), command=command.command, error=message)
+
+    def _is_past(self, job: str, command: Command) -> bool:
+        """Whether the job does without what this was for: it ended and went on, or changed its mind."""
+        state = self._state_of(job)
+        if command.ordered_after < state.continued_after:
+            return True
+        match command:
+            case RequestVm():
+                vm = state.vms.get(command.vm)
+                return vm is None or not vm.live
+            case OpenHead():
+                return state.planned is None or state.planned.number != command.generation
+            case CopyCheckpoint():
+                return not state.copying
+            case _:
+                return False
+
+    async def _carry_out(self, job: str, command: Command) -> Event | None:
+        match command:
+            case RequestVm():
+                return await self._request(job, command)
+            case ReleaseVm():
+                return await self._release(job, command)
+            case ComputePlan():
+                return await self._planner.answer(job, command)
+            case _:
+                return await self._store.carry_out(job, command)
+
+    async def _request(self, job: str, command: RequestVm) -> Event | None:
+        state = self._state_of(job)
+        assert state.spec is not None, "a VM is requested for a submitted job only"
+        vm = state.vms.get(command.vm)
+        if vm is None or not vm.live:
+            return None  # it was given up before this manager came to it
+        resources = state.spec.resources
+        issue = partial(self._tokens.issue, Scope.JOIN, job=job, vm=command.vm, ttl_s=JOIN_TTL_S)
+        token = await self._threads.run(Kind.TOKENS, issue)
+        boot = BootConfig(
+            vm=command.vm,
+            job=job,
+            manager_url=self._manager_url(),
+            join_token=token,
+            directory=str(self._vm_directory(command.vm)),
+            num_devices=resources.workers_per_node,
+            device_memory_bytes=resources.device_memory,
+        )
+        provider = self._providers[resources.provider]
+        try:
+            await self._persist(
+                job,
+                command,
+                lambda: provider.request(boot),
+                NoCapacity,
+                wanted=lambda: self._state_of(job).vms[command.vm].live,
+                longest_delay_s=1.0,
+            )
+        except ProviderError as error:
+            return VmRequestFailed(now=self._clock(), vm=command.vm, error=str(error))
+        return None
+
+    async def _release(self, job: str, command: ReleaseVm) -> Event:
+        spec = self._state_of(job).spec
+        names = [spec.resources.provider] if spec is not None else list(self._providers)  # not readable: all
+        for provider in [self._providers[name] for name in names]:
+            # For ever: a VM that is not released bills for ever.
+            await self._persist(
+                job,
+                command,
+                lambda provider=provider: provider.release(command.vm),
+                ProviderError,
+                wanted=lambda: True,
+            )
+        await self._threads.run(Kind.TOKENS, self._tokens.revoke_vm, job, command.vm)
+        return VmTerminated(now=self._clock(), vm=command.vm)
+
+    # ---- trying again --------------------------------------------------------------------------------------
+
+    async def _persist(
+        self,
+        job: str,
+        command: Command,
+        call: Callable[[], T],
+        *temporary: type[Exception],
+        wanted: Callable[[], bool] | None = None,
+        longest_delay_s: float = _LONGEST_DELAY_S,
+        alone: asyncio.Lock | None = None,
+    ) -> T:
+        """`call` in a thread, again while it raises `temporary` and is `wanted` (None: the job goes on).
+
+        `alone` is held by each attempt, and by nobody between two.
+        """
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                kind, owner = self._thread_of(job, command)
+                async with alone or contextlib.nullcontext():
+                    result = await told_when_slow(
+                        self._threads.run(kind, call, owner=owner),
+                        self._slow_call_s,
+                        lambda: self._tell_trouble(job, command, f"not done after {self._slow_call_s:g} s"),
+                    )
+                self._clear_trouble(job, command)
+                return result
+            except temporary as error:
+                log.warning("job %s: %s: %s; trying again", job, command.command, error)
+                self._tell_trouble(job, command, str(error))
+            if not (wanted() if wanted is not None else self._state_of(job).ended is None):
+                raise Abandoned
+            await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
+            delay_s = min(2 * delay_s, longest_delay_s)
+
+    def _thread_of(self, job: str, command: Command) -> tuple[Kind, str]:
+        """Which threads run `command`: those of its provider, or of the job's store for this command."""
+        if isinstance(command, RequestVm | ReleaseVm):
+            spec = self._state_of(job).spec
+            kind = Kind.REQUEST_VM if isinstance(command, RequestVm) else Kind.RELEASE_VM
+            return kind, spec.resources.provider if spec is not None else ""
+        return Kind.STORE, f"{job} {command.command}"
+
+    def _tell_trouble(self, job: str, command: Command, what: str) -> None:
+        self.trouble.setdefault(job, {})[command.key] = f"{command.command}: {what}"
+
+    def _clear_trouble(self, job: str, command: Command) -> None:
+        self.trouble.get(job, {}).pop(command.key, None)

@@ -1,0 +1,67 @@
+"""What belongs to a job besides its journal: its code bundle, and the values of its secrets until it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from ..config import write_private
+
+
+class JobFiles:
+    """Files below `<home>/jobs/<job>/`, readable by this user only. Blocking."""
+
+    def __init__(self, home: Path) -> None:
+        self._folder = home / "jobs"
+        self._generation_secret = home / "generations.secret"
+
+    def generation_secret(self) -> bytes:
+        """What the keys of generations are made of; made at the first call, and the same ever after."""
+        if not self._generation_secret.exists():
+            write_private(self._generation_secret, secrets.token_bytes(32))
+        return self._generation_secret.read_bytes()
+
+    def store(self, job: str, bundle: bytes, secrets: Mapping[str, str]) -> str:
+        """Keep both, durably; the bundle's SHA-256."""
+        self.store_secrets(job, secrets)
+        write_private(self.bundle(job), bundle)
+        return hashlib.sha256(bundle).hexdigest()
+
+    def store_secrets(self, job: str, secrets: Mapping[str, str]) -> None:
+        """Keep these in place of those that there are, durably."""
+        write_private(self._secrets(job), json.dumps(dict(secrets)).encode())
+
+    def forget(self, job: str) -> None:
+        """Undo `store`."""
+        self.forget_secrets(job)
+        self.bundle(job).unlink(missing_ok=True)
+        self.bundle(job).parent.rmdir()
+
+    def forget_others(self, jobs: Collection[str]) -> None:
+        """Forget secrets of jobs that never came to be: the process ended before they were journalled."""
+        for folder in self._folder.glob("*"):
+            if folder.name not in jobs:
+                self.forget_secrets(folder.name)
+
+    def forget_secrets(self, job: str, but: Collection[str] = ()) -> None:
+        """Forget all but those of these names."""
+        secrets = self.secrets(job)
+        kept = {name: value for name, value in secrets.items() if name in but}
+        if not kept:
+            self._secrets(job).unlink(missing_ok=True)
+        elif kept != secrets:
+            write_private(self._secrets(job), json.dumps(kept).encode())
+
+    def bundle(self, job: str) -> Path:
+        return self._folder / job / "bundle.tar.gz"
+
+    def secrets(self, job: str) -> dict[str, str]:
+        """The values by name; none once the job has ended."""
+        path = self._secrets(job)
+        return json.loads(path.read_bytes()) if path.exists() else {}
+
+    def _secrets(self, job: str) -> Path:
+        return self._folder / job / "secrets.json"

@@ -1,0 +1,238 @@
+"""One job's events, one after the other: decided on, made durable, and only then carried out and told.
+
+What VMs report is gathered, so that a thousand of them that tell of a step call for a few decisions. The
+first report after a quiet time is decided on at once; then a job rests for `rest_factor` times as long as
+that took the event loop, and what comes meanwhile is decided on together. So no job takes more than its part
+of the loop, however many VMs it has. Beats, which carry no news, wait for the next decision or tick. All else
+is decided on at once, after what came before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
+
+from ..config import ServerConfig
+from ..core import Decision, Pulse, Timing, Vitals, decide, stop_set_aside
+from ..core.commands import Command
+from ..core.events import ConnectionClosed, Event, ReportReceived, StopRequested, Tick, Together, VmTerminated
+from ..core.facts import Fact
+from .journal_text import NotReadable
+from .quarantine import Quarantine, Quarantined, quarantine_for
+from .runtime import Gathered, Job, Observation
+
+log = logging.getLogger("makara.manager")
+
+
+class ManagerFailed(Exception):
+    """What is in the journal is not known: no job can be decided on any more."""
+
+
+class Outlets(NamedTuple):
+    """Where decisions go."""
+
+    append: Callable[[str, Sequence[Fact], Sequence[Command], int], Awaitable[int]]
+    start: Callable[[str, Command], None]
+    resume: Callable[[str], None]
+    """Run the commands again whose results came while the job was set aside."""
+    tell: Callable[[Job, Sequence[Fact]], None]
+    fatal: Callable[[BaseException], None]
+    clock: Callable[[], float]
+
+
+class JobLoops:
+    """The events of all jobs: those of one job in order, none waiting for another job's.
+
+    A fault while one job is decided on sets that job aside (`quarantine`). Runs on the event loop.
+    """
+
+    def __init__(self, outlets: Outlets, timing: Timing, config: ServerConfig) -> None:
+        self._out = outlets
+        self._timing = timing
+        self._retry_s = config.quarantine_retry_s
+        self._longest_retry_s = config.quarantine_longest_retry_s
+        self._rest_factor = config.rest_factor
+        self._longest_rest_s = config.longest_rest_s
+
+        self._turns: set[asyncio.Task[None]] = set()
+        self._ticking: dict[str, asyncio.Task[None]] = {}
+
+    async def handle(self, job: Job, event: Event) -> None:
+        """Decide on `event` and make the decision durable. Raises `Quarantined` when that cannot be done."""
+        # A caller that is cancelled (a closed connection) must not leave the state behind the journal.
+        if isinstance(event, ReportReceived | ConnectionClosed | VmTerminated):
+            await asyncio.shield(self._gather(job, event).decided)
+        else:
+            await asyncio.shield(self._begin(self._turn(job, lambda: event)))
+
+    def tick(self, job: Job) -> None:
+        """Have time pass for the job, unless it is still at its last tick or rests after it."""
+        if job.job not in self._ticking and time.monotonic() >= job.next_tick:
+            task = self._begin(self._tick(job))
+            self._ticking[job.job] = task
+            task.add_done_callback(lambda task: self._ticked(job.job, task))
+
+    async def close(self, timeout_s: float) -> None:
+        """Wait for what is being decided on, unless the journal hangs."""
+        if self._turns:
+            _, hanging = await asyncio.wait(self._turns, timeout=timeout_s)
+            for turn in hanging:
+                turn.cancel()
+
+    def _ticked(self, job: str, task: asyncio.Task[None]) -> None:
+        del self._ticking[job]
+        if not task.cancelled() and task.exception() is not None:
+            log.debug("job %s: its tick: %r", job, task.exception())  # it was told where it was raised
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        turn = asyncio.create_task(work)
+        self._turns.add(turn)
+        turn.add_done_callback(self._turns.discard)
+        return turn
+
+    async def _turn(self, job: Job, make_event: Callable[[], Event]) -> None:
+        async with job.lock:
+            await self._decide_gathered(job)
+            await self._take_in(job, make_event())
+
+    async def _tick(self, job: Job) -> None:
+        async with job.lock:
+            await self._decide_gathered(job)
+            job.spent_s = 0.0
+            await self._take_in(job, Tick(now=self._out.clock(), new_vms=job.new_vms()))
+            job.next_tick = time.monotonic() + self._rest_s(job)
+
+    async def _take_in(self, job: Job, event: Event) -> None:
+        if job.quarantine is not None and job.set_aside:
+            await self._set_aside(job, job.quarantine, event)
+        else:
+            await self._decide(job, event)
+
+    # ---- what is observed is gathered ----------------------------------------------------------------------
+
+    def _gather(self, job: Job, event: Observation) -> Gathered:
+        if job.gathered is None:
+            job.gathered = Gathered([], asyncio.get_running_loop().create_future())
+            self._begin(self._decide_when_rested(job))
+        job.gathered.events.append(event)
+        return job.gathered
+
+    async def _decide_when_rested(self, job: Job) -> None:
+        await asyncio.sleep(max(0.0, job.rests_until - time.monotonic()))
+        async with job.lock:
+            await self._decide_gathered(job)
+
+    async def _decide_gathered(self, job: Job) -> None:
+        """Decide on what was observed so far; those who wait for it are told if that cannot be done."""
+        beats, job.beats = job.beats, {}
+        gathered, job.gathered = job.gathered, None
+        if gathered is None and not beats:
+            return
+        gathered = gathered or Gathered([], asyncio.get_running_loop().create_future())
+        events, decided, job.spent_s = (*beats.values(), *gathered.events), gathered.decided, 0.0
+        try:
+            now = self._out.clock()
+            await self._take_in(job, events[0] if len(events) == 1 else Together(now=now, events=events))
+        except Exception as error:
+            decided.set_exception(error)
+            decided.exception()  # nobody may be left who waits for it
+        else:
+            decided.set_result(None)
+        job.rests_until = time.monotonic() + self._rest_s(job)
+
+    def _rest_s(self, job: Job) -> float:
+        return min(self._rest_factor * job.spent_s, self._longest_rest_s)
+
+    # ---- one decision --------------------------------------------------------------------------------------
+
+    async def _decide(self, job: Job, event: Event) -> None:
+        try:
+            began = time.thread_time()
+            decision = decide(job.state, job.vitals, event, self._timing)
+            job.spent_s += time.thread_time() - began
+            await self._take(job, decision)
+        except ManagerFailed:
+            raise
+        except Exception as error:
+            self._quarantine(job, error)
+            raise Quarantined(str(error)) from error
+
+    async def _take(self, job: Job, decision: Decision) -> None:
+        """Store the decision, then take it over and have it carried out."""
+        if decision.facts or decision.commands:
+            try:
+                job.sequence = await self._out.append(
+                    job.job, decision.facts, decision.commands, job.sequence
+                )
+            except NotReadable:
+                raise
+            except Exception as error:  # what is in the journal is not known any more
+                self._out.fatal(error)
+                raise ManagerFailed("the journal failed") from error
+        job.dirty |= decision.vitals.unheard is not job.vitals.unheard
+        job.dirty |= _told(decision.vitals) != _told(job.vitals)
+        job.state, job.vitals = decision.state, decision.vitals
+        for command in decision.commands:
+            self._out.start(job.job, command)
+        if decision.facts:
+            began = time.thread_time()
+            self._out.tell(job, decision.facts)
+            job.spent_s += time.thread_time() - began
+
+    # ---- a job that is set aside ---------------------------------------------------------------------------
+
+    def _quarantine(self, job: Job, error: Exception) -> None:
+        now = self._out.clock()
+        if job.failures and now - job.failed_at > 2 * self._longest_retry_s:
+            job.failures = 0
+        wait_s = min(self._retry_s * 2 ** min(job.failures, 30), self._longest_retry_s)
+        job.failures, job.failed_at, job.dirty = job.failures + 1, now, True
+        job.quarantine = quarantine_for(error, now, now + wait_s)
+        log.error("job %s is set aside for %.0f s", job.job, wait_s, exc_info=error)
+
+    async def _set_aside(self, job: Job, quarantine: Quarantine, event: Event) -> None:
+        """Take the job up again if it is time or a person wants something; else drop the event."""
+        now = event.now
+        due = quarantine.retry_at is not None and now >= quarantine.retry_at
+        asked = isinstance(event, StopRequested)
+        wanted = due or (asked and job.state.stop_ordered_at is None)
+        if quarantine.readable and wanted and await self._take_up(job, event):
+            return
+        if not asked and not isinstance(event, Tick):
+            raise Quarantined(quarantine.error)
+        decision = stop_set_aside(
+            job.state,
+            _as_reported(job, now, since=0.0),
+            event,
+            self._timing,
+            readable=quarantine.readable,
+            why=quarantine.error,
+        )
+        await self._take(job, decision)
+
+    async def _take_up(self, job: Job, event: Event) -> bool:
+        """Go on as after a restart: every lease begins anew. False if that fails again."""
+        job.quarantine, job.vitals = None, _as_reported(job, event.now, since=event.now)
+        try:
+            await self._decide(job, event)
+        except Quarantined:
+            return False
+        log.info("job %s is taken up again", job.job)
+        job.dirty = True
+        self._out.resume(job.job)
+        return True
+
+
+def _told(vitals: Vitals) -> str | None:
+    """What users are told of a lack of progress."""
+    return vitals.no_progress.describe() if vitals.no_progress is not None else None
+
+
+def _as_reported(job: Job, now: float, since: float) -> Vitals:
+    """What the VMs said last, with leases from `since`. The job's own vitals may be what went wrong."""
+    vms = {vm.vm for vm in job.state.live_vms}
+    pulses = {vm: Pulse(report, now) for vm, report in job.reports.items() if vm in vms}
+    return Vitals(started_at=since).with_pulses(pulses)

@@ -1,0 +1,268 @@
+"""The journal: facts and the commands they caused, stored together before anything is done about them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
+
+from pydantic import TypeAdapter
+
+from ...protocol.messages import StepMetrics
+from ..core.commands import Command
+from ..core.facts import Fact
+from .journal_text import Unreadable, read_back, readable_text
+
+SCHEMA_VERSION = 2
+_CLOSE_S = 5.0
+_FACTS: TypeAdapter[Fact] = TypeAdapter(Fact)
+_COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
+
+_SCHEMA = """
+CREATE TABLE facts (
+    job TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    at REAL NOT NULL,
+    fact TEXT NOT NULL,
+    PRIMARY KEY (job, sequence)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE commands (
+    ordinal INTEGER PRIMARY KEY,
+    key TEXT NOT NULL UNIQUE,
+    job TEXT NOT NULL,
+    command TEXT NOT NULL,
+    done INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX commands_pending ON commands (ordinal) WHERE done = 0;
+CREATE TABLE metrics (
+    job TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    loss REAL,
+    grad_norm REAL,
+    seconds REAL NOT NULL,
+    samples INTEGER NOT NULL,
+    loss_scale REAL,
+    skipped INTEGER NOT NULL,
+    PRIMARY KEY (job, step)
+) STRICT, WITHOUT ROWID;
+"""
+
+_METRICS = "step, generation, loss, grad_norm, seconds, samples, loss_scale, skipped"
+
+
+class JournalError(Exception):
+    """The journal cannot be used; the message names the file and why."""
+
+
+class JournalLocked(JournalError):
+    """Another manager uses this journal."""
+
+
+class JournalConflict(JournalError):
+    """Facts were appended by somebody else since this manager read them."""
+
+
+class StoredFact(NamedTuple):
+    sequence: int  # 1 is the job's first
+    fact: Fact | Unreadable
+
+
+class PendingCommand(NamedTuple):
+    job: str
+    command: Command | Unreadable
+
+
+class Journal(Protocol):
+    """What a manager needs of its durable memory. Every method has taken effect durably when it returns."""
+
+    def append(
+        self, job: str, facts: Sequence[Fact], commands: Sequence[Command], expected: int | None = None
+    ) -> int: ...
+
+    def facts(self, job: str, after: int = 0) -> list[StoredFact]: ...
+
+    def jobs(self) -> list[str]: ...
+
+    def pending_commands(self) -> list[PendingCommand]: ...
+
+    def mark_done(self, key: str) -> None: ...
+
+    def record_metrics(self, job: str, metrics: Sequence[StepMetrics]) -> None: ...
+
+    def metrics(self, job: str, after: int = 0, limit: int | None = None) -> list[StepMetrics]: ...
+
+    def close(self) -> None: ...
+
+
+class SqliteJournal:
+    """A journal in one SQLite file, held by one manager at a time through a lock beside it.
+
+    Safe to call from several threads; calls take turns. Raises `JournalLocked` when another process has it
+    open and `JournalError` when the file is of another schema.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock_file = _lock(path.with_name(f"{path.name}.lock"))
+        self._mutex = threading.Lock()
+        self._reading = threading.Lock()
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._prepare()
+            # A reader of its own: whoever reads a long history holds up nobody who writes.
+            self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._reader.execute("PRAGMA query_only = ON")
+        except BaseException:
+            self._lock_file.close()
+            raise
+
+    def append(
+        self, job: str, facts: Sequence[Fact], commands: Sequence[Command], expected: int | None = None
+    ) -> int:
+        """Store facts and commands in one transaction; returns the job's newest sequence number.
+
+        `expected`: the sequence number that the caller's state stands at; anything else in the journal raises
+        `JournalConflict` and stores nothing. A command whose key is stored already is not stored again.
+        Raises `NotReadable`, and stores nothing, for what would not read back as it is.
+        """
+        fact_texts = [(fact.at, readable_text(_FACTS, fact)) for fact in facts]
+        command_texts = [(command.key, job, readable_text(_COMMANDS, command)) for command in commands]
+        with self._transaction() as db:
+            row = db.execute("SELECT coalesce(max(sequence), 0) FROM facts WHERE job = ?", (job,)).fetchone()
+            newest = int(row[0])
+            if expected is not None and newest != expected:
+                raise JournalConflict(f"{self.path}: job {job} is at fact {newest}, expected {expected}")
+            db.executemany(
+                "INSERT INTO facts (job, sequence, at, fact) VALUES (?, ?, ?, ?)",
+                [(job, newest + n, at, text) for n, (at, text) in enumerate(fact_texts, 1)],
+            )
+            db.executemany(
+                "INSERT INTO commands (key, job, command) VALUES (?, ?, ?) ON CONFLICT (key) DO NOTHING",
+                command_texts,
+            )
+        return newest + len(facts)
+
+    def facts(self, job: str, after: int = 0) -> list[StoredFact]:
+        """The facts of a job in order, from the one after sequence number `after`."""
+        rows = self._read(
+            "SELECT sequence, at, fact FROM facts WHERE job = ? AND sequence > ? ORDER BY sequence",
+            job,
+            after,
+        )
+        return [StoredFact(int(sequence), read_back(_FACTS, at, text)) for sequence, at, text in rows]
+
+    def jobs(self) -> list[str]:
+        """Every job ever submitted, oldest first."""
+        return [
+            str(row[0]) for row in self._read("SELECT job FROM facts WHERE sequence = 1 ORDER BY at, job")
+        ]
+
+    def pending_commands(self) -> list[PendingCommand]:
+        """Commands not marked done, in the order in which they were stored."""
+        rows = self._read("SELECT job, command FROM commands WHERE done = 0 ORDER BY ordinal")
+        return [PendingCommand(str(job), read_back(_COMMANDS, 0.0, text)) for job, text in rows]
+
+    def mark_done(self, key: str) -> None:
+        with self._transaction() as db:
+            db.execute("UPDATE commands SET done = 1 WHERE key = ?", (key,))
+
+    def record_metrics(self, job: str, metrics: Sequence[StepMetrics]) -> None:
+        """Keep one row a step; a step done again replaces its row, unless an older generation reports it."""
+        rows = [
+            (job, m.step, m.generation, m.loss, m.grad_norm, m.seconds, m.samples, m.loss_scale, m.skipped)
+            for m in metrics
+        ]
+        with self._transaction() as db:
+            db.executemany(
+                f"INSERT INTO metrics (job, {_METRICS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (job, step) DO UPDATE SET"
+                " generation = excluded.generation, loss = excluded.loss, grad_norm = excluded.grad_norm,"
+                " seconds = excluded.seconds, samples = excluded.samples,"
+                " loss_scale = excluded.loss_scale, skipped = excluded.skipped"
+                " WHERE excluded.generation >= metrics.generation",
+                rows,
+            )
+
+    def metrics(self, job: str, after: int = 0, limit: int | None = None) -> list[StepMetrics]:
+        """The newest `limit` rows past step `after`, in order of step."""
+        rows = self._read(
+            f"SELECT {_METRICS} FROM metrics WHERE job = ? AND step > ? ORDER BY step DESC LIMIT ?",
+            job,
+            after,
+            -1 if limit is None else limit,
+        )
+        return [_metrics(row) for row in reversed(rows)]
+
+    def close(self) -> None:
+        """Unless a thread hangs in it: the end of the process closes it then."""
+        if self._reading.acquire(timeout=_CLOSE_S):
+            self._reader.close()
+            self._reading.release()
+        if self._mutex.acquire(timeout=_CLOSE_S):
+            self._db.close()
+            self._lock_file.close()
+            self._mutex.release()
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        if version not in (0, SCHEMA_VERSION):
+            self._db.close()
+            message = f"{self.path}: schema {version}, this version of Makara reads {SCHEMA_VERSION}"
+            raise JournalError(message)
+        if version == 0:
+            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Generator[sqlite3.Connection]:
+        with self._mutex:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _read(self, query: str, *values: Any) -> list[Any]:
+        with self._reading:
+            return self._reader.execute(query, values).fetchall()
+
+
+def _lock(path: Path) -> IO[str]:
+    """The lock file, held until it is closed or the process ends, however it ends."""
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        holder = file.read().strip() or "an unknown process"
+        file.close()
+        raise JournalLocked(f"{path}: held by another manager (pid {holder})") from error
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
+
+
+def _metrics(row: Sequence[Any]) -> StepMetrics:
+    step, generation, loss, grad_norm, seconds, samples, loss_scale, skipped = row
+    # SQLite stores NaN as NULL.
+    return StepMetrics(
+        step=step,
+        generation=generation,
+        loss=float("nan") if loss is None else loss,
+        grad_norm=float("nan") if grad_norm is None else grad_norm,
+        seconds=seconds,
+        samples=samples,
+        loss_scale=loss_scale,
+        skipped=bool(skipped),
+    )

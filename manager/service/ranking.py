@@ -1,0 +1,156 @@
+"""Every pipeline depth at its best, the fastest first, and why that one wins. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+from ...morphing import Candidate, Choice, Impossible, Request, choose
+from ...morphing.options import Options
+from ...simulator.quantities import seconds
+
+_COUNTS = 0.2  # a reason is told if it makes at least this share of the difference
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """`rows`: for each P the fastest plan, the fastest first; the first one is the choice's own. `refused`:
+    (P, why) of those for which there is none. `num_slower` more depths are slower than all rows. `why` is a
+    sentence or two for people."""
+
+    choice: Choice
+    rows: tuple[Candidate, ...]
+    refused: tuple[tuple[int, str], ...]
+    num_slower: int
+    why: str
+
+
+def rank(request: Request, most_rows: int) -> Ranking | Impossible:
+    """What the planner chooses, among what it would choose at each other P: the fastest `most_rows` of them.
+    Takes a sweep for each P that may be among these."""
+    choice = choose(request)
+    if isinstance(choice, Impossible):
+        return choice
+    first, others, refused = choice.candidate, list[Candidate](), list[tuple[int, str]]()
+    num_skipped, most_others = 0, max(1, most_rows - 1)  # with one at least the best is compared
+    for bound_s, depth in _other_depths(request, first.pipeline_parallel_degree):
+        if len(others) >= most_others and inf > bound_s > _time_s(others[most_others - 1]):
+            num_skipped += 1
+            continue
+        found = choose(replace(request, pipeline_parallel_degree=depth))
+        if isinstance(found, Impossible):
+            refused.append((depth, found.reason))
+        else:
+            others.append(found.candidate)
+            others.sort(key=_order)
+    limits = [*_limits(first, sorted(refused)), *_too_few_sections(first, request)]
+    why = " ".join([_margin(first, others, len(request.workers)), *limits])
+    shown = others[: most_rows - 1]
+    num_slower = num_skipped + len(others) - len(shown)
+    return Ranking(choice, (first, *shown), tuple(sorted(refused)), num_slower, why)
+
+
+def _other_depths(request: Request, chosen: int) -> list[tuple[float, int]]:
+    """(at least how long a step takes, P) in the order in which they are worth a look. Those that no plan is
+    seen for at first sight are told to take for ever; the planner says why."""
+    if request.pipeline_parallel_degree is not None:
+        return []
+    options = Options(request, on_host=request.optimizer_offload == "on")
+    # Where some have more memory, fewer of them may do without recomputation: no bound holds for these.
+    alike = len({slot.memory_bytes for slot in request.workers}) == 1
+    depths = [depth for depth in options.depths if depth != chosen]
+    most = {depth: min(len(request.workers) // depth, request.num_micro_batches) for depth in depths}
+    fixed = request.data_parallel_degree
+    return sorted(
+        (
+            options.pipeline_s(depth, fixed or most[depth]) if alike and (fixed or 1) <= most[depth] else 0.0,
+            depth,
+        )
+        for depth in depths
+    )
+
+
+def _order(row: Candidate) -> tuple[float, int, int]:
+    return _time_s(row), row.used, row.pipeline_parallel_degree
+
+
+def shape(row: Candidate) -> str:
+    return f"{row.pipeline_parallel_degree}x{row.data_parallel_degree}"
+
+
+def _time_s(row: Candidate) -> float:
+    assert row.predicted_s is not None, "a plan that was found was simulated"
+    return row.predicted_s
+
+
+def _margin(best: Candidate, others: list[Candidate], num_workers: int) -> str:
+    if not others:
+        return f"{shape(best)} is the only shape that there is a plan for."
+    other = others[0]
+    less = 1 - _time_s(best) / _time_s(other)
+    rival = f"the next best, {shape(other)} ({seconds(_time_s(other))})"
+    lead = f"{shape(best)} wins: a step takes {seconds(_time_s(best))}"
+    if less < 5e-4:
+        return f"{lead}, as with {rival}, which has {_tie(best, other)}."
+    reasons = _reasons(best, other)
+    if best.used != other.used:
+        ours = f"all {num_workers}" if best.used == num_workers else f"{best.used} of the {num_workers}"
+        reasons += f"; it uses {ours} workers, not {other.used}"
+    return f"{lead}, {100 * less:.1f} % less than with {rival}{reasons}."
+
+
+def _tie(best: Candidate, other: Candidate) -> str:
+    return "more workers" if other.used > best.used else "more stages"
+
+
+def _reasons(best: Candidate, other: Candidate) -> str:
+    """Where the time is won, the most first, and where some of it is lost again."""
+    won = [
+        (theirs - ours, words)
+        for words, ours, theirs in zip(
+            (
+                "its busiest worker computes {} {}",
+                "its pipelines stand still {} {}, for messages and in bubbles",
+                "sums, commit and update after its pipelines take {} {}",
+            ),
+            _parts(best),
+            _parts(other),
+            strict=True,
+        )
+    ]
+    won.sort(reverse=True)
+    whole = sum(gain for gain, _ in won if gain > 0)
+    gains = [words.format(seconds(gain), "less") for gain, words in won if gain > _COUNTS * whole]
+    losses = [words.format(seconds(-gain), "longer") for gain, words in won if -gain > _COUNTS * whole]
+    told = f", because {' and '.join(gains)}" if gains else ""
+    return told + (f", though {' and '.join(reversed(losses))}" if losses else "")
+
+
+def _parts(row: Candidate) -> tuple[float, float, float]:
+    """A step's time: computing on the busiest worker, the rest of the pipelines, and what comes after."""
+    assert row.busy_s is not None
+    assert row.pipeline_s is not None
+    after_s = _time_s(row) - row.pipeline_s
+    return row.busy_s, max(0.0, row.pipeline_s - row.busy_s), after_s
+
+
+def _limits(best: Candidate, refused: list[tuple[int, str]]) -> list[str]:
+    """What kept other depths out of the comparison."""
+    shallower = [(depth, why) for depth, why in refused if depth < best.pipeline_parallel_degree]
+    if not shallower:
+        return []
+    depth, why = max(shallower)
+    stages = f"{depth} stages or fewer" if depth > 1 else "one stage"
+    return [f"With {stages} there is no plan: {why}."]
+
+
+def _too_few_sections(best: Candidate, request: Request) -> list[str]:
+    """That a deeper pipeline was not possible, though there are workers for one."""
+    depth, count = best.pipeline_parallel_degree, request.num_sections
+    if request.pipeline_parallel_degree is not None or not depth == count < len(request.workers):
+        return []
+    sections = "1 section" if count == 1 else f"{count} sections"
+    return [
+        f"The model is cut into {sections}, so P is {count} at most; parallelism.num_sections, or more names "
+        "in Training.cuts, would cut it finer."
+    ]

@@ -1,0 +1,455 @@
+"""The manager at work: one event loop that feeds the core, journals what it decides, and has it carried out.
+
+For each event of a job, one at a time: `decide`, then facts and commands into the journal in one transaction,
+then the new state, the effects, orders to the agents whose orders changed, and word to those who watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...checkpoint import CREDENTIALS, Export, Store
+from ...protocol.messages import Report
+from ..clock import SteadyClock
+from ..config import ServerConfig
+from ..core import Timing, can_go_on
+from ..core.commands import Command
+from ..core.events import (
+    ConnectionClosed,
+    ContinueRequested,
+    Event,
+    JobSubmitted,
+    ManagerStarted,
+    ReportReceived,
+    ResumeRequested,
+    StopRequested,
+)
+from ..core.facts import Fact, Resumption, VmEnded
+from ..core.orders import Leases, is_same, orders
+from ..providers import Provider
+from ..spec.job_spec import JobSpec, Resources
+from ..spec.start_source import StartSource
+from ..threads import Kind, Threads
+from .effects import Effects
+from .files import JobFiles
+from .job_loop import JobLoops, Outlets
+from .journal import Journal
+from .journal_text import Unreadable
+from .live import Hub, Update
+from .quarantine import Quarantined, quarantine_for
+from .runtime import RECENT_STEPS, Connection, Job
+from .store_access import at_source, open_for
+from .tokens import TokenStore
+from .views import job_view, step_view, to_json
+from .watch import ProviderWatch
+
+log = logging.getLogger("makara.manager")
+T = TypeVar("T")
+_SWEEP_S = 60.0
+_BEATS_IN_A_LEASE = 4  # as a Kubernetes node renews its lease: every 10 s of 40
+
+
+class Service:
+    """All jobs of one manager. Use: `await start()`, ..., `await close()`.
+
+    `clock` gives Unix seconds, by which all bounds count: one that never jumps, such as a `SteadyClock`.
+
+    `failed()` raises when the manager must not go on: its journal failed or was changed by another. Public
+    methods run on the event loop that called `start`.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        journal: Journal,
+        tokens: TokenStore,
+        providers: Mapping[str, Provider],
+        *,
+        timing: Timing | None = None,
+        leases: Leases | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.config = config
+        self.journal = journal
+        self.tokens = tokens
+        self.providers = providers
+        self.hub = Hub()
+        self.files = JobFiles(config.home)
+        self.jobs: dict[str, Job] = {}
+        self.manager_url = config.public_url or f"http://{config.host}:{config.port}"
+        self.clock = clock or SteadyClock()
+        self._failure: BaseException | None = None
+        self._has_failed = asyncio.Event()
+        self.leases = replace(leases or Leases(), secret=self.files.generation_secret())
+        self._tasks: list[asyncio.Task[None]] = []
+        self._submitting = asyncio.Lock()
+        self._submissions: set[asyncio.Task[Any]] = set()
+        self._continuing: set[str] = set()  # jobs whose secrets are stored before they go on
+        self.threads = Threads(config.threads)
+        self.effects = Effects(
+            providers=providers,
+            tokens=tokens,
+            scratch=config.home / "scratch",
+            manager_url=lambda: self.manager_url,
+            vm_directory=self.vm_directory,
+            state_of=lambda job: self.jobs[job].state,
+            open_store=self._open_store,
+            open_source=self._open_source,
+            emit=self.handle,
+            mark_done=lambda key: self.threads.run(Kind.JOURNAL, journal.mark_done, key),
+            threads=self.threads,
+            slow_call_s=config.slow_call_s,
+            fatal=self._fail,
+            clock=self.clock,
+            store_patience_s=config.store_patience_s,
+        )
+        self.watches = {
+            name: ProviderWatch(
+                name,
+                provider,
+                jobs=self.jobs,
+                effects=self.effects,
+                threads=self.threads,
+                handle=self.handle,
+                clock=self.clock,
+                slow_call_s=config.slow_call_s,
+            )
+            for name, provider in providers.items()
+        }
+        self._timing = replace(timing or Timing(), leases=self.leases)
+        self._loops = JobLoops(
+            Outlets(
+                append=self._append,
+                start=self.effects.start,
+                resume=self.effects.resume,
+                tell=self._tell,
+                fatal=self._fail,
+                clock=self.clock,
+            ),
+            self._timing,
+            config,
+        )
+
+    def heartbeat_s(self, job: str) -> float:
+        """How often an agent of the job reports when nothing changes."""
+        spec = self.jobs[job].state.spec
+        num_vms = spec.resources.max_nodes if spec is not None else 1
+        rarest_s = max(self.config.heartbeat_s, self._timing.vm_lease_s / _BEATS_IN_A_LEASE)
+        return min(max(self.config.heartbeat_s, num_vms / self.config.heartbeats_per_s), rarest_s)
+
+    def vm_directory(self, vm: str) -> Path:
+        return self.config.home / "vms" / vm
+
+    def _open_store(self, job: str) -> Store:
+        """The store of a job. Blocking."""
+        spec = self.jobs[job].state.spec
+        assert spec is not None, "only a submitted job has a store"
+        return open_for(spec, self.files.secrets(job), self.config.stores)
+
+    def _open_source(self, job: str, source: StartSource) -> Store:
+        """The store of what a job starts from, with the job's own keys. Blocking."""
+        spec = self.jobs[job].state.spec
+        assert spec is not None, "only a submitted job starts from something"
+        there = at_source(spec, source.uri, source.endpoint, source.region)
+        return open_for(there, self.files.secrets(job), self.config.stores)
+
+    # ---- life ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Read the journal, begin every lease anew, and go on with whatever was under way."""
+        for job in await self.threads.run(Kind.HISTORY, self.journal.jobs):
+            facts = await self.threads.run(Kind.HISTORY, self.journal.facts, job)
+            metrics = await self.threads.run(Kind.HISTORY, self.journal.metrics, job, 0, RECENT_STEPS)
+            self.jobs[job] = Job(job, facts, metrics)
+        await self.threads.run(Kind.FILES, self.files.forget_others, self.jobs.keys())
+        await self.threads.run(Kind.TOKENS, self.tokens.begin_anew, self.leases.worker_token_s)
+        await self._start_pending()
+        for runtime in self.jobs.values():
+            self._forget_secrets(runtime)  # of those that ended in the very moment in which this process did
+        for job in self.active():
+            with contextlib.suppress(Quarantined):  # what it is, the job shows
+                await self.handle(job.job, ManagerStarted(now=self.clock()))
+        self._tasks = [
+            asyncio.create_task(self._guard(loop))
+            for loop in (self._tick, self._sweep, *(self._watching(name) for name in self.providers))
+        ]
+
+    async def _start_pending(self) -> None:
+        """Run what was under way again; of a job that is set aside, once it is taken up."""
+        for job, command in await self.threads.run(Kind.HISTORY, self.journal.pending_commands):
+            runtime = self.jobs[job]
+            if isinstance(command, Unreadable):
+                fault = ValueError(f"a command in its journal cannot be read: {command.error}")
+                runtime.quarantine = runtime.quarantine or quarantine_for(fault, self.clock(), None)
+            elif runtime.quarantine is not None and runtime.active:
+                self.effects.hold(job, command)
+            else:
+                self.effects.start(job, command)
+
+    async def close(self) -> None:
+        """Stop. VMs and their training go on; the next manager takes over from the journal."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._submissions:  # one that has no time left to end is taken up or forgotten by the next manager
+            await asyncio.wait(self._submissions, timeout=self.config.close_timeout_s)
+        await self.effects.close()
+        await self._loops.close(self.config.close_timeout_s)
+        self.hub.close()
+
+    def active(self) -> list[Job]:
+        return [job for job in self.jobs.values() if job.active]
+
+    # ---- what users ask for --------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        job: str,
+        spec: JobSpec,
+        bundle: bytes,
+        secrets: Mapping[str, str],
+        start: StartSource | None = None,
+    ) -> None:
+        """Accept a job under a new id. Durable, with its files, when this returns; on an error nothing is.
+
+        A caller that is cancelled (the server ends, and with it its requests) does not cancel it half way.
+        """
+        await self._whole(self._submit(job, spec, bundle, secrets, start))
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns; it goes on to its end also when the caller is cancelled."""
+        task = asyncio.create_task(work)
+        self._submissions.add(task)
+        task.add_done_callback(self._submissions.discard)
+        return await asyncio.shield(task)
+
+    async def _submit(
+        self,
+        job: str,
+        spec: JobSpec,
+        bundle: bytes,
+        secrets: Mapping[str, str],
+        start: StartSource | None,
+    ) -> None:
+        async with self._submitting:
+            assert job not in self.jobs, f"job {job} exists"
+            sha256 = await self.threads.run(Kind.FILES, self.files.store, job, bundle, secrets)
+            self.jobs[job] = Job(job, [], [])
+            try:
+                value = spec.model_dump(mode="json")
+                now = self.clock()
+                submitted = JobSubmitted(now=now, job=job, spec=value, bundle_sha256=sha256, start=start)
+                await self.handle(job, submitted)
+            except Exception:
+                # In the line of those who write, so that what is being appended is seen.
+                if not await self.threads.run(Kind.JOURNAL, self.journal.facts, job):
+                    del self.jobs[job]
+                    await self.threads.run(Kind.FILES, self.files.forget, job)
+                raise
+
+    async def stop(self, job: str) -> None:
+        """Have the job publish a checkpoint and end; one that has ended stays as it is."""
+        if self.jobs[job].state.ended is not None:
+            return
+        try:
+            await self.handle(job, StopRequested(now=self.clock()))
+        except Quarantined:  # just now: it is stopped as a job that is set aside
+            await self.handle(job, StopRequested(now=self.clock()))
+
+    async def resume(self, job: str, how: Resumption) -> bool:
+        """Answer a job that waits for a person; False, and nothing happens, if it does not offer that."""
+        waiting = self.jobs[job].state.waiting
+        if waiting is None or how not in waiting.offers:
+            return False
+        await self.handle(job, ResumeRequested(now=self.clock(), how=how))
+        return True
+
+    async def go_on(self, job: str, resources: Resources, secrets: Mapping[str, str]) -> bool:
+        """Have a job that was stopped or failed go on with so many VMs; False if it is no such job.
+
+        Durable, with its secrets, when this returns, also if the caller is cancelled.
+        """
+        return await self._whole(self._go_on(self.jobs[job], resources, secrets))
+
+    async def _go_on(self, runtime: Job, resources: Resources, secrets: Mapping[str, str]) -> bool:
+        async with self._submitting:
+            if not can_go_on(runtime.state):
+                return False
+            self._continuing.add(runtime.job)
+            try:
+                await self.threads.run(Kind.FILES, self.files.store_secrets, runtime.job, secrets)
+                runtime.quarantine = None  # what it was set aside for is judged anew
+                most, least = resources.max_nodes, resources.min_nodes
+                asked = ContinueRequested(now=self.clock(), min_nodes=least, max_nodes=most)
+                await self.handle(runtime.job, asked)
+            except Quarantined:
+                # Nothing was stored. After any other error the next manager looks at what was.
+                self._continuing.discard(runtime.job)
+                self._forget_secrets(runtime)
+                raise
+            finally:
+                self._continuing.discard(runtime.job)
+            self._forget_secrets(runtime)  # if it does not go on after all
+            return runtime.state.ended is None
+
+    async def export(self, job: str, call: Callable[[], Export]) -> Export:
+        """Run an export of the job's weights in a thread, beside no other of the job."""
+        return await self._whole(self.effects.export(job, call))
+
+    # ---- what agents say -----------------------------------------------------------------------------------
+
+    def connect(self, job: str, vm: str, connection: Connection) -> None:
+        """A VM's agent is there: give it its orders. An earlier connection of the VM gives way."""
+        runtime = self.jobs[job]
+        earlier = runtime.connections.get(vm)
+        if earlier is not None:
+            earlier.replaced()
+        runtime.connections[vm] = connection
+        runtime.told.pop(vm, None)
+        if runtime.quarantine is None or runtime.quarantine.readable or not runtime.active:
+            self._push(runtime, vm, connection)
+
+    async def disconnect(self, job: str, vm: str, connection: Connection) -> None:
+        """The connection closed. Suspicion only, and none if the VM has another one by now."""
+        runtime = self.jobs[job]
+        if runtime.connections.get(vm) is connection:
+            del runtime.connections[vm]
+            runtime.told.pop(vm, None)
+            if runtime.state.ended is None:
+                with contextlib.suppress(Quarantined):  # silence will tell, once the job is taken up
+                    await self.handle(job, ConnectionClosed(now=self.clock(), vm=vm))
+
+    async def report(self, job: str, report: Report) -> None:
+        """Take in what a VM is now. When this returns, all that the report carried is stored."""
+        runtime = self.jobs[job]
+        if report.metrics:
+            await self.threads.run(Kind.JOURNAL, self.journal.record_metrics, job, report.metrics)
+            for step in runtime.add_steps(report.metrics, self.clock()):
+                self.hub.publish(job, Update("step", to_json(step_view(step))))
+        if runtime.has_use_of(report.vm):
+            runtime.reports[report.vm] = report
+        runtime.not_understood.pop(report.vm, None)
+        runtime.dirty = True
+        if runtime.state.ended is None:
+            with contextlib.suppress(Quarantined):  # it is kept above, for when the job is taken up
+                await self.handle(job, ReportReceived(now=self.clock(), report=report))
+
+    def beat(self, job: str, report: Report) -> None:
+        """Take in that a VM lives and gets on, and is else what it was; counts from the next tick on."""
+        runtime = self.jobs[job]
+        if runtime.has_use_of(report.vm):
+            runtime.reports[report.vm] = report
+        if runtime.state.ended is None:
+            runtime.beats[report.vm] = ReportReceived(now=self.clock(), report=report)
+
+    def not_understood(self, job: str, vm: str, why: str) -> None:
+        """A VM's agent says what this manager cannot read; shown until it says something that can be."""
+        runtime = self.jobs[job]
+        if runtime.not_understood.get(vm) != why:
+            log.error("VM %s: %s", vm, why)
+            runtime.not_understood[vm] = why
+            runtime.dirty = True
+
+    # ---- one event -----------------------------------------------------------------------------------------
+
+    async def handle(self, job: str, event: Event) -> None:
+        """Decide on one event and make the decision durable; the rest follows. Raises `Quarantined`."""
+        await self._loops.handle(self.jobs[job], event)
+
+    async def _append(
+        self, job: str, facts: Sequence[Fact], commands: Sequence[Command], expected: int
+    ) -> int:
+        return await self.threads.run(Kind.JOURNAL, self.journal.append, job, facts, commands, expected)
+
+    def _tell(self, runtime: Job, facts: Sequence[Fact]) -> None:
+        for vm, connection in runtime.connections.items():
+            self._push(runtime, vm, connection)
+        for fact in facts:
+            if isinstance(fact, VmEnded):
+                runtime.reports.pop(fact.vm, None)
+        first = runtime.sequence - len(facts) + 1
+        for sequence, fact in enumerate(facts, first):
+            log.info("job %s: %s", runtime.job, fact.fact)
+            self.hub.publish(runtime.job, Update("fact", to_json(fact), sequence))
+        runtime.dirty = True
+        if runtime.state.ended is not None:
+            self._forget_secrets(runtime)
+            self._publish_status(runtime)
+
+    def _push(self, runtime: Job, vm: str, connection: Connection) -> None:
+        """Send the VM its orders, unless they say what this connection was told already."""
+        now, before = orders(runtime.state, vm, self.leases, runtime.parts), runtime.told.get(vm)
+        if before is None or not is_same(now, before):
+            runtime.told[vm] = now
+            connection.push(now)
+
+    def _forget_secrets(self, runtime: Job) -> None:
+        """Once the job has ended; keys of its store are needed a little longer to tidy it up."""
+        if runtime.state.ended is not None and runtime.job not in self._continuing:
+            needed = CREDENTIALS if self.effects.needs_store(runtime.job) else ()
+            self.files.forget_secrets(runtime.job, but=needed)
+
+    def _publish_status(self, runtime: Job) -> None:
+        runtime.dirty = False
+        if self.hub.watched(runtime.job):
+            view = job_view(runtime, self.effects.trouble.get(runtime.job, {}))
+            self.hub.publish(runtime.job, Update("status", to_json(view)))
+
+    # ---- time and providers --------------------------------------------------------------------------------
+
+    async def _guard(self, loop: Callable[[], Any]) -> None:
+        try:
+            await loop()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        log.critical("the manager cannot go on", exc_info=error)
+        self._failure = self._failure or error
+        self._has_failed.set()
+
+    async def failed(self) -> None:
+        """Wait until the manager must not go on, and raise what made it so."""
+        await self._has_failed.wait()
+        assert self._failure is not None, "set together with the event"
+        raise self._failure
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.tick_s)
+            self.tick()
+
+    def tick(self) -> None:
+        """Have time pass for every job, and show what changed."""
+        for runtime in self.active():
+            self._loops.tick(runtime)
+        for runtime in self.jobs.values():
+            if runtime.dirty:
+                self._publish_status(runtime)
+
+    def _watching(self, name: str) -> Callable[[], Any]:
+        return lambda: self.watches[name].run(self.config.tick_s)
+
+    async def end_streams(self) -> None:
+        """End live updates for those whose token has ended since they asked."""
+        shown = self.hub.token_ids()
+        lives = await self.threads.run(
+            Kind.TOKENS, lambda: {token for token in shown if self.tokens.lives(token)}
+        )
+        self.hub.end(shown - lives)
+
+    async def _sweep(self) -> None:
+        while True:
+            await self.threads.run(Kind.TOKENS, self.tokens.sweep)
+            await self.end_streams()
+            for runtime in self.jobs.values():
+                self._forget_secrets(runtime)
+            await asyncio.sleep(_SWEEP_S)

@@ -1,0 +1,105 @@
+"""Which stores this manager signs for with its own credentials, and whose keys are used for a job's store.
+
+A job names its store, so whoever may submit decides where requests go. The manager's own credentials (of its
+environment, of its machine's role) sign only for what the administrator allowed. For any other store a job
+brings keys of its own among its secrets; where it does, they are used in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from ...checkpoint import NoCredentials, Store, StoreUnavailable, check_writable, credentials_in, open_store
+from ..spec.job_spec import CheckpointSpec, JobSpec
+from ..spec.store_uri import covers
+
+
+class NotAllowed(ValueError):
+    """A store for which this manager must not use its own credentials; `field` is the one to change."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def check_allowed(checkpoint: CheckpointSpec, environment: Mapping[str, str], allowed: Sequence[str]) -> None:
+    """Raises `NotAllowed` if the job has no keys for its store, and the manager must not use its own."""
+    if urlsplit(checkpoint.uri).scheme != "file" and credentials_in(environment) is not None:
+        return
+    if any(covers(entry, checkpoint.uri, checkpoint.endpoint) for entry in allowed):
+        return
+    if urlsplit(checkpoint.uri).scheme == "file":
+        message = f"{checkpoint.uri!r} is no folder that this manager may write to"
+        raise NotAllowed("checkpoint.uri", f"{message}; its administrator can allow it: {_how(checkpoint)}")
+    field, store = "checkpoint.uri", f"{checkpoint.uri!r}"
+    if checkpoint.endpoint is not None:
+        field, store = "checkpoint.endpoint", f"{checkpoint.endpoint!r}"
+    raise NotAllowed(
+        field,
+        f"this manager does not use its own credentials for {store}; name keys of your own in `secrets` "
+        f"(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), or have its administrator allow it: {_how(checkpoint)}",
+    )
+
+
+def open_for(spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str]) -> Store:
+    """The store of a job that was accepted. Blocking.
+
+    Raises `StoreUnavailable` while the manager must not use it: another administrator's setting, or secrets
+    that are gone since the job ended, can be mended.
+    """
+    checkpoint, environment = spec.checkpoint, {**spec.envs, **secrets}
+    try:
+        check_allowed(checkpoint, environment, allowed)
+    except NotAllowed as error:
+        raise StoreUnavailable(f"{error.field}: {error}") from error
+    with _saying_whose_credentials(checkpoint):
+        return open_store(
+            checkpoint.uri,
+            endpoint=checkpoint.endpoint,
+            region=checkpoint.region,
+            credentials=credentials_in(environment),
+        )
+
+
+def at_source(spec: JobSpec, uri: str, endpoint: str | None, region: str | None) -> JobSpec:
+    """The job as if its checkpoints were there: for reading what it starts from, by the same rules."""
+    place = {"uri": uri, "endpoint": endpoint, "region": region}
+    return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update=place)})
+
+
+def check_usable(
+    spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str], *, make_folders: bool = True
+) -> None:
+    """Try the store of a job that is being submitted; see `check_writable`. Blocking.
+
+    Raises `NotAllowed` before anything was sent, and what `check_writable` raises.
+    """
+    checkpoint, environment = spec.checkpoint, {**spec.envs, **secrets}
+    check_allowed(checkpoint, environment, allowed)
+    with _saying_whose_credentials(checkpoint):
+        check_writable(
+            checkpoint.uri,
+            endpoint=checkpoint.endpoint,
+            region=checkpoint.region,
+            credentials=credentials_in(environment),
+            make_folders=make_folders,
+        )
+
+
+@contextmanager
+def _saying_whose_credentials(checkpoint: CheckpointSpec) -> Generator[None]:
+    """Whoever submits is told that it is the manager that has none: the reader's own shell may have some."""
+    try:
+        yield
+    except NoCredentials as error:
+        raise NoCredentials(
+            f"checkpoint.uri {checkpoint.uri}: the manager has no credentials for it: name AWS_ACCESS_KEY_ID "
+            "and AWS_SECRET_ACCESS_KEY in the job file's `secrets`, and their values are sent from your "
+            "environment, or have the manager's administrator set them in the environment of `makara server`"
+        ) from error
+
+
+def _how(checkpoint: CheckpointSpec) -> str:
+    return f"makara server --allow-store {checkpoint.endpoint or checkpoint.uri}, beside those allowed now"

@@ -1,0 +1,333 @@
+"""Commands that concern a job's store: its head, its checkpoints, its weights, its leftovers.
+
+What a job hangs on (opening its head, exporting its weights, copying what it starts from) is tried again
+while the store is away, and for a while when it, or this machine's disk, refuses; then the job waits for a
+person. Everything else is housekeeping: it is tried again whatever the store says, and no job hangs on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+from ...checkpoint import (
+    CheckpointError,
+    CheckpointId,
+    Corrupt,
+    Export,
+    Fenced,
+    Head,
+    HeadAhead,
+    HeadLacks,
+    HeadMissing,
+    Incomplete,
+    NoReadable,
+    NotFound,
+    Store,
+    StoreRefused,
+    StoreUnavailable,
+    Swept,
+    candidates,
+    copy_checkpoint,
+    delete_parts,
+    export,
+    open_generation,
+    read_head,
+    restart_generation,
+    retire,
+    save_calibration,
+    sweep,
+)
+from ...protocol.messages import CheckpointRef
+from ...simulator import Measurements
+from ..core.commands import (
+    Command,
+    CopyCheckpoint,
+    DeleteCheckpoint,
+    ExportWeights,
+    OpenHead,
+    StoreCalibration,
+    SweepStore,
+)
+from ..core.events import (
+    CheckpointCopied,
+    CheckpointDeleted,
+    CommandStuck,
+    Event,
+    HeadDiffers,
+    HeadOpened,
+    HeadSeen,
+    WeightsExported,
+)
+from ..core.state import JobState
+from ..spec.start_source import StartSource
+
+log = logging.getLogger("makara.manager")
+T = TypeVar("T")
+
+HOUSEKEEPING = (DeleteCheckpoint, StoreCalibration, SweepStore)
+_HOUSEKEEPING_DELAY_S = 300.0
+_REFUSALS = (StoreRefused, OSError)  # an error of the system: this machine's disk is full, for one
+_SWEEP_PATIENCE_S = 3600.0  # the next one finds the same
+
+StoreCommand = OpenHead | DeleteCheckpoint | SweepStore | ExportWeights | CopyCheckpoint | StoreCalibration
+
+
+class Persist(Protocol):
+    """Run `call` in a thread, again while it raises `temporary` and is `wanted` (None: the job goes on).
+
+    `alone` is held by each attempt, and by nobody between two.
+    """
+
+    def __call__(
+        self,
+        job: str,
+        command: Command,
+        call: Callable[[], T],
+        *temporary: type[Exception],
+        wanted: Callable[[], bool] | None = None,
+        longest_delay_s: float = ...,
+        alone: asyncio.Lock | None = None,
+    ) -> Awaitable[T]: ...
+
+
+class _Refused(Exception):
+    """The store or the system refuses, and it is not for long enough yet to give up."""
+
+
+class StoreCommands:
+    """Carries them out; each is idempotent. `clock` gives Unix seconds."""
+
+    def __init__(
+        self,
+        *,
+        scratch: Path,
+        open_store: Callable[[str], Store],
+        open_source: Callable[[str, StartSource], Store],
+        state_of: Callable[[str], JobState],
+        persist: Persist,
+        clock: Callable[[], float],
+        patience_s: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._scratch = scratch
+        self._open_store = open_store
+        self._open_source = open_source
+        self._state_of = state_of
+        self._persist = persist
+        self._clock = clock
+        self._patience_s = patience_s
+        self._sleep = sleep
+        self.exports: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # or a deletion, of a job
+
+    async def carry_out(self, job: str, command: StoreCommand) -> Event | None:
+        """What comes of `command`; None if nothing needs to be said."""
+        match command:
+            case OpenHead():
+                return await self._open_head(job, command)
+            case DeleteCheckpoint():
+                return await self._delete(job, command)
+            case SweepStore():
+                return await self._sweep(job, command)
+            case ExportWeights():
+                return await self._export(job, command)
+            case CopyCheckpoint():
+                return await self._copy(job, command)
+            case StoreCalibration():
+                return await self._store_calibration(job, command)
+
+    async def _open_head(self, job: str, command: OpenHead) -> Event | None:
+        def opened(store: Store) -> Head:
+            if command.restart:
+                return restart_generation(store, job, command.generation, now=self._clock())
+            known = {_id(ref) for ref in command.checkpoints}
+            return open_generation(store, job, command.generation, opened=command.opened, known=known)
+
+        try:
+            head = await self._insist(job, command, opened)
+        except HeadMissing as error:
+            return self._differs(command, "missing", str(error), None)
+        except (HeadAhead, HeadLacks, Fenced) as error:
+            return await self._found_other(job, command, error)
+        except (*_REFUSALS, Corrupt) as error:
+            return self._stuck(command, error)
+        return HeadOpened(now=self._clock(), generation=command.generation, checkpoints=_refs(head))
+
+    async def _found_other(self, job: str, command: OpenHead, error: HeadAhead | HeadLacks | Fenced) -> Event:
+        try:
+            found = await self._insist(job, command, lambda store: read_head(store, job))
+        except (*_REFUSALS, Corrupt) as unread:
+            return self._stuck(command, unread)
+        if isinstance(error, HeadLacks):
+            return self._differs(command, "lacks", str(error), found)
+        reason = str(error)
+        if isinstance(error, Fenced):
+            reason = (
+                f"head.json is open at generation {error.open_generation}, beyond what this manager's "
+                "journal knows of: another manager opened it, or the journal is from a backup"
+            )
+        return self._differs(command, "ahead", reason, found)
+
+    def _differs(
+        self,
+        command: OpenHead,
+        difference: Literal["missing", "lacks", "ahead"],
+        reason: str,
+        head: Head | None,
+    ) -> Event:
+        return HeadDiffers(
+            now=self._clock(),
+            generation=command.generation,
+            difference=difference,
+            reason=reason,
+            head_generation=head.generation if head is not None else 0,
+            checkpoints=_refs(head) if head is not None else (),
+        )
+
+    def _stuck(self, command: Command, error: Exception) -> Event:
+        generation = command.generation if isinstance(command, OpenHead) else None
+        return CommandStuck(
+            now=self._clock(), command=command.command, error=str(error), generation=generation
+        )
+
+    async def _delete(self, job: str, command: DeleteCheckpoint) -> Event:
+        checkpoint = _id(command.checkpoint)
+        # A base is kept only until the next generation opens: then the retirement goes through.
+        await self._keep_house(job, command, lambda store: retire(store, job, checkpoint, now=self._clock()))
+        # From now, not from when it was decided: this manager or the store may have been away since then, and
+        # another manager's clock may have been another.
+        await self._sleep(command.lease_s)
+        # An export that began before reads them still.
+        alone = self.exports[job]
+        await self._keep_house(job, command, lambda store: delete_parts(store, job, checkpoint), alone=alone)
+        return CheckpointDeleted(now=self._clock(), checkpoint=command.checkpoint)
+
+    async def _sweep(self, job: str, command: SweepStore) -> Event | None:
+        await self._sleep(max(0.0, command.not_before - self._clock()))
+        state = self._state_of(job)
+        kept = {_id(ref) for ref in (*state.published, *([state.base] if state.base is not None else []))}
+        newest_retired = state.retired
+
+        def swept(store: Store) -> Swept | None:
+            return sweep(
+                store,
+                job,
+                now=self._clock(),
+                lease_s=command.lease_s,
+                opened=state.head_generation,
+                unwanted=lambda found: found not in kept and found.age_rank <= newest_retired,
+                exporting=state.finished is not None and state.ended is None,
+            )
+
+        give_up_at = self._clock() + _SWEEP_PATIENCE_S
+        found = await self._keep_house(
+            job, command, swept, wanted=lambda: self._clock() < give_up_at, alone=self.exports[job]
+        )
+        if found is None:
+            log.warning("job %s: its head is missing or somebody else's: nothing was swept", job)
+            return None
+        return HeadSeen(now=self._clock(), generation=found.head.generation, checkpoints=_refs(found.head))
+
+    async def _export(self, job: str, command: ExportWeights) -> Event:
+        def write(store: Store, checkpoint: CheckpointId) -> Export:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            return export(store, job, checkpoint, scratch=self._scratch)
+
+        faults: list[str] = []
+        for ref in (command.checkpoint, *command.older):
+            try:
+                async with self.exports[job]:
+                    done = await self._insist(job, command, partial(write, checkpoint=_id(ref)))
+            except _REFUSALS as error:
+                return self._stuck(command, error)
+            except (Corrupt, NotFound, Incomplete) as error:
+                log.warning("job %s: checkpoint %s cannot be exported: %s", job, _id(ref), error)
+                faults.append(f"checkpoint {_id(ref)} cannot be read: {error}")
+                continue
+            note = "; ".join(faults)
+            return WeightsExported(
+                now=self._clock(), uri=done.uri, sha256=done.sha256, step=done.step, note=note
+            )
+        return self._stuck(command, CheckpointError("; ".join(faults)))
+
+    async def _copy(self, job: str, command: CopyCheckpoint) -> Event:
+        source, spec = command.source, self._state_of(job).spec
+        assert spec is not None, "only a submitted job starts from something"
+
+        def copied(store: Store) -> tuple[CheckpointId, CheckpointId | None]:
+            there = self._open_source(job, source)
+            return copy_checkpoint(there, source.job, store, job, step=source.step, below=spec.training.steps)
+
+        try:
+            own, other = await self._insist(job, command, copied)
+        except (*_REFUSALS, Corrupt, HeadAhead, NoReadable) as error:
+            return self._stuck(command, error)
+        was = _ref(other) if other is not None else None
+        return CheckpointCopied(now=self._clock(), checkpoint=_ref(own), source=was)
+
+    async def _store_calibration(self, job: str, command: StoreCalibration) -> None:
+        """A store that refuses it costs the next job a minute, and this one nothing."""
+        state = self._state_of(job)
+        assert state.measurements is not None, "it follows measurements"
+        measured = Measurements.from_json(state.measurements)
+        if measured.basis is None:
+            return
+        fingerprint, text = measured.basis.fingerprint, measured.to_text()
+        await self._keep_house(job, command, lambda store: save_calibration(store, fingerprint, text))
+
+    # ---- trying again --------------------------------------------------------------------------------------
+
+    async def _insist(self, job: str, command: Command, call: Callable[[Store], T]) -> T:
+        """`call` with the job's store, again while that is away, and while it or this machine refuses until
+        patience ends.
+
+        The store is opened anew each time: credentials that were replaced meanwhile are found.
+        """
+        give_up_at = self._clock() + self._patience_s
+
+        def attempt() -> T:
+            try:
+                return call(self._open_store(job))
+            except _REFUSALS as error:
+                if self._clock() >= give_up_at:
+                    raise
+                raise _Refused(str(error)) from error
+
+        return await self._persist(job, command, attempt, StoreUnavailable, _Refused)
+
+    async def _keep_house(
+        self,
+        job: str,
+        command: Command,
+        call: Callable[[Store], T],
+        *,
+        wanted: Callable[[], bool] | None = None,
+        alone: asyncio.Lock | None = None,
+    ) -> T:
+        """`call` with the job's store, again whatever the store says: a job does not hang on it."""
+        return await self._persist(
+            job,
+            command,
+            lambda: call(self._open_store(job)),
+            CheckpointError,
+            wanted=wanted,
+            longest_delay_s=_HOUSEKEEPING_DELAY_S,
+            alone=alone,
+        )
+
+
+def _refs(head: Head) -> tuple[CheckpointRef, ...]:
+    return tuple(map(_ref, candidates(head)))
+
+
+def _ref(checkpoint: CheckpointId) -> CheckpointRef:
+    return CheckpointRef(step=checkpoint.step, generation=checkpoint.generation)
+
+
+def _id(ref: CheckpointRef) -> CheckpointId:
+    return CheckpointId(step=ref.step, generation=ref.generation)

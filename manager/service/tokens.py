@@ -1,0 +1,209 @@
+"""Tokens: who may do what. 256 random bits each, of which only the SHA-256 is stored.
+
+A token is written `<id>.<secret>`; the id finds the row, the secret is compared in constant time. Tokens
+live in a small SQLite file of their own, so that agents and users stay signed in when the manager restarts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from ..config import write_private
+
+
+class Scope(StrEnum):
+    """What a token is good for."""
+
+    ADMIN = "admin"  # everything, other tokens and fault injection included
+    USER = "user"  # submit, stop and read jobs
+    SESSION = "session"  # a browser that signed in with a user or admin token
+    JOIN = "join"  # connections of one VM of one job, until it shows its worker token
+    WORKER = "worker"  # later connections of that VM, its bundle and its secrets
+
+
+class TokenRefused(Exception):
+    """Unknown, expired, used up, or not good for this. Says no more than that to whoever shows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a shown token turned out to be. `name` is for people; join and worker tokens are bound to a VM."""
+
+    token_id: str
+    scope: Scope
+    name: str = ""
+    job: str | None = None
+    vm: str | None = None
+    expires: float | None = None  # Unix seconds
+    parent: str | None = None  # id of the token with which a session signed in; it ends with that
+
+
+class TokenStore:
+    """All tokens of one manager. Safe to use from several threads; `clock` gives Unix seconds."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = FULL")
+        self._database.executescript(_TABLES)
+        if "parent" not in {row[1] for row in self._database.execute("PRAGMA table_info(tokens)")}:
+            self._database.execute("ALTER TABLE tokens ADD COLUMN parent TEXT")
+        self._database.execute("INSERT OR IGNORE INTO identity VALUES (0, ?)", (secrets.token_hex(16),))
+        self.identity: str = self._database.execute("SELECT name FROM identity").fetchone()[0]
+        """Which manager this is: made with the file. Whoever lost it cannot judge the tokens of before."""
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    def issue(
+        self,
+        scope: Scope,
+        *,
+        name: str = "",
+        job: str | None = None,
+        vm: str | None = None,
+        ttl_s: float | None = None,
+        parent: str | None = None,
+    ) -> str:
+        """A new token, shown this once. `ttl_s` None: it does not expire; it ends with its `parent`."""
+        if scope in (Scope.JOIN, Scope.WORKER):
+            assert None not in (job, vm, ttl_s), "bound to a VM of a job, and short-lived"
+        token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        self._insert(token_id, secret, scope, name, job, vm, ttl_s, parent)
+        return f"{token_id}.{secret}"
+
+    def check(self, token: str, *scopes: Scope) -> Grant:
+        """The grant behind `token` if it is one of `scopes`. Raises `TokenRefused`.
+
+        A worker token that is shown was delivered: the join token of its VM has served then and is forgotten.
+        """
+        token_id, _, secret = token.partition(".")
+        with self._lock:
+            row = self._database.execute(_FIND, (token_id,)).fetchone()
+            stored = row[0] if row else b"\0" * 32
+            matches = hmac.compare_digest(_hash(secret), stored)
+            if row is None or not matches:
+                raise TokenRefused("unknown token")
+            grant = Grant(token_id, Scope(row[1]), *row[2:7])
+            if not self._lives(token_id):
+                raise TokenRefused("this token has expired")
+            if grant.scope not in scopes:
+                raise TokenRefused(f"a {grant.scope} token is not good for this")
+            if grant.scope is Scope.WORKER:
+                self._database.execute(_FORGET_JOIN, (Scope.JOIN.value, grant.job, grant.vm))
+        return grant
+
+    def lives(self, token_id: str) -> bool:
+        """Whether a token that was good still is."""
+        with self._lock:
+            return self._lives(token_id)
+
+    def listed(self) -> list[tuple[Grant, float]]:
+        """Tokens of people that are good, oldest first, each with when it was made, Unix seconds."""
+        with self._lock:
+            rows = self._database.execute(_LISTED, (Scope.ADMIN.value, Scope.USER.value)).fetchall()
+            return [
+                (Grant(row[0], Scope(row[1]), row[2], expires=row[4]), row[3])
+                for row in rows
+                if self._lives(row[0])
+            ]
+
+    def revoke(self, token_id: str) -> bool:
+        """Forget one token, and with it the sessions that it signed in; whether there was one."""
+        with self._lock:
+            return self._database.execute("DELETE FROM tokens WHERE id = ?", (token_id,)).rowcount > 0
+
+    def revoke_vm(self, job: str, vm: str) -> None:
+        """Forget all tokens of one VM."""
+        with self._lock:
+            self._database.execute("DELETE FROM tokens WHERE job = ? AND vm = ?", (job, vm))
+
+    def begin_anew(self, ttl_s: float) -> None:
+        """Let tokens of VMs last `ttl_s` from now, as long as they are not revoked.
+
+        For a manager that starts: its wall clock may have been set since they were made, and a VM is not
+        refused for that.
+        """
+        with self._lock:
+            self._database.execute(
+                "UPDATE tokens SET expires = ? WHERE scope = ?", (self._clock() + ttl_s, Scope.WORKER.value)
+            )
+
+    def sweep(self) -> None:
+        """Forget what has expired."""
+        with self._lock:
+            self._database.execute("DELETE FROM tokens WHERE expires <= ?", (self._clock(),))
+
+    def ensure_admin(self, path: Path) -> str:
+        """The admin token: the one in `path` if it is good, else a new one written there with mode 0600."""
+        if path.exists():
+            token = path.read_text().strip()
+            try:
+                self.check(token, Scope.ADMIN)
+                return token
+            except TokenRefused:
+                pass  # the token file of another home, or an altered one: replaced below
+        with self._lock:
+            self._database.execute("DELETE FROM tokens WHERE scope = ?", (Scope.ADMIN.value,))
+        token = self.issue(Scope.ADMIN, name="admin")
+        write_private(path, token.encode() + b"\n")
+        return token
+
+    def _lives(self, token_id: str) -> bool:
+        row = self._database.execute(_FIND, (token_id,)).fetchone()
+        if row is None or (row[5] is not None and row[5] <= self._clock()):
+            return False
+        if Scope(row[1]) is not Scope.SESSION:
+            return True
+        return row[6] is not None and self._lives(row[6])  # None: signed in before sessions knew their token
+
+    def _insert(self, token_id: str, secret: str, scope: Scope, *rest: object) -> None:
+        name, job, vm, ttl_s, parent = rest
+        now = self._clock()
+        expires = now + ttl_s if isinstance(ttl_s, int | float) else None
+        with self._lock:
+            self._database.execute(
+                "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (token_id, _hash(secret), scope.value, name, job, vm, now, expires, parent),
+            )
+
+
+def id_of(token: str) -> str:
+    return token.partition(".")[0]
+
+
+def csrf_token(session: str) -> str:
+    """What a page sends in `X-CSRF-Token` beside its session cookie; derived from it, so not stored."""
+    return hmac.new(session.encode(), b"makara csrf", hashlib.sha256).hexdigest()
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS tokens (
+    id TEXT PRIMARY KEY, hash BLOB NOT NULL, scope TEXT NOT NULL, name TEXT NOT NULL,
+    job TEXT, vm TEXT, created REAL NOT NULL, expires REAL, parent TEXT
+) STRICT;
+CREATE INDEX IF NOT EXISTS tokens_of_vms ON tokens (job, vm);
+CREATE TABLE IF NOT EXISTS identity (one INTEGER PRIMARY KEY CHECK (one = 0), name TEXT NOT NULL) STRICT;
+"""
+_FORGET_JOIN = "DELETE FROM tokens WHERE scope = ? AND job = ? AND vm = ?"
+_LISTED = "SELECT id, scope, name, created, expires FROM tokens WHERE scope IN (?, ?) ORDER BY created"
+_FIND = "SELECT hash, scope, name, job, vm, expires, parent FROM tokens WHERE id = ?"

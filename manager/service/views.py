@@ -1,0 +1,393 @@
+"""What users see of a job: projections of its state and of the newest reports, as the API sends them."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import Any
+
+from pydantic import BaseModel
+
+from ...pipeline import Plan
+from ...protocol.messages import CheckpointRef, Phase, StepMetrics, WorkerReport
+from ..core.state import Generation, JobState, Vm, vm_of
+from .activity import activity
+from .quarantine import STATUS
+from .runtime import Job
+from .waiting_view import WaitingView, beyond_use, unused_vms, waiting_view, waits_for_vms
+
+_MOST_ENDED = 100  # VMs that ended, in a job's view
+_MOST_MORPHS = 100
+
+
+class StepView(BaseModel):
+    """One committed step; `loss` None is not a number."""
+
+    step: int
+    generation: int
+    loss: float | None
+    grad_norm: float | None
+    seconds: float
+    samples: int
+    loss_scale: float | None  # fp16 only
+    skipped: bool  # its gradient overflowed in fp16: nothing was updated
+
+
+class SeatView(BaseModel):
+    """One worker of the running plan: stage `stage` of path `replica`, hosting sections start..stop-1."""
+
+    worker: str
+    vm: str
+    rank: int
+    replica: int
+    stage: int
+    start: int
+    stop: int
+    phase: str | None
+
+
+class MorphView(BaseModel):
+    """A change of plan. `phases_s`: detect and decide, prepare, open, form, first_step, as far as known;
+    `inside_form_s` is how one worker spent `form`."""
+
+    generation: int
+    shape: str
+    before: str | None
+    cause: str
+    at: float
+    step: int | None
+    rung: str | None
+    lost_steps: int
+    predicted_s: float | None
+    phases_s: dict[str, float]
+    inside_form_s: dict[str, float]
+    total_s: float | None
+    ended: str | None
+
+
+class VmView(BaseModel):
+    vm: str
+    status: str
+    requested_at: float
+    joined_at: float | None
+    ended_at: float | None
+    deadline: float | None
+    reason: str | None
+    detail: str
+    workers: list[str]
+
+
+class JobView(BaseModel):
+    """A job as `GET /api/v1/jobs/{job}` shows it: of VMs that ended and of morphs, the last hundred.
+
+    `num_vms` and `num_morphs` count all; `/vms` lists all VMs.
+    """
+
+    job: str
+    name: str
+    status: str
+    reason: str | None
+    doing: str  # what is waited for while no steps are made
+    waiting: WaitingView | None
+    traceback: str | None
+    trouble: list[str]
+    notes: list[str]  # what is as it should be, and worth knowing
+    stalled: str | None  # no member makes progress: for how long, of how long, and what each is at
+    isolated: str | None  # the manager seems to be cut off from most VMs, and waits to hear of them
+    step: int
+    steps: int
+    loss: float | None
+    seconds_per_step: float | None
+    samples_per_s: float | None
+    predicted_s: float | None
+    generation: int
+    shape: str | None
+    num_sections: int | None
+    num_micro_batches: int | None
+    microbatch_size: int | None
+    placement: list[SeatView]
+    morphs: list[MorphView]
+    num_morphs: int
+    checkpoints: list[CheckpointRef]
+    vms: list[VmView]
+    num_vms: int
+    num_live_vms: int
+    submitted_at: float
+    ended_at: float | None
+    export_uri: str | None
+    export_sha256: str | None
+    checkpoint_uri: str
+    max_nodes: int
+    secrets: list[str]  # names: their values are needed to have it go on once it has ended
+
+
+def to_json(value: BaseModel) -> dict[str, Any]:
+    """Plain JSON values; a number that is none becomes null."""
+    return json.loads(value.model_dump_json())
+
+
+def step_view(metrics: StepMetrics) -> StepView:
+    return StepView(
+        step=metrics.step,
+        generation=metrics.generation,
+        loss=_finite(metrics.loss),
+        grad_norm=_finite(metrics.grad_norm),
+        seconds=metrics.seconds,
+        samples=metrics.samples,
+        loss_scale=metrics.loss_scale,
+        skipped=metrics.skipped,
+    )
+
+
+def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
+    """Everything about one job that changes while it runs."""
+    state = job.state
+    last = job.recent[-1] if job.recent else None
+    step, seconds = newest_step(state, last), measured_s(job)
+    workers = {w.worker: w for report in job.reports.values() for w in report.workers}
+    generation = state.current
+    aside = job.quarantine if job.set_aside else None
+    return JobView(
+        job=job.job,
+        name=state.spec.name if state.spec else job.job,
+        status=STATUS if aside else state.status.value,
+        reason=aside.reason if aside else _reason(job),
+        doing=activity(job) if aside is None else "",
+        waiting=waiting_view(state, step),
+        traceback=aside.traceback if aside else _traceback(state),
+        trouble=sorted(
+            {*trouble.values(), *_not_understood(job), *_not_saved(workers.values()), *_unfit(job)}
+        ),
+        notes=_notes(job),
+        stalled=_stalled(job),
+        isolated=_isolated(job),
+        step=step,
+        steps=state.spec.training.steps if state.spec else 0,
+        loss=_finite(last.loss) if last is not None else None,
+        seconds_per_step=seconds,
+        samples_per_s=last.samples / seconds if last is not None and seconds else None,
+        predicted_s=generation.predicted_s if generation else None,
+        generation=generation.number if generation else state.last_generation,
+        shape=generation.shape if generation else None,
+        num_sections=state.recipe.num_sections if state.recipe else None,
+        num_micro_batches=state.recipe.num_micro_batches if state.recipe else None,
+        microbatch_size=state.recipe.microbatch_size if state.recipe else None,
+        placement=placement(generation, workers) if generation else [],
+        morphs=morphs(state, job.first_steps),
+        num_morphs=len(state.history) + (state.current is not None) + (state.planned is not None),
+        checkpoints=list(reversed(state.published)),
+        vms=_shown_vms(job),
+        num_vms=len(state.vms),
+        num_live_vms=len(state.live_vms),
+        submitted_at=state.submitted_at,
+        ended_at=state.ended_at,
+        export_uri=state.ended.export_uri if state.ended else None,
+        export_sha256=state.ended.export_sha256 if state.ended else None,
+        checkpoint_uri=state.spec.checkpoint.uri if state.spec else "",
+        max_nodes=state.spec.resources.max_nodes if state.spec else 0,
+        secrets=state.spec.secrets if state.spec else [],
+    )
+
+
+def _stalled(job: Job) -> str | None:
+    found, state = job.vitals.no_progress, job.state
+    if found is None or state.current is None or state.finished is not None or _isolated(job):
+        return None
+    return found.describe()
+
+
+def _isolated(job: Job) -> str | None:
+    if job.vitals.isolated_since is None or job.state.ended is not None:
+        return None
+    num_joined = sum(vm.joined for vm in job.state.live_vms)
+    unheard = f"{len(job.vitals.unheard)} of {num_joined} for more than their lease"
+    return f"isolated: most VMs fell silent at about the same time, {unheard}; nothing is changed for it"
+
+
+def _not_understood(job: Job) -> list[str]:
+    live = {vm.vm for vm in job.state.live_vms}
+    holding = {vm: report.holding for vm, report in job.reports.items() if report.holding}
+    return [f"VM {vm}: {why}" for vm, why in {**holding, **job.not_understood}.items() if vm in live]
+
+
+def _not_saved(workers: Iterable[WorkerReport]) -> set[str]:
+    return {
+        f"{'load' if worker.phase is Phase.FORMING else 'save'}_checkpoint: {worker.store_trouble}"
+        for worker in workers
+        if worker.store_trouble
+    }
+
+
+def _unfit(job: Job) -> list[str]:
+    """That VMs are asked for one at a time, since the newest were unfit."""
+    wait_s = job.vitals.asks_singly_s
+    if wait_s is None or not job.state.active:
+        return []
+    why = f"the newest VMs cannot meet the recipe ({job.state.why_unfit})"
+    return [f"request_vm: {why}: one at a time is asked for, {wait_s:g} s after the last"]
+
+
+def _notes(job: Job) -> list[str]:
+    state = job.state
+    bits_hash = state.recipe.bits_hash if state.recipe is not None else None
+    choices = state.start.other_choices(bits_hash) if state.start is not None else ""
+    return [note for note in (choices, unused_vms(job), beyond_use(state)) if note]
+
+
+def measured_s(job: Job) -> float | None:
+    """What a step of the newest generation takes, on average over the last ones."""
+    newest = job.recent[-1].generation if job.recent else None
+    return _mean([metrics.seconds for metrics in job.recent if metrics.generation == newest])
+
+
+def newest_step(state: JobState, last: StepMetrics | None) -> int:
+    """The newest step of the history that the job is on; steps that are being done again do not count."""
+    number, step = max(_beginnings(state), default=(0, 0))
+    steps = [step] + [c.step for c in state.published if c.generation >= number]
+    if last is not None and last.generation >= number:
+        steps.append(last.step)
+    return max(steps)
+
+
+def surviving(state: JobState, rows: Iterable[StepMetrics]) -> list[StepMetrics]:
+    """Without the steps of generations after which a later one began at an earlier step."""
+    beginnings = sorted(_beginnings(state))
+    numbers = [number for number, _ in beginnings]
+    # What the generations from each place on left of the steps before them.
+    left = list(accumulate((step for _, step in reversed(beginnings)), min))[::-1]
+    places = ((row, bisect_right(numbers, row.generation)) for row in rows)
+    return [row for row, place in places if place == len(left) or row.step <= left[place]]
+
+
+def _beginnings(state: JobState) -> list[tuple[int, int]]:
+    """(number, first step) of each generation that formed."""
+    present = [g for g in (state.current, state.planned) if g is not None]
+    return [(g.number, g.formed.step) for g in (*state.history, *present) if g.formed is not None]
+
+
+def placement(generation: Generation, workers: Mapping[str, WorkerReport]) -> list[SeatView]:
+    """The grid: one seat for each hop of each path; a worker on several paths is shown on each."""
+    plan = Plan.from_json(generation.plan)
+    seats: list[SeatView] = []
+    for replica, path in enumerate(plan.paths):
+        for stage, hop in enumerate(path.hops):
+            worker = generation.members[hop.worker][0]
+            report = workers.get(worker)
+            span = plan.ranges[hop.worker]
+            seats.append(
+                SeatView(
+                    worker=worker,
+                    vm=vm_of(worker),
+                    rank=hop.worker,
+                    replica=replica,
+                    stage=stage,
+                    start=span.start,
+                    stop=span.stop,
+                    phase=report.phase.value if report is not None else None,
+                )
+            )
+    return seats
+
+
+def morphs(state: JobState, first_steps: Mapping[int, float]) -> list[MorphView]:
+    """The last generations that were planned, in order of their numbers; `before` is what ran when one was.
+
+    The history is in the order in which they ended: one that never formed ends before the one that ran.
+    """
+    present = tuple(g for g in (state.current, state.planned) if g is not None)
+    shown = state.history[-_MOST_MORPHS:]
+    earlier = state.history[: len(state.history) - len(shown)]
+    before = next((g.shape for g in reversed(earlier) if g.formed is not None), None)
+    views: list[MorphView] = []
+    for generation in sorted((*shown, *present), key=lambda generation: generation.number):
+        views.append(_morph(generation, before, first_steps.get(generation.number)))
+        if generation.formed is not None:
+            before = generation.shape
+    return views
+
+
+def _morph(generation: Generation, before: str | None, first_step_at: float | None) -> MorphView:
+    marks = {
+        "decide": generation.planned_at,
+        "prepare": generation.prepared_at,
+        "open": generation.opened_at,
+        "form": generation.formed_at,
+        "first_step": first_step_at,
+    }
+    phases: dict[str, float] = {}
+    reached = generation.detected_at
+    for name, at in marks.items():
+        if at is not None:
+            phases[name] = max(0.0, at - reached)
+            reached = max(reached, at)
+    return MorphView(
+        generation=generation.number,
+        shape=generation.shape,
+        before=before,
+        cause=generation.cause,
+        at=generation.planned_at,
+        step=generation.formed.step if generation.formed else None,
+        rung=generation.formed.rung if generation.formed else None,
+        lost_steps=generation.lost_steps,
+        predicted_s=generation.predicted_s,
+        phases_s=phases,
+        inside_form_s=dict(generation.formed.phases_s) if generation.formed else {},
+        total_s=reached - generation.detected_at if generation.formed_at is not None else None,
+        ended=generation.end_reason or None,
+    )
+
+
+def vm_view(job: Job, vm: Vm) -> VmView:
+    report = job.reports.get(vm.vm) if vm.live else None
+    silent = vm.live and vm.vm in job.vitals.unheard
+    workers, unfit = report.workers if report is not None else [], job.state.unfit
+    unused = "; ".join(f"{w.worker} is not used: {unfit[w.worker]}" for w in workers if w.worker in unfit)
+    return VmView(
+        vm=vm.vm,
+        status=vm.status.value,
+        requested_at=vm.requested_at,
+        joined_at=vm.joined_at,
+        ended_at=vm.ended_at,
+        deadline=vm.deadline,
+        reason=vm.reason.value if vm.reason is not None else None,
+        detail=vm.detail or ("silent" if silent else unused),
+        workers=[f"{w.worker}: {'unfit' if w.worker in unfit else w.phase.value}" for w in workers],
+    )
+
+
+def _shown_vms(job: Job) -> list[VmView]:
+    """Those that live and the last that ended, in the order in which they were requested."""
+    vms = [*job.state.live_vms, *job.state.vms.ended(-_MOST_ENDED)]
+    return [vm_view(job, vm) for vm in sorted(vms, key=lambda vm: vm.number)]
+
+
+def _traceback(state: JobState) -> str | None:
+    failed = state.ended or state.failure
+    return failed.traceback if failed else state.last_traceback
+
+
+def _reason(job: Job) -> str | None:
+    state = job.state
+    if state.ended is not None:
+        return state.ended.reason or None
+    if state.waiting is not None:
+        return f"waits for a person: {state.waiting.reason}"
+    if state.start is not None and state.copying and state.stop_ordered_at is None:
+        return f"copies the checkpoint that it starts from, of job {state.start.job}"
+    if state.failure is not None:
+        return f"fails, once its workers have saved their steps: {state.failure.reason}"
+    vms = waits_for_vms(job)
+    if state.impossible and vms is not None:
+        return f"{vms}: {state.impossible}"
+    return state.impossible or state.last_error or None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

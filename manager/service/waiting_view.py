@@ -1,0 +1,91 @@
+"""What users see of a job that waits for a person, and of one that waits for VMs."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from ...protocol.messages import Phase
+from ..core.state import JobState, VmStatus, vm_of, wanted_vms
+from .runtime import Job
+
+
+class WaitingView(BaseModel):
+    """What a person must decide: answer with `POST /api/v1/jobs/{job}/resume` and one of `offers`.
+
+    `vms_until`, Unix seconds: then its VMs are saved from and released; None: not while its generation steps.
+    `unsaved_steps`: the first and the last of the steps that no checkpoint has and that cannot be saved as
+    things are; only VMs that live hold them. `start_from`: the job whose checkpoint it began with, which
+    `restart` does not go back to.
+    """
+
+    since: float
+    reason: str
+    offers: list[str]
+    vms_until: float | None
+    unsaved_steps: tuple[int, int] | None
+    start_from: str | None
+
+
+def waiting_view(state: JobState, step: int) -> WaitingView | None:
+    """`step`: the newest that was committed. None for a job that does not wait for a person."""
+    waiting = state.waiting
+    if waiting is None or state.ended is not None:
+        return None
+    saved = state.published[-1].step if state.published else 0
+    takes_more = state.current is not None and state.current.number == waiting.head_generation
+    return WaitingView(
+        since=waiting.since,
+        reason=waiting.reason,
+        offers=[offer.value for offer in waiting.offers],
+        vms_until=state.vms_kept_until,
+        unsaved_steps=None if takes_more or step <= saved else (saved + 1, step),
+        start_from=state.start.job if state.start is not None else None,
+    )
+
+
+def waits_for_vms(job: Job) -> str | None:
+    """How many VMs are on their way to a job that nothing runs of; None if something runs or none is."""
+    if job.state.current is not None or not job.state.active:
+        return None
+    asked_for = sum(vm.status is VmStatus.REQUESTED for vm in job.state.live_vms)
+    starting = sum(vm.status is VmStatus.JOINED and _starts(job, vm.vm) for vm in job.state.live_vms)
+    parts = [f"{asked_for} asked for"] * (asked_for > 0) + [f"{starting} starting"] * (starting > 0)
+    return f"waits for VMs ({', '.join(parts)})" if parts else None
+
+
+def unused_vms(job: Job) -> str:
+    """Why VMs that are ready have no work; empty if all have."""
+    current, state = job.state.current, job.state
+    if current is None or current.formed is None or not state.active or state.planned is not None:
+        return ""
+    working = {vm_of(worker) for worker, _ in current.seats}
+    considered = {vm_of(worker) for worker, _ in job.vitals.planned_for}
+    idle = [vm.vm for vm in state.live_vms if vm.vm in considered - working]
+    if not idle:
+        return ""
+    fixed = state.spec is not None and (
+        state.spec.parallelism.pipeline_parallel_degree or state.spec.parallelism.data_parallel_degree
+    )
+    why = "the job file fixes P or D" if fixed else "none with more of them is faster or fits"
+    return f"{', '.join(idle)}: without work in the plan {current.shape}, and kept as a reserve: {why}"
+
+
+def beyond_use(state: JobState) -> str:
+    """That fewer VMs are asked for than the job may have; empty if not so."""
+    if state.spec is None or state.recipe is None or not state.active:
+        return ""
+    wanted, most = wanted_vms(state), state.spec.resources.max_nodes
+    if wanted >= most:
+        return ""
+    sizes = f"{state.recipe.num_sections} sections and {state.recipe.num_micro_batches} micro-batches"
+    return (
+        f"max_nodes is {most}, but no plan gives more than {wanted} VMs work ({sizes}): "
+        "more are not asked for"
+    )
+
+
+def _starts(job: Job, vm: str) -> bool:
+    if vm in job.vitals.unheard:
+        return False
+    report = job.reports.get(vm)
+    return report is None or all(worker.phase is Phase.STARTING for worker in report.workers)

@@ -1,0 +1,324 @@
+"""The job file: one YAML document, checked whole before anything is stored or rented."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from ...protocol.instruction_sets import InstructionSet
+from ...protocol.messages import JobSettings, StoreConfig
+from ...simulator.lines import Lines
+from .spec_errors import WHOLE, FieldFaults, JobSpecError, explain, shown
+from .start_source import resolved, start_faults
+from .store_uri import is_absolute, uri_faults
+from .yaml_text import read_yaml
+
+SUPPORTED_PROVIDERS = ("local",)
+PLANNED_PROVIDERS = ("aws", "azure", "manual")
+_CLOUD_ONLY = ("region", "instance_type", "use_spot", "max_hourly_cost")
+_SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_yaml(text: str) -> JobSpec:
+    """The job that a YAML text describes. Raises `JobSpecError` with the line of each fault."""
+    value = read_yaml(text)
+    twice = list(Lines(text).repeated())
+    if twice:
+        raise JobSpecError(
+            [(field, f"given twice, first in line {first}") for field, _, first in twice],
+            [line for _, line, _ in twice],
+        )
+    try:
+        return parse_spec(value)
+    except JobSpecError as error:
+        raise error.located(text) from None
+
+
+def parse_spec(value: object) -> JobSpec:
+    """The job that a mapping describes (the body of a submission). Raises `JobSpecError`."""
+    if not isinstance(value, Mapping):
+        given = "nothing" if value is None else shown(value)
+        raise JobSpecError([(WHOLE, f"expected a mapping of keys to values, got {given}")])
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except (
+        ValueError,
+        TypeError,
+        RecursionError,
+    ) as error:  # half a surrogate pair, a list that holds itself
+        raise JobSpecError([(WHOLE, f"not what JSON can hold: {error}")]) from error
+    try:
+        return JobSpec.model_validate(value)
+    except ValidationError as error:
+        raise explain(error, JobSpec) from None
+
+
+def to_settings(spec: JobSpec, job: str, bundle_sha256: str) -> JobSettings:
+    """What a trainer needs of the job. Raises `JobSpecError` when `checkpoint.uri` is still relative."""
+    uri = spec.checkpoint.uri
+    if not is_absolute(uri):
+        raise JobSpecError(
+            [("checkpoint.uri", f"{uri!r} is relative; expected file:///absolute/path or s3://")]
+        )
+    return JobSettings(
+        job=job,
+        entrypoint=spec.entrypoint,
+        seed=spec.training.seed,
+        steps=spec.training.steps,
+        global_batch_size=spec.training.global_batch_size,
+        microbatch_size=spec.parallelism.microbatch_size,
+        num_sections=spec.parallelism.num_sections,
+        pipeline_parallel_degree=spec.parallelism.pipeline_parallel_degree,
+        numerics=spec.training.numerics,
+        precision=spec.training.precision,
+        threads=spec.resources.threads,
+        instruction_set=spec.training.instruction_set,
+        device_memory_bytes=spec.resources.device_memory,
+        workers_per_node=spec.resources.workers_per_node,
+        most_workers=spec.resources.most_workers,
+        store=StoreConfig(uri=uri, endpoint=spec.checkpoint.endpoint, region=spec.checkpoint.region),
+        checkpoint_interval_steps=spec.checkpoint.interval_steps,
+        checkpoint_interval_s=spec.checkpoint.interval_s,
+        bundle_sha256=bundle_sha256,
+        setup=spec.setup,
+        envs=spec.envs,
+    )
+
+
+def resolve_uri(spec: JobSpec, folder: Path) -> JobSpec:
+    """The same job with relative paths in `checkpoint` below `folder` (the job file's own), as URIs."""
+    changes: dict[str, str] = {}
+    if not is_absolute(spec.checkpoint.uri):
+        changes["uri"] = (folder / spec.checkpoint.uri).resolve().as_uri()
+    if spec.checkpoint.start_from is not None:
+        changes["start_from"] = resolved(spec.checkpoint.start_from, folder)
+    return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update=changes)})
+
+
+# ---- the form ----------------------------------------------------------------------------------------------
+
+
+def _no_file(entrypoint: object) -> object:
+    """Raises `ValueError` where the module is written as a file."""
+    module, _, function = entrypoint.partition(":") if isinstance(entrypoint, str) else ("", "", "")
+    if "/" in module or module.endswith(".py"):
+        name = module.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
+        raise ValueError(
+            f"{entrypoint!r} names a file; expected the module as Python imports it: {name}:{function}"
+        )
+    return entrypoint
+
+
+def size_of(text: str) -> int:
+    """The bytes that "16GB" or "512MiB" is. Raises `ValueError`."""
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B|B)\s*", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; expected a number with a unit of {', '.join(_SIZES)}")
+    return int(float(match[1]) * _SIZES[match[2]])
+
+
+def _size(value: object) -> object:
+    return size_of(value) if isinstance(value, str) else value
+
+
+def _interval(value: object) -> object:
+    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    if _split_interval(text) is None:
+        raise ValueError(f"{shown(value)} is no interval; expected steps (10) or a time (90s, 10m, 2h)")
+    return value
+
+
+def _split_interval(value: str) -> tuple[float, str] | None:
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*([smh]?)\s*", value)
+    if match is None or float(match[1]) <= 0 or (not match[2] and "." in match[1]):
+        return None
+    return float(match[1]), match[2]
+
+
+def _auto(value: object) -> object:
+    return None if value == "auto" else value
+
+
+def _switch(value: object) -> object:
+    """YAML reads a bare `on` or `off` as a truth value."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def _text(value: str) -> str:
+    if "\0" in value:
+        raise ValueError(f"{shown(value)} holds a NUL character, which no process can be given")
+    return value
+
+
+def _variable(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII):
+        raise ValueError(f"{shown(value)} is no name of an environment variable")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_text)]
+Variable = Annotated[str, AfterValidator(_variable)]
+Size = Annotated[int, BeforeValidator(_size), Field(ge=1, lt=2**63)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+Auto = Annotated[Positive | None, BeforeValidator(_auto)]
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Resources(_Section):
+    """Machines. `max_nodes` VMs are asked for; the job trains while `min_nodes` of them are usable."""
+
+    provider: str
+    min_nodes: Positive = 1
+    max_nodes: Annotated[int, Field(ge=1, le=4096)]
+    workers_per_node: Annotated[int, Field(ge=1, le=64)] = 1  # trainers (devices) on each VM
+    threads: Positive = 1  # of each trainer; part of the recipe, for sums depend on it
+    device_memory: Size | None = None  # bytes that a worker may use; None: all that its device has
+    region: str | None = None
+    instance_type: str | None = None
+    use_spot: bool | None = None
+    max_hourly_cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+
+    @property
+    def most_workers(self) -> int:
+        return self.max_nodes * self.workers_per_node
+
+
+class TrainingSpec(_Section):
+    """What is computed: `steps` steps of exactly `global_batch_size` samples each."""
+
+    global_batch_size: Annotated[int, Field(ge=1, le=2**20)]
+    steps: Positive
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    numerics: Literal["exact", "fast"] = "fast"
+    instruction_set: InstructionSet = "native"  # that trainers are held to on every VM
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
+
+
+class Parallelism(_Section):
+    """The shape of the grid; None (`auto` in the file) leaves the choice to the planner."""
+
+    pipeline_parallel_degree: Auto = None
+    data_parallel_degree: Auto = None
+    microbatch_size: Auto = None
+    num_sections: Auto = None
+    recompute: Switch = "auto"
+    optimizer_offload: Switch = "auto"
+
+
+class CheckpointSpec(_Section):
+    """Where checkpoints go, how often (steps, or a time with its unit) and how many are kept."""
+
+    uri: Annotated[str, Field(min_length=1)]
+    endpoint: str | None = None
+    region: str | None = None
+    interval: Annotated[int | str, BeforeValidator(_interval)] = "10m"
+    keep_latest_k: Positive = 3
+    start_from: Annotated[Text, Field(min_length=1)] | None = None  # JOB or URI of its folder, @STEP
+
+    @property
+    def interval_steps(self) -> int | None:
+        if isinstance(self.interval, int):
+            return self.interval
+        number, unit = _split_interval(self.interval) or (0.0, "")
+        return None if unit else int(number)
+
+    @property
+    def interval_s(self) -> float | None:
+        number, unit = _split_interval(str(self.interval)) or (0.0, "")
+        return number * _TIMES[unit] if unit else None
+
+
+class Retry(_Section):
+    """How often the job begins again after an error of its own code; preemptions are not counted."""
+
+    max_restarts_on_errors: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+
+class JobSpec(_Section):
+    """A whole job file. Built by `parse_yaml` or `parse_spec`."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    workdir: Text = "."
+    entrypoint: Annotated[str, BeforeValidator(_no_file), Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    setup: Text | None = None
+    envs: dict[Variable, Text] = Field(default_factory=dict)
+    secrets: list[Variable] = Field(default_factory=list)  # names of environment variables of the submitter
+    resources: Resources
+    training: TrainingSpec
+    parallelism: Annotated[Parallelism, BeforeValidator(lambda v: {} if v == "auto" else v)] = Parallelism()
+    checkpoint: CheckpointSpec
+    retry: Retry = Retry()
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> JobSpec:
+        faults = [
+            *_resource_faults(self),
+            *_batch_faults(self),
+            *uri_faults(self.checkpoint.uri, self.checkpoint.endpoint, self.checkpoint.region),
+            *start_faults(self.checkpoint.start_from, self.checkpoint.endpoint, self.checkpoint.region),
+        ]
+        if faults:
+            raise FieldFaults(faults)
+        return self
+
+
+def _resource_faults(spec: JobSpec) -> list[tuple[str, str]]:
+    resources, parallel = spec.resources, spec.parallelism
+    faults: list[tuple[str, str]] = []
+    known = ", ".join(SUPPORTED_PROVIDERS)
+    if resources.provider in PLANNED_PROVIDERS:
+        faults.append(
+            ("resources.provider", f"{resources.provider!r} is not supported yet; expected {known}")
+        )
+    elif resources.provider not in SUPPORTED_PROVIDERS:
+        faults.append(("resources.provider", f"unknown provider {resources.provider!r}; expected {known}"))
+    elif resources.provider == "local":
+        set_here = [name for name in _CLOUD_ONLY if getattr(resources, name) is not None]
+        faults += [
+            (f"resources.{name}", "has no meaning with provider local; leave it out") for name in set_here
+        ]
+    if resources.min_nodes > resources.max_nodes:
+        message = f"{resources.min_nodes} is more than resources.max_nodes ({resources.max_nodes})"
+        faults.append(("resources.min_nodes", message))
+    most = resources.most_workers
+    wanted = (parallel.pipeline_parallel_degree or 1) * (parallel.data_parallel_degree or 1)
+    if wanted > most:
+        message = f"P·D = {wanted} workers, but max_nodes · workers_per_node gives {most}"
+        faults.append(("parallelism", message))
+    return faults
+
+
+def _batch_faults(spec: JobSpec) -> list[tuple[str, str]]:
+    training, parallel = spec.training, spec.parallelism
+    faults: list[tuple[str, str]] = []
+    m = parallel.microbatch_size
+    if m is not None and training.global_batch_size % m:
+        message = f"{training.global_batch_size} is not divisible by parallelism.microbatch_size ({m})"
+        faults.append(("training.global_batch_size", message))
+    most = training.global_batch_size // (m or 1)
+    if (parallel.data_parallel_degree or 1) > most:
+        message = f"{parallel.data_parallel_degree} is more than the {most} micro-batches of a step"
+        faults.append(("parallelism.data_parallel_degree", message))
+    depth, num_sections = parallel.pipeline_parallel_degree, parallel.num_sections
+    if depth and num_sections and depth > num_sections:
+        message = f"{depth} is more than parallelism.num_sections ({num_sections})"
+        faults.append(("parallelism.pipeline_parallel_degree", message))
+    return faults

@@ -1,0 +1,41 @@
+"""What a command is given: files, read whole and refused with file and line; numbers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ...simulator.lines import FileFault, decode
+
+T = TypeVar("T")
+
+
+class BadFile(ValueError):
+    """A file that cannot be used. The message begins with the file, and the line if there is one."""
+
+
+def read_file(path: Path, parse: Callable[[str], T]) -> T:
+    """What `parse` makes of a file's text. Raises `BadFile`."""
+    try:
+        return parse(decode(path.read_bytes(), FileFault))
+    except OSError as error:
+        raise BadFile(f"{path}: cannot read it: {error.strerror}") from error
+    except FileFault as error:
+        raise BadFile(error.in_file(path)) from error
+
+
+def write_file(path: Path, text: str) -> None:
+    """Raises `BadFile`."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadFile(f"{path}: cannot write it: {error.strerror}") from error
+
+
+def positive(text: str) -> int:
+    """The type of an option. Raises `argparse.ArgumentTypeError`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return int(text)

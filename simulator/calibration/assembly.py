@@ -1,0 +1,149 @@
+"""The parts that workers measured, put together. Nothing here needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import asdict
+from typing import Any
+
+from ...protocol.messages import Layout, Profile, Recipe, SectionRow, Share, Survey, Timed
+from .data import Calibration, Link
+from .figures import Figure
+from .links import AllReduce, Wire
+from .measurements import TIMES, Basis, Measurements, Row, best_microbatch_size, rows_for_job
+
+_NO_LINK = Link(latency_s=0.0, bytes_per_s=1e9)  # until the links are known, see `Measurements.with_links`
+
+
+def measurements_of(
+    survey: Survey, rows: Iterable[SectionRow], wires: Sequence[Wire], allreduces: Sequence[AllReduce]
+) -> Measurements:
+    """All m of which every section was measured, by the surveying worker or in `rows`; there must be one.
+    Without `wires`, what the surveying worker can tell of links by itself."""
+    found = [*survey.rows, *rows]
+    done = done_in(found)
+    whole = [layout for layout in survey.layouts if not left(layout, done)]
+    measured = Measurements(
+        basis=Basis.from_json(survey.basis, "basis"),
+        rows=tuple(_row(survey, layout, found) for layout in sorted(whole, key=_size_of)),
+        seconds=survey.seconds + sum(row.seconds for row in found),
+    )
+    return measured.with_links(wires or [Wire.from_json(wire, "wires") for wire in survey.wires], allreduces)
+
+
+def profile_of(
+    measured: Measurements,
+    base: Recipe,
+    *,
+    wanted: int | None,
+    memory_bytes: int,
+    most_workers: int,
+    stored: bool = False,
+) -> Profile:
+    """The job's m: the one that it wants, else the best of those that were measured, fit into memory and
+    leave a micro-batch for each of `most_workers`. `base` is the recipe of any other m."""
+    usable = rows_for_job(measured.rows, base.global_batch_size, most_workers)
+    row = measured.row(wanted or best_microbatch_size(usable, memory_bytes))
+    recipe = base.model_copy(
+        update={
+            "microbatch_size": row.microbatch_size,
+            "num_micro_batches": base.global_batch_size // row.microbatch_size,
+            "cuts": list(row.cuts),
+            "graph_hash": row.graph_hash,
+        }
+    )
+    return Profile(
+        recipe=recipe,
+        calibration=row.calibration.to_json(),
+        measurements=measured.to_json(),
+        stored=stored,
+    )
+
+
+def layout_of_row(row: Row) -> Layout:
+    calibration = row.calibration
+    return Layout(
+        microbatch_size=row.microbatch_size,
+        graph_hash=row.graph_hash,
+        cuts=list(row.cuts),
+        cut_bytes=list(calibration.cut_bytes),
+        grad_cut_bytes=list(calibration.grad_cut_bytes),
+        labels=list(calibration.labels),
+    )
+
+
+def done_in(rows: Iterable[SectionRow]) -> set[tuple[int, int]]:
+    """(m, section) of each row."""
+    return {(row.microbatch_size, row.section) for row in rows}
+
+
+def left(layout: Layout, done: Set[tuple[int, int]]) -> list[int]:
+    """The sections of `layout` that are not among the (m, section) that are `done`."""
+    return [
+        section for section in range(len(layout.cuts) + 1) if (layout.microbatch_size, section) not in done
+    ]
+
+
+def shares(survey: Survey, done: Set[tuple[int, int]], num_shares: int) -> list[Share]:
+    """What is left to measure, in parts of at most a `num_shares`-th, those of the most likely m first. A
+    part is of one m, so that its worker traces the model once."""
+    likely = survey.recipe.microbatch_size
+    layouts = sorted(
+        survey.layouts, key=lambda layout: (layout.microbatch_size != likely, layout.microbatch_size)
+    )
+    missing = [(layout.microbatch_size, section) for layout in layouts for section in left(layout, done)]
+    each = -(-len(missing) // num_shares)
+    found: list[Share] = []
+    for m, section in missing:
+        if found and found[-1].microbatch_size == m and len(found[-1].sections) < each:
+            found[-1] = Share(microbatch_size=m, sections=[*found[-1].sections, section])
+        else:
+            found.append(Share(microbatch_size=m, sections=[section]))
+    return found
+
+
+SHARE_S = 25.0
+"""What the shares of one worker take, about."""
+_PARTS = 4  # of measuring a section: forward with backward, their memory, the optimizer, making it
+
+
+def section_time_s(seconds: float, num_sections: int) -> float:
+    """For each of the times of a section, when so many sections share `seconds`."""
+    return seconds / max(1, num_sections) / _PARTS
+
+
+def _row(survey: Survey, layout: Layout, rows: Iterable[SectionRow]) -> Row:
+    own = sorted(
+        (row for row in rows if row.microbatch_size == layout.microbatch_size), key=lambda row: row.section
+    )
+    columns = {row.section: row for row in own}  # measured twice, after a worker was thought lost: the last
+    figures = {name: tuple(figure_of(row.times[name]) for row in columns.values()) for name in TIMES}
+    values: dict[str, Any] = {name: tuple(figure.median for figure in figures[name]) for name in TIMES}
+    values |= {name: tuple(row.sizes[name] for row in columns.values()) for name in columns[0].sizes}
+    values |= survey.executor
+    calibration = Calibration(
+        **values,
+        cut_bytes=tuple(layout.cut_bytes),
+        grad_cut_bytes=tuple(layout.grad_cut_bytes),
+        inter_vm=_NO_LINK,
+        intra_vm=_NO_LINK,
+        device_kind=survey.recipe.device_kind,
+        microbatch_size=layout.microbatch_size,
+        versions={"torch": survey.recipe.torch_version},
+        labels=tuple(layout.labels),
+    )
+    return Row(
+        calibration=calibration, graph_hash=layout.graph_hash, cuts=tuple(layout.cuts), figures=figures
+    )
+
+
+def _size_of(layout: Layout) -> int:
+    return layout.microbatch_size
+
+
+def figure_of(timed: Timed) -> Figure:
+    return Figure(**timed.model_dump())
+
+
+def timed_of(figures: Mapping[str, Figure]) -> dict[str, Timed]:
+    return {name: Timed(**asdict(figure)) for name, figure in figures.items()}

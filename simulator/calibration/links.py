@@ -1,0 +1,160 @@
+"""What was measured of wires between workers and of sums over them, and the links that follow from it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from .data import Link
+from .figures import SCALE, Figure
+from .reading import InvalidCalibration, a_count, join, known
+
+Source = Literal["workers", "loopback"]
+_EXPONENTIAL = SCALE * 0.4812
+"""The scaled median absolute deviation of an exponential variable of mean 1 (0.4812 unscaled)."""
+_NEGLIGIBLE_S_PER_BYTE = 1e-15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """Messages one way between two workers, with computing beside them if `loaded`.
+
+    `source` is `loopback` where nothing but a connection inside one machine was there to be measured.
+    """
+
+    same_vm: bool
+    latency_s: Figure
+    bytes_per_s: Figure
+    loaded: bool
+    source: Source
+
+    @property
+    def jitter_s(self) -> float:
+        """The mean of the exponential jitter that shows this spread."""
+        return self.latency_s.spread / _EXPONENTIAL
+
+    @property
+    def link(self) -> Link:
+        """Latency and jitter such that the median message takes as long as the measured one."""
+        latency_s = max(0.0, self.latency_s.median - math.log(2) * self.jitter_s)
+        return Link(latency_s=latency_s, bytes_per_s=self.bytes_per_s.median, jitter_s=self.jitter_s)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "same_vm": self.same_vm,
+            "latency_s": self.latency_s.to_json(),
+            "bytes_per_s": self.bytes_per_s.to_json(),
+            "loaded": self.loaded,
+            "source": self.source,
+        }
+
+    @classmethod
+    def from_json(cls, value: object, name: str) -> Wire:
+        checked = known(value, name, {"same_vm", "latency_s", "bytes_per_s", "loaded", "source"}, set())
+        bytes_per_s = Figure.from_json(checked["bytes_per_s"], f"{name}.bytes_per_s")
+        if not bytes_per_s.median > 0:
+            raise InvalidCalibration(
+                f"{name}.bytes_per_s.median: {bytes_per_s.median} is not a bandwidth > 0"
+            )
+        if checked["source"] not in get_args(Source):
+            expected = " or ".join(get_args(Source))
+            raise InvalidCalibration(f"{name}.source: {checked['source']!r} is not {expected}")
+        return cls(
+            same_vm=_flag(checked["same_vm"], join(name, "same_vm")),
+            latency_s=Figure.from_json(checked["latency_s"], f"{name}.latency_s"),
+            bytes_per_s=bytes_per_s,
+            loaded=_flag(checked["loaded"], join(name, "loaded")),
+            source=checked["source"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduce:
+    """Seconds of an all-reduce of `size_bytes` over `ring` workers, with `in_flight` of them at a time."""
+
+    same_vm: bool
+    """Whether all of the ring are on one VM."""
+    ring: int
+    size_bytes: int
+    in_flight: int
+    seconds: Figure
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "same_vm": self.same_vm,
+            "ring": self.ring,
+            "size_bytes": self.size_bytes,
+            "in_flight": self.in_flight,
+            "seconds": self.seconds.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: object, name: str) -> AllReduce:
+        checked = known(value, name, {"same_vm", "ring", "size_bytes", "in_flight", "seconds"}, set())
+        return cls(
+            same_vm=_flag(checked["same_vm"], join(name, "same_vm")),
+            ring=a_count(checked["ring"], f"{name}.ring", least=2),
+            size_bytes=a_count(checked["size_bytes"], f"{name}.size_bytes", least=1),
+            in_flight=a_count(checked["in_flight"], f"{name}.in_flight", least=1),
+            seconds=Figure.from_json(checked["seconds"], f"{name}.seconds"),
+        )
+
+
+def fitted_links(wires: Sequence[Wire], allreduces: Sequence[AllReduce]) -> tuple[Link, Link]:
+    """(between VMs, within a VM): the median wire of each kind, and a ring's hop fitted to its sums.
+
+    A kind that was not measured is assumed to be as the other. Raises `InvalidCalibration` without any wire.
+    """
+    found = [_fitted(same_vm, wires, allreduces) for same_vm in (False, True)]
+    inter_vm, intra_vm = found[0] or found[1], found[1] or found[0]
+    if inter_vm is None or intra_vm is None:
+        raise InvalidCalibration("wires: expected at least one, got none")
+    return inter_vm, intra_vm
+
+
+def fitted_hop(allreduces: Sequence[AllReduce]) -> tuple[float, float] | None:
+    """(latency, bandwidth) of a hop with which 2(D-1) hops of size/D bytes come nearest to the measured
+    times, in relative terms; None if they do not tell the two apart."""
+    rows: list[tuple[float, float]] = []  # of one equation a·latency + b·(1/bandwidth) = 1
+    for entry in allreduces:
+        if entry.seconds.median > 0:
+            hops = 2 * (entry.ring - 1) / entry.seconds.median
+            rows.append((hops, hops * entry.size_bytes / entry.ring))
+    aa = sum(a * a for a, _ in rows)
+    ab = sum(a * b for a, b in rows)
+    bb = sum(b * b for _, b in rows)
+    sum_a, sum_b = sum(a for a, _ in rows), sum(b for _, b in rows)
+    determinant = aa * bb - ab * ab
+    if len(rows) < 2 or determinant <= 1e-9 * aa * bb:
+        return None
+    latency_s = (sum_a * bb - sum_b * ab) / determinant
+    s_per_byte = (aa * sum_b - ab * sum_a) / determinant
+    if latency_s < 0:
+        latency_s, s_per_byte = 0.0, sum_b / bb
+    elif s_per_byte <= _NEGLIGIBLE_S_PER_BYTE:
+        latency_s, s_per_byte = sum_a / aa, _NEGLIGIBLE_S_PER_BYTE
+    return latency_s, 1 / s_per_byte
+
+
+def _fitted(same_vm: bool, wires: Sequence[Wire], allreduces: Sequence[AllReduce]) -> Link | None:
+    links = [wire.link for wire in wires if wire.same_vm == same_vm]
+    if not links:
+        return None
+    alone = [entry for entry in allreduces if entry.same_vm == same_vm and entry.in_flight == 1]
+    hop = fitted_hop(alone) or (None, None)
+    return Link(
+        latency_s=statistics.median(link.latency_s for link in links),
+        bytes_per_s=statistics.median(link.bytes_per_s for link in links),
+        jitter_s=statistics.median(link.jitter_s for link in links),
+        hop_latency_s=hop[0],
+        hop_bytes_per_s=hop[1],
+    )
+
+
+def _flag(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidCalibration(f"{name}: expected true or false, got {value!r}")
+    return value

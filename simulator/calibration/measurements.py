@@ -1,0 +1,292 @@
+"""All that was measured of a model on one kind of hardware: calibrations for several m, links, noise.
+
+Kept as JSON that people can read, under a fingerprint of what it depends on, and used again by every job
+that has the same (Varuna §4.3: once for a model on its hardware).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ...pipeline import Range
+from ..lines import decode
+from .data import Calibration
+from .figures import Figure
+from .links import AllReduce, Wire, fitted_links
+from .reading import InvalidCalibration, a_count, a_number, a_text, items, join, known, read_text
+from .sizes import sizes_of
+
+FORMAT = 1
+STILL_IMPROVES = 0.93
+"""A doubling of m must save 7 % of the time per sample to be worth its memory."""
+TIMES = ("forward_s", "backward_s", "optimizer_s")
+MAX_MICROBATCH_SIZE = 64
+_WIDTH = 110
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What measurements depend on; equal bases, equal measurements."""
+
+    graph_hash: str
+    """Of the model traced for micro-batches of `microbatch_size`."""
+    microbatch_size: int
+    """m of the job file, or 1."""
+    global_batch_size: int
+    num_sections: int
+    """K of the job file; 0 if the cuts were left to Makara."""
+    code_sha256: str
+    """Over the job's own Python files that its entrypoint imports: loss and optimizer are in no graph."""
+    precision: str
+    numerics: str
+    threads: int
+    device_kind: str
+    device_name: str
+    torch_version: str
+    makara_version: str
+    least_sections: int = 0
+    """P of the job file, where the cuts were left to Makara and have to be enough for it; else 0."""
+    worker_sections: int = 0
+    """K at the most, where the cuts were left to Makara and only the job's workers allow so many; else 0."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the fields by name; the key under which the measurements are stored."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: object, name: str) -> Basis:
+        numbers = {f.name for f in fields(cls) if f.type == "int"}
+        checked = known(value, name, {f.name for f in fields(cls)}, {"least_sections", "worker_sections"})
+        values: dict[str, Any] = {
+            key: a_count(item, join(name, key)) if key in numbers else a_text(item, join(name, key))
+            for key, item in checked.items()
+        }
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One m: how the model was cut and traced for it, its calibration, and the figures that this is of."""
+
+    calibration: Calibration
+    graph_hash: str
+    cuts: tuple[int, ...]
+    """Positions of the graph before which sections 1..K-1 begin."""
+    figures: Mapping[str, tuple[Figure, ...]]
+    """`TIMES` -> one figure a section."""
+
+    @property
+    def microbatch_size(self) -> int:
+        return self.calibration.microbatch_size
+
+    @property
+    def seconds_per_sample(self) -> float:
+        """Σ F_i(m) / m."""
+        return sum(self.calibration.forward_s) / self.microbatch_size
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "graph_hash": self.graph_hash,
+            "cuts": list(self.cuts),
+            "figures": {name: [figure.to_json() for figure in self.figures[name]] for name in self.figures},
+            "calibration": self.calibration.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: object, name: str) -> Row:
+        checked = known(value, name, {"graph_hash", "cuts", "figures", "calibration"}, set())
+        try:
+            calibration = Calibration.from_json(checked["calibration"])
+        except InvalidCalibration as error:
+            raise error.inside(f"{name}.calibration") from error
+        cuts = items(checked["cuts"], f"{name}.cuts", "positions")
+        if len(cuts) != calibration.num_sections - 1:
+            raise InvalidCalibration(f"{name}.cuts: expected {calibration.num_sections - 1}, got {len(cuts)}")
+        figures = known(checked["figures"], f"{name}.figures", set(TIMES), set())
+        return cls(
+            calibration=calibration,
+            graph_hash=a_text(checked["graph_hash"], f"{name}.graph_hash"),
+            cuts=tuple(a_count(cut, f"{name}.cuts[{index}]") for index, cut in enumerate(cuts)),
+            figures={
+                key: _figures(figures[key], f"{name}.figures.{key}", calibration.num_sections)
+                for key in TIMES
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """Raises `InvalidCalibration` when there is no row, or two of one m."""
+
+    basis: Basis | None
+    """None: of a bare calibration, which does not say what it depends on."""
+    rows: tuple[Row, ...]
+    """Ascending m."""
+    wires: tuple[Wire, ...] = ()
+    allreduces: tuple[AllReduce, ...] = ()
+    seconds: float = 0.0
+    """How long the measuring took, on all workers together."""
+
+    def __post_init__(self) -> None:
+        sizes = self.sizes
+        if not sizes:
+            raise InvalidCalibration("rows: expected at least one, got none")
+        if list(sizes) != sorted(set(sizes)):
+            raise InvalidCalibration(f"rows: expected ascending microbatch_size, got {list(sizes)}")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Every m that was measured."""
+        return tuple(row.microbatch_size for row in self.rows)
+
+    def at(self, m: int) -> Calibration:
+        """The calibration for micro-batches of m. Raises `InvalidCalibration` naming those there are."""
+        return self.row(m).calibration
+
+    def row(self, m: int) -> Row:
+        for row in self.rows:
+            if row.microbatch_size == m:
+                return row
+        measured = ", ".join(map(str, self.sizes))
+        raise InvalidCalibration(f"microbatch_size: {m} was not measured; measured are {measured}")
+
+    def with_links(self, wires: Sequence[Wire], allreduces: Sequence[AllReduce]) -> Measurements:
+        """The same with these links, also in every calibration; a kind that is not among them is assumed to
+        be as the other."""
+        inter_vm, intra_vm = fitted_links(wires, allreduces)
+        rows = tuple(
+            replace(row, calibration=replace(row.calibration, inter_vm=inter_vm, intra_vm=intra_vm))
+            for row in self.rows
+        )
+        return replace(self, rows=rows, wires=tuple(wires), allreduces=tuple(allreduces))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "fingerprint": self.basis.fingerprint if self.basis else None,
+            "basis": self.basis.to_json() if self.basis else None,
+            "seconds": self.seconds,
+            "wires": [wire.to_json() for wire in self.wires],
+            "allreduces": [entry.to_json() for entry in self.allreduces],
+            "rows": [row.to_json() for row in self.rows],
+        }
+
+    def to_text(self) -> str:
+        """The JSON with one short line for each thing; `from_json` reads it."""
+        return pretty(self.to_json()) + "\n"
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any] | str) -> Measurements:
+        """Reads the object (or its text, then a fault names its line), or a bare `Calibration`."""
+        if isinstance(value, str):
+            return read_text(value, cls.from_json)
+        if "forward_s" in value:
+            return of_one(Calibration.from_json(value))
+        checked = known(value, "", {"format", "fingerprint", *(f.name for f in fields(cls))}, set())
+        if checked["format"] != FORMAT:
+            raise InvalidCalibration(
+                f"format: {checked['format']!r} is not {FORMAT}, which this version reads"
+            )
+        basis = Basis.from_json(checked["basis"], "basis") if checked["basis"] is not None else None
+        if checked["fingerprint"] != (basis.fingerprint if basis else None):
+            raise InvalidCalibration("fingerprint: it is not that of the basis")
+        return cls(
+            basis=basis,
+            rows=tuple(
+                Row.from_json(row, f"rows[{index}]")
+                for index, row in enumerate(items(checked["rows"], "rows", "rows"))
+            ),
+            wires=tuple(
+                Wire.from_json(wire, f"wires[{index}]")
+                for index, wire in enumerate(items(checked["wires"], "wires", "wires"))
+            ),
+            allreduces=tuple(
+                AllReduce.from_json(entry, f"allreduces[{index}]")
+                for index, entry in enumerate(items(checked["allreduces"], "allreduces", "sums"))
+            ),
+            seconds=a_number(checked["seconds"], "seconds"),
+        )
+
+
+def load_measurements(path: Path) -> Measurements:
+    """The calibration file at `path`: measurements, or one bare calibration.
+
+    Raises `InvalidCalibration` with the line and the reason, `OSError`.
+    """
+    return Measurements.from_json(decode(path.read_bytes(), InvalidCalibration))
+
+
+def of_one(calibration: Calibration) -> Measurements:
+    """Measurements that hold one calibration and nothing of how it came about."""
+    figures = {
+        name: tuple(Figure(value, 0.0, 1, 0) for value in getattr(calibration, name)) for name in TIMES
+    }
+    row = Row(
+        calibration=calibration, graph_hash="", cuts=(0,) * (calibration.num_sections - 1), figures=figures
+    )
+    return Measurements(basis=None, rows=(row,))
+
+
+def rows_for_job(rows: Sequence[Row], global_batch_size: int, most_workers: int) -> Sequence[Row]:
+    """Those that a job may take its m from: m divides the global batch, and leaves a micro-batch for each
+    worker that the job may have, unless it is the smallest."""
+    first, *larger = [row for row in rows if not global_batch_size % row.microbatch_size] or rows
+    return [first, *(row for row in larger if global_batch_size // row.microbatch_size >= most_workers)]
+
+
+def best_microbatch_size(rows: Sequence[Row], memory_bytes: int | None = None) -> int:
+    """The smallest m of `rows` (ascending) after which the next no longer saves 7 % of Σ F_i(m)/m, among
+    those at which every section fits into `memory_bytes` by itself; the smallest where none does (Varuna
+    §4.2)."""
+    fitting = [row for row in rows if memory_bytes is None or least_bytes(row.calibration) <= memory_bytes]
+    best, *larger = fitting or rows[:1]
+    for row in larger:
+        if row.seconds_per_sample > STILL_IMPROVES * best.seconds_per_sample:
+            break
+        best = row
+    return best.microbatch_size
+
+
+def least_bytes(calibration: Calibration) -> int:
+    """What the worker of the neediest section needs if it hosts nothing else, with one micro-batch in
+    flight."""
+    sizes, needs = sizes_of(calibration), [0]
+    for section in range(calibration.num_sections):
+        span = Range(section, section + 1)
+        running = max(sizes.forward_peak(span), sizes.kept(span) + sizes.backward_peak(span))
+        step = sizes.inputs(span) + sizes.gradients(span) + sizes.held(span) + running
+        resident = sizes.state(span) + sizes.snapshot([(section, 1)])
+        needs.append(resident + max(step, sizes.update(span)))
+    return max(needs)
+
+
+def pretty(value: Any, indent: int = 0) -> str:
+    """JSON in which whatever fits on a line is on one."""
+    line = json.dumps(value)
+    if not isinstance(value, dict | list) or not value or indent + len(line) <= _WIDTH:
+        return line
+    inner = " " * (indent + 1)
+    if isinstance(value, dict):
+        entries: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        parts = [f"{json.dumps(key)}: {pretty(item, indent + 1)}" for key, item in entries.items()]
+        return "{\n" + ",\n".join(inner + part for part in parts) + "\n" + " " * indent + "}"
+    entries_of_list: Sequence[Any] = value  # pyright: ignore[reportUnknownVariableType]
+    rows = [inner + pretty(item, indent + 1) for item in entries_of_list]
+    return "[\n" + ",\n".join(rows) + "\n" + " " * indent + "]"
+
+
+def _figures(value: object, name: str, count: int) -> tuple[Figure, ...]:
+    entries = items(value, name, "figures")
+    if len(entries) != count:
+        raise InvalidCalibration(f"{name}: expected {count}, one for each section, got {len(entries)}")
+    return tuple(Figure.from_json(entry, f"{name}[{index}]") for index, entry in enumerate(entries))

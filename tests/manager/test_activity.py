@@ -1,0 +1,68 @@
+"""What a job is at before its steps, between them and after, as `status`, `follow` and the page say it."""
+
+from __future__ import annotations
+
+from calibrations import uniform
+from core_script import RECIPE, Script
+from makara.manager.core.events import StopRequested
+from makara.manager.service.activity import activity
+from makara.manager.service.runtime import Job
+from makara.protocol.messages import CheckpointRef, Phase, Profile, WorkerReport
+from test_core_calibration import SURVEY
+
+
+def at(script: Script) -> str:
+    job = Job("j", [], [])
+    job.state, job.vitals = script.state, script.vitals
+    return activity(job)
+
+
+def test_each_wait_from_the_submission_to_the_first_step_has_words() -> None:
+    """Found: `follow` stood still for up to a minute without saying why."""
+    script = Script()
+    script.submit()
+    assert at(script) == "VMs boot: 0 of 2 have joined"
+    script.wait()
+    workers = [f"{vm.vm}.0" for vm in script.state.live_vms]
+    script.report(WorkerReport(worker=workers[0], incarnation=1, phase=Phase.STARTING))
+    assert at(script) == "VMs boot: 1 of 2 have joined"
+    script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.STARTING) for w in workers))
+    assert at(script) == "trainers start: 0 of 2 are ready"
+    script.report(script.change(workers[0], phase=Phase.IDLE))
+    assert at(script) == "one worker traces the model and cuts it into sections"
+    profile = Profile(recipe=RECIPE, calibration=uniform(2).to_json())
+    script.report(script.change(workers[0], profile=profile), script.change(workers[1], phase=Phase.IDLE))
+    assert at(script) == "workers trace the model: 0 of 2 have"
+    script.report(*(script.change(w, graph_hash="5ec7") for w in workers))
+    assert at(script) == "planning for 2 workers"
+    script.answer(2, 1)
+    assert at(script) == "2x1: 0 of 2 members are ready for it"
+    script.prepare()
+    assert at(script) == "2x1: its head is opened in the store"
+    script.open()
+    assert at(script) == "2x1: weights are loaded, 0 of 2 members have theirs"
+    script.form()
+    assert at(script) == ""
+    script.event(StopRequested(now=script.now))
+    assert at(script) == "workers publish a checkpoint"
+    script.report(*(script.change(w, phase=Phase.HELD) for w in workers))
+    assert at(script) == ""
+
+
+def test_a_calibration_counts_its_sections() -> None:
+    script = Script()
+    script.submit()
+    script.wait()
+    workers = [f"{vm.vm}.0" for vm in script.state.live_vms]
+    script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in workers))
+    script.report(script.change(workers[0], survey=SURVEY))
+    total = sum(len(layout.cuts) + 1 for layout in SURVEY.layouts)
+    assert at(script) == f"profiling: {len(SURVEY.rows)} of {total} sections measured"
+
+
+def test_a_trained_job_exports() -> None:
+    script = Script()
+    first, _ = script.run(2)
+    published = CheckpointRef(step=100, generation=1)
+    script.report(script.change(first, step=100, phase=Phase.FINISHED, published=published))
+    assert at(script) == "the weights are exported"

@@ -1,0 +1,107 @@
+"""`makara export`: the weights of any published checkpoint of a job that runs or has ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import checkpoints
+import pytest
+from conftest import StoreAddress
+from core_script import RECIPE
+from makara.checkpoint import CREDENTIALS, CheckpointId, export, open_store, weights_sha256
+from makara.manager.cli.client import Refused
+from makara.manager.cli.main import main
+from managers import Manager, job_spec, release_all
+from s3_server import S3Server
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    running = Manager(tmp_path / "home").start()
+    running.client.post("/providers/local/capacity", json={"vms": 0})  # what is stored is enough
+    yield running
+    running.stop()
+    release_all(running.home)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_any_published_checkpoint_is_exported_while_a_job_runs_and_after_its_end(
+    manager: Manager,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ended: bool,
+) -> None:
+    job = manager.submit(tmp_path / "store").json()["job"]
+    if ended:
+        manager.client.post(f"/jobs/{job}/stop")
+    login = ["--server", manager.url, "--token", manager.token]
+    assert main(["export", job, *login]) == 2
+    assert f"there is no {job}/head.json" in capsys.readouterr().err
+    store = open_store((tmp_path / "store").as_uri())
+    monkeypatch.setattr(checkpoints, "JOB", job)
+    checkpoints.published(store, 10, 1)
+    newest = checkpoints.published(store, 20, 2)
+    for step, options in ((20, []), (10, ["--step", "10"]), (10, ["--step", "10"])):
+        assert main(["export", job, *options, *login]) == 0
+        made = tmp_path / "store" / job / "export" / str(step) / "model.safetensors"
+        shown = capsys.readouterr().out.split()
+        assert shown == ["step", str(step), "weights", made.as_uri(), "weight", "hash", weights_sha256(made)]
+    assert export(store, job, CheckpointId(20, 2)).sha256 == weights_sha256(
+        tmp_path / "store" / job / "export" / "20" / "model.safetensors"
+    )
+    with pytest.raises(Refused) as refused:
+        manager.client.post(f"/jobs/{job}/export", json={"step": 15})
+    ((field, message),) = refused.value.errors
+    assert field == "step"
+    assert "has not a checkpoint of step 15: those of steps 10, 20 are published" in message
+    (tmp_path / "store" / newest.parts[0].key).write_bytes(b"torn")
+    assert manager.client.post(f"/jobs/{job}/export", json={})["step"] == 20  # it was exported before
+    with pytest.raises(Refused) as refused:
+        manager.client.post(f"/jobs/{job}/export", json={"secrets": {"OTHER": "x"}})
+    assert refused.value.errors == [("secrets", "OTHER is no key of a store")]
+
+
+def test_a_job_with_keys_of_its_own_is_resumed_started_from_and_exported_on_s3(
+    manager: Manager,
+    tmp_path: Path,
+    s3_server: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    address = StoreAddress(s3_server.uri("exporting"), s3_server.endpoint, s3_server.region)
+    keys = {name: s3_server.environment[name] for name in CREDENTIALS if name in s3_server.environment}
+    login = ["--server", manager.url, "--token", manager.token]
+
+    def submit(**checkpoint: str) -> str:
+        place = {"uri": address.uri, "endpoint": address.endpoint, "region": address.region}
+        value = job_spec(tmp_path, checkpoint={**place, **checkpoint}, training={"global_batch_size": 8})
+        answer = manager.post_job(json.dumps({**value, "secrets": list(keys)}), secrets=json.dumps(keys))
+        assert answer.status_code == 201, answer.text
+        return answer.json()["job"]
+
+    job = submit()
+    monkeypatch.setattr(checkpoints, "JOB", job)
+    recipe = RECIPE.model_copy(update={"cuts": [1, 2]}).model_dump(mode="json")
+    checkpoints.published(address.open(), 10, 1, recipe)
+    manager.client.post(f"/jobs/{job}/stop")
+    target = tmp_path / "made" / "weights.safetensors"
+    assert main(["export", job, "--to", str(target), *login]) == 0
+    shown = capsys.readouterr().out
+    assert f"weight hash  {weights_sha256(target)}" in shown
+    assert f"copied to    {target}" in shown
+    assert main(["export", job, "--to", str(tmp_path / "folder"), *login]) == 0
+    assert weights_sha256(tmp_path / "folder") == weights_sha256(target)
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["model.safetensors"]
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    assert main(["export", job, "--to", str(target), *login]) == 2
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", keys["AWS_SECRET_ACCESS_KEY"])
+    assert main(["resume", job, *login]) == 0
+    assert manager.client.get(f"/jobs/{job}")["status"] == "pending"
+    copy = submit(start_from=job)
+    view = manager.wait(copy, lambda v: bool(v["checkpoints"]))
+    assert view["checkpoints"] == [{"step": 10, "generation": 0}]
+    assert main(["export", copy, "--to", str(target), *login]) == 0
+    assert weights_sha256(target) == weights_sha256(tmp_path / "folder"), "the copy has the same weights"

@@ -1,0 +1,228 @@
+"""Local VMs: one session each, found again by the next manager, gone without a trace when they go."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from makara.manager.providers import NoCapacity, ProviderError, VmStatus
+from makara.manager.providers.local import LocalProvider
+from makara.protocol.messages import BootConfig, NoticeFile
+
+# A VM of two processes; it says that both are up by a file.
+AGENT = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+folder = pathlib.Path(sys.argv[1]).parent
+(folder / "child.new").write_text(str(child.pid))
+(folder / "child.new").rename(folder / "child")
+time.sleep(600)
+"""
+
+
+class Cloud:
+    """A provider and the moments at which its VMs ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ended = threading.Event()
+        self.provider = self.new_provider()
+
+    def new_provider(self) -> LocalProvider:
+        return LocalProvider(self.folder, command=(sys.executable, "-c", AGENT), changed=self.ended.set)
+
+    def start(self, vm: str) -> list[psutil.Process]:
+        """The processes of a new VM, once both are up."""
+        self.provider.request(boot(self.folder, vm))
+        child = self.folder / vm / "child"
+        eventually(child.exists)
+        leader = json.loads((self.folder / vm / "vm.json").read_text())["pid"]
+        return [psutil.Process(leader), psutil.Process(int(child.read_text()))]
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    tick = threading.Event()
+    for _ in range(3000):
+        if condition():
+            return
+        tick.wait(0.01)
+    raise AssertionError(f"{condition} never came true")
+
+
+def boot(folder: Path, vm: str) -> BootConfig:
+    return BootConfig(
+        vm=vm, job="j", manager_url="http://127.0.0.1:1", join_token="secret", directory=str(folder / vm)
+    )
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[Cloud]:
+    made = Cloud(tmp_path / "vms")
+    yield made
+    for vm in made.provider.list():
+        made.provider.release(vm)
+    made.provider.close()
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in processes)
+
+
+def test_a_vm_is_requested_once_and_released_whole(cloud: Cloud) -> None:
+    processes = cloud.start("a")
+    cloud.provider.request(boot(cloud.folder, "a"))
+    assert cloud.provider.list() == {"a": VmStatus.RUNNING}
+    cloud.provider.release("a")
+    cloud.provider.release("a")
+    eventually(lambda: gone(processes))
+    assert cloud.provider.list() == {"a": VmStatus.GONE}
+    cloud.provider.request(boot(cloud.folder, "a"))  # a late repetition does not bring it back
+    assert cloud.provider.list() == {"a": VmStatus.GONE}
+
+
+def test_the_boot_file_is_private_and_no_secret_is_in_arguments_or_environment(cloud: Cloud) -> None:
+    leader, _ = cloud.start("a")
+    assert stat.S_IMODE((cloud.folder / "a" / "boot.json").stat().st_mode) == 0o600
+    assert "secret" not in " ".join(leader.cmdline())
+    assert "secret" not in leader.environ().values()
+
+
+def test_a_killed_vm_dies_whole_and_its_end_is_told(cloud: Cloud) -> None:
+    processes = cloud.start("a")
+    cloud.provider.inject("a", "kill")
+    assert cloud.ended.wait(30)
+    eventually(lambda: gone(processes))
+    assert cloud.provider.list() == {"a": VmStatus.GONE}
+
+
+def test_a_vm_whose_agent_died_leaves_no_trainer(cloud: Cloud) -> None:
+    processes = cloud.start("a")
+    processes[0].kill()
+    assert cloud.ended.wait(30)
+    eventually(lambda: gone(processes))
+
+
+def test_the_next_manager_finds_vms_and_those_that_ended_meanwhile(cloud: Cloud) -> None:
+    first, second = cloud.start("a"), cloud.start("b")
+    cloud.provider.close()
+    first[0].kill()
+    eventually(lambda: gone(first[:1]))
+    cloud.provider = cloud.new_provider()
+    assert cloud.provider.list() == {"a": VmStatus.GONE, "b": VmStatus.RUNNING}
+    eventually(lambda: gone(first))
+    cloud.provider.release("b")
+    eventually(lambda: gone(second))
+
+
+def test_a_vm_that_was_started_and_not_written_down_is_adopted(cloud: Cloud) -> None:
+    processes = cloud.start("a")
+    (cloud.folder / "a" / "vm.json").unlink()  # the manager died in between
+    cloud.provider = cloud.new_provider()
+    assert cloud.provider.list() == {"a": VmStatus.RUNNING}
+    cloud.provider.request(boot(cloud.folder, "a"))
+    assert json.loads((cloud.folder / "a" / "vm.json").read_text())["pid"] == processes[0].pid
+
+
+def test_another_process_with_the_number_of_a_dead_vm_is_left_alone(cloud: Cloud) -> None:
+    cloud.start("a")
+    cloud.provider.release("a")
+    bystander = cloud.start("b")[0]
+    record = json.loads((cloud.folder / "b" / "vm.json").read_text())
+    record["started"] -= 100
+    (cloud.folder / "a" / "vm.json").write_text(json.dumps(record))
+    assert cloud.provider.list()["a"] is VmStatus.GONE
+    cloud.provider.release("a")
+    assert bystander.is_running()
+
+
+def test_a_vm_that_an_earlier_version_started_is_known(cloud: Cloud) -> None:
+    leader = cloud.start("a")[0]
+    record = {"pid": leader.pid, "started": leader.create_time()}
+    (cloud.folder / "a" / "vm.json").write_text(json.dumps(record))
+    assert cloud.provider.list() == {"a": VmStatus.RUNNING}
+
+
+def test_a_wall_clock_that_is_set_ends_no_vm(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud.start("a")
+    booted_at = psutil.boot_time()  # the wall clock less the time since, so it moves with the wall clock
+    for jump_s in (-3600.0, -1.0, 1.0, 3600.0):
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted_at + jump_s)  # noqa: B023
+        assert cloud.provider.list() == {"a": VmStatus.RUNNING}
+
+
+def test_a_vm_of_the_same_name_elsewhere_on_this_machine_is_left_alone(cloud: Cloud, tmp_path: Path) -> None:
+    other = Cloud(tmp_path / "elsewhere")
+    processes, neighbours = cloud.start("a"), other.start("a")
+    cloud.provider.release("a")
+    eventually(lambda: gone(processes))
+    assert not any(gone([process]) for process in neighbours)
+    assert other.provider.list() == {"a": VmStatus.RUNNING}
+    other.provider.release("a")
+    eventually(lambda: gone(neighbours))
+
+
+def test_a_notice_is_written_and_then_kept(cloud: Cloud) -> None:
+    processes = cloud.start("a")
+    cloud.provider.inject("a", "notice", 0.2)
+    notice = NoticeFile.model_validate_json((cloud.folder / "a" / "notice.json").read_bytes())
+    assert notice.deadline_s == 0.2
+    assert cloud.ended.wait(30)
+    eventually(lambda: gone(processes))
+
+
+def test_stopping_hangs_the_trainers_and_not_the_agent(cloud: Cloud) -> None:
+    leader, child = cloud.start("a")
+    cloud.provider.inject("a", "stop")
+    eventually(lambda: child.status() == psutil.STATUS_STOPPED)
+    assert leader.status() != psutil.STATUS_STOPPED
+    cloud.provider.inject("a", "continue")
+    eventually(lambda: child.status() != psutil.STATUS_STOPPED)
+
+
+def test_beyond_its_capacity_there_is_none_to_be_had(cloud: Cloud) -> None:
+    cloud.provider.set_capacity(1)
+    cloud.start("a")
+    with pytest.raises(NoCapacity, match="1 may live"):
+        cloud.provider.request(boot(cloud.folder, "b"))
+    cloud.provider.release("a")
+    cloud.start("b")
+
+
+@pytest.mark.parametrize("vm", ["nobody", "../a", ""])
+def test_faults_are_for_vms_that_run(cloud: Cloud, vm: str) -> None:
+    with pytest.raises(ProviderError, match="not running"):
+        cloud.provider.inject(vm, "kill")
+
+
+def test_a_command_that_cannot_start_is_an_error(tmp_path: Path) -> None:
+    provider = LocalProvider(tmp_path / "vms", command=("/nowhere/python",))
+    with pytest.raises(ProviderError, match="cannot start local VM a"):
+        provider.request(boot(tmp_path / "vms", "a"))
+
+
+def test_a_vm_that_ended_leaves_its_logs_and_nothing_else(tmp_path: Path) -> None:
+    """Found: code and caches of every VM there ever was filled the disk."""
+    cloud = Cloud(tmp_path / "vms")
+    cloud.start("a")
+    directory = cloud.folder / "a"
+    for name in ("code/train.py", "code/.cache/data.bin", "a.0.log", "a.0.log.1", "trace.json"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text("x")
+    elsewhere = tmp_path / "data"
+    elsewhere.mkdir()
+    (elsewhere / "kept").write_text("x")
+    (directory / "link").symlink_to(elsewhere)
+    cloud.provider.release("a")
+    logs = {"a.0.log", "a.0.log.1", "agent.log", "vm.json"}
+    assert {path.name for path in directory.iterdir()} == logs
+    assert (elsewhere / "kept").exists()
+    (directory / "late").mkdir()
+    cloud.provider.close()
+    cloud.new_provider().close()
+    assert {path.name for path in directory.iterdir()} == logs, "the next manager looks once more"

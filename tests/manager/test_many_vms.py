@@ -1,0 +1,166 @@
+"""A job of many VMs: what is sent, shown and kept is bounded by what changed and lives."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from core_script import Script
+from in_service import Desk, FakeConnection, desk
+from makara.manager.api.agents import AgentConnection
+from makara.manager.core import orders as orders_module
+from makara.manager.core.orders import OrderParts, orders
+from makara.manager.service.journal import StoredFact
+from makara.manager.service.live import Subscription, Update
+from makara.manager.service.runtime import Job
+from makara.manager.service.views import job_view, surviving
+from makara.protocol.messages import GenerationOrder, Orders, Phase, StepMetrics
+
+
+def test_orders_of_a_generation_are_made_and_written_once(monkeypatch) -> None:
+    script = Script()
+    script.run(4)
+    made: list[int] = []
+    original = orders_module._order
+
+    def counted(state, generation, secret):
+        made.append(generation.number)
+        return original(state, generation, secret)
+
+    monkeypatch.setattr(orders_module, "_order", counted)
+    parts = OrderParts()
+    for vm in script.state.vms:
+        told = orders(script.state, vm, parts=parts)
+        assert told == orders(script.state, vm, parts=OrderParts())
+        assert Orders.model_validate_json(parts.to_json(told)) == told
+    assert made == [1] * 5, "once for all VMs, and once for each of the comparisons"
+
+
+class Socket:
+    """An agent's end of a WebSocket, in memory."""
+
+    def __init__(self, *incoming: str) -> None:
+        self._incoming = asyncio.Queue[str]()
+        for text in incoming:
+            self._incoming.put_nowait(text)
+        self.sent: list[str] = []
+
+    async def receive_text(self) -> str:
+        return await self._incoming.get()
+
+    async def send_text(self, text: str) -> None:
+        self.sent.append(text)
+
+    def generations(self) -> list[GenerationOrder]:
+        told = [Orders.model_validate_json(text) for text in self.sent if '"type":"orders"' in text]
+        return [orders.generation for orders in told if orders.generation is not None]
+
+
+def test_a_plan_is_sent_once_to_an_agent_that_keeps_it(tmp_path: Path) -> None:
+    async def play(here: Desk, keeps_plans: bool) -> None:
+        script = Script()
+        worker, _ = script.start(2)
+        vm = here.vms("j")[0]
+        report = here.report_of(vm).model_copy(update={"keeps_plans": keeps_plans})
+        socket: Any = Socket(report.model_dump_json())
+        connection = AgentConnection(here.service, socket, "j", vm)
+        serving = asyncio.create_task(connection.serve())
+        await here.until(lambda: any('"type":"ack"' in text for text in socket.sent))
+        for number, change in enumerate((lambda: None, script.prepare, script.open), 1):
+            change()
+            connection.push(orders(script.state, worker[:-2]))
+            await here.until(lambda number=number: len(socket.generations()) == number)
+        first, second, third = socket.generations()
+        assert first.plan
+        assert len(first.members) == 2
+        assert {first.plan_hash} == {second.plan_hash, third.plan_hash}
+        assert (first.phase, third.phase, third.endpoint) == ("prepare", "go", "10.0.0.1:1")
+        for later in (second, third):
+            assert (later.plan, later.members) == (({}, []) if keeps_plans else (first.plan, first.members))
+        serving.cancel()
+
+    async def both() -> None:
+        async with desk(tmp_path) as here:
+            await here.submit("j", resources={"max_nodes": 2})
+            await here.tick()
+            await play(here, True)
+            await play(here, True)  # a new connection carries it again
+            await play(here, False)  # an agent of an older version
+
+    asyncio.run(both())
+
+
+def test_only_vms_whose_orders_changed_are_told(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await here.submit("j", resources={"max_nodes": 8})
+            await here.tick()
+            connections = {vm: FakeConnection() for vm in here.vms("j")}
+            for vm, connection in connections.items():
+                here.service.connect("j", vm, connection)
+            await asyncio.gather(*(here.report("j", vm) for vm in connections))
+            profiler = [vm for vm, c in connections.items() if c.orders[-1].action == "profile"]
+            assert len(profiler) == 1
+            told = {vm: len(connection.orders) for vm, connection in connections.items()}
+            assert all(told[vm] == 1 for vm in connections if vm not in profiler), told
+            last = here.vms("j")[-1]
+            report = here.report_of(last).model_copy(update={"leaving": "its time is over"})
+            await here.service.report("j", report)
+            assert connections[last].orders[-1].action == "shutdown"
+            assert sum(len(c.orders) for c in connections.values()) == sum(told.values()) + 1
+
+    asyncio.run(play())
+
+
+def test_a_view_holds_what_lives_and_the_last_that_ended(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await here.submit("j", resources={"max_nodes": 50})
+            for _ in range(6):
+                await here.tick(1.0)
+                for vm in here.vms("j"):
+                    report = here.report_of(vm).model_copy(update={"leaving": "its time is over"})
+                    await here.service.report("j", report)
+            await here.tick(1.0)
+            vm = here.vms("j")[0]
+            await here.report("j", vm, Phase.IDLE)
+            view = job_view(here.service.jobs["j"], {})
+            assert (view.num_vms, view.num_live_vms, len(view.vms)) == (350, 50, 150)
+            assert next(shown for shown in view.vms if shown.vm == vm).workers == [f"{vm}.0: idle"]
+
+    asyncio.run(play())
+
+
+def test_a_page_that_does_not_read_keeps_the_newest_status_and_few_facts() -> None:
+    async def play() -> None:
+        page = Subscription()
+        for number in range(5000):
+            assert page.offer(Update("status", {"number": number}))
+            assert page.offer(Update("fact", {"at": 1.0}, number))
+        assert len(page._facts) + len(page._steps) <= 200
+        kinds = []
+        while page._status is not None or page._facts or page._behind:
+            update = await page.next()
+            assert update is not None
+            kinds.append(update.kind)
+        assert (kinds[0], kinds.count("behind"), kinds.count("status")) == ("behind", 1, 1)
+        assert page.offer(Update("fact", {"at": 1.0}, 5001)), "facts are told again after it has caught up"
+        for number in range(5000):
+            page.offer(Update("step", {"step": number}))
+        assert await page.next() is None
+
+    asyncio.run(play())
+
+
+def test_steps_of_the_surviving_history_are_those_that_no_later_generation_took_back() -> None:
+    script = Script()
+    script.run(2)
+    job = Job("j", [StoredFact(n, fact) for n, fact in enumerate(script.facts, 1)], [])
+    rows = [
+        StepMetrics(step=step, generation=generation, loss=1.0, grad_norm=1.0, seconds=1.0, samples=1)
+        for generation in (0, 1, 2)
+        for step in (0, 1, 2)
+    ]
+    kept = [(row.generation, row.step) for row in surviving(job.state, rows)]
+    assert kept == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]

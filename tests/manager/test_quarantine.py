@@ -1,0 +1,217 @@
+"""A job that the manager cannot decide about is set aside: not the manager, and no other job."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_service import Desk, FakeConnection, desk
+from makara.manager import core
+from makara.manager.core.commands import ReleaseVm
+from makara.manager.core.events import Event, ReportReceived, Together
+from makara.manager.core.facts import VmNoticed
+from makara.manager.service import job_loop
+from makara.manager.service.views import JobView, job_view
+from makara.protocol.messages import Phase
+
+BAD, GOOD = "bad", "good"
+
+
+class Fault:
+    """While it is there, whatever is decided about job `bad` after a report raises."""
+
+    def __init__(self) -> None:
+        self.there = True
+        self.raised = 0
+
+    def __call__(self, state: Any, vitals: Any, event: Event, *rest: Any) -> Any:
+        told = isinstance(event, ReportReceived) or (isinstance(event, Together) and event.events)
+        if self.there and state.job == BAD and (told or vitals.pulses):
+            self.raised += 1
+            raise IndexError("no such device")
+        return core.decide(state, vitals, event, *rest)
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
+    fault = Fault()
+    monkeypatch.setattr(job_loop, "decide", fault)
+    return fault
+
+
+def view(here: Desk, job: str = BAD) -> JobView:
+    return job_view(here.service.jobs[job], {})
+
+
+async def two_jobs(here: Desk) -> None:
+    """Both have asked for their two VMs; a VM of `bad` reports what makes deciding fail."""
+    for job in (BAD, GOOD):
+        await here.submit(job)
+    await here.tick()
+    await here.until(lambda: len(here.provider.list()) == 4)
+    for job in (BAD, GOOD):
+        await here.report(job, here.vms(job)[0])
+
+
+def test_a_fault_sets_one_job_aside_with_its_traceback_and_the_others_go_on(
+    tmp_path: Path, fault: Fault
+) -> None:
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await two_jobs(here)
+            shown = view(here)
+            assert shown.status == "quarantined"
+            assert shown.traceback is not None
+            assert "IndexError: no such device" in shown.traceback
+            assert "makara stop" in (shown.reason or "")
+            await here.tick(1.0)
+            await here.report(GOOD, here.vms(GOOD)[1])
+            assert [vm.joined for vm in here.service.jobs[GOOD].state.live_vms] == [True, True]
+            assert not here.service._has_failed.is_set()
+            assert view(here, GOOD).status == "profiling"
+
+    asyncio.run(play())
+
+
+def test_it_is_taken_up_again_after_a_wait_that_doubles(tmp_path: Path, fault: Fault) -> None:
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await two_jobs(here)
+            assert fault.raised == 1
+            for wait_s in (10.0, 20.0, 40.0):
+                before = fault.raised
+                await here.tick(wait_s - 1.0)
+                assert fault.raised == before
+                await here.tick(1.5)
+                assert fault.raised == before + 1
+            fault.there = False
+            await here.tick(81.0)
+            assert view(here).status == "profiling"
+            first, second = here.service.jobs[BAD].state.live_vms
+            assert (first.joined, second.joined) == (True, False), "what it reported meanwhile counts"
+
+    asyncio.run(play())
+
+
+def test_results_of_commands_are_held_until_it_is_taken_up(tmp_path: Path, fault: Fault) -> None:
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await two_jobs(here)
+            effects, vm = here.service.effects, here.vms(BAD)[0]
+            effects.start(BAD, ReleaseVm(key="r", vm=vm))
+            await here.until(lambda: not effects._tasks)
+            assert here.vms(BAD)[0] == vm, "its termination was not decided on"
+            fault.there = False
+            await here.tick(11.0)
+            await here.until(lambda: vm not in here.vms(BAD))
+
+    asyncio.run(play())
+
+
+def test_a_stop_has_its_workers_hold_and_then_releases_its_vms(tmp_path: Path, fault: Fault) -> None:
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await two_jobs(here)
+            vm, connection = here.vms(BAD)[0], FakeConnection()
+            here.service.connect(BAD, vm, connection)
+            await here.report(BAD, vm, Phase.RUNNING, generation=1)
+            await here.service.stop(BAD)
+            assert connection.orders[-1].hold
+            await here.tick(1.0)
+            assert here.service.jobs[BAD].state.ended is None
+            await here.report(BAD, vm, Phase.HELD, generation=1)
+            await here.tick(1.0)
+            assert view(here).status == "stopped"
+            assert "set aside" in (view(here).reason or "")
+            assert connection.orders[-1].action == "shutdown"
+            await here.until(lambda: len(here.provider.list()) == 2)
+
+    asyncio.run(play())
+
+
+def test_a_stop_ends_it_after_the_bound_or_at_the_second_word(tmp_path: Path, fault: Fault) -> None:
+    async def play(again: bool, name: str) -> None:
+        async with desk(tmp_path / name) as here:
+            await two_jobs(here)
+            await here.report(BAD, here.vms(BAD)[0], Phase.RUNNING, generation=1)
+            await here.service.stop(BAD)
+            if again:
+                await here.service.stop(BAD)
+            else:
+                await here.tick(299.0)
+                assert here.service.jobs[BAD].state.ended is None
+                await here.tick(2.0)
+            assert view(here).status == "stopped"
+
+    asyncio.run(play(again=True, name="again"))
+    asyncio.run(play(again=False, name="late"))
+
+
+def damage(home: Path, change: str, where: str) -> None:
+    with sqlite3.connect(home / "journal.sqlite3") as database:
+        assert database.execute(f"UPDATE facts SET fact = {change} WHERE {where}").rowcount == 1
+    database.close()
+
+
+@pytest.mark.parametrize("sequence", [1, 2])
+def test_a_journal_with_an_unreadable_fact_of_one_job_starts_the_others(
+    tmp_path: Path, sequence: int
+) -> None:
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            for job in (BAD, GOOD):
+                await here.submit(job)
+            await here.tick()
+            await here.until(lambda: len(here.provider.list()) == 4 and not here.service.effects._tasks)
+            provider = here.provider
+        damage(tmp_path, "'{}'", f"job = '{BAD}' AND sequence = {sequence}")
+        async with desk(tmp_path, provider) as here:
+            assert view(here).status == "quarantined"
+            assert f"fact {sequence} of its journal" in (view(here).traceback or "")
+            connection = FakeConnection()
+            for vm in (f"{BAD}-vm0", f"{BAD}-vm1"):
+                here.service.connect(BAD, vm, connection)
+                await here.report(BAD, vm)
+            assert connection.orders == [], "nobody knows what it was told"
+            await here.report(GOOD, here.vms(GOOD)[0])
+            await here.tick(1.0)
+            await here.service.watches["local"].compare(provider.list())
+            assert len(provider.list()) == 4, "a VM may be one of those that cannot be read of"
+            assert view(here, GOOD).status != "quarantined"
+            await here.service.stop(BAD)
+            assert connection.orders[-1].action == "shutdown"
+            await here.until(lambda: not here.service.effects._tasks)
+            await here.service.watches["local"].compare(provider.list())
+            await here.until(lambda: not any(vm.startswith(BAD) for vm in provider.list()))
+        async with desk(tmp_path, provider) as here:
+            assert view(here).status == "stopped"
+
+    asyncio.run(play())
+
+
+def test_a_fact_that_would_not_read_back_sets_its_job_aside_and_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def infinite(state: Any, vitals: Any, event: Event, *rest: Any) -> Any:
+        decision = core.decide(state, vitals, event, *rest)
+        if state.job != BAD or not isinstance(event, ReportReceived):
+            return decision
+        worse = VmNoticed.model_construct(fact="vm_noticed", at=event.now, vm="v", deadline=float("inf"))
+        return core.Decision((*decision.facts, worse), decision.commands, decision.vitals, decision.state)
+
+    monkeypatch.setattr(job_loop, "decide", infinite)
+
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await two_jobs(here)
+            stored = [entry.fact.fact for entry in here.service.journal.facts(BAD)]
+            assert view(here).status == "quarantined"
+            assert "vm_joined" not in stored
+            assert "vm_joined" in [entry.fact.fact for entry in here.service.journal.facts(GOOD)]
+        async with desk(tmp_path) as here:
+            assert view(here).status != "quarantined"
+
+    asyncio.run(play())

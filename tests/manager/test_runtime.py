@@ -1,0 +1,30 @@
+"""What a manager remembers of a job beside its facts."""
+
+from __future__ import annotations
+
+from makara.manager.service.runtime import Job
+from makara.protocol.messages import StepMetrics
+
+
+def step(number: int, generation: int) -> StepMetrics:
+    return StepMetrics(step=number, generation=generation, loss=1.0, grad_norm=1.0, seconds=0.1, samples=8)
+
+
+def test_a_step_that_two_agents_tell_of_is_new_once() -> None:
+    job = Job("gpt", [], [])
+    assert job.add_steps([step(1, 1), step(2, 1)], now=10.0) == [step(1, 1), step(2, 1)]
+    assert job.add_steps([step(2, 1), step(3, 1)], now=11.0) == [step(3, 1)]
+
+
+def test_the_first_step_of_a_generation_is_timed() -> None:
+    job = Job("gpt", [], [])
+    job.add_steps([step(1, 1), step(2, 1)], now=10.0)
+    job.add_steps([step(2, 2), step(3, 2)], now=20.0)
+    job.add_steps([step(4, 2)], now=30.0)
+    assert job.first_steps == {1: 10.0, 2: 20.0}
+
+
+def test_a_restarted_manager_takes_no_later_step_for_the_first() -> None:
+    job = Job("gpt", [], [step(1, 1), step(2, 1)])
+    job.add_steps([step(3, 1)], now=99.0)
+    assert job.first_steps == {}

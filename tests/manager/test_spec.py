@@ -1,0 +1,194 @@
+"""The job file: what is accepted, and how each fault is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from makara.manager.spec.job_spec import JobSpecError, parse_spec, parse_yaml, resolve_uri, to_settings
+
+JOB = """\
+name: gpt
+workdir: .
+entrypoint: train:build
+resources: {provider: local, min_nodes: 1, max_nodes: 6, device_memory: 200MB}
+training: {global_batch_size: 64, steps: 200, seed: 7, numerics: exact}
+parallelism: auto
+checkpoint: {uri: ./checkpoints, interval: 10, keep_latest_k: 3}
+"""
+
+
+def test_the_job_file_of_the_manual_is_accepted() -> None:
+    spec = parse_yaml(JOB)
+    assert spec.resources.device_memory == 200_000_000
+    assert spec.parallelism.pipeline_parallel_degree is None
+    assert spec.checkpoint.interval_steps == 10
+    assert spec.checkpoint.interval_s is None
+    assert spec.retry.max_restarts_on_errors == 0
+
+
+@pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ('"on"', "on"), ("auto", "auto")])
+def test_recompute_is_on_off_or_auto(text: str, value: str) -> None:
+    spec = parse_yaml(JOB.replace("parallelism: auto", f"parallelism: {{recompute: {text}}}"))
+    assert spec.parallelism.recompute == value
+    assert parse_spec(spec.model_dump(mode="json")) == spec
+    with pytest.raises(JobSpecError, match=r"parallelism\.recompute"):
+        parse_yaml(JOB.replace("parallelism: auto", "parallelism: {recompute: maybe}"))
+
+
+def test_a_spec_survives_the_journal() -> None:
+    spec = parse_yaml(JOB.replace("interval: 10", "interval: 10m"))
+    assert parse_spec(spec.model_dump(mode="json")) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "seconds"),
+    [("10", 10, None), ('"10"', 10, None), ("90s", None, 90.0), ("1.5h", None, 5400.0)],
+)
+def test_an_interval_counts_steps_unless_it_has_a_unit(
+    text: str, steps: int | None, seconds: float | None
+) -> None:
+    checkpoint = parse_yaml(JOB.replace("interval: 10", f"interval: {text}")).checkpoint
+    assert (checkpoint.interval_steps, checkpoint.interval_s) == (steps, seconds)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "message"),
+    [
+        ("steps", "stepz", "training.stepz", "did you mean steps? (accepted here: global_batch_size, steps"),
+        ("name: gpt", "naem: gpt", "naem", "did you mean name?"),
+        (
+            "max_nodes: 6",
+            "max_nodes: '6'",
+            "resources.max_nodes",
+            "expected a valid integer, got '6'; write 6, without quotes",
+        ),
+        ("max_nodes: 6", "max_nodes: 5e1", "resources.max_nodes", "got '5e1'; write 50, without quotes"),
+        ("max_nodes: 6", "max_nodes: true", "resources.max_nodes", "integer"),
+        (
+            "seed: 7",
+            "seed: 7}\nenvs: {THREADS: 8",
+            "envs.THREADS",
+            'got 8; text that looks like something else is written in quotes: "8"',
+        ),
+        ("train:build", "./src/train.py:build", "entrypoint", "as Python imports it: src.train:build"),
+        ("train:build", "train.py:build", "entrypoint", "'train.py:build' names a file; expected the module"),
+        ("seed: 7", "seed: 7.5", "training.seed", "integer"),
+        ("local", "gcp", "resources.provider", "unknown provider 'gcp'; expected local"),
+        ("local", "aws", "resources.provider", "not supported yet; expected local"),
+        ("max_nodes: 6", "max_nodes: 6, region: eu", "resources.region", "no meaning with provider local"),
+        ("min_nodes: 1", "min_nodes: 7", "resources.min_nodes", "7 is more than resources.max_nodes (6)"),
+        ("200MB", "200XB", "resources.device_memory", "expected a number with a unit of B, KB, MB"),
+        (
+            "interval: 10",
+            "interval: 10y",
+            "checkpoint.interval",
+            "expected steps (10) or a time (90s, 10m, 2h)",
+        ),
+        ("interval: 10", "interval: 0", "checkpoint.interval", "0 is no interval"),
+        (
+            "./checkpoints",
+            "gs://b/p",
+            "checkpoint.uri",
+            "expected a path, file:///path or s3://bucket/prefix",
+        ),
+        ("./checkpoints", "file://host/p", "checkpoint.uri", "expected file:///absolute/path"),
+        ("interval: 10", "endpoint: http://h", "checkpoint.endpoint", "s3:// uri only"),
+        (
+            "train:build",
+            "train",
+            "entrypoint",
+            "expected module:function, for example train:build, got 'train'",
+        ),
+        ("name: gpt", "name: My Job", "name", "lower-case letters"),
+        ("seed: 7", "precision: int8", "training.precision", "'fp32', 'bf16' or 'fp16'"),
+        ("numerics: exact", "numerics: exakt", "training.numerics", "'exact' or 'fast'"),
+        (
+            "auto",
+            "{microbatch_size: 7}",
+            "training.global_batch_size",
+            "not divisible by parallelism.microbatch_size",
+        ),
+        ("auto", "{data_parallel_degree: 7}", "parallelism", "P·D = 7 workers"),
+        (
+            "auto",
+            "{pipeline_parallel_degree: 0}",
+            "parallelism.pipeline_parallel_degree",
+            "greater than or equal to 1",
+        ),
+        (
+            "auto",
+            "{microbatch_size: 32, data_parallel_degree: 3}",
+            "parallelism.data_parallel_degree",
+            "3 is more than the 2 micro-batches",
+        ),
+        (
+            "auto",
+            "{pipeline_parallel_degree: 4, num_sections: 3}",
+            "parallelism.pipeline_parallel_degree",
+            "4 is more than parallelism.num_sections (3)",
+        ),
+        ("workdir: .", "envs: {A: 3}", "envs.A", "valid string"),
+        ("entrypoint: train:build\n", "", "entrypoint", "is required"),
+    ],
+)
+def test_each_fault_names_its_field_and_what_would_be_accepted(
+    old: str, new: str, field: str, message: str
+) -> None:
+    assert old in JOB
+    with pytest.raises(JobSpecError) as caught:
+        parse_yaml(JOB.replace(old, new, 1))
+    told = dict(caught.value.errors)
+    assert field in told
+    assert message in told[field]
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(JobSpecError) as caught:
+        parse_yaml(
+            JOB.replace("local", "gcp")
+            .replace("min_nodes: 1", "min_nodes: 9")
+            .replace("auto", "{microbatch_size: 7}")
+        )
+    assert {field for field, _ in caught.value.errors} == {
+        "resources.provider",
+        "resources.min_nodes",
+        "training.global_batch_size",
+    }
+
+
+@pytest.mark.parametrize("text", ["a: [", "3", "", "- a\n- b\n", "a: b: c"])
+def test_what_is_no_mapping_is_told_so(text: str) -> None:
+    with pytest.raises(JobSpecError, match="job file"):
+        parse_yaml(text)
+
+
+def test_a_fault_deep_in_the_file_has_its_line() -> None:
+    text = JOB.replace(
+        "checkpoint: {uri: ./checkpoints, interval: 10", "checkpoint:\n  uri: c\n  interval: no\n  x: {"
+    )
+    with pytest.raises(JobSpecError):
+        parse_yaml(text)
+    text = "name: gpt\nentrypoint: a:b\nresources:\n  provider: local\n  max_nodes: none\n"
+    with pytest.raises(JobSpecError) as caught:
+        parse_yaml(text)
+    lines = dict(zip(dict(caught.value.errors), caught.value.lines, strict=True))
+    assert lines["resources.max_nodes"] == 5
+    assert "resources.max_nodes: expected a valid integer, got 'none' (line 5)" in str(caught.value)
+
+
+def test_settings_need_an_absolute_uri() -> None:
+    spec = parse_yaml(JOB)
+    with pytest.raises(JobSpecError, match="relative"):
+        to_settings(spec, "j1", "ab")
+    settings = to_settings(resolve_uri(spec, Path("/data")), "j1", "ab")
+    assert settings.store.uri == "file:///data/checkpoints"
+    assert (settings.job, settings.steps, settings.numerics) == ("j1", 200, "exact")
+    assert settings.checkpoint_interval_steps == 10
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_precision_reaches_the_trainers(precision: str) -> None:
+    text = JOB.replace("seed: 7", f"seed: 7, precision: {precision}")
+    settings = to_settings(resolve_uri(parse_yaml(text), Path("/data")), "j1", "ab")
+    assert settings.precision == precision

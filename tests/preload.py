@@ -1,9 +1,0 @@
-"""What the fork server of `fleet` imports: all that is heavy, and one trace, which loads torch.export."""
-
-import makara.worker.trainer  # noqa: F401
-import torch
-from makara.worker.tracing.trace import trace
-from models import untied_mlp
-
-torch.set_num_threads(1)
-trace(untied_mlp(), 1)

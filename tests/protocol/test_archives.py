@@ -1,0 +1,100 @@
+"""What a bundle may be, on its way from a user's folder through the manager to a VM."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from makara.manager.cli.bundle import BundleError, pack
+from makara.protocol.archives import BadArchive, BundleBounds, check, members, opened
+from managers import BUNDLE, Manager, archive, job_spec
+
+BOUNDS = BundleBounds(members=10, unpacked_bytes=10_000, name_chars=100)
+
+
+def tar(*entries: tarfile.TarInfo, of: int = tarfile.PAX_FORMAT) -> bytes:
+    """A tar.gz with these entries, whose data are zeros."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=of) as made:
+        for entry in entries:
+            made.addfile(entry, io.BytesIO(bytes(entry.size)))
+    return gzip.compress(raw.getvalue(), mtime=0)
+
+
+def entry(name: str, size: int = 0, **fields: object) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.size = size
+    for field, value in fields.items():
+        setattr(made, field, value)
+    return made
+
+
+def test_a_bundle_within_its_bounds_is_read_to_its_end() -> None:
+    data = tar(entry("a/b.py", 10), entry("c", 9_000), entry("d", type=tarfile.DIRTYPE))
+    check(data, BOUNDS)
+    with opened(data) as found:
+        assert [member.name for member in members(found, BOUNDS)] == ["a/b.py", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (tar(*(entry(f"f{n}") for n in range(11))), "more than 10 files"),
+        (tar(entry("a", 6_000), entry("b", 6_000)), "unpacks to more than 10000"),
+        (
+            tar(entry("a", 6_000)) + gzip.compress(bytes(1 << 20)),
+            "unpacks to more than 10000",
+        ),  # behind its end
+        (tar(entry("x" * 101)), "name of 101 characters"),
+        (tar(entry("a", pax_headers={"comment": "x" * 10**6})), "a header of"),
+        (tar(entry("x" * 10**5), of=tarfile.GNU_FORMAT), "a header of"),
+        (tar(entry("a/../../b")), "no plain file"),
+        (tar(entry("/etc/x")), "no plain file"),
+        (tar(entry("l", type=tarfile.SYMTYPE, linkname="/etc/passwd")), "no plain file"),
+        (tar(entry("l", type=tarfile.LNKTYPE, linkname="a")), "no plain file"),
+        (tar(entry("p", type=tarfile.FIFOTYPE)), "no plain file"),
+        (tar(entry("a", 10))[:-4], "not a tar.gz"),
+        (b"", "not a tar.gz"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bundle_beyond_its_bounds_is_refused(data: bytes, said: str) -> None:
+    with pytest.raises(BadArchive, match=said):
+        check(data, BOUNDS)
+
+
+def test_a_part_of_a_name_is_what_file_systems_take() -> None:
+    with pytest.raises(BadArchive, match="more than 255 bytes"):
+        check(tar(entry("ü" * 128)), BundleBounds())
+
+
+def test_a_folder_with_too_many_files_is_refused_where_it_is(tmp_path: Path) -> None:
+    for number in range(11):
+        (tmp_path / f"f{number}").touch()
+    with pytest.raises(BundleError, match=r"more than 10 files.*\.makaraignore"):
+        pack(tmp_path, max_bytes=1 << 20, bounds=BOUNDS)
+    (tmp_path / ".makaraignore").write_text("f1*\n")
+    check(pack(tmp_path, max_bytes=1 << 20, bounds=BOUNDS), BOUNDS)
+
+
+def test_a_submission_of_a_million_files_is_refused_at_the_first_too_many(tmp_path: Path) -> None:
+    manager = Manager(tmp_path / "home").start()
+    try:
+        block = tarfile.TarInfo("f").tobuf()
+        many = gzip.compress(block * 1_000_000, 9)
+        assert len(many) < 4 << 20
+        answer = manager.post_job(json.dumps(job_spec(tmp_path / "store")), bundle=many)
+        assert answer.status_code == 422
+        told = {error["field"]: error["message"] for error in answer.json()["errors"]}
+        assert told == {"bundle": "holds more than 20000 files and folders"}
+    finally:
+        manager.stop()
+
+
+def test_what_tests_submit_is_within_the_bounds() -> None:
+    check(BUNDLE, BundleBounds())
+    check(archive(), BOUNDS)

@@ -1,0 +1,94 @@
+"""What must hold in a simulated world, whatever happens to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cluster_store import Broken
+from cluster_trainers import Group
+from makara.manager.core.facts import (
+    EndReason,
+    Fact,
+    GenerationFormed,
+    GenerationOpened,
+    GenerationPlanned,
+    GenerationPrepared,
+    VmEnded,
+)
+from makara.manager.core.fold import fold
+from makara.manager.core.state import order_of
+
+if TYPE_CHECKING:
+    from cluster import Cluster
+    from makara.protocol.messages import Report
+
+
+def check_facts(world: Cluster, facts: tuple[Fact, ...]) -> None:
+    """After each decision."""
+    state = world.state
+    if len(state.live_vms) > world.max_nodes:
+        raise Broken(f"{len(state.live_vms)} VMs, max_nodes is {world.max_nodes}")
+    if state.planned and state.current and state.planned.number <= state.current.number:
+        raise Broken("a planned generation is older than the open one")
+    for fact in facts:
+        _check_fact(world, fact)
+    for ref in world.store.listed:
+        if (ref.step, ref.generation) not in world.store.parts:
+            raise Broken(f"{ref} is published without its parts")
+
+
+def _check_fact(world: Cluster, fact: Fact) -> None:
+    match fact:
+        case GenerationPlanned() if len(dict(fact.members)) < len(fact.members):
+            raise Broken(f"a worker is twice in generation {fact.number}")
+        case GenerationPrepared():
+            planned = world.state.planned
+            waiting = dict(planned.members) if planned else {}
+            for trainer in (t for vm in world.vms.values() for t in vm.trainers):
+                if waiting.get(trainer.worker) == trainer.incarnation and trainer.prepared < fact.number:
+                    raise Broken(f"generation {fact.number} is prepared, but not by {trainer.worker}")
+        case GenerationOpened() if fact.number != world.store.generation:
+            raise Broken(f"generation {fact.number} goes, but the head is open at {world.store.generation}")
+        case VmEnded(reason=EndReason.LEASE_EXPIRED) if fact.vm in world.vms:
+            silent_s = world.now - world.vms[fact.vm].heard_at
+            if silent_s < world.agents_wait_s:
+                raise Broken(f"{fact.vm} is ended for a silence of {silent_s:.1f} s: its agent still waits")
+        case GenerationFormed() if fact.lost_steps > world.num_steps:
+            raise Broken(f"{fact.lost_steps} steps lost of {world.num_steps}")
+        case _:
+            pass
+
+
+def check_heard(world: Cluster, report: Report) -> None:
+    """After a report: whoever runs again has been counted as dead."""
+    pulse, vm = world.vitals.pulses.get(report.vm), world.state.vms.get(report.vm)
+    if world.state.ended or vm is None or not vm.live or pulse is None or pulse.report is not report:
+        return
+    for worker in report.workers:
+        if worker.incarnation > 1 and world.state.failed.get(worker.worker, 0) < worker.incarnation - 1:
+            raise Broken(f"{worker.worker} died before incarnation {worker.incarnation}: not counted")
+
+
+def check_formed(group: Group, lineage: tuple[int, ...]) -> None:
+    """When a generation begins: its history has each step once, and goes back no further than its base."""
+    check_lineage(lineage, len(lineage))
+    base = group.order.checkpoints[0] if group.order.checkpoints else None
+    if base is not None and len(lineage) < base.step:
+        raise Broken(f"generation {group.order.number} begins at {len(lineage)}, before its base {base.step}")
+
+
+def check_lineage(lineage: tuple[int, ...], num_steps: int) -> None:
+    if len(lineage) != num_steps or list(lineage) != sorted(lineage):
+        raise Broken(f"steps twice, skipped or out of order: {lineage}")
+
+
+def check_end(world: Cluster) -> None:
+    """When the job has ended and all is quiet."""
+    if fold(world.facts) != world.state:
+        raise Broken("the journal tells another state")
+    state = world.state
+    for ref in world.store.listed:
+        if order_of(ref) <= state.retired and ref not in state.published and ref != world.store.base:
+            raise Broken(f"{ref} was published and never retired")
+    if world.state.live_vms or world.state.current or world.state.planned:
+        raise Broken("something of the job outlives it")

@@ -1,0 +1,148 @@
+"""What commands do in the simulated world: a cloud that refuses, a planner, a store that goes away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cluster_checks import check_lineage
+from cluster_protocol import started
+from cluster_trainers import RECIPE, SimVm, Trainer
+from makara.manager.core.commands import (
+    Command,
+    ComputePlan,
+    DeleteCheckpoint,
+    ExportWeights,
+    OpenHead,
+    ReleaseVm,
+    RequestVm,
+    StoreCalibration,
+    SweepStore,
+)
+from makara.manager.core.events import (
+    CheckpointDeleted,
+    Event,
+    HeadOpened,
+    HeadSeen,
+    PlanComputed,
+    VmRequestFailed,
+    WeightsExported,
+)
+from makara.pipeline.plan import Range, grid
+
+if TYPE_CHECKING:
+    from cluster import Cluster
+
+_SHAPES = {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (2, 2), 5: (2, 2), 6: (3, 2)}
+_STAGES = {1: [(0, 3)], 2: [(0, 1), (1, 3)], 3: [(0, 1), (1, 2), (2, 3)]}
+_PLANS = {
+    n: grid([Range(*r) for r in _STAGES[p]], d, RECIPE.num_micro_batches).to_json()
+    for n, (p, d) in _SHAPES.items()
+}
+
+
+def perform(world: Cluster, command: Command) -> None:
+    delay_s = world.random.uniform(0.05, 0.6)
+    match command:
+        case RequestVm():
+            world.after(world.random.uniform(0.1, 2.0), _boot, world, command)
+        case ReleaseVm():
+            world.after(world.random.choice((0.1, 0.5, 6.0)), _release, world, command)
+        case ComputePlan():
+            world.after(delay_s, _plan, world, command)
+        case StoreCalibration():
+            world.after(delay_s, _done, world, command)
+        case SweepStore():
+            wait_s = max(delay_s, command.not_before - world.now, world.store_down_until - world.now)
+            world.after(wait_s, _use_store, world, command)
+        case OpenHead() | DeleteCheckpoint() | ExportWeights():
+            world.after(max(delay_s, world.store_down_until - world.now), _use_store, world, command)
+
+
+def _done(world: Cluster, command: Command, event: Event | None = None) -> None:
+    """A command is marked done once its answer was taken; before that a new manager runs it again."""
+    if not world.manager_up or command.key not in world.pending:
+        return
+    if event is not None:
+        world.handle(event)
+    if world.manager_up:
+        del world.pending[command.key]
+
+
+def _boot(world: Cluster, command: RequestVm) -> None:
+    name = command.vm
+    if name in world.vms or name in world.released:
+        _done(world, command)
+    elif world.now < world.faults_until and world.random.random() < 0.15:
+        _done(world, command, VmRequestFailed(now=world.now, vm=name, error="no capacity"))
+    else:
+        vm = world.vms[name] = SimVm(name, pace=world.random.choice((1.0, 1.0, world.pace, 2.0)))
+        for index in range(world.workers_per_node):
+            trainer = Trainer(f"{name}.{index}", vm)
+            vm.trainers.append(trainer)
+            world.after(world.random.uniform(0.2, 2.0), started, world, trainer)
+        _done(world, command)
+        world.after(0.1, world.heartbeat, name)
+
+
+def _release(world: Cluster, command: ReleaseVm) -> None:
+    world.released.add(command.vm)
+    world.kill_vm(command.vm, told=False)
+    _done(world, command)
+
+
+def _plan(world: Cluster, command: ComputePlan) -> None:
+    slots = sorted(command.workers, key=lambda slot: slot.slowdown) if world.pace > 1.5 else command.workers
+    workers = tuple(slot.worker for slot in slots)
+    if len(workers) < world.min_workers:
+        answer = PlanComputed(
+            now=world.now,
+            generation=command.generation,
+            asked=command.asked,
+            plan=None,
+            reason="too little memory",
+        )
+    else:
+        depth, replicas = _SHAPES[len(workers)]
+        plan = {**_PLANS[len(workers)], "generation": command.generation}
+        used = workers[: depth * replicas]
+        answer = PlanComputed(
+            now=world.now,
+            generation=command.generation,
+            asked=command.asked,
+            plan=plan,
+            workers=used,
+            predicted_s=1.0,
+            current_s=world.random.choice((1.0, 4.0)) if command.reconsider else None,
+        )
+    _done(world, command, answer)
+
+
+def _use_store(world: Cluster, command: OpenHead | DeleteCheckpoint | SweepStore | ExportWeights) -> None:
+    if world.now < world.store_down_until:
+        world.after(1.0, _use_store, world, command)
+    elif not world.manager_up:
+        return
+    elif isinstance(command, OpenHead):
+        opened = world.store.open(command.generation)
+        listed = tuple(world.store.listed)
+        answer = HeadOpened(now=world.now, generation=command.generation, checkpoints=listed)
+        _done(world, command, answer if opened else None)
+    elif isinstance(command, DeleteCheckpoint):
+        world.store.retire(command.checkpoint, world.now)
+        retired_at = world.store.retired.get(command.checkpoint, world.now - command.lease_s)
+        wait_s = max(command.not_before, retired_at + command.lease_s) - world.now
+        if wait_s > 1e-6:
+            world.after(wait_s + 1e-6, _use_store, world, command)
+            return
+        world.store.delete(command.checkpoint, world.now, command.lease_s)
+        _done(world, command, CheckpointDeleted(now=world.now, checkpoint=command.checkpoint))
+    elif isinstance(command, SweepStore):
+        state = world.state
+        kept = {*state.published, *([state.base] if state.base is not None else [])}
+        world.store.sweep(kept, state.retired, world.now, command.lease_s)
+        listed = tuple(world.store.listed)
+        _done(world, command, HeadSeen(now=world.now, generation=world.store.generation, checkpoints=listed))
+    else:
+        step = command.checkpoint.step
+        check_lineage(world.store.parts[step, command.checkpoint.generation], world.num_steps)
+        _done(world, command, WeightsExported(now=world.now, uri="file:///c/export", sha256="5a", step=step))

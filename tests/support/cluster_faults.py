@@ -1,0 +1,171 @@
+"""What goes wrong in a simulated history: chosen from the seed, played until `faults_until`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cluster_protocol import die
+from cluster_trainers import SimVm, Trainer
+from makara.manager.core.events import ContinueRequested, StopRequested
+from makara.manager.core.facts import Fact, JobEnded
+from makara.protocol.messages import Failure
+
+if TYPE_CHECKING:
+    from cluster import Cluster
+
+
+def schedule(world: Cluster) -> None:
+    """Faults at a rate of this history's own; some histories have none."""
+    world.after(world.random.uniform(0.5, 3.0), _strike, world, world.random.uniform(0.5, 6.0))
+    if world.random.random() < 0.08:
+        world.after(world.random.uniform(1.0, 30.0), _ask_to_stop, world)
+    if world.person.random() < 0.2:
+        world.after(world.person.uniform(1.0, 30.0), _ask_to_stop, world)
+
+
+def _strike(world: Cluster, mean_s: float) -> None:
+    if world.now > world.faults_until:
+        return
+    alive = [vm for vm in world.vms.values() if vm.alive]
+    if alive:
+        fault = world.random.choices(_FAULTS, _ODDS)[0]
+        fault(world, world.random.choice(alive))
+    world.after(world.random.expovariate(1.0 / mean_s), _strike, world, mean_s)
+
+
+def _kill(world: Cluster, vm: SimVm) -> None:
+    world.kill_vm(vm.name)
+
+
+def _kill_two(world: Cluster, vm: SimVm) -> None:
+    world.kill_vm(vm.name)
+    others = [other for other in world.vms.values() if other.alive]
+    if others:
+        world.kill_vm(world.random.choice(others).name)
+
+
+def _notice(world: Cluster, vm: SimVm) -> None:
+    if vm.deadline is None:
+        vm.deadline = world.now + world.random.uniform(1.0, 8.0)
+        world.after(vm.deadline - world.now, world.kill_vm, vm.name)
+        world.changed(vm)
+
+
+def _silence(world: Cluster, vm: SimVm) -> None:
+    """SIGSTOP of a whole VM: it says nothing, comes back as a zombie, or stays so until it is released."""
+    vm.stopped = True
+    awake_in_s = world.random.choice((1.0, 3.0, 15.0, None))
+    if awake_in_s is not None:
+        world.after(awake_in_s, _wake, world, vm)
+
+
+def _wake(world: Cluster, vm: SimVm) -> None:
+    vm.stopped = False
+    world.changed(vm)
+
+
+def _cut_off(world: Cluster, vm: SimVm) -> None:
+    """The VM trains on, but the manager cannot hear it."""
+    vm.connected = False
+    if world.random.random() < 0.5:
+        world.close_connection(vm.name)
+    world.after(world.random.choice((0.5, 2.0, 12.0)), _reconnect, world, vm)
+
+
+def _reconnect(world: Cluster, vm: SimVm) -> None:
+    vm.connected = True
+    world.changed(vm)
+
+
+def _isolate_manager(world: Cluster, _: SimVm) -> None:
+    """Everybody trains on, but the manager hears nobody; sooner or later they return, one after the other."""
+    away = [vm for vm in world.vms.values() if vm.alive]
+    silence_s = world.random.choice((1.0, 7.0, 11.0))
+    for vm in away:
+        vm.connected = False
+        if world.random.random() < 0.5:
+            world.close_connection(vm.name)
+        world.after(silence_s + world.random.uniform(0.0, 3.0), _reconnect, world, vm)
+
+
+def _kill_trainer(world: Cluster, vm: SimVm) -> None:
+    die(world, world.random.choice(vm.trainers), Failure(kind="killed", message="SIGKILL"))
+
+
+def _stop_trainer(world: Cluster, vm: SimVm) -> None:
+    trainer = world.random.choice(vm.trainers)
+    trainer.stopped = True
+    world.after(4.0, _end_lease, world, trainer)
+
+
+def _end_lease(world: Cluster, trainer: Trainer) -> None:
+    die(world, trainer, Failure(kind="lease", message="no beat for 4 s"))
+
+
+def _raise_in_user_code(world: Cluster, vm: SimVm) -> None:
+    die(
+        world,
+        world.random.choice(vm.trainers),
+        Failure(kind="user", message="boom", traceback="Traceback: boom"),
+    )
+
+
+def _fail_inside(world: Cluster, vm: SimVm) -> None:
+    die(world, world.random.choice(vm.trainers), Failure(kind="internal", message="fault of ours"))
+
+
+def _stop_store(world: Cluster, _: SimVm) -> None:
+    world.store_down_until = world.now + world.random.uniform(0.5, 6.0)
+
+
+def _kill_manager(world: Cluster, _: SimVm) -> None:
+    world.kill_manager()
+
+
+def _ask_to_stop(world: Cluster) -> None:
+    if world.manager_up:
+        world.send(StopRequested(now=world.now))
+    else:
+        world.after(1.0, _ask_to_stop, world)
+
+
+def look_at_end(world: Cluster, facts: tuple[Fact, ...]) -> None:
+    """Now and then somebody has a job go on that was stopped or failed, at once or when all is quiet."""
+    ended = any(isinstance(fact, JobEnded) and fact.status != "finished" for fact in facts)
+    if ended and world.times_continued < 2 and world.person.random() < 0.8:
+        world.times_continued += 1
+        world.going_on = True
+        most = 6 // world.workers_per_node
+        max_nodes = world.person.randint(1, min(most, 5))
+        nodes = world.person.randint(1, max_nodes), max_nodes
+        world.after(world.person.choice((0.1, 2.0, 30.0)), _have_it_go_on, world, *nodes)
+
+
+def _have_it_go_on(world: Cluster, min_nodes: int, max_nodes: int) -> None:
+    """Asked again until it is acknowledged: the manager may be away, or die meanwhile."""
+    world.min_nodes, world.max_nodes = min_nodes, max_nodes
+    world.send(ContinueRequested(now=world.now, min_nodes=min_nodes, max_nodes=max_nodes))
+    if world.state.ended is not None:
+        world.after(1.0, _have_it_go_on, world, min_nodes, max_nodes)
+        return
+    world.going_on = False
+    if world.now > world.faults_until:
+        world.faults_until = world.now + world.person.uniform(0.0, 20.0)
+        schedule(world)
+
+
+_ODDS = (6, 2, 5, 2, 3, 2, 3, 2, 1, 1, 1, 3)
+_FAULTS = (
+    _kill,
+    _kill_two,
+    _notice,
+    _silence,
+    _cut_off,
+    _isolate_manager,
+    _kill_trainer,
+    _stop_trainer,
+    _raise_in_user_code,
+    _fail_inside,
+    _stop_store,
+    _kill_manager,
+)

@@ -1,0 +1,297 @@
+"""What simulated trainers do: they keep the wire protocol, form generations, step, commit and publish."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cluster_checks import check_formed
+from cluster_trainers import GRAPH_HASH, PROFILE, RECIPE, SURVEY, WIRE, Group, Trainer, row
+from makara.protocol.messages import CheckpointRef, Failure, Formed, Orders, Phase, ProbeOrder, ProbeReport
+
+if TYPE_CHECKING:
+    from cluster import Cluster
+
+_IN_GROUP = (Phase.FORMING, Phase.RUNNING, Phase.HELD)
+
+
+def obey(world: Cluster, trainer: Trainer, orders: Orders) -> None:
+    """A trainer takes its newest orders."""
+    if not trainer.alive:
+        return
+    trainer.hold = orders.hold
+    if trainer.phase in _IN_GROUP and 0 < trainer.generation <= orders.abandoned:
+        break_off(world, trainer, ())
+        if trainer.phase is Phase.BROKEN and world.random.random() < 0.5:
+            trainer.phase = Phase.IDLE  # it was told before it noticed; it keeps its state all the same
+    if orders.recipe is None:
+        measure(world, trainer, orders)
+    if orders.recipe is not None and trainer.graph_hash is None and trainer.phase is Phase.IDLE:
+        world.after(0.2, traced, world, trainer)
+    order = orders.generation
+    names = [member.worker for member in order.members] if order else []
+    if order is None or trainer.worker not in names or trainer.graph_hash is None:
+        return
+    if order.number > trainer.prepared:
+        trainer.prepared = order.number
+        world.changed(trainer.vm)
+    if order.phase == "go" and order.number > max(trainer.generation, orders.abandoned):
+        trainer.go = order
+        if trainer.phase in (Phase.IDLE, Phase.BROKEN, Phase.HELD, Phase.LEFT, Phase.FINISHED):
+            enter(world, trainer)
+
+
+def measure(world: Cluster, trainer: Trainer, orders: Orders) -> None:
+    """What a trainer does before there is a recipe: look at the model, measure its share, probe links."""
+    if trainer.phase is not Phase.IDLE:
+        return
+    done = {(measured.microbatch_size, measured.section) for measured in trainer.rows}
+    fresh = tuple(
+        row(order.layout.microbatch_size, section)
+        for order in orders.measure
+        for section in order.sections
+        if order.worker == trainer.worker and (order.layout.microbatch_size, section) not in done
+    )
+    changes: dict[str, Any] = {}
+    if orders.profile_worker == trainer.worker and trainer.profile is None and trainer.survey is None:
+        changes = {"survey": SURVEY} if world.surveys else {"profile": PROFILE}
+    elif fresh:
+        changes = {"rows": (*trainer.rows, *fresh)}
+    elif orders.probe is not None:
+        changes = probe(world, trainer, orders.probe)
+    if changes:
+        trainer.phase = Phase.PROFILING
+        world.after(world.random.uniform(0.1, 1.0), told, world, trainer, changes)
+
+
+def probe(world: Cluster, trainer: Trainer, order: ProbeOrder) -> dict[str, Any]:
+    """The first member listens, then all find the same; now and then it comes to nothing."""
+    names = [member.worker for member in order.members]
+    before = trainer.probe
+    if trainer.worker not in names or (before is not None and before.number > order.number):
+        return {}
+    first, known = names[0] == trainer.worker, before is not None and before.number == order.number
+    if order.endpoint is None:
+        report = ProbeReport(number=order.number, endpoint=f"{trainer.worker}:1")
+        return {"probe": report} if first and not known else {}
+    if (before is not None and known and before.done) or (first and not known) or world.random.random() < 0.1:
+        return {}
+    return {"probe": ProbeReport(number=order.number, done=True, wires=[WIRE] if first else [])}
+
+
+def told(world: Cluster, trainer: Trainer, changes: dict[str, Any]) -> None:
+    if trainer.phase is Phase.PROFILING:
+        trainer.phase = Phase.IDLE
+        for name, value in changes.items():
+            setattr(trainer, name, value)
+        world.changed(trainer.vm)
+        if trainer.vm.orders is not None:  # they came meanwhile
+            obey(world, trainer, trainer.vm.orders)
+
+
+def traced(world: Cluster, trainer: Trainer) -> None:
+    if trainer.alive and trainer.graph_hash is None:
+        trainer.graph_hash = GRAPH_HASH
+        world.changed(trainer.vm)
+        if trainer.vm.orders is not None:
+            obey(world, trainer, trainer.vm.orders)
+
+
+def enter(world: Cluster, trainer: Trainer) -> None:
+    """Join the forming of the generation that the orders say to go to."""
+    order = trainer.go
+    assert order is not None
+    trainer.go, trainer.phase, trainer.generation, trainer.lost = None, Phase.FORMING, order.number, ()
+    group = world.groups.setdefault(order.number, Group(order))
+    group.arrived[trainer.worker] = trainer
+    world.changed(trainer.vm)
+    if group.broken:
+        world.after(0.1, break_off, world, trainer, ())
+    elif len(group.arrived) == len(group.names):
+        world.after(world.random.uniform(0.05, 0.5), form, world, group)
+    else:
+        world.after(4.0, wait_ended, world, group)
+
+
+def wait_ended(world: Cluster, group: Group) -> None:
+    if not group.running and len(group.arrived) < len(group.names):
+        shatter(world, group, [name for name in group.names if name not in group.arrived])
+
+
+def form(world: Cluster, group: Group) -> None:
+    """Survivors agree on the newest state that they hold; else the newest published checkpoint is loaded."""
+    members = [group.arrived[name] for name in group.names]
+    if group.broken or any(not stands(t, group, Phase.FORMING) for t in members):
+        shatter(world, group, [t.worker for t in members if not stands(t, group, Phase.FORMING)])
+        return
+    lineage, rung = agreed(world, group, members)
+    group.running = True
+    formed = Formed(generation=group.order.number, step=len(lineage), rung=rung, phases_s={"load": 0.1})
+    for rank, trainer in enumerate(members):
+        if rank >= group.num_workers:
+            trainer.phase = Phase.LEFT
+            trainer.lineage = None
+        else:
+            start, stop = group.order.plan["ranges"][rank]
+            trainer.sections = frozenset(range(start, stop))
+            trainer.lineage, trainer.lineage_generation = lineage, group.order.number
+            trainer.phase, trainer.formed = Phase.RUNNING, formed
+        world.changed(trainer.vm)
+    check_formed(group, lineage)
+    if len(lineage) == world.num_steps or group.order.saves_only:
+        start_publishing(world, group)
+    world.after(world.step_s, step, world, group)
+
+
+def agreed(world: Cluster, group: Group, members: list[Trainer]) -> tuple[tuple[int, ...], str]:
+    standing = [(t.lineage_generation, t.lineage) for t in members if t.lineage is not None]
+    if standing:
+        generation, target = max(standing, key=lambda s: (s[0], len(s[1])))
+        # A member one commit behind applies its reduced gradients with another's commit record.
+        held = [
+            t.sections
+            for t in members
+            if t.lineage is not None
+            and t.lineage_generation == generation
+            and t.lineage in (target, target[:-1])
+        ]
+        if frozenset().union(*held) >= frozenset(range(RECIPE.num_sections)):
+            return target, "peers"
+    base = next((c for c in group.order.checkpoints if (c.step, c.generation) in world.store.parts), None)
+    assert base is not None or not group.order.checkpoints, (
+        "a checkpoint given to a generation has lost its parts"
+    )
+    return (world.store.parts[base.step, base.generation], "store") if base else ((), "start")
+
+
+def stands(trainer: Trainer, group: Group, phase: Phase) -> bool:
+    if not trainer.alive or trainer.stopped or trainer.vm.stopped:
+        return False
+    return trainer.phase is phase and trainer.generation == group.order.number
+
+
+def step(world: Cluster, group: Group) -> None:
+    """One mini-batch of a generation: commit, then switch, hold, publish, or go on."""
+    if group.broken:
+        return
+    workers = [group.arrived[name] for name in group.names[: group.num_workers]]
+    if any(t.stopped or t.vm.stopped for t in workers):
+        world.after(world.step_s, step, world, group)  # they wait for each other
+        return
+    if all(t.go is not None for t in workers):
+        for trainer in workers:
+            enter(world, trainer)
+        return
+    phases = {t.phase for t in workers}
+    if (
+        phases == {Phase.RUNNING}
+        and workers[0].step < world.num_steps
+        and not group.order.saves_only
+        and not world.torn_commit(group, workers)
+    ):
+        for trainer in workers:
+            trainer.lineage = (*(trainer.lineage or ()), group.order.number)
+            world.changed(trainer.vm)
+        done = workers[0].step
+        if done % world.interval == 0 or done == world.num_steps or group.holds:
+            start_publishing(world, group)
+    elif (
+        phases == {Phase.RUNNING}
+        and not group.publishing
+        and (workers[0].step == world.num_steps or group.order.saves_only)
+    ):
+        start_publishing(world, group)
+    world.after(world.step_s, step, world, group)
+
+
+def start_publishing(world: Cluster, group: Group) -> None:
+    if not group.publishing:
+        group.publishing = True
+        workers = [group.arrived[name] for name in group.names[: group.num_workers]]
+        lineage, holding = workers[0].lineage or (), group.holds
+        world.after(world.random.uniform(0.1, 1.0), publish, world, group, lineage, holding)
+        if len(lineage) == world.num_steps:
+            for trainer in workers[1:]:  # done once their own parts are stored, whatever becomes of rank 0
+                world.after(world.random.uniform(0.0, 1.0), finish, world, trainer, group)
+
+
+def finish(world: Cluster, trainer: Trainer, group: Group) -> None:
+    if stands(trainer, group, Phase.RUNNING):
+        trainer.phase = Phase.FINISHED
+        world.changed(trainer.vm)
+        if trainer.go is not None:
+            enter(world, trainer)
+
+
+def publish(world: Cluster, group: Group, lineage: tuple[int, ...], holding: bool) -> None:
+    """Rank 0 publishes through the head, which refuses it when a newer generation has opened it."""
+    workers = [group.arrived[name] for name in group.names[: group.num_workers]]
+    group.publishing = False
+    if not workers[0].alive or (group.broken and not world.zombies_publish):
+        return
+    ref = CheckpointRef(step=len(lineage), generation=group.order.number)
+    if not world.store.publish(ref, lineage):
+        return
+    workers[0].published = ref
+    if not group.broken:
+        if len(lineage) == world.num_steps:
+            finish(world, workers[0], group)
+        for trainer in workers:
+            if holding and trainer.phase is Phase.RUNNING and trainer.step == len(lineage):
+                trainer.phase = Phase.HELD
+                if trainer.go is not None:
+                    enter(world, trainer)
+            world.changed(trainer.vm)
+    world.changed(workers[0].vm)
+
+
+def shatter(world: Cluster, group: Group, lost: list[str]) -> None:
+    """Everybody who waits in the group's collectives is woken, each a little later than the last."""
+    if group.broken:
+        return
+    group.broken = True
+    for trainer in group.arrived.values():
+        if trainer.worker not in lost:
+            world.after(world.random.uniform(0.02, 0.4), break_off, world, trainer, tuple(lost))
+
+
+def break_off(world: Cluster, trainer: Trainer, lost: tuple[str, ...]) -> None:
+    group = world.groups.get(trainer.generation)
+    if not trainer.alive or trainer.phase not in _IN_GROUP:
+        return
+    if group is not None and not group.broken:
+        shatter(world, group, [trainer.worker])
+    trainer.phase, trainer.lost = Phase.BROKEN, lost
+    world.changed(trainer.vm)
+    if trainer.go is not None and trainer.go.number > trainer.generation:
+        enter(world, trainer)
+
+
+def die(world: Cluster, trainer: Trainer, failure: Failure) -> None:
+    """The process ends; its agent reports it and starts the next incarnation."""
+    if not trainer.alive:
+        return
+    trainer.alive, trainer.failure, trainer.phase = False, failure, Phase.EXITED
+    trainer.vm.deaths.append(trainer.report())
+    group = world.groups.get(trainer.generation)
+    if group is not None and group.arrived.get(trainer.worker) is trainer:
+        shatter(world, group, [trainer.worker])
+    world.changed(trainer.vm)
+    if trainer.vm.alive:
+        world.after(world.random.uniform(0.3, 1.5), restart, world, trainer)
+
+
+def restart(world: Cluster, trainer: Trainer) -> None:
+    vm = trainer.vm
+    if vm.alive:
+        again = Trainer(trainer.worker, vm, incarnation=trainer.incarnation + 1)
+        vm.trainers[vm.trainers.index(trainer)] = again
+        world.after(world.random.uniform(0.2, 1.0), started, world, again)
+        world.changed(vm)
+
+
+def started(world: Cluster, trainer: Trainer) -> None:
+    if trainer.alive and trainer.phase is Phase.STARTING:
+        trainer.phase = Phase.IDLE
+        world.changed(trainer.vm)
+        if trainer.vm.orders is not None:
+            obey(world, trainer, trainer.vm.orders)

@@ -1,0 +1,203 @@
+"""What simulated VMs and trainers are, for `cluster.py`; what they do is in `cluster_protocol.py`.
+
+A trainer's weights are stood for by their *lineage*: the generation that committed each step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from calibrations import measured, uniform
+from makara.protocol.messages import (
+    CheckpointRef,
+    DeviceInfo,
+    Failure,
+    Formed,
+    GenerationOrder,
+    Layout,
+    Orders,
+    Phase,
+    ProbeReport,
+    Profile,
+    Recipe,
+    Report,
+    SectionRow,
+    Survey,
+    Timed,
+    WorkerReport,
+)
+from makara.simulator import Wire
+from makara.simulator.calibration.figures import Figure
+
+GRAPH_HASH = "5ec7"
+RECIPE = Recipe(
+    microbatch_size=2,
+    num_micro_batches=4,
+    cuts=[1, 2],
+    graph_hash=GRAPH_HASH,
+    threads=1,
+    device_kind="cpu",
+    torch_version="2.13",
+    bundle_sha256="b0",
+)
+CALIBRATION = uniform(3, microbatch_size=2)
+PROFILE = Profile(recipe=RECIPE, calibration=CALIBRATION.to_json())
+LAYOUTS = [
+    Layout(
+        microbatch_size=m,
+        graph_hash=GRAPH_HASH,
+        cuts=RECIPE.cuts,
+        cut_bytes=[4, 4],
+        grad_cut_bytes=[3, 3],
+        labels=[],
+    )
+    for m in (1, 2)
+]
+
+
+def row(m: int, section: int) -> SectionRow:
+    """What a trainer measures of a section."""
+    timed = Timed(median=1.0, spread=0.1, repeats=3, dropped=0)
+    names = ("parameter_bytes", "gradient_bytes", "state_bytes", "activation_bytes")
+    return SectionRow(
+        microbatch_size=m,
+        section=section,
+        times=dict.fromkeys(("forward_s", "backward_s", "optimizer_s"), timed),
+        sizes=dict.fromkeys(names, 10),
+        seconds=0.5,
+    )
+
+
+WIRE = Wire(
+    same_vm=False,
+    latency_s=Figure(1e-4, 1e-6, 9, 0),
+    bytes_per_s=Figure(1e9, 1e6, 9, 0),
+    loaded=True,
+    source="workers",
+).to_json()
+BASIS = measured(CALIBRATION, GRAPH_HASH).basis
+assert BASIS is not None
+SURVEY = Survey(
+    basis=BASIS.to_json(),
+    recipe=RECIPE,
+    layouts=LAYOUTS,
+    rows=[row(2, 1)],
+    executor={},
+    wires=[{**WIRE, "source": "loopback"}],
+    seconds=1.0,
+)
+DEVICES = [DeviceInfo(kind="cpu", name="cpu0", memory_bytes=1 << 30)]
+
+
+@dataclass(eq=False)
+class Trainer:
+    """One incarnation of one worker."""
+
+    worker: str
+    vm: SimVm
+    incarnation: int = 1
+    phase: Phase = Phase.STARTING
+    generation: int = 0
+    prepared: int = 0
+    lineage: tuple[int, ...] | None = None
+    lineage_generation: int = 0  # the generation in which the lineage was last agreed on
+    sections: frozenset[int] = frozenset()
+    formed: Formed | None = None
+    lost: tuple[str, ...] = ()
+    published: CheckpointRef | None = None
+    failure: Failure | None = None
+    profile: Profile | None = None
+    survey: Survey | None = None
+    rows: tuple[SectionRow, ...] = ()
+    probe: ProbeReport | None = None
+    graph_hash: str | None = None
+    go: GenerationOrder | None = None
+    hold: bool = False
+    stopped: bool = False
+    alive: bool = True
+
+    @property
+    def step(self) -> int:
+        return len(self.lineage or ())
+
+    def report(self) -> WorkerReport:
+        return WorkerReport.model_construct(
+            worker=self.worker,
+            incarnation=self.incarnation,
+            phase=self.phase,
+            generation=self.generation,
+            prepared=self.prepared,
+            endpoint=f"{self.worker}:{self.prepared}" if self.prepared else None,
+            graph_hash=self.graph_hash,
+            step=self.step,
+            formed=self.formed,
+            lost=list(self.lost),
+            published=self.published,
+            failure=self.failure,
+            profile=self.profile,
+            forward_s=self.vm.pace * len(self.sections),
+            backward_s=2 * self.vm.pace * len(self.sections),
+            survey=self.survey,
+            rows=list(self.rows),
+            probe=self.probe,
+        )
+
+
+@dataclass(eq=False)
+class SimVm:
+    """A machine with its agent and its trainers."""
+
+    name: str
+    pace: float = 1.0  # how many times longer than calibrated its workers take
+    alive: bool = True
+    connected: bool = True
+    stopped: bool = False
+    sequence: int = 0
+    orders: Orders | None = None
+    deadline: float | None = None
+    heard_at: float = 0.0  # when the manager last took in a report
+    trainers: list[Trainer] = field(default_factory=list)
+    told: list[WorkerReport] = field(default_factory=list)  # as last reported
+    deaths: list[WorkerReport] = field(default_factory=list)  # that the manager has not heard of
+
+    def report(self, now: float, *, changed: bool) -> Report:
+        self.sequence += 1
+        if changed or not self.told:
+            self.told = [trainer.report() for trainer in self.trainers]
+        return Report.model_construct(
+            vm=self.name,
+            sequence=self.sequence,
+            orders_version=self.orders.version if self.orders else 0,
+            address="127.0.0.1",
+            devices=DEVICES * len(self.trainers),
+            workers=self.told,
+            deaths=list(self.deaths),
+            metrics=[],
+            notice_deadline_s=None if self.deadline is None else self.deadline - now,
+            leaving=None,
+        )
+
+
+@dataclass(eq=False)
+class Group:
+    """The process groups of one generation, as its members share them."""
+
+    order: GenerationOrder
+    arrived: dict[str, Trainer] = field(default_factory=dict)
+    running: bool = False
+    broken: bool = False
+    publishing: bool = False
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.order.plan["ranges"])
+
+    @property
+    def holds(self) -> bool:
+        """Whether it holds after the next checkpoint."""
+        workers = [self.arrived[name] for name in self.names[: self.num_workers]]
+        return self.order.saves_only or all(trainer.hold for trainer in workers)
+
+    @property
+    def names(self) -> list[str]:
+        return [member.worker for member in self.order.members]

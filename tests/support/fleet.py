@@ -1,0 +1,325 @@
+"""Real trainer processes without agents or a manager: a test gives them their orders and reads their reports.
+
+Processes are forked from a server that has imported torch already, so that a trainer starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from makara.pipeline.plan import Plan
+from makara.protocol.messages import (
+    CheckpointRef,
+    GenerationOrder,
+    JobSettings,
+    Member,
+    Orders,
+    Phase,
+    Progress,
+    Recipe,
+    StepMetrics,
+    StoreConfig,
+    WorkerReport,
+)
+from makara.worker.execution.commit import Flag
+
+TIMEOUT_S = 60.0
+BUNDLE = Path(__file__).parent
+# The fork server reads its import path from the environment alone, and passes over what it cannot import.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(BUNDLE), *filter(None, [os.environ.get("PYTHONPATH")])])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["preload"])
+
+
+def settings(folder: Path, **changes: Any) -> JobSettings:
+    values: dict[str, Any] = {
+        "job": "job",
+        "entrypoint": "models:tied_gpt",
+        "seed": 7,
+        "steps": 6,
+        "global_batch_size": 16,
+        "microbatch_size": 2,
+        "numerics": "exact",
+        "store": StoreConfig(uri=f"file://{folder}/store"),
+        "bundle_sha256": "0" * 64,
+    }
+    return JobSettings.model_validate({**values, **changes})
+
+
+class Fleet:
+    """Trainers by name. `close` kills them all."""
+
+    def __init__(
+        self,
+        folder: Path,
+        job: JobSettings,
+        recipe: Recipe | None,
+        addresses: Mapping[str, str] | None = None,
+        namespaces: Mapping[str, int] | None = None,
+    ) -> None:
+        """`addresses`: of workers that are not on 127.0.0.1. `namespaces`: process ids in whose network
+        namespace they live."""
+        self.job, self.recipe = job, recipe
+        self._addresses, self._namespaces = addresses or {}, namespaces or {}
+        self.log = folder / "trainers.log"
+        self.reports: dict[str, WorkerReport] = {}
+        self.metrics: list[StepMetrics] = []
+        self.beats: dict[str, Progress] = {}
+        self._changed = threading.Condition()
+        self._processes: dict[str, Any] = {}
+        self._sockets: dict[str, socket.socket] = {}
+        self.hold = False  # of all orders from now on
+        self.saves_only = False  # of generations from now on
+        self.link_timeout_s = 10.0
+        self._version = 0
+        self._abandoned = 0
+        self._generations: dict[str, GenerationOrder] = {}
+
+    def start(self, *workers: str, fault: str | None = None) -> None:
+        """Start trainers; `fault` is what goes wrong inside them, see `_trainer`."""
+        for worker in workers:
+            ours, theirs = socket.socketpair()
+            place = self.address(worker), self._namespaces.get(worker)
+            arguments = (theirs, worker, str(self.log), fault, *place)
+            process = CONTEXT.Process(target=_trainer, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self._processes[worker], self._sockets[worker] = process, ours
+            threading.Thread(target=self._read, args=(worker, ours), daemon=True).start()
+            self.send(worker)
+        if self.recipe is not None:
+            self.wait(lambda: all(self.has(worker, graph_hash=True) for worker in workers))
+
+    def send(self, *workers: str, **changes: Any) -> None:
+        for worker in workers:
+            self._version += 1
+            generation = self._generations.get(worker)
+            values: dict[str, Any] = {
+                "version": self._version,
+                "action": "train" if generation else "idle",
+                "job": self.job,
+                "recipe": self.recipe,
+                "generation": generation,
+                "abandoned": self._abandoned,
+                "hold": self.hold,
+                "link_timeout_s": self.link_timeout_s,
+            }
+            line = Orders(**{**values, **changes}).model_dump_json().encode() + b"\n"
+            self._sockets[worker].sendall(line)
+
+    def prepare(self, plan: Plan, workers: Sequence[str], donors: Sequence[str] = ()) -> None:
+        members = [Member(worker=w, address=self.address(w)) for w in [*workers, *donors]]
+        order = GenerationOrder(number=plan.generation, phase="prepare", plan=plan.to_json(), members=members)
+        for member in members:
+            self._generations[member.worker] = order
+            self.send(member.worker)
+        self.wait(lambda: all(self.reports[m.worker].prepared >= plan.generation for m in members))
+
+    def go(self, number: int, checkpoints: Sequence[CheckpointRef] = ()) -> None:
+        members = [w for w, order in self._generations.items() if order.number == number]
+        first = self._generations[members[0]].members[0].worker
+        for worker in members:
+            order = self._generations[worker].model_copy(
+                update={
+                    "phase": "go",
+                    "endpoint": self.reports[first].endpoint,
+                    "checkpoints": list(checkpoints),
+                    "saves_only": self.saves_only,
+                }
+            )
+            self._generations[worker] = order
+            self.send(worker)
+
+    def form(
+        self,
+        plan: Plan,
+        workers: Sequence[str],
+        donors: Sequence[str] = (),
+        checkpoints: Sequence[CheckpointRef] = (),
+    ) -> None:
+        """Prepare, go, and wait until all members have formed it."""
+        self.prepare(plan, workers, donors)
+        self.go(plan.generation, checkpoints)
+        self.wait(lambda: all(self.formed(worker, plan.generation) for worker in [*workers, *donors]))
+
+    def address(self, worker: str) -> str:
+        return self._addresses.get(worker, "127.0.0.1")
+
+    def formed(self, worker: str, number: int) -> bool:
+        formed = self.reports[worker].formed
+        return formed is not None and formed.generation >= number
+
+    def abandon(self, number: int, *workers: str) -> None:
+        self._abandoned = number
+        self.send(*workers)
+
+    def forget(self, *workers: str) -> None:
+        """These are gone: their reports no longer count."""
+        for worker in workers:
+            self._generations.pop(worker, None)
+
+    def replace(self, dead: str, alive: str) -> None:
+        """Start a trainer of the dead one's name, under the orders that `alive` has."""
+        self._generations[dead] = self._generations[alive]
+        del self.reports[dead]
+        self._sockets[dead].close()
+        self.start(dead)
+
+    def pid(self, worker: str) -> int:
+        return self._processes[worker].pid
+
+    def signal(self, number: int, *workers: str) -> None:
+        for worker in workers:
+            os.kill(self._processes[worker].pid, number)
+
+    def kill(self, *workers: str) -> None:
+        self.signal(signal.SIGKILL, *workers)
+        for worker in workers:
+            self._processes[worker].join()
+            self._generations.pop(worker, None)
+
+    def has(self, worker: str, **wanted: Any) -> bool:
+        report = self.reports.get(worker)
+        if report is not None and report.failure is not None:
+            raise AssertionError(f"{worker} failed: {report.failure.message}\n{report.failure.traceback}")
+        return report is not None and all(
+            getattr(report, name) == value or (value is True and bool(getattr(report, name)))
+            for name, value in wanted.items()
+        )
+
+    def wait(self, predicate: Callable[[], bool]) -> None:
+        with self._changed:
+            if not self._changed.wait_for(predicate, timeout=TIMEOUT_S):
+                state = "\n".join(str(report) for report in self.reports.values())
+                tail = self.log.read_text()[-4000:] if self.log.exists() else ""
+                raise AssertionError(f"nothing came of it within {TIMEOUT_S:g} s:\n{state}\n{tail}")
+
+    def wait_phase(self, phase: Phase, *workers: str) -> None:
+        self.wait(lambda: all(self.has(worker, phase=phase) for worker in workers))
+
+    def wait_step(self, step: int, worker: str) -> None:
+        self.wait(lambda: self.has(worker) and self.reports[worker].step >= step)
+
+    def wait_lost_commit(self, worker: str) -> None:
+        """Until a trainer started with the fault "loses-commit" waits for its lost commit."""
+        self.wait(lambda: self.log.with_name(f"{worker}.lost").exists())
+
+    def attempts(self) -> list[tuple[int, int]]:
+        """(step, attempt), each counted from 0, as trainers with the fault "tells-attempts" took them."""
+        lines = {
+            line for path in self.log.parent.glob("*.attempts") for line in path.read_text().splitlines()
+        }
+        return sorted((int(step), int(attempt)) for step, attempt in map(str.split, lines))
+
+    def losses(self) -> Mapping[int, float]:
+        return {metrics.step: metrics.loss for metrics in self.metrics}
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.join()
+        for connection in self._sockets.values():
+            connection.close()
+
+    def _read(self, worker: str, connection: socket.socket) -> None:
+        try:
+            with connection.makefile("rb") as lines:
+                for line in lines:
+                    self._take(worker, json.loads(line))
+        except (OSError, ValueError):
+            return  # closed by the test
+
+    def _take(self, worker: str, value: dict[str, Any]) -> None:
+        with self._changed:
+            if "report" in value:
+                self.reports[worker] = WorkerReport.model_validate(value["report"])
+            elif isinstance(beat := value.get("beat"), dict):
+                self.beats[worker] = Progress.model_validate(beat)
+            elif "metrics" in value:
+                self.metrics.append(StepMetrics.model_validate(value["metrics"]))
+            self._changed.notify_all()
+
+
+def _trainer(
+    connection: socket.socket,
+    worker: str,
+    log: str,
+    fault: str | None,
+    address: str = "127.0.0.1",
+    namespace: int | None = None,
+) -> None:
+    """`fault` "loses-commit-3": the all-reduce of step 3 happens, but on this worker it never returns.
+    "never-collects": Python does not look for reference cycles. "tells-attempts": it writes down the number
+    of each attempt at a step, see `Fleet.attempts`. "blocks-data-FILE": samples of `models:blocking_data` do
+    not come while the file exists."""
+    from makara.worker.trainer import trainer
+
+    if namespace is not None:
+        enter_network(namespace)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"{worker} %(asctime)s %(message)s")
+    if fault == "never-collects":
+        gc.disable()
+    elif fault == "tells-attempts":
+        _tell_attempts(Path(log).with_name(f"{worker}.attempts"))
+    elif fault is not None and fault.startswith("blocks-data-"):
+        os.environ["BLOCK_DATA"] = fault.removeprefix("blocks-data-")
+    elif fault is not None:
+        _lose_commit(int(fault.removeprefix("loses-commit-")), Path(log).with_name(f"{worker}.lost"))
+    trainer.run(connection, worker, 1, BUNDLE, address)
+
+
+def enter_network(pid: int) -> None:
+    """Have this thread, and those that it starts, live in the network namespace of a process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/proc/{pid}/ns/net", "rb") as namespace:
+        if libc.setns(namespace.fileno(), 0):
+            raise OSError(ctypes.get_errno(), "setns")
+
+
+def _tell_attempts(path: Path) -> None:
+    from makara.worker.execution.stepper import Stepper
+
+    original = Stepper._commit
+
+    def commit(self: Stepper, step: int, attempt: int, *args: Any) -> Any:
+        with path.open("a") as file:
+            file.write(f"{step} {attempt}\n")
+        return original(self, step, attempt, *args)
+
+    Stepper._commit = commit
+
+
+def _lose_commit(step: int, marker: Path) -> None:
+    from makara.worker.execution.stepper import Stepper
+
+    original = Stepper._commit
+    lost = False
+
+    def commit(self: Stepper, number: int, *args: Any) -> Any:
+        nonlocal lost
+        record = original(self, number, *args)
+        redone = record.flags & Flag.OVERFLOW and all(math.isfinite(norm) for norm in record.norms)
+        if number == step and not lost and not redone:
+            lost = True
+            marker.touch()
+            self._session.interrupt.wait_for(lambda: False)
+        return record
+
+    Stepper._commit = commit

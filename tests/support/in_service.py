@@ -1,0 +1,126 @@
+"""A manager's service in this process: a real journal, a provider that obeys, a clock set by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from core_script import MEMORY, spec
+from makara.manager.config import ServerConfig
+from makara.manager.core import Timing
+from makara.manager.providers import Provider, VmStatus
+from makara.manager.service.journal import SqliteJournal
+from makara.manager.service.service import Service
+from makara.manager.service.tokens import TokenStore
+from makara.manager.spec.job_spec import parse_spec
+from makara.protocol.messages import BootConfig, DeviceInfo, Orders, Phase, Report, WorkerReport
+
+NEVER_S = 3600.0  # the test ticks by hand
+
+
+@dataclass
+class FakeProvider:
+    """Every VM can be had."""
+
+    vms: dict[str, VmStatus] = field(default_factory=dict)
+
+    def request(self, boot: BootConfig) -> None:
+        self.vms.setdefault(boot.vm, VmStatus.RUNNING)
+
+    def release(self, vm: str) -> None:
+        self.vms.pop(vm, None)
+
+    def list(self) -> dict[str, VmStatus]:
+        return dict(self.vms)
+
+
+@dataclass
+class FakeConnection:
+    """An agent's connection that keeps what it was sent."""
+
+    orders: list[Orders] = field(default_factory=list)
+
+    def push(self, orders: Orders) -> None:
+        self.orders.append(orders)
+
+    def replaced(self) -> None:
+        pass
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Desk:
+    """A service and what is around it."""
+
+    service: Service
+    provider: Provider
+    clock: Clock
+    sequence: int = 0
+
+    async def submit(self, job: str, **changes: dict[str, Any]) -> None:
+        await self.service.submit(job, parse_spec(spec(**changes)), b"", {})
+
+    async def tick(self, seconds: float = 0.0) -> None:
+        """Time passes, and all that follows from it is done."""
+        self.clock.now += seconds
+        self.service.tick()
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Until no job is being decided on."""
+        loops = self.service._loops
+        while loops._turns:
+            await asyncio.wait(loops._turns)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Until threads have brought it about."""
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    def vms(self, job: str) -> list[str]:
+        return [vm.vm for vm in self.service.jobs[job].state.live_vms]
+
+    async def report(self, job: str, vm: str, phase: Phase = Phase.IDLE, **changes: Any) -> None:
+        await self.service.report(job, self.report_of(vm, phase, **changes))
+
+    def report_of(self, vm: str, phase: Phase = Phase.IDLE, **changes: Any) -> Report:
+        self.sequence += 1
+        worker = WorkerReport(worker=f"{vm}.0", incarnation=1, phase=phase)
+        return Report(
+            vm=vm,
+            sequence=self.sequence,
+            orders_version=0,
+            address="10.0.0.1",
+            devices=[DeviceInfo(kind="cpu", name="cpu0", memory_bytes=MEMORY)],
+            workers=[worker.model_copy(update=changes)],
+        )
+
+
+@asynccontextmanager
+async def desk(
+    home: Path, provider: Provider | None = None, timing: Timing | None = None, **settings: Any
+) -> AsyncIterator[Desk]:
+    """A service that started on `home`; closed, with its journal, in the end. `settings`: `ServerConfig`."""
+    clock, provider = Clock(), provider or FakeProvider()
+    journal, tokens = SqliteJournal(home / "journal.sqlite3"), TokenStore(home / "tokens.sqlite3")
+    config = ServerConfig(home=home, **{"tick_s": NEVER_S, "rest_factor": 0.0, **settings})
+    service = Service(config, journal, tokens, {"local": provider}, timing=timing, clock=clock)
+    try:
+        await service.start()
+        yield Desk(service, provider, clock)
+    finally:
+        await service.close()
+        tokens.close()
+        journal.close()

@@ -1,0 +1,128 @@
+"""A real manager process on loopback, with scripted agents as its VMs."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from makara.manager.cli.client import Client, Unreachable
+
+AGENT = Path(__file__).with_name("scripted_agent.py")
+_PROGRAM = """
+import sys
+from pathlib import Path
+from makara.manager.config import ServerConfig
+from makara.manager.server import serve
+home, agent, stores = Path(sys.argv[1]), (sys.executable, sys.argv[2]), tuple(sys.argv[3:]) or None
+config = ServerConfig(home=home, port=0, agent_command=agent, tick_s=0.05, allow_stores=stores)
+serve(config, on_ready=lambda url, token: print(url, token, flush=True))
+"""
+
+
+class Manager:
+    """Use: `start()`, then `client` and `http`; `kill()` is SIGKILL; the VMs of `home` live on."""
+
+    def __init__(self, home: Path, *stores: str) -> None:
+        """`stores`: those that the administrator allows; none: the defaults."""
+        self.home = home
+        self.stores = stores
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> Manager:
+        command = [sys.executable, "-c", _PROGRAM, str(self.home), str(AGENT), *self.stores]
+        with open(f"{self.home}.log", "ab") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()  # its port listens from now on
+        assert line, Path(f"{self.home}.log").read_text()
+        self.url, self.token = line.split()
+        self.client = Client(self.url, self.token)
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=30)
+        return self
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def submit(self, store: Path, key: str | None = None, **changes: dict[str, Any]) -> httpx.Response:
+        return self.post_job(json.dumps(job_spec(store, **changes)), key=key)
+
+    def post_job(
+        self, spec: str, *, bundle: bytes | None = None, key: str | None = None, secrets: str = "{}"
+    ) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.token}"} | ({"Idempotency-Key": key} if key else {})
+        files = {"bundle": ("bundle.tar.gz", BUNDLE if bundle is None else bundle, "application/gzip")}
+        return self.http.post(
+            "/api/v1/jobs", data={"spec": spec, "secrets": secrets}, files=files, headers=headers
+        )
+
+    def wait(self, job: str, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """The job's view once `condition` holds of it; fails if the job ends before."""
+        while True:
+            with self.client.stream(f"/jobs/{job}/stream") as events:
+                for event, data in events:
+                    if event != "status":
+                        continue
+                    if condition(data):
+                        return data
+                    assert data["status"] not in ("finished", "stopped", "failed"), data
+            assert self.process is not None
+            if self.process.poll() is not None:
+                raise Unreachable("the manager has ended")
+
+    def _end(self, number: signal.Signals) -> None:
+        if self.process is not None:
+            self.client.close()
+            self.http.close()
+            self.process.send_signal(number)
+            self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+            self.process = None
+
+
+def job_spec(store: Path, **changes: dict[str, Any]) -> dict[str, Any]:
+    """A valid submission of two VMs; `changes` are merged into its sections."""
+    value: dict[str, Any] = {
+        "name": "scripted",
+        "entrypoint": "train:build",
+        "resources": {"provider": "local", "min_nodes": 1, "max_nodes": 2},
+        "training": {"global_batch_size": 4, "steps": 20},
+        "checkpoint": {"uri": store.as_uri(), "interval": 10},
+    }
+    for section, fields in changes.items():
+        value[section] = {**value.get(section, {}), **fields}
+    return value
+
+
+def archive(files: dict[str, bytes] | None = None) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as tar:
+        for name, data in (files or {"train.py": b"pass\n"}).items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return raw.getvalue()
+
+
+BUNDLE = archive()
+
+
+def release_all(home: Path) -> None:
+    """End every VM that a test left."""
+    from makara.manager.providers.local import LocalProvider
+
+    provider = LocalProvider(home / "vms")
+    for vm in provider.list():
+        provider.release(vm)
+    provider.close()

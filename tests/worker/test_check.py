@@ -1,0 +1,322 @@
+"""`makara check`: what ties a model's parts together outside its graph is found and named; what does not,
+passes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import frozen_models
+import hidden
+import models
+import pytest
+import torch
+import tying_optimizers
+import zoo
+from hidden import Net, sound
+from makara.manager.cli import main as cli
+from makara.model.errors import UntraceableModel
+from makara.model.partition.partition import Sections, choose_cuts, split
+from makara.model.tracing.trace import trace
+from makara.worker import Training
+from makara.worker.check.check import CheckSettings, check
+from makara.worker.check.comparison import watch_for
+from makara.worker.check.optimizers import check_optimizer
+from torch import nn
+
+FOLDER = Path(__file__).parents[1]
+SUPPORT = FOLDER / "support"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    hidden.SHARED.clear()
+    hidden.KNOB["scale"] = 1.0
+
+
+def examine(training: Training, **settings: Any) -> dict[str, Any]:
+    return check(training, CheckSettings(**settings), FOLDER)
+
+
+def findings(training: Training) -> list[str]:
+    return [finding["text"] for finding in examine(training)["findings"]]
+
+
+@pytest.fixture(scope="module")
+def chain() -> Sections:
+    """Of the model that all have whose fault is elsewhere."""
+    traced = trace(sound(), 1)
+    return split(traced, choose_cuts(traced))
+
+
+def of_optimizer(optimizer: Callable[..., Any], chain: Sections) -> list[str]:
+    training = sound(optimizer=optimizer)
+    return [str(finding) for finding in check_optimizer(training, chain, watch_for(training, FOLDER))]
+
+
+# ---- what passes -------------------------------------------------------------------------------------------
+
+
+def with_custom_functions() -> Training:
+    return sound(model=lambda: Net(hidden.Custom))
+
+
+@pytest.mark.parametrize("build", [sound, models.untied_mlp, models.skip_model, with_custom_functions])
+def test_a_model_without_hidden_dependencies_is_its_pieces(build: Callable[[], Training]) -> None:
+    report = examine(build())
+    assert report["findings"] == []
+    assert report["not_compared"] is None
+    assert max(report["largest_differences"].values()) < 1e-6
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_models_that_users_bring_are_their_pieces(name: str) -> None:
+    report = examine(zoo.ZOO[name](0.1))
+    assert report["findings"] == []
+    assert report["not_compared"] is None
+    assert max(report["largest_differences"].values()) < 1e-6
+    if name == "resnet":
+        assert report["buffers"]["norm.running_mean"] == "mean over micro-batches"
+        assert report["buffers"]["norm.num_batches_tracked"] == "advances once a step"
+        assert "buffer" in report["largest_differences"]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        tying_optimizers.Lamb,  # norms per parameter tie nothing
+        lambda named: tying_optimizers.Remembering(
+            named, lr=0.1
+        ),  # a number of its own travels with the section
+        torch.optim.Adafactor,
+        torch.optim.RMSprop,
+        lambda named: torch.optim.SGD(named, lr=0.1, momentum=0.9),
+        lambda named: torch.optim.AdamW(
+            [
+                {"params": [(name, p) for name, p in named if p.ndim > 1], "weight_decay": 0.1},
+                {"params": [(name, p) for name, p in named if p.ndim <= 1], "weight_decay": 0.0},
+            ]
+        ),
+    ],
+)
+def test_optimizers_that_look_at_one_parameter_at_a_time_pass(
+    chain: Sections, optimizer: Callable[..., Any]
+) -> None:
+    assert of_optimizer(optimizer, chain) == []
+
+
+@pytest.mark.parametrize("loss", [hidden.masked_sum, hidden.masked_alike])
+def test_a_declared_weight_passes(loss: Callable[..., Any]) -> None:
+    assert findings(sound(loss=loss)) == []
+
+
+def test_a_loss_that_ties_samples_is_noted_and_not_blamed() -> None:
+    report = examine(sound(loss=hidden.coupled))
+    assert report["findings"] == []
+    assert "ties the samples" in report["notes"][0]
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        sound(loss=hidden.noisy),
+        sound(model=hidden.Codebook, loss=hidden.near, average_buffers=["table"]),
+        sound(model=lambda: Net(hidden.Distributed)),
+    ],
+    ids=["noise", "table", "distributions"],
+)
+def test_noise_buffers_that_move_and_distributions_tie_no_samples(training: Training) -> None:
+    report = examine(training)
+    assert report["findings"] == []
+    assert report["notes"] == []
+
+
+def test_the_report_says_what_the_model_is() -> None:
+    report = examine(models.untied_mlp(), num_sections=3)
+    assert report["num_sections"] == len(report["sections"]) == 3
+    assert report["unused_parameters"] == ["unused"]
+    assert report["sections"][-1]["cut_bytes_per_sample"] is None
+    assert report["sections"][0]["cut_bytes_per_sample"] > 0
+    assert sum(section["num_parameters"] for section in report["sections"]) >= report["num_parameters"]
+
+
+def test_the_report_says_which_sections_get_no_gradient() -> None:
+    report = examine(frozen_models.probe(), num_sections=6)
+    assert report["findings"] == []
+    assert 0 < report["frozen_sections"] < 6
+    assert examine(models.untied_mlp())["frozen_sections"] == 0
+
+
+def test_weights_that_are_tied_after_construction_pass() -> None:
+    def tied() -> Net:
+        model = Net()
+        model.out.weight = model.embed.weight
+        return model
+
+    report = examine(sound(model=tied))
+    assert report["findings"] == []
+    assert report["tied_parameters"] == {"out.weight": "embed.weight"}
+    assert list(report["shared_parameters"]) == ["embed.weight"]
+
+
+def test_a_job_in_another_precision_is_cut_in_it_and_compared_in_fp32() -> None:
+    plain, half = examine(sound()), examine(sound(), precision="bf16")
+    assert half["findings"] == []
+    assert half["largest_differences"] == plain["largest_differences"]
+    assert half["sections"][2]["cut_bytes_per_sample"] <= plain["sections"][2]["cut_bytes_per_sample"]
+
+
+def test_a_step_that_would_take_too_long_is_left_out_and_said() -> None:
+    report = examine(
+        sound(optimizer=lambda named: tying_optimizers.Lamb(named, over_all=True)), max_seconds=0.0
+    )
+    assert "makara check" in report["not_compared"]
+    assert report["largest_differences"] == {}
+    assert len(report["findings"]) == 1  # small optimizers cost nothing
+
+
+# ---- what is caught ----------------------------------------------------------------------------------------
+
+OPTIMIZERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "a LAMB with a global norm": (
+        lambda named: tying_optimizers.Lamb(named, over_all=True),
+        ("'layers.0.norm.weight'", "depends on the gradient of 'embed.weight'", "Training(clip_grad_norm="),
+    ),
+    "clipping of its own": (
+        lambda named: tying_optimizers.ClippingSGD(named, lr=0.1),
+        ("clip_grad_norm_ at", "tying_optimizers.py", "Training(clip_grad_norm=0.5)"),
+    ),
+    "state in a global": (
+        lambda named: tying_optimizers.Counting(named, lr=0.1),
+        ("the class attribute tying_optimizers.Counting.shared", "self.state[parameter]"),
+    ),
+    "skipped steps": (
+        lambda named: tying_optimizers.Skipping(named, lr=0.1),
+        ("when the gradient of 'embed.weight' overflows", "training.precision: fp16"),
+    ),
+    "a loss scaler": (
+        lambda named: tying_optimizers.Scaled(named, lr=0.1),
+        ("torch.amp.GradScaler at", "tying_optimizers.py", "training.precision: fp16"),
+    ),
+    "options by place": (tying_optimizers.by_place, ("its option 'lr'", "from its own name or shape")),
+}
+
+
+@pytest.mark.parametrize("what", OPTIMIZERS)
+def test_an_optimizer_that_ties_sections_is_named(chain: Sections, what: str) -> None:
+    optimizer, said = OPTIMIZERS[what]
+    found = of_optimizer(optimizer, chain)
+    assert found
+    assert all(text.startswith("Training.optimizer: ") for text in found)
+    for text in said:
+        assert text in found[0]
+
+
+LOSSES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "a mean over unequal numbers": (
+        hidden.masked_mean,
+        ("do not count alike", "0.5 : 0.5", "Return (sum, weight)"),
+    ),
+    "a sum": (hidden.total, ("2 times", "Return a mean over the samples")),
+    "a mean with the weight of a sum": (hidden.mean_and_count, ("returns (sum, weight)", "is a sum")),
+    "memory": (hidden.Annealed(), ("for the same output and batch", "the batch alone")),
+    "a loss scaler": (hidden.scaled, ("torch.amp.GradScaler at", "training.precision: fp16")),
+}
+
+
+@pytest.mark.parametrize("what", LOSSES)
+def test_a_loss_that_is_no_mean_is_named(what: str) -> None:
+    loss, said = LOSSES[what]
+    found = findings(sound(loss=loss))
+    assert len(found) == 1
+    assert found[0].startswith("Training.loss: ")
+    for text in said:
+        assert text in found[0]
+
+
+def net(layer: Callable[[], nn.Module]) -> Callable[[], Training]:
+    return lambda: sound(model=lambda: Net(layer))
+
+
+MODELS: dict[str, tuple[Callable[[], Training], tuple[str, ...]]] = {
+    "an activation kept in an attribute": (
+        net(hidden.Recurring),
+        ("'layers.0.before'", "hidden.py:", "Compute from arguments"),
+    ),
+    "a number kept in an attribute": (
+        net(hidden.Calls),
+        ("'layers.0.calls'", "hidden.py:", "Compute from arguments"),
+    ),
+    "a value handed on through a global": (
+        net(hidden.Through),
+        ("stores a tensor in the global hidden.SHARED", "Pass the value on as an argument"),
+    ),
+    "a global that the loss turns": (
+        lambda: sound(model=hidden.Turned, loss=hidden.turning),
+        ("the loss of micro-batch 0", "the whole model (Turned, ", "changes the global hidden.KNOB"),
+    ),
+    "a buffer that is changed": (net(hidden.History), ("layers.0.seen", "average_buffers")),
+    "weights tied in forward": (lambda: sound(model=hidden.Tying), ("weight", "in the constructor")),
+    "Python's random numbers": (lambda: sound(model=hidden.Lucky), ("random", "torch.rand")),
+    "a hook of a module": (net(hidden.Hooked), ("'layers.0' (Hooked)", "hook")),
+    "a hook of a tensor": (net(hidden.TensorHooked), ("register_hook", "hidden.py:")),
+    "hooks that the optimizer leaves": (
+        lambda: sound(optimizer=tying_optimizers.clamping),
+        ("the gradients of 19 parameters", "Hooks would be lost: 'embed.weight'"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MODELS)
+def test_a_model_that_is_more_than_its_graph_is_named(what: str) -> None:
+    build, said = MODELS[what]
+    try:
+        told = "\n".join(findings(build()))
+    except UntraceableModel as error:  # what can be told without a step is told before one
+        told = str(error)
+    for text in said:
+        assert text in told
+
+
+def test_data_that_changes_when_it_is_read_again_is_named() -> None:
+    (found,) = findings(sound(dataset=hidden.Drawn))
+    assert found.startswith("Training.dataset: entry 'tokens' of a sample is another")
+
+
+# ---- the command -------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, source: str, *options: str) -> int:
+    path = f"import sys\nsys.path.append({str(SUPPORT)!r})\n"
+    (folder / "train.py").write_text(f"{path}import hidden\n\n\ndef build():\n    return {source}\n")
+    return cli.main(["check", "train:build", "--workdir", str(folder), *options])
+
+
+def test_the_command_shows_a_table_and_ends_with_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "hidden.sound()", "--microbatch-size", "2", "--num-sections", "4") == 0
+    shown = capsys.readouterr().out
+    assert "1,744 parameters (float32), 4 sections, micro-batches of 2" in shown
+    assert "stages: at most 4 (P); to cut finer: parallelism.num_sections (up to " in shown
+    assert "or more names in Training.cuts" in shown
+    assert "both steps drew the same numbers" in shown
+    assert "one step in pieces is your module's" in shown
+
+
+def test_the_command_names_what_differs_and_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "hidden.sound(loss=hidden.masked_mean)", "--json") == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["error"].startswith("Training.loss: it returns a mean")
+    assert answer["model"]["findings"][0]["remedy"].startswith("Return (sum, weight)")
+
+
+def test_the_command_needs_an_entrypoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check"]) == 2
+    assert "module:function" in capsys.readouterr().err
+    assert cli.main(["check", "train:build", "--workdir", str(tmp_path / "none")]) == 2

@@ -1,0 +1,300 @@
+"""The agent: the one process of Makara on a VM that talks to the manager.
+
+It joins with a one-time secret, keeps one connection, runs one trainer per device, and passes orders down
+and reports up. It decides nothing about the job. Losing the manager disturbs no trainer: the agent
+reconnects, and only after `orphan_timeout_s` without one, or when the manager itself refuses this VM, does it
+have a checkpoint made and end the VM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+from pydantic import ValidationError
+
+from ...protocol.frames import makara_version
+from ...protocol.instruction_sets import environment_of, processor_flags
+from ...protocol.messages import (
+    PROTOCOL,
+    BootConfig,
+    DeviceInfo,
+    Failure,
+    Orders,
+    Phase,
+    Report,
+    Stacks,
+    StepMetrics,
+    WorkerReport,
+)
+from .bundles import BundleError, SetupFailed, fetch_secrets, prepare_bundle
+from .connection import ManagerConnection, until_first
+from .logs import BoundedLogs
+from .notices import Notices
+from .reports import as_beat, deaths_backlog, encode, last_words, metrics_backlog
+from .standstill import pause
+from .trainers import TrainerProcess
+
+log = logging.getLogger("makara.agent")
+
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0  # of fetching the job's code
+
+
+class Agent:
+    """Everything runs on one event loop; trainers are processes."""
+
+    def __init__(self, boot: BootConfig) -> None:
+        self._boot = boot
+        self._directory = Path(boot.directory)
+        self._notices = Notices(self._directory)
+        self._devices = find_devices(boot)
+        self._connection = ManagerConnection(boot, self)
+        self._orders: Orders | None = None
+        self._trainers = [
+            TrainerProcess(
+                f"{boot.vm}.{index}",
+                self._directory,
+                boot.address,
+                changed=self._changed,
+                metrics=self._add_metrics,
+                died=lambda last: self._deaths.add(last_words(last)),
+            )
+            for index in range(len(self._devices))
+        ]
+        self._broken_setup: Failure | None = None
+        self._ordered = asyncio.Event()
+        self._metrics, self._deaths = metrics_backlog(), deaths_backlog()
+        self._shown = 0  # the newest request for stacks that was answered
+        self._stacks: list[Stacks] = []
+        self._stacks_told: int | None = None  # the first report that carried them
+        self._sequence = 0
+        self._told: Report | None = None  # the last report, if all of it was sent
+        self._ended = asyncio.Event()
+        self._holding: str | None = None  # why the trainers are to hold, whatever the orders say
+        self._leaving: str | None = None
+
+    async def run(self) -> None:
+        """Serve until the manager says shutdown, refuses this VM, or stays away for the orphan timeout."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ended.set)
+        try:
+            # What one of them raises ends the agent: a VM that does nothing must not look healthy.
+            await until_first(
+                self._connection.run(),
+                self._watch_trainers(),
+                self._watch_manager(),
+                BoundedLogs(self._directory).keep(lambda: (self._orders or _NO_ORDERS).log_bytes),
+                self._serve_job(),
+                self._ended.wait(),
+            )
+        finally:
+            for trainer in self._trainers:
+                trainer.kill()
+
+    # ---- orders --------------------------------------------------------------------------------------------
+
+    def obey(self, orders: Orders) -> None:
+        """Take the manager's newest orders."""
+        if self._orders is None or orders.stacks < self._shown:
+            self._shown = orders.stacks  # what was asked before this VM, or a restored journal, was there
+        self._orders = orders
+        self._ordered.set()
+        if orders.action == "shutdown":
+            log.info("ordered to shut down")
+            self._ended.set()
+            return
+        for trainer in self._trainers:
+            trainer.give_up(orders.given_up.get(trainer.worker, -1))
+        self._hold(None)
+
+    def _hold(self, reason: str | None) -> None:
+        """Give the trainers their orders; with a reason, they are to save a checkpoint and take no further
+        step."""
+        self._holding = reason
+        if self._orders is not None:
+            held = {"hold": True} if reason is not None else {}
+            for trainer in self._trainers:
+                trainer.give(self._orders.model_copy(update=held))
+        self._changed()
+
+    async def _serve_job(self) -> None:
+        """Fetch the job's code and keep its trainers running."""
+        while self._orders is None or self._orders.job is None:
+            self._ordered.clear()
+            await self._ordered.wait()
+        job, delay_s = self._orders.job, _FIRST_RETRY_S
+        while True:
+            try:
+                secrets = await fetch_secrets(self._boot, self._connection.token)
+                held = environment_of(job.instruction_set, processor_flags())
+                environment = {**held, **job.envs, **secrets}
+                bundle = await prepare_bundle(self._boot, self._connection.token, job, environment)
+                break
+            except SetupFailed as error:
+                self._broken_setup = Failure(kind="user", message=str(error), traceback=error.output)
+                self._changed()
+                await self._ended.wait()  # the manager ends this VM when it has heard
+                return
+            except (BundleError, httpx.HTTPError, OSError) as error:
+                log.warning("cannot fetch the job's code: %r", error)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+        await until_first(*(trainer.run(bundle, environment) for trainer in self._trainers))
+
+    # ---- reports -------------------------------------------------------------------------------------------
+
+    def report(self, limit_bytes: int, *, may_beat: bool) -> str:
+        """Everything that this VM is now, as JSON of at most `limit_bytes`; where it may, what is new."""
+        self._sequence += 1
+        report = self._report(limit_bytes)
+        if may_beat and (beat := as_beat(report, self._told)) is not None:
+            return beat
+        encoded = encode(report, limit_bytes)
+        self._told = None if encoded.failed else report
+        self._metrics.put_back(encoded.num_metrics)
+        self._deaths.put_back(encoded.num_deaths)
+        if encoded.has_stacks and self._stacks_told is None:
+            self._stacks_told = self._sequence
+        for trainer in self._trainers:
+            if trainer.worker in encoded.failed:
+                trainer.fail(encoded.failed[trainer.worker])
+        return encoded.text
+
+    def acknowledge(self, sequence: int) -> None:
+        """The manager has stored what reports carried up to `sequence`."""
+        self._metrics.acknowledge(sequence)
+        self._deaths.acknowledge(sequence)
+        if self._stacks_told is not None and sequence >= self._stacks_told:
+            self._stacks, self._stacks_told = [], None
+        if self._metrics.waits or self._deaths.waits:
+            self._changed()
+
+    def _report(self, limit_bytes: int) -> Report:
+        return Report(
+            vm=self._boot.vm,
+            sequence=self._sequence,
+            orders_version=self._orders.version if self._orders else 0,
+            address=self._boot.address,
+            devices=self._devices,
+            workers=[self._worker_report(trainer) for trainer in self._trainers],
+            progress=[trainer.progress for trainer in self._trainers],
+            stacks=self._stacks,
+            deaths=self._deaths.take(self._sequence, limit_bytes // 4),
+            metrics=self._metrics.take(self._sequence, limit_bytes // 2),
+            notice_deadline_s=self._notices.remaining_s(),
+            leaving=self._leaving,
+            holding=self._holding,
+            keeps_plans=True,
+            protocol=PROTOCOL,
+            makara=makara_version(),
+        )
+
+    def _worker_report(self, trainer: TrainerProcess) -> WorkerReport:
+        broken = self._broken_setup
+        return trainer.report.model_copy(update={"phase": Phase.EXITED, "failure": broken} if broken else {})
+
+    def _add_metrics(self, metrics: StepMetrics) -> None:
+        self._metrics.add(metrics)
+        self._changed()
+
+    def _changed(self) -> None:
+        self._connection.changed()
+
+    # ---- the watch -----------------------------------------------------------------------------------------
+
+    async def _watch_trainers(self) -> None:
+        noticed = False
+        while True:
+            lease_s = self._orders.lease_s if self._orders else 60.0
+            stood_still_s = await pause()
+            for trainer in self._trainers:
+                trainer.extend_lease(stood_still_s)
+                trainer.check_lease(lease_s)
+                trainer.sample()
+            if self._orders is not None and self._orders.stacks > self._shown:
+                await self._show_stacks(self._orders.stacks)
+            if not noticed and self._notices.remaining_s() is not None:
+                noticed = True
+                self._changed()
+
+    async def _show_stacks(self, number: int) -> None:
+        """Take the stacks of all trainers, for their logs and the manager."""
+        self._shown = number
+        found = await asyncio.gather(*(trainer.stacks(number) for trainer in self._trainers))
+        self._stacks, self._stacks_told = [stacks for stacks in found if stacks is not None], None
+        self._changed()
+
+    async def _watch_manager(self) -> None:
+        """Save and end when the manager refuses this VM or is not seen; save and wait when it cannot be
+        understood. Whatever it is, it is over when the manager is heard again."""
+        while True:
+            self._connection.excuse(await pause())
+            ends, reason = self._why_alone()
+            if reason is None:
+                if self._holding is not None:
+                    log.info("the manager is heard again")
+                    self._hold(None)
+            elif await self._saved(reason) and ends and self._why_alone()[0]:
+                self._leaving = reason
+                self._ended.set()
+                return
+
+    def _why_alone(self) -> tuple[bool, str | None]:
+        """Whether this VM is to end, and why it is to hold; None if it is not."""
+        timeout_s = (self._orders or _NO_ORDERS).orphan_timeout_s
+        alone_s = time.monotonic() - self._connection.heard_at
+        if self._connection.refusal is not None:
+            return True, f"refused: {self._connection.refusal}"
+        if alone_s > timeout_s:
+            return True, f"orphaned: no word of the manager for {timeout_s:g} s"
+        return False, self._connection.misfit or self._connection.unknown_order
+
+    async def _saved(self, reason: str) -> bool:
+        """Have a checkpoint published, if that was not done yet; False if the manager came back meanwhile."""
+        if self._holding is not None:
+            return True
+        log.error("%s: saving a checkpoint", reason)
+        self._hold(reason)
+        stop = time.monotonic() + (self._orders or _NO_ORDERS).orphan_save_s
+        while any(trainer.may_save for trainer in self._trainers) and time.monotonic() < stop:
+            stood_still_s = await pause()
+            self._connection.excuse(stood_still_s)
+            stop += stood_still_s
+            if self._holding is None:
+                return False
+        return True
+
+
+# What holds until the manager's first orders.
+_NO_ORDERS = Orders(version=0, action="idle")
+
+
+def find_devices(boot: BootConfig) -> list[DeviceInfo]:
+    """The VM's devices: its NVIDIA GPUs if it has a driver and the boot file allows, else the processor."""
+    gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*")) if boot.device_kind != "cpu" else []
+    if boot.device_kind == "cuda" and not gpus:
+        raise RuntimeError("device_kind is cuda, but this VM has no NVIDIA driver")
+    kind = "cuda" if gpus else "cpu"
+    memory_bytes = boot.device_memory_bytes or psutil.virtual_memory().total // boot.num_devices
+    return [
+        DeviceInfo(kind=kind, name=f"{kind}{n}", memory_bytes=memory_bytes) for n in range(boot.num_devices)
+    ]
+
+
+def main() -> None:
+    """`python -m makara.worker.agent BOOT_FILE`."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m makara.worker.agent BOOT_FILE")
+    try:
+        boot = BootConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise SystemExit(f"boot file {sys.argv[1]}: {error}") from error
+    asyncio.run(Agent(boot).run())

@@ -1,0 +1,113 @@
+"""A job's code on a VM: fetched from the manager, checked, unpacked once, and set up once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from ...checkpoint import inherited
+from ...protocol.archives import ANY_SIZE, BadArchive, members, opened
+from ...protocol.log_tail import tail
+from ...protocol.messages import BootConfig, JobSettings
+from .family import kill_group
+
+_SECRETS = TypeAdapter(dict[str, str])
+_SETUP_DONE = ".makara-setup-done"
+_SETUP_BYTES = 4000  # of what it printed are reported
+
+
+class BundleError(Exception):
+    """What arrived is not what was asked for: somebody else may have answered."""
+
+
+class SetupFailed(Exception):
+    """The job's code cannot be used here: to try again is of no use. `output` is the end of what its `setup`
+    printed."""
+
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message)
+        self.output = output
+
+
+async def prepare_bundle(
+    boot: BootConfig, token: str, job: JobSettings, environment: Mapping[str, str]
+) -> Path:
+    """The folder with the job's code, ready to import from.
+
+    Raises `BundleError` (checksum), `SetupFailed`, `httpx.HTTPError` (manager unreachable, refused), and
+    `OSError` (a full disk).
+    """
+    folder = Path(boot.directory) / "bundles" / job.bundle_sha256
+    if not folder.exists():
+        data = await _download(boot, token, f"jobs/{job.job}/bundle")
+        if hashlib.sha256(data).hexdigest() != job.bundle_sha256:
+            raise BundleError(f"bundle of job {job.job}: checksum differs from {job.bundle_sha256}")
+        try:
+            await asyncio.to_thread(_unpack, data, folder)
+        except BadArchive as error:
+            raise SetupFailed(f"bundle: {error}") from error
+    if job.setup is not None and not (folder / _SETUP_DONE).exists():
+        await _set_up(job.setup, folder, environment, Path(boot.directory) / "setup.log")
+    return folder
+
+
+async def fetch_secrets(boot: BootConfig, token: str) -> dict[str, str]:
+    """The values of the job's `secrets`, kept in memory only.
+
+    Raises `BundleError` (an answer that is none), `httpx.HTTPError` (manager unreachable, refused).
+    """
+    response = await _get(boot, token, f"jobs/{boot.job}/secrets")
+    try:
+        return _SECRETS.validate_json(response.content)
+    except ValidationError:  # it may hold values, which are not for a log
+        raise BundleError(f"secrets of job {boot.job}: the answer is no object of texts") from None
+
+
+async def _download(boot: BootConfig, token: str, path: str) -> bytes:
+    return (await _get(boot, token, path)).content
+
+
+async def _get(boot: BootConfig, token: str, path: str) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
+        response = await client.get(
+            f"{boot.manager_url}/api/v1/{path}", headers={"Authorization": f"Bearer {token}"}
+        )
+        return response.raise_for_status()
+
+
+def _unpack(data: bytes, folder: Path) -> None:
+    temporary = folder.with_name(f"{folder.name}.{os.getpid()}.new")
+    shutil.rmtree(temporary, ignore_errors=True)  # what an attempt before left
+    temporary.mkdir(parents=True)
+    with opened(data) as archive:
+        archive.extractall(temporary, members(archive, ANY_SIZE), filter="data")
+    temporary.rename(folder)
+
+
+async def _set_up(command: str, folder: Path, environment: Mapping[str, str], log: Path) -> None:
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_shell(
+            command,
+            cwd=folder,
+            env=inherited(os.environ, environment),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        status = await process.wait()
+    finally:
+        if process.returncode is None:
+            kill_group(process.pid)
+    if status != 0:
+        message = f"setup: the command {command!r} ended with status {status}"
+        raise SetupFailed(message, tail(log, _SETUP_BYTES))
+    (folder / _SETUP_DONE).touch()

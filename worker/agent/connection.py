@@ -1,0 +1,238 @@
+"""The agent's connection to the manager: made again whenever it ends, for as long as the agent lives.
+
+What ends it says nothing about the VM, with one exception: a `Refusal` from the manager that this VM knows.
+A proxy's 403, a manager of another home at the same address, a frame that cannot be read: all of these count
+as not seeing the manager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Protocol
+
+import websockets
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.http11 import Response
+
+from ...protocol.frames import Malformed, Misfit, UnknownOrder, read_refusal, read_to_agent
+from ...protocol.messages import (
+    PLANS_KEPT,
+    BootConfig,
+    Credential,
+    GenerationOrder,
+    Orders,
+    ReportAck,
+    Welcome,
+)
+from ..keepalive import end_if_unanswered
+from .shown_token import ShownToken
+
+log = logging.getLogger("makara.agent")
+
+_FIRST_RETRY_S = 0.2
+_LONGEST_RETRY_S = 5.0
+_LEAST_REPORT_BYTES = 1 << 16
+_MALFORMED, _TOO_BIG = 4002, 1009
+
+
+class Peer(Protocol):
+    """Whom the connection serves."""
+
+    def obey(self, orders: Orders) -> None: ...
+
+    def acknowledge(self, sequence: int) -> None: ...
+
+    def report(self, limit_bytes: int, *, may_beat: bool) -> str:
+        """The next report as JSON of at most so many bytes. `may_beat`: a `Beat` will do, if nothing but
+        progress changed since the one before."""
+        ...
+
+
+class ManagerConnection:
+    """`run` keeps it; the attributes say what came of it. Runs on the agent's event loop only."""
+
+    def __init__(self, boot: BootConfig, peer: Peer) -> None:
+        self.heard_at = time.monotonic()
+        """When the manager last said something that was understood: orders, or that it has a report."""
+        self.refusal: str | None = None
+        """Why the manager does not know this VM (any more)."""
+        self.misfit: str | None = None
+        """Why manager and agent cannot understand one another."""
+        self.unknown_order: str | None = None
+        """Why the newest orders cannot be done: this version does not know them."""
+        self._boot = boot
+        self._peer = peer
+        self._token = ShownToken(Path(boot.directory) / "worker.token", boot.join_token)
+        self._manager: str | None = None  # which one it is, once it has let this VM in
+        self._heartbeat_s = 1.0
+        self._answer_s = Orders.model_fields["link_timeout_s"].default
+        self._report_limit = self._most_bytes = Welcome.model_fields["max_report_bytes"].default
+        self._takes_beats = False
+        self._welcomed = asyncio.Event()
+        # Of this connection: a manager whose journal came from a backup counts from a smaller number.
+        self._newest = 0
+        self._plans: dict[str, GenerationOrder] = {}  # by the hash; the same ones as the manager knows of
+        self._dirty = asyncio.Event()
+
+    def changed(self) -> None:
+        """There is something new to report."""
+        self._dirty.set()
+
+    def excuse(self, stood_still_s: float) -> None:
+        """Leave out of the manager's silence for how long this VM itself could not hear it."""
+        self.heard_at = min(time.monotonic(), self.heard_at + stood_still_s)
+
+    @property
+    def token(self) -> str:
+        """What this VM shows: the join token, until the manager has given it one of its own."""
+        return self._token.text
+
+    async def run(self) -> None:
+        delay_s = _FIRST_RETRY_S
+        while True:
+            before = self.heard_at
+            await self._connect()
+            if self.heard_at > before:
+                delay_s = _FIRST_RETRY_S
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+
+    async def _connect(self) -> None:
+        """One connection, from its opening to its end."""
+        self._welcomed.clear()
+        self._takes_beats = False
+        self._plans.clear()
+        self._newest = 0
+        try:
+            async with connect(
+                self._boot.manager_url.replace("http", "ws", 1) + f"/api/v1/agents/{self._boot.vm}",
+                additional_headers={"Authorization": f"Bearer {self.token}"},
+                max_size=1 << 28,
+                proxy=None,
+            ) as connection:
+                # The library's own keep-alive waits behind a send buffer that is full.
+                end_if_unanswered(connection.transport.get_extra_info("socket"), self._answer_s)
+                await until_first(self._receive(connection), self._send(connection))
+        except Malformed as error:
+            log.error("the manager sent a frame that cannot be read: %s", error)
+        except websockets.exceptions.InvalidStatus as error:
+            self._take_answer(error.response)
+        except websockets.exceptions.ConnectionClosed as error:
+            if error.rcvd is not None and error.rcvd.code == _TOO_BIG:
+                self._most_bytes = max(self._report_limit // 2, _LEAST_REPORT_BYTES)
+            log.warning("connection to the manager closed: %s", error)
+        except (OSError, TimeoutError, websockets.exceptions.WebSocketException) as error:
+            log.warning("cannot reach the manager at %s: %r", self._boot.manager_url, error)
+
+    def _take_answer(self, response: Response) -> None:
+        refusal = read_refusal(bytes(response.body))
+        if refusal is None or refusal.refused != self._boot.vm:
+            log.warning("%s answers HTTP %d", self._boot.manager_url, response.status_code)
+        elif self._manager not in (None, refusal.manager):
+            log.warning("%s is another manager than this VM's", self._boot.manager_url)
+        else:
+            log.error("the manager refuses this VM: %s", refusal.reason)
+            self.refusal = refusal.reason
+
+    async def _receive(self, connection: ClientConnection) -> None:
+        async for frame in connection:
+            try:
+                self._take(frame)
+            except Malformed:
+                await connection.close(_MALFORMED, "malformed frame")
+                raise
+
+    def _take(self, frame: str | bytes) -> None:
+        try:
+            message = read_to_agent(frame)
+        except Misfit as misfit:
+            if self.misfit is None:
+                log.error("%s: holding", misfit)
+            self.misfit = str(misfit)
+            self._welcomed.set()
+            return
+        except UnknownOrder as error:
+            if self.unknown_order is None:
+                log.error("orders that this version does not know: %s: holding", error)
+            self.unknown_order = f"it was ordered what its version does not know: {error}"
+            return
+        if isinstance(message, Welcome):
+            self._welcome(message)
+        elif self.misfit is None and message is not None:
+            self._hear(message)
+
+    def _welcome(self, welcome: Welcome) -> None:
+        self.misfit = None
+        self._manager = welcome.manager or None
+        self._takes_beats = welcome.beats
+        self._heartbeat_s = welcome.heartbeat_s
+        self._report_limit = min(welcome.max_report_bytes, self._most_bytes)
+        self._welcomed.set()
+
+    def _hear(self, message: Orders | ReportAck | Credential) -> None:
+        match message:
+            case Credential(token=token):
+                self._token.renew(token)
+                return  # a manager that can say no more than this is not there
+            case ReportAck(sequence=sequence):
+                self._peer.acknowledge(sequence)
+            case Orders() as orders:
+                orders = self._with_plan(orders)
+                self._answer_s = orders.link_timeout_s
+                if orders.version >= self._newest:
+                    self._newest = orders.version
+                    self.unknown_order = None
+                    self._peer.obey(orders)
+        self._token.write()
+        if self.unknown_order is None:
+            self.heard_at = time.monotonic()
+        self.refusal = None
+
+    def _with_plan(self, orders: Orders) -> Orders:
+        """The orders with the plan that this connection has carried, if they name it only."""
+        generation = orders.generation
+        if generation is None or not generation.plan_hash:
+            return orders
+        name = generation.plan_hash
+        if generation.plan:
+            if name not in self._plans:
+                self._plans = dict([*self._plans.items(), (name, generation)][-PLANS_KEPT:])
+            return orders
+        if name not in self._plans:
+            raise Malformed(f"generation {generation.number}: its plan was not sent on this connection")
+        known = {"plan": self._plans[name].plan, "members": self._plans[name].members}
+        return orders.model_copy(update={"generation": generation.model_copy(update=known)})
+
+    async def _send(self, connection: ClientConnection) -> None:
+        await self._welcomed.wait()  # it says how large a report may be
+        may_beat = False  # after the first report
+        while True:
+            self._dirty.clear()
+            try:
+                await connection.send(self._peer.report(self._report_limit, may_beat=may_beat))
+            except websockets.exceptions.ConnectionClosed:
+                # `_receive` takes what has arrived before, and says how it closed.
+                await asyncio.Event().wait()
+            may_beat = self._takes_beats
+            # `asyncio.wait_for` loses a cancellation that comes with what it waits for, before Python 3.12.
+            with contextlib.suppress(TimeoutError):  # nothing new: the next report is the heartbeat
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._dirty.wait()
+
+
+async def until_first(*work: Coroutine[Any, Any, Any]) -> None:
+    """Run all until one ends, and cancel the others; raises what that one raised."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

@@ -1,0 +1,267 @@
+"""The agent's trainers: one process per device, watched by its beats, replaced when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint import inherited
+from ...protocol.frames import read_from_trainer
+from ...protocol.log_tail import tail
+from ...protocol.messages import Failure, Orders, Phase, Progress, Stacks, StepMetrics, WorkerReport
+from ..memory_watch import MemoryWatch
+from ..stacks import ALL_THREADS, MAIN_THREAD, is_cut, lead
+from .family import MARK, end_family, kill_group
+
+_FIRST_DELAY_S = 0.5
+_LONGEST_DELAY_S = 30.0
+_START_S = 120.0  # until the first beat: on a cold disk the imports alone outlast a lease
+# glibc raises the size from which memory goes straight back to the system to that of the largest tensor
+# freed. What is freed then stays, in pieces, and a worker needs up to twice what its tensors do. With the
+# size at which it begins, 128 KiB, small tensors cost page faults: the example's step took 1.7 times as long.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+_STACKS_S = 1.0  # to write them
+_STACKS_BYTES = 16_384  # of their end
+_LAST_WORDS_S = 1.0  # to read what a dead trainer wrote
+
+
+class Backoff:
+    """How long to wait before a trainer that died is started again: twice as long each time that it had
+    committed no step."""
+
+    def __init__(self) -> None:
+        self._next_s = _FIRST_DELAY_S
+
+    def after(self, *, progressed: bool) -> float:
+        """Seconds to wait after this death."""
+        delay_s = _FIRST_DELAY_S if progressed else self._next_s
+        self._next_s = min(2 * delay_s, _LONGEST_DELAY_S)
+        return delay_s
+
+
+class TrainerProcess:
+    """One worker slot of the VM: the current trainer process, its report, and its incarnation number.
+
+    `changed` is called whenever the report changes; `metrics` with each committed step that the trainer
+    reports; `died` with the last report of each incarnation. Runs on the agent's event loop only.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        directory: Path,
+        address: str,
+        changed: Callable[[], None],
+        metrics: Callable[[StepMetrics], None],
+        died: Callable[[WorkerReport], None],
+    ) -> None:
+        self.worker = worker
+        self.report = WorkerReport(worker=worker, phase=Phase.STARTING)
+        self.progress = Progress()
+        self._log = directory / f"{worker}.log"
+        self._address = address
+        self._changed = changed
+        self._metrics = metrics
+        self._died = died
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._orders: Orders | None = None
+        self._last_beat = 0.0
+        self._beats = False  # it has begun to
+        self._killed_for: Failure | None = None
+        self._bundle = directory  # the job's code, from `run` on
+        self._mark = ""  # of the processes of this incarnation
+        self._memory: MemoryWatch | None = None
+
+    async def run(self, bundle: Path, environment: Mapping[str, str]) -> None:
+        """Keep a trainer running until cancelled; each death ends an incarnation and starts the next."""
+        backoff, self._bundle = Backoff(), bundle.resolve()
+        try:
+            while True:
+                await self._one_life(bundle, environment)
+                await asyncio.sleep(backoff.after(progressed=self._has_progressed()))
+        finally:
+            self.kill()
+            if self._process is not None:
+                await asyncio.wait([asyncio.create_task(self._process.wait())], timeout=_LAST_WORDS_S)
+                end_family(self._process.pid, self._mark)  # at once: nobody would come back to it
+
+    def _has_progressed(self) -> bool:
+        """Whether the trainer that died had committed a step in its last generation."""
+        formed = self.report.formed
+        return formed is not None and self.report.step > formed.step
+
+    def give(self, orders: Orders) -> None:
+        """Hand the newest orders to the trainer."""
+        self._orders = orders
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(orders.model_dump_json().encode() + b"\n")
+
+    def check_lease(self, lease_s: float) -> None:
+        """Kill the trainer if its beats stopped for `lease_s`; its peers wake from the closed sockets."""
+        bound_s = lease_s if self._beats else max(lease_s, _START_S)
+        if self._process is not None and time.monotonic() - self._last_beat > bound_s:
+            self.fail(Failure(kind="lease", message=f"no beat for {bound_s:g} s"))
+
+    def sample(self) -> None:
+        """Take note of the memory that the trainer holds."""
+        if self._process is not None and self._memory is not None:
+            self._memory.sample()
+
+    def give_up(self, incarnation: int) -> None:
+        """Kill the trainer if it is this incarnation or an earlier one: the manager waits for the next."""
+        if self._process is not None and self.report.incarnation <= incarnation:
+            self.fail(Failure(kind="stuck", message="the manager gave it up: it made no progress"))
+
+    async def stacks(self, number: int) -> Stacks | None:
+        """Where the threads of the trainer stand, which goes into its log as well; None if it cannot tell."""
+        process = self._process
+        if process is None or process.returncode is not None or not self._beats:
+            return None  # before its first beat the signals would end it
+        try:
+            begins = self._log.stat().st_size
+            process.send_signal(ALL_THREADS)
+            await asyncio.sleep(_STACKS_S)
+            text = _end_of(self._log, begins)
+            if is_cut(text) and process.returncode is None:
+                process.send_signal(MAIN_THREAD)
+                await asyncio.sleep(_STACKS_S)
+                text = _end_of(self._log, begins)
+        except OSError as error:
+            text = f"they are not known: {error}"
+        return Stacks(worker=self.worker, number=number, text=lead(text, self._bundle))
+
+    def extend_lease(self, stood_still_s: float) -> None:
+        """Leave out of the lease for how long the agent itself stood still: it read no beats meanwhile.
+
+        What it saw of a silence before still counts, so that an agent that is often late finds it as well.
+        """
+        self._last_beat = min(time.monotonic(), self._last_beat + stood_still_s)
+
+    @property
+    def may_save(self) -> bool:
+        """Whether a checkpoint may still come of it: it steps, or is at what this version does not know."""
+        return self.report.phase in (Phase.RUNNING, Phase.OTHER)
+
+    def fail(self, failure: Failure) -> None:
+        """Kill the trainer for a reason that it did not give itself."""
+        self._killed_for = failure
+        self.kill()
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            kill_group(self._process.pid)
+
+    async def _one_life(self, bundle: Path, environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        incarnation = self.report.incarnation + 1
+        self._killed_for = None
+        self._mark = f"{self.worker}/{incarnation}/{uuid.uuid4().hex}"
+        with self._log.open("ab") as log, theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "makara.worker.start", "makara.worker.trainer"),
+                *("--worker", self.worker, "--incarnation", str(incarnation)),
+                *("--fd", str(theirs.fileno()), "--bundle", str(bundle), "--address", self._address),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                env={**ALLOCATOR, **inherited(os.environ, environment), MARK: self._mark},
+                cwd=bundle,
+                start_new_session=True,
+            )
+        self._memory = MemoryWatch(self._process.pid)
+        self.report = WorkerReport(worker=self.worker, incarnation=incarnation, phase=Phase.STARTING)
+        self.progress = Progress()
+        self._changed()
+        self._last_beat, self._beats = time.monotonic(), False
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 26)
+        if self._orders is not None:
+            self.give(self._orders)
+        reading = asyncio.create_task(self._read(reader))
+        try:
+            # The process decides, not the socket: a child of the user's code may hold that open for ever.
+            status = await self._process.wait()
+            await asyncio.wait([reading], timeout=_LAST_WORDS_S)
+            if reading.done():
+                reading.result()
+        finally:
+            reading.cancel()
+            self._writer.close()
+        pid = self._process.pid
+        self._bury(status)
+        # They may hold the device's memory, and the connections by which peers would see the death.
+        await asyncio.to_thread(end_family, pid, self._mark)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                self._take(_object(line))
+        except ConnectionError:  # also of orders that were written to it when it was dead
+            return  # the same as the end of the stream
+        except ValueError as error:  # a line that is too long, or no report: the job's own code wrote there
+            self.fail(Failure(kind="internal", message=f"its report cannot be read: {error}"))
+
+    def _take(self, value: dict[str, Any]) -> None:
+        self._last_beat, self._beats = time.monotonic(), True
+        if "report" in value:
+            self.report = read_from_trainer(WorkerReport, value["report"])
+            self._changed()
+        elif "metrics" in value:
+            self._metrics(read_from_trainer(StepMetrics, value["metrics"]))
+        elif isinstance(beat := value.get("beat"), dict):
+            self.progress = read_from_trainer(Progress, beat)
+
+    def _bury(self, status: int) -> None:
+        self._process = None
+        failure = self.report.failure
+        memory = self._memory.account() if self._memory is not None else ""
+        if self._killed_for is not None:
+            failure = self._killed_for.model_copy(update={"exit_code": status})
+            if failure.kind == "lease":
+                failure = failure.model_copy(update={"message": f"{failure.message}; {memory}"})
+        elif failure is None and status < 0:
+            message = f"ended by {_name_of(-status)}; {memory}"
+            failure = Failure(kind="killed", message=message, exit_code=status)
+        elif failure is None:
+            failure = Failure(kind="internal", message=self._last_words(status), exit_code=status)
+        self.report = self.report.model_copy(update={"phase": Phase.EXITED, "failure": failure})
+        self._died(self.report)
+        self._changed()
+
+    def _last_words(self, status: int) -> str:
+        return f"exit status {status}; the end of its log:\n{tail(self._log, 2000)}"
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """The JSON object in a line. Raises `ValueError` if it is none."""
+    try:
+        value: Any = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{type(value).__name__} instead of an object")
+    return value
+
+
+def _name_of(number: int) -> str:
+    """Of a signal; those for real-time use have none."""
+    known = {each.value: each.name for each in signal.Signals}
+    return known.get(number, f"signal {number}")
+
+
+def _end_of(log: Path, begins: int) -> str:
+    """The end of what was written to a log since it had `begins` bytes; since it was emptied meanwhile."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(begins if size >= begins else 0, size - _STACKS_BYTES))
+        return file.read(_STACKS_BYTES).decode(errors="replace")

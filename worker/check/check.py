@@ -1,0 +1,239 @@
+"""A look at a user's code before it is submitted: traced, cut, and run for one step in pieces and as it is.
+
+`python -m makara.worker.check FOLDER ENTRYPOINT SETTINGS` prints one line of JSON and exits with 0: either
+`{"ok": true, "model": {...}}` or `{"ok": false, "error": ..., "traceback": ..., "whole_traceback": ...,
+"model": {...} or null}`, where `traceback` is the part in the user's code. It runs in a process of its own on
+the user's machine, so that whatever the code does happens there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from ...model.data import Batches, least_sizes
+from ...model.errors import TooFewSamples, UntraceableModel, UserCodeError
+from ...model.partition.partition import Sections, choose_cuts, most_sections, split
+from ...model.precision import Precision
+from ...model.tracebacks import first_line, whole
+from ...model.tracing.trace import trace
+from ...model.training import Training, call_user_code, load_entrypoint
+from .alone import NotTrained, run_each, run_last
+from .comparison import NUM_MICRO_BATCHES, Report, compare, watch_for
+from .findings import TOLERANCE, Finding
+from .limits import Memory, Sizes
+from .optimizers import check_optimizer
+from .watching import Watch
+
+_NO_TRACEBACK = {"traceback": None, "whole_traceback": None}
+_OWN_FAULT = (
+    "the check broke off, and no line of your code is known to be at fault. `makara check --traceback` "
+    "prints what to report: "
+)
+
+
+class CheckSettings(BaseModel):
+    """What of the job's specification the check depends on."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    global_batch_size: int | None = None
+    """None: any."""
+    seed: int = 0
+    microbatch_size: int | None = None
+    num_sections: int | None = None
+    pipeline_parallel_degree: int | None = None
+    most_workers: int = 1
+    """As many as the job may get."""
+    precision: Precision = "fp32"
+    compare: bool = True
+    """False: leave the comparison with the eager module out, and say so."""
+    memory_bytes: int | None = None
+    """That are free; None: as the machine and the cgroup say."""
+    max_seconds: float | None = None
+    """Leave the comparison with the eager module out when it would take longer; None: take the time."""
+
+
+def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str, Any]:
+    """What the model is, and what the dry run found (`findings`; none when all is well).
+
+    The step is compared in fp32 whatever the job's precision: what is looked for is no matter of rounding.
+    `folder`: of the user's files. Raises `UserCodeError`, `UntraceableModel` naming the call.
+    """
+    began = time.perf_counter()
+    chain = _cut_first(training, settings)
+    m = chain.traced.microbatch_size
+    watch, report = watch_for(training, folder), Report(notes=_of_size(m, settings))
+    report.findings += check_optimizer(training, chain, watch)
+    memory = Memory(settings.memory_bytes)
+    dataset = call_user_code("Training.dataset", training.dataset)
+    batch = Batches(dataset, settings.seed, m, m).micro_batch(0, 0)
+    left_out = _keep_apart(watch, report) or (None if settings.compare else "--skip-comparison was given")
+    sizes = Sizes(chain)
+    whole = sizes.whole()
+    too_long = whole.too_long(settings.max_seconds)
+    if left_out is None and too_long is None and (left_out := memory.refusal(whole)) is not None:
+        report.notes += run_each(chain, training, settings.seed, batch, memory, sizes)
+    left_out = left_out or too_long
+    not_run = None
+    try:
+        not_run = run_last(chain, training, settings.seed, batch, memory, sizes)
+    except (UserCodeError, RuntimeError) as error:
+        # On zeros, which a sound model may refuse: where the step itself is run, it decides.
+        if isinstance(error.__cause__, NotTrained):
+            raise
+        if left_out is not None and chain.num_sections == 1:
+            raise
+        if left_out is not None:
+            raise _of_zeros(error, left_out) from error
+    if left_out is None:
+        plain = chain if settings.precision == "fp32" else _cut(training, m, settings, "fp32")
+        batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
+        compare(training, plain, batches, settings.seed, watch, report)
+    return {
+        **_describe(chain),
+        "num_samples": len(dataset),
+        "findings": [asdict(finding) | {"text": str(finding)} for finding in report.findings],
+        "notes": report.notes,
+        "largest_differences": report.largest,
+        "tolerance": TOLERANCE,
+        "random_operations": report.random_operations,
+        "not_compared": left_out,
+        "memory_bytes": whole.memory_bytes,
+        "last_section_not_run": not_run,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _of_zeros(error: UserCodeError | RuntimeError, left_out: str) -> UserCodeError:
+    """What the last section raised, with what is to be known of its inputs."""
+    known = isinstance(error, UserCodeError)
+    said = error.message if known else f"the last section: {type(error).__name__}: {first_line(error)}"
+    return UserCodeError(
+        f"{said}\nThe last section was given zeros, made up for what the section before gives: one step was "
+        f"not run ({left_out}). A model or a loss that refuses only zeros passes where the step is run",
+        error.traceback if known else None,
+    )
+
+
+def _cut_first(training: Training, settings: CheckSettings) -> Sections:
+    """For micro-batches of the job's size; of the least that there may be, if it was left open."""
+    if settings.microbatch_size is not None:
+        return _cut(training, settings.microbatch_size, settings, settings.precision)
+    one, *more = least_sizes(settings.global_batch_size or 2)
+    try:
+        return _cut(training, one, settings, settings.precision)
+    except TooFewSamples:
+        if not more:
+            raise
+        return _cut(training, more[0], settings, settings.precision)
+
+
+def _of_size(m: int, settings: CheckSettings) -> list[str]:
+    """What there is to say of an m that batch norm and the global batch call for."""
+    batch = settings.global_batch_size
+    if settings.microbatch_size is not None or batch is None or m <= 2:
+        return []
+    return [
+        f"batch norm needs micro-batches of two samples or more, and {m} is the least that divides "
+        f"training.global_batch_size ({batch}): a step has {batch // m} of them, and no more can "
+        "be under way at once. An even global batch allows 2"
+    ]
+
+
+def _cut(training: Training, m: int, settings: CheckSettings, precision: Precision) -> Sections:
+    traced = trace(training, m, settings.seed, precision)
+    try:
+        cuts = choose_cuts(
+            traced,
+            settings.num_sections,
+            least=settings.pipeline_parallel_degree or 1,
+            workers=settings.most_workers,
+            marks=training.cuts,
+        )
+        return split(traced, cuts)
+    except ValueError as error:
+        raise UserCodeError(f"parallelism.{error}") from error
+
+
+def _keep_apart(watch: Watch, report: Report) -> str | None:
+    """Why a run of the model is out of the question after its trace, or None."""
+    leaked = watch.leaked()
+    if not leaked:
+        return None
+    finding = Finding(
+        "the model's forward",
+        f"it stores a tensor in {', '.join(leaked)}: what reads it, in the next call or elsewhere, would be "
+        "in another process, or at another micro-batch",
+        "Pass the value on as an argument or a result; make state that training must keep a buffer",
+    )
+    report.findings.append(finding)
+    return "the model's forward leaves tensors behind"
+
+
+def _describe(chain: Sections) -> dict[str, Any]:
+    traced, m = chain.traced, chain.traced.microbatch_size
+    num_elements = {name: traced.tensors[name].numel() for name in traced.parameter_names}
+    types = sorted({str(traced.tensors[n].dtype).removeprefix("torch.") for n in traced.parameter_names})
+    cuts = [sum(value.size_bytes for value in values) // m for values in chain.crossing]
+    return {
+        "num_parameters": sum(num_elements.values()),
+        "microbatch_size": m,
+        "parameter_types": types,
+        "num_sections": chain.num_sections,
+        "most_sections": most_sections(traced),
+        "sections": [
+            {
+                "label": section.label,
+                "num_parameters": sum(num_elements[name] for name in section.parameters),
+                "cut_bytes_per_sample": cuts[section.index] if section.index < len(cuts) else None,
+            }
+            for section in chain.sections
+        ],
+        "shared_parameters": {name: list(sections) for name, sections in sorted(chain.shared.items())},
+        "tied_parameters": dict(traced.aliases),
+        "weights": {name: list(traced.tensors[name].shape) for name in traced.parameter_names},
+        "graph_hash": traced.graph_hash,
+        "torch_version": torch.__version__,
+        "unused_parameters": [
+            name
+            for name in traced.parameter_names
+            if traced.tensors[name].requires_grad and name not in traced.trainable
+        ],
+        "frozen_sections": chain.frozen,
+        "evaluation_mode": list(traced.evaluating),
+        "buffers": {name: _combined(traced.tensors[name]) for name in sorted(chain.updated_buffers)},
+        "cut_bytes_per_sample": cuts,
+    }
+
+
+def _combined(buffer: torch.Tensor) -> str:
+    return "mean over micro-batches" if buffer.is_floating_point() else "advances once a step"
+
+
+def main() -> None:
+    folder, entrypoint, settings = sys.argv[1:]
+    answer: dict[str, Any]
+    with contextlib.redirect_stdout(sys.stderr):  # the user's code may print; the answer stands alone
+        try:
+            training = load_entrypoint(Path(folder), entrypoint)
+            model = check(training, CheckSettings.model_validate_json(settings), Path(folder).resolve())
+            found = "\n".join(finding["text"] for finding in model["findings"])
+            answer = {"ok": not found, "model": model, "error": found or None} | _NO_TRACEBACK
+        except (UserCodeError, UntraceableModel) as error:
+            answer = _failed(str(error), error.traceback, error)
+        except Exception as error:  # whatever it is, it is told in a few lines
+            answer = _failed(f"{_OWN_FAULT}{type(error).__name__}: {first_line(error)}", None, error)
+    print(json.dumps(answer))
+
+
+def _failed(error: str, told: str | None, cause: Exception) -> dict[str, Any]:
+    return {"ok": False, "model": None, "error": error, "traceback": told, "whole_traceback": whole(cause)}

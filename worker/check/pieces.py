@@ -1,0 +1,83 @@
+"""One step of the sections, each with its own graph and optimizer, as workers run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...model.data import Batches, Sample
+from ...model.partition.partition import Sections
+from ...model.training import Training
+from ..sections.ranges import RangeRuntime
+from ..sections.running import combine
+from ..sections.sums import clip_coefficient, mean_loss, new_sum, parameter_norm
+from ..sections.verdict import is_usable, total_norm
+
+
+class Loaded(Batches):
+    """Micro-batches of step 0 that were loaded before, so that the data draws its own random numbers."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._loaded = [batches.micro_batch(0, i) for i in range(batches.num_micro_batches)]
+
+    @property
+    def num_micro_batches(self) -> int:
+        return len(self._loaded)
+
+    def micro_batch(self, step: int, i: int) -> Sample:
+        return {name: value.clone() for name, value in self._loaded[i].items()}
+
+
+@dataclass(frozen=True)
+class StepInPieces:
+    """A step before anything is applied. `pieces`: each micro-batch's (loss sum, weight)."""
+
+    pieces: tuple[tuple[float, float], ...]
+    gradients: dict[str, Tensor]  # of the mean loss, by parameter
+    buffers: dict[str, Tensor]  # those that the step changes, afterwards
+
+
+class Pieces:
+    """All sections of a chain on one device. Raises the user's errors, as `UserCodeError`."""
+
+    def __init__(self, chain: Sections, training: Training, batches: Batches, seed: int) -> None:
+        self.chain = chain
+        self._training = training
+        self._batches = batches
+        self._runtime = RangeRuntime(chain, training, seed)
+        for index in range(chain.num_sections):
+            self._runtime.host(index)
+
+    def step(self) -> StepInPieces:
+        """Forward and backward of all micro-batches of step 0."""
+        last, num = self.chain.num_sections, self._batches.num_micro_batches
+        sums = new_sum(self.chain, self.chain.trainable_names, num, "fast")
+        pieces: list[tuple[float, float]] = []
+        updates: dict[str, list[Tensor]] = {}
+        for i in range(num):
+            output = self._runtime.forward(0, i, 0, last, {}, self._batches.micro_batch(0, i), keep=True)
+            self._runtime.backward(i, 0, {}, lambda _, name, gradient: sums.add(name, gradient))
+            assert output.piece is not None, "the last section computes the loss"
+            pieces.append((output.piece.loss_sum, output.piece.weight))
+            for name, value in output.updates.items():
+                updates.setdefault(name, []).append(value)
+        _, weight = mean_loss(pieces)
+        buffers = {name: combine(values) for name, values in updates.items()}
+        return StepInPieces(tuple(pieces), sums.finalise(weight), buffers)
+
+    def apply(self, result: StepInPieces) -> None:
+        """Clips by the norm over all sections and lets each section's optimizer update its weights."""
+        names = self.chain.trainable_names
+        norms = [float(parameter_norm(result.gradients[name])) for name in names]
+        is_usable(0, names, norms, None)
+        clip = self._training.clip_grad_norm
+        coefficient = None if clip is None else clip_coefficient(total_norm(norms), clip)
+        for section in self._runtime.sections.values():
+            section.apply(0, result.gradients, coefficient)
+            section.state()  # raises when the optimizer keeps what cannot be saved
+
+    def weights(self) -> dict[str, Tensor]:
+        """By name; of one that several sections use, the last one's."""
+        sections = self._runtime.sections.values()
+        return {name: weight for section in sections for name, weight in section.trainable.items()}

@@ -1,0 +1,65 @@
+"""Measures a model, cut as it is, on this machine: times and sizes of each section (Varuna §4.3).
+
+For one m and one worker. What a job does, for several m and with several workers, is in `measuring`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import torch
+
+from ...model.partition.partition import Sections
+from ...model.training import Training
+from ...simulator.calibration.data import Calibration, Link
+from .section import LEAST_REPEATS, Conditions, measure_section
+from .subject import batch_of, layout_of
+from .wires import loopback
+
+_SECTION_S = 1.0
+
+
+def calibrate(
+    chain: Sections,
+    training: Training,
+    *,
+    seed: int,
+    numerics: Literal["exact", "fast"],
+    num_micro_batches: int,
+    device: torch.device | str = "cpu",
+    inter_vm: Link | None = None,
+    intra_vm: Link | None = None,
+    repeats: int = LEAST_REPEATS,
+) -> Calibration:
+    """Times (seconds) and sizes (bytes) of each section. Links that are not given: a measurement over
+    loopback.
+
+    `numerics` and N decide the size of the gradient sums. One section is in memory at a time.
+    """
+    conditions = Conditions(
+        training=training,
+        seed=seed,
+        numerics=numerics,
+        num_micro_batches=num_micro_batches,
+        device=device,
+        repeats=repeats,
+        section_s=_SECTION_S,
+    )
+    layout = layout_of(chain)
+    batch = batch_of(training, seed, layout.microbatch_size)
+    rows = [measure_section(chain, index, batch, conditions) for index in range(chain.num_sections)]
+    link = loopback().link if inter_vm is None or intra_vm is None else None
+    times: dict[str, Any] = {name: tuple(row.times[name].median for row in rows) for name in rows[0].times}
+    sizes: dict[str, Any] = {name: tuple(row.sizes[name] for row in rows) for name in rows[0].sizes}
+    return Calibration(
+        **times,
+        **sizes,
+        cut_bytes=tuple(layout.cut_bytes),
+        grad_cut_bytes=tuple(layout.grad_cut_bytes),
+        inter_vm=inter_vm or cast(Link, link),
+        intra_vm=intra_vm or cast(Link, link),
+        device_kind=torch.device(device).type,
+        microbatch_size=layout.microbatch_size,
+        versions={"torch": torch.__version__},
+        labels=tuple(layout.labels),
+    )

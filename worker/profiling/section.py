@@ -1,0 +1,205 @@
+"""One section, measured by itself on this machine: times and sizes for one micro-batch (Varuna §4.3).
+
+It runs a few times on random values of the shapes that cross its cuts. Nothing depends on P, D or N.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...model.partition.partition import Sections, Value
+from ...model.training import Training
+from ...simulator.calibration.figures import Figure, summarise
+from ..sections.runtime import Saved, SectionOutput, SectionRuntime
+from ..sections.sums import GradientSum, new_sum, norms_of
+from .footprint import Footprint, Footprints
+
+LEAST_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What all sections of a model are measured under. A section runs `LEAST_REPEATS` times (or `repeats`, if
+    that is less), and up to `repeats` while `section_s` seconds are not over."""
+
+    training: Training
+    seed: int
+    numerics: Literal["exact", "fast"]
+    num_micro_batches: int
+    """It bounds the fixed point of the gradient sums."""
+    device: torch.device | str = "cpu"
+    repeats: int = 9
+    section_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SectionFigures:
+    """One section's columns of a calibration: seconds and bytes, by field name."""
+
+    section: int
+    times: Mapping[str, Figure]
+    sizes: Mapping[str, int]
+
+
+def measure_section(
+    chain: Sections, index: int, batch: dict[str, Tensor], conditions: Conditions
+) -> SectionFigures:
+    """Times and sizes of section `index`; `batch` is one micro-batch. The section is in memory meanwhile."""
+    training, device = conditions.training, conditions.device
+    section = SectionRuntime(chain, index, training, conditions.seed, device)
+    sums = new_sum(chain, section.info.trainable, conditions.num_micro_batches, conditions.numerics, device)
+    sums.reset(dict.fromkeys(section.info.trainable, 1.0))
+    passes = _Passes(chain, section, batch, sums, device)
+    forward_s, backward_s = passes.times(conditions)
+    if index < chain.frozen:  # whose backward is never run
+        backward_s = [0.0] * len(backward_s)
+    forward, backward = passes.footprints(device)
+    coefficient = None if training.clip_grad_norm is None else torch.ones(())
+
+    def end_step() -> None:
+        gradients = sums.finalise(1.0)
+        norms_of(sums, gradients)
+        section.apply(0, gradients, coefficient)
+
+    optimizer_s = _seconds_of(end_step, conditions)
+    finalise, update = _update_footprints(section, sums, coefficient, device)
+    tensors, _ = section.state()
+    saved_bytes = sum(_size(tensor) for tensor in tensors.values())
+    whole_batch = section.info.batch or index == chain.num_sections - 1
+    return SectionFigures(
+        index,
+        {
+            "forward_s": summarise(forward_s),
+            "backward_s": summarise(backward_s),
+            "optimizer_s": summarise(optimizer_s),
+        },
+        {
+            "parameter_bytes": sum(_size(parameter) for parameter in section.parameters.values()),
+            "gradient_bytes": _size(sums.buffer),
+            "state_bytes": saved_bytes + section.fixed_bytes() + _size(sums.buffer),
+            "activation_bytes": max(0, forward.kept_bytes),
+            "batch_bytes": sum(_size(entry) for entry in batch.values()) if whole_batch else 0,
+            "forward_peak_bytes": forward.peak_bytes,
+            "backward_peak_bytes": backward.peak_bytes,
+            "reduced_bytes": finalise.kept_bytes,
+            "update_peak_bytes": max(finalise.peak_bytes - finalise.kept_bytes, update.peak_bytes),
+            "snapshot_bytes": saved_bytes,
+            "optimizer_bytes": sum(_size(t) for name, t in tensors.items() if name.startswith("optimizer/")),
+        },
+    )
+
+
+class _Passes:
+    """A section's forward and backward on random values, again and again."""
+
+    def __init__(
+        self,
+        chain: Sections,
+        section: SectionRuntime,
+        batch: dict[str, Tensor],
+        sums: GradientSum,
+        device: torch.device | str,
+    ) -> None:
+        self._section = section
+        self._batch = batch
+        self._sums = sums
+        self._values = _random_values(chain, section, device)
+        crossing = _outputs(chain, section)
+        self._gradients = {name: _random(value).to(device) for name, value in crossing.items()}
+
+    def times(self, conditions: Conditions) -> tuple[list[float], list[float]]:
+        """Seconds of forwards, and of backwards with the adding of gradients."""
+        device = conditions.device
+        forwards: list[float] = []
+        backwards: list[float] = []
+        for _ in repetitions(conditions):
+            started = now(device)
+            output = self._forward()
+            middle = now(device)
+            self._backward(output.saved)
+            forwards.append(middle - started)
+            backwards.append(now(device) - middle)
+        return forwards[1:], backwards[1:]
+
+    def footprints(self, device: torch.device | str) -> tuple[Footprint, Footprint]:
+        """Memory of the forward, which keeps what the backward needs, and of the backward."""
+        with Footprints(device) as memory:
+            kept = [self._forward().saved]
+            memory.mark()
+            self._backward(kept.pop())
+            memory.mark()
+        forward, backward = memory.phases
+        return forward, backward
+
+    def _forward(self) -> SectionOutput:
+        return self._section.forward(0, 0, self._values, self._batch)
+
+    def _backward(self, saved: Saved) -> None:
+        for name, gradient in self._section.backward(saved, self._gradients)[1].items():
+            self._sums.add(name, gradient)
+
+
+def repetitions(conditions: Conditions) -> Iterator[int]:
+    """Counts the runs that `conditions` allow, and one before them that warms up."""
+    yield 0
+    until = time.perf_counter() + conditions.section_s
+    for number in range(1, conditions.repeats + 1):
+        if number > LEAST_REPEATS and time.perf_counter() >= until:
+            return
+        yield number
+
+
+def _seconds_of(action: Callable[[], object], conditions: Conditions) -> list[float]:
+    times: list[float] = []
+    for _ in repetitions(conditions):
+        started = now(conditions.device)
+        action()
+        times.append(now(conditions.device) - started)
+    return times[1:]
+
+
+def _update_footprints(
+    section: SectionRuntime, sums: GradientSum, coefficient: Tensor | None, device: torch.device | str
+) -> tuple[Footprint, Footprint]:
+    """Memory of the end of a step, when the optimizer has its state: finalised gradients, their use."""
+    with Footprints(device) as memory:
+        gradients = sums.finalise(1.0)
+        memory.mark()
+        section.apply(0, gradients, coefficient)
+        memory.mark()
+    finalise, update = memory.phases
+    return finalise, update
+
+
+def _random_values(chain: Sections, section: SectionRuntime, device: torch.device | str) -> dict[str, Tensor]:
+    known = {value.name: value for value in chain.inputs_of(section.info.index)}
+    return {name: _random(known[name]).to(device) for name in section.info.inputs}
+
+
+def _outputs(chain: Sections, section: SectionRuntime) -> dict[str, Value]:
+    crossing = chain.outputs_of(section.info.index + 1)
+    own = section.info.outputs
+    return {value.name: value for value in crossing if value.name in own and value.needs_grad}
+
+
+def _random(value: Value) -> Tensor:
+    if value.torch_dtype.is_floating_point:
+        return torch.randn(value.shape, dtype=value.torch_dtype)
+    return torch.zeros(value.shape, dtype=value.torch_dtype)  # an index or a mask: zero is always in range
+
+
+def now(device: torch.device | str) -> float:
+    """Seconds of the process's clock, when the device has done all that was asked of it."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,333 @@
+"""How a generation forms: exchange of records, agreement on one state, and getting the sections that one
+lacks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from threading import Event
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from ...checkpoint import (
+    CheckpointError,
+    CheckpointId,
+    Corrupt,
+    Manifest,
+    NotFound,
+    Store,
+    load_manifest,
+    read_sections,
+    retrying,
+)
+from ...checkpoint.tensors import unpack
+from ...model.errors import WorkerError
+from ...model.partition.partition import Section
+from ...morphing.reconcile import Agreement, Record, Standing, Transfer, agree, transfers
+from ...protocol.messages import At, CheckpointRef, Formed
+from ..execution.buckets import Bucket
+from ..execution.commit import CommitRecord
+from ..execution.gloo import Group
+from ..execution.session import Session
+from ..execution.state import ModelState
+from ..progress import Progress
+from ..sections.state import entry_owner, group_owner
+from .store_trouble import StoreTrouble
+
+V = TypeVar("V")
+Rung = Literal["start", "peers", "store"]
+
+
+_PIECE_BYTES = 16 << 20  # of a section on its way to a peer: each that has arrived is progress
+_NOTHING = Standing(None, None, None, frozenset())
+
+
+class NoCheckpoint(WorkerError):
+    """Checkpoints are published, but none of them can be read."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a job's checkpoints are. `on_trouble` is told what the store says to what is being tried again;
+    nothing when it is over."""
+
+    store: Store
+    job: str
+    on_trouble: Callable[[str], None] = lambda _: None
+
+
+class Phases:
+    """Seconds spent in each phase, in order."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def end(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name] = now - self._since
+        self._since = now
+
+
+def form(session: Session, state: ModelState, source: Source, buckets: Sequence[Bucket]) -> Formed:
+    """Bring this member to the generation's first step; afterwards it holds just its range, in the agreed
+    state.
+
+    What it held before is kept until all members have what they need, so that a failure on the way loses
+    nothing. Raises `Interrupted`, `NoCheckpoint`, and what loading raises.
+    """
+    phases = Phases()
+    with session.progress.being(At.MEMBERS):
+        session.rendezvous()
+    phases.end("rendezvous")
+    agreement, branch = _agree(session, state)
+    moves = _moves(session, agreement)
+    phases.end("agree")
+    with session.progress.being(At.MEMBERS):
+        session.link(_neighbours(session, moves))
+        phases.end("links")
+        session.open_groups(buckets)
+        phases.end("groups")
+    rung, step, loaded_branch = _load(session, state, source, agreement, moves)
+    phases.end("load")
+    # Before the others are told: from then on a donor may let go of what only this member has, too.
+    state.applied = step
+    state.branch = branch if loaded_branch is None else loaded_branch
+    state.agreed_in = session.number
+    session.gather("ready", step)
+    state.keep_only(session.wanted)
+    phases.end("ready")
+    return Formed(generation=session.number, step=step, rung=rung, phases_s=phases.seconds)
+
+
+def _agree(session: Session, state: ModelState) -> tuple[Agreement, int]:
+    """Exchange standings, apply or drop as agreed; returns the agreement and the branch that it is of."""
+    record = state.record
+    reports = session.gather(
+        "standing",
+        {
+            "standing": _standing_to_json(state.standing()),
+            "record": None if record is None else record.to_json(),
+            "branch": state.branch,
+            "agreed_in": state.agreed_in,
+        },
+    )
+    standings = [_standing_from_json(report["standing"]) for report in reports]
+    branch = max(report["branch"] for report in reports)
+    standings = [
+        standing if _is_current(standing, report["branch"], branch) else _NOTHING
+        for standing, report in zip(standings, reports, strict=True)
+    ]
+    agreement = agree(standings, num_sections=session.plan.num_sections)
+    agreed_in = max((_agreed_in(reports[member]) for member in agreement.keep), default=0)
+    if agreement.step is None or _is_overtaken(agreement.step, agreed_in, session.checkpoints):
+        state.forget()
+        return Agreement("store", None, None, (), (), (), {}), branch
+    if session.rank in agreement.drop or standings[session.rank] is _NOTHING:
+        state.forget()
+    for application in agreement.apply:
+        if application.member == session.rank:
+            state.apply(CommitRecord.from_json(reports[application.witness]["record"]))
+    if agreement.record is not None:
+        branch = agreement.record.generation
+    return agreement, branch
+
+
+def _is_current(standing: Standing, own: int, newest: int) -> bool:
+    """Whether a member's state lies on the history that others went on with.
+
+    A worker that was left out of a generation may come back with steps of the one before, more even than the
+    others have taken since: another branch, which with `numerics: fast` is not the same. A member of
+    the newest generation that has not applied its commit yet is not left out.
+    """
+    if standing.applied_step is None:
+        return False
+    return own == newest or (standing.reduced_by is not None and standing.reduced_by[0] == newest)
+
+
+def _agreed_in(report: Mapping[str, Any]) -> int:
+    return report.get("agreed_in", report["branch"])  # a trainer of an older version does not say
+
+
+def _is_overtaken(step: int, agreed_in: int, checkpoints: Iterable[CheckpointRef]) -> bool:
+    """Whether a checkpoint is newer than the state at `step` of members that agreed in that generation.
+
+    Those of earlier generations were there to choose from when they agreed: they went on from one, or passed
+    over one that nobody could read, which may be of a later step than theirs.
+    """
+    return any((ref.generation, ref.step) > (agreed_in, step) for ref in checkpoints)
+
+
+def _moves(session: Session, agreement: Agreement) -> tuple[Transfer, ...]:
+    """Which sections members copy from each other."""
+    if agreement.step is None:
+        return ()
+    wanted = [*session.plan.ranges, *([None] * (len(session.members) - session.plan.num_workers))]
+    return transfers(agreement.holders, wanted)
+
+
+def _neighbours(session: Session, moves: Sequence[Transfer]) -> list[int]:
+    """The members with whom this one shares a group: gloo connects all of a group with each other."""
+    workers = set(range(session.plan.num_workers))
+    groups = [workers, _involved(moves)]
+    return sorted(set().union(*(group for group in groups if session.rank in group)) - {session.rank})
+
+
+def _involved(moves: Sequence[Transfer]) -> set[int]:
+    return {rank for move in moves for rank in (move.source, move.destination)}
+
+
+def _load(
+    session: Session, state: ModelState, source: Source, agreement: Agreement, moves: Sequence[Transfer]
+) -> tuple[Rung, int, int | None]:
+    """(rung, step, the branch if it is another than the agreement's)."""
+    if agreement.step is not None:
+        _copy_from_peers(session, state, moves)
+        return "peers", agreement.step, None
+    if session.checkpoints:
+        loaded = _load_from_store(session, state, source)
+        return "store", loaded.step, loaded.generation
+    for index in session.wanted:
+        state.runtime.host(index)
+        session.progress.operations += 1
+    return "start", 0, 0
+
+
+def _copy_from_peers(session: Session, state: ModelState, moves: Sequence[Transfer]) -> None:
+    """All members walk the transfers in one order, so each send finds its receiver there sooner or
+    later."""
+    involved = sorted(_involved(moves))
+    if session.rank not in involved:
+        return
+    progress = session.progress
+    with progress.being(At.PEER):
+        group = session.group("transfer", involved)
+        for number, move in enumerate(moves):
+            if move.source == session.rank:
+                payload, peer = state.pack_section(move.section), move.destination
+                session.courier.call(partial(_send, group, payload, peer, number, progress), [peer])
+            elif move.destination == session.rank:
+                peer = move.source
+                received = session.courier.call(partial(_receive, group, peer, number, progress), [peer])
+                state.unpack_section(move.section, received)
+
+
+def _send(group: Group, payload: bytes, peer: int, number: int, progress: Progress) -> None:
+    group.send(torch.tensor([len(payload)], dtype=torch.int64), peer, 2 * number)
+    for piece in torch.frombuffer(bytearray(payload), dtype=torch.uint8).split(_PIECE_BYTES):
+        group.send(piece, peer, 2 * number + 1)
+        progress.loaded += 1
+
+
+def _receive(group: Group, peer: int, number: int, progress: Progress) -> bytes:
+    size = torch.empty(1, dtype=torch.int64)
+    group.receive(size, peer, 2 * number)
+    data = torch.empty(int(size), dtype=torch.uint8)
+    for piece in data.split(_PIECE_BYTES):
+        group.receive(piece, peer, 2 * number + 1)
+        progress.loaded += 1
+    return data.numpy().tobytes()
+
+
+def _load_from_store(session: Session, state: ModelState, source: Source) -> CheckpointRef:
+    """Load the newest checkpoint that every member can read; returns which."""
+    faults: list[str] = []
+    for number, ref in enumerate(session.checkpoints):
+        checkpoint = CheckpointId(ref.step, ref.generation)
+        fault = None
+        try:
+            _read_range(session, state, source, checkpoint)
+        except (Corrupt, NotFound) as error:
+            fault = str(error)
+        outcomes: list[str | None] = session.gather(f"loaded/{number}", fault)
+        if not any(outcomes):
+            return ref
+        faults += [outcome for outcome in outcomes if outcome is not None]
+        state.forget()
+    raise NoCheckpoint(f"job {source.job}: no checkpoint can be read: {'; '.join(faults)}")
+
+
+def _read_range(session: Session, state: ModelState, source: Source, checkpoint: CheckpointId) -> None:
+    if not session.wanted:
+        return
+    chain = state.runtime.chain
+    owned = {name for index in session.wanted for name in _state_names(chain.sections[index])}
+    cancel = Event()
+    trouble = StoreTrouble("loading a checkpoint", source.on_trouble)
+
+    def read() -> tuple[Manifest, dict[tuple[int, int], bytes]]:
+        patience_s = float("inf")
+        manifest = retrying(
+            lambda: load_manifest(source.store, source.job, checkpoint),
+            patience_s=patience_s,
+            cancel=cancel,
+            refusals=True,
+            on_retry=on_retry,
+        )
+        parts = read_sections(
+            source.store,
+            source.job,
+            checkpoint,
+            lambda name: entry_owner(name) in owned,
+            manifest=manifest,
+            patience_s=patience_s,
+            cancel=cancel,
+            on_read=on_read,
+            refusals=True,
+            on_retry=on_retry,
+        )
+        return manifest, parts
+
+    def on_read() -> None:
+        session.progress.loaded += 1
+        trouble.tell("")
+
+    def on_retry(error: CheckpointError, _delay_s: float) -> None:
+        trouble.tell(str(error))
+
+    try:
+        with session.progress.being(At.STORE):
+            manifest, parts = session.courier.call(read)
+    finally:
+        cancel.set()  # if interrupted: let the abandoned read end
+        trouble.close()
+    tensors: dict[str, torch.Tensor] = {}
+    for payload in parts.values():
+        tensors |= unpack(payload)[0]
+    scalars = {name: value for values in manifest.metadata.values() for name, value in values.items()}
+    for index in session.wanted:
+        own = _state_names(chain.sections[index])
+        state.load_section(index, _only(tensors, own), _only(scalars, own))
+
+
+def _state_names(section: Section) -> set[str]:
+    # "": what belongs to the job as a whole
+    return {"", group_owner(section.index), *section.parameters, *section.buffers}
+
+
+def _only(values: Mapping[str, V], names: set[str]) -> dict[str, V]:
+    return {entry: value for entry, value in values.items() if entry_owner(entry) in names}
+
+
+def _standing_to_json(standing: Standing) -> dict[str, Any]:
+    record = standing.record
+    return {
+        "applied_step": standing.applied_step,
+        "record": None if record is None else [record.step, record.attempt, record.voters, record.generation],
+        "reduced_step": standing.reduced_step,
+        "reduced_by": standing.reduced_by,
+        "sections": sorted(standing.sections),
+    }
+
+
+def _standing_from_json(value: Mapping[str, Any]) -> Standing:
+    return Standing(
+        applied_step=value["applied_step"],
+        record=None if value["record"] is None else Record(*value["record"]),
+        reduced_step=value["reduced_step"],
+        sections=frozenset(value["sections"]),
+        reduced_by=None if value["reduced_by"] is None else (value["reduced_by"][0], value["reduced_by"][1]),
+    )

@@ -1,0 +1,316 @@
+"""Checkpoints of one generation, written and published behind the training's back.
+
+Every host of a section stores its share of the section's tensors and leaves the receipts on the
+generation's rendezvous store; rank 0 collects them and publishes. A trainer holds one snapshot at a time, as
+the planner counts: while it is on its way to the store, no other is taken, and training goes on. What the
+store says no to is tried again as long as the generation lives, and told.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from ...checkpoint import (
+    Cancelled,
+    CheckpointId,
+    Corrupt,
+    Fenced,
+    NotFound,
+    Receipt,
+    StoreUnavailable,
+    assemble,
+    publish,
+    retrying,
+    write_part,
+)
+from ...checkpoint import Store as CheckpointStore
+from ...checkpoint.tensors import pack
+from ..execution.gloo import CONNECTION_LOST, Store
+from ..progress import Progress
+from .store_trouble import StoreTrouble
+
+log = logging.getLogger("makara.saver")
+T = TypeVar("T")
+
+_POLL_S = 0.05
+
+
+class SnapshotSlot:
+    """Room for one snapshot in all generations of a trainer: an upload that was given up may hold it."""
+
+    def __init__(self) -> None:
+        self.taken = False
+
+
+@dataclass(frozen=True)
+class PartSnapshot:
+    """This worker's share of one section, copied to host memory."""
+
+    section: int
+    part: int
+    num_parts: int
+    tensors: Mapping[str, torch.Tensor]
+    scalars: Mapping[str, int | float | bool | str]  # of the whole section; every part brings the same
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    step: int  # steps committed
+    parts: tuple[PartSnapshot, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a generation's checkpoints go, and how they are described."""
+
+    store: CheckpointStore
+    job: str
+    generation: int
+    num_sections: int
+    global_batch_size: int
+    recipe: Mapping[str, Any]
+
+
+def share(names: Sequence[str], sizes: Mapping[str, int], part: int, num_parts: int) -> list[str]:
+    """The names, in order, that fall to `part` when they are cut into `num_parts` runs of nearly equal
+    bytes."""
+    total = sum(sizes[name] for name in names)
+    chosen: list[str] = []
+    before = 0
+    for name in names:
+        middle = before + sizes[name] / 2
+        if min(num_parts - 1, int(middle * num_parts / max(1, total))) == part:
+            chosen.append(name)
+        before += sizes[name]
+    return chosen
+
+
+class Saver:
+    """Owned by the compute thread; one thread of its own uploads, and on rank 0 publishes as well."""
+
+    def __init__(
+        self,
+        place: Place,
+        rank: int,
+        num_ranks: int,
+        board: Store,
+        slot: SnapshotSlot,
+        on_published: Callable[[CheckpointId], None],
+        on_rendezvous_lost: Callable[[Exception], None],
+        on_trouble: Callable[[str], None],
+        progress: Progress | None = None,
+    ) -> None:
+        """`on_rendezvous_lost`: called when the rendezvous store, without which none is published, is lost.
+        `on_trouble`: what the store says to what is being tried again; empty when it is over."""
+        self._place = place
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._board = board
+        self._slot = slot
+        self._on_published = on_published
+        self._on_rendezvous_lost = on_rendezvous_lost
+        self._progress = progress or Progress()
+        self._trouble = StoreTrouble("saving a checkpoint", on_trouble)
+        self._changed = threading.Condition()
+        self._waiting: Snapshot | None = None
+        self._stored: list[int] = []  # on rank 0: steps of which its parts are stored, not yet published
+        self._newest = -1  # step of the newest snapshot queued
+        self._done = -1  # newest step of which all that falls to this rank is done
+        self._lost: dict[int, Exception] = {}  # steps that cannot be published any more, and why
+        self._cancel = threading.Event()  # the upload under way is not wanted any more
+        self._closed = False
+        self._over = False  # the thread has ended, or is about to: nothing is stored any more
+        self._error: Exception | None = None
+        threading.Thread(target=self._loop, name="saver", daemon=True).start()
+
+    @property
+    def slot_taken(self) -> bool:
+        """Whether a snapshot is still in memory, so that there is no room for another. Raises what ended the
+        saving."""
+        if self._error is not None:
+            raise self._error
+        return self._slot.taken
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Have a snapshot stored. Not while `slot_taken`. Once it is over nobody stores it any more. Raises
+        what ended the saving."""
+        with self._changed:
+            assert not self.slot_taken, "a trainer holds one snapshot at a time"
+            self._newest = snapshot.step
+            if self._over or self._closed:
+                return
+            self._slot.taken = True
+            self._waiting = snapshot
+            self._changed.notify_all()
+
+    def done(self, step: int) -> bool:
+        """Whether this rank has done its share of checkpoint `step` or of a newer one (rank 0: published
+        it), or it is closed. Raises what made that impossible."""
+        error = self._error or self._lost.get(step)
+        if error is not None:
+            raise error
+        return self._done >= step or self._closed
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until something got done, at most this long."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    @property
+    def behind(self) -> bool:
+        """Whether something that was queued is not done yet."""
+        return self._done < self._newest
+
+    def close(self) -> None:
+        """Give up what is not published yet."""
+        with self._changed:
+            self._closed = True
+            self._cancel.set()
+            self._drop_waiting()
+        self._trouble.close()
+
+    def _drop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting, self._slot.taken = None, False
+        self._changed.notify_all()
+
+    def _loop(self) -> None:
+        try:
+            while not self._closed:
+                self._store_next()
+                self._publish_newest()
+        except Cancelled:
+            return
+        except Fenced as error:
+            log.info("a newer generation is open: %s", error)
+            self.close()
+        except CONNECTION_LOST as error:
+            if not self._closed:  # else the rendezvous store went with its generation
+                self._on_rendezvous_lost(error)
+        except Exception as error:  # raised where the compute thread asks for anything
+            self._error = error
+        finally:
+            with self._changed:
+                self._over = True
+                self._drop_waiting()
+
+    def _store_next(self) -> None:
+        """Store the snapshot that waits, if there is one, and make room for the next."""
+        with self._changed:
+            pause = _POLL_S if self._stored else None
+            self._changed.wait_for(lambda: self._waiting is not None or self._closed, timeout=pause)
+            snapshot, self._waiting = self._waiting, None
+        if snapshot is None:
+            return
+        step = snapshot.step
+        try:
+            receipts = self._upload(snapshot)
+        finally:
+            del snapshot
+            with self._changed:
+                self._slot.taken = False
+                self._changed.notify_all()
+        self._board.set(_key(step, self._rank), receipts)
+        if self._rank == 0:
+            self._stored.append(step)
+        else:
+            self._finish(step)
+
+    def _upload(self, snapshot: Snapshot) -> str:
+        """Store the snapshot's parts, one file in memory at a time; their receipts."""
+        checkpoint = CheckpointId(snapshot.step, self._place.generation)
+        receipts = [self._store_part(checkpoint, part) for part in snapshot.parts]
+        return json.dumps([receipt.to_json() for receipt in receipts])
+
+    def _store_part(self, checkpoint: CheckpointId, part: PartSnapshot) -> Receipt:
+        payload = pack(part.tensors)
+        return self._insist(
+            lambda: write_part(
+                self._place.store,
+                self._place.job,
+                checkpoint,
+                part.section,
+                part.part,
+                part.num_parts,
+                payload,
+                metadata=part.scalars,
+            )
+        )
+
+    def _publish_newest(self) -> None:
+        """Publish the newest step of which all ranks have stored their parts; older ones are then of no more
+        use."""
+        for step in sorted(self._stored, reverse=True):
+            keys = [_key(step, rank) for rank in range(self._num_ranks)]
+            if not self._board.check(keys):
+                continue
+            receipts = [
+                Receipt.from_json(value) for key in keys for value in json.loads(self._board.get(key))
+            ]
+            try:
+                self._publish(step, receipts)
+            except (Corrupt, NotFound) as error:  # somebody else has deleted or changed a part
+                self._trouble.tell(f"checkpoint {step} is given up: {error}")
+                self._lost[step] = error
+            self._forget_receipts([other for other in self._stored if other <= step])
+            self._stored = [other for other in self._stored if other > step]
+            return
+
+    def _publish(self, step: int, receipts: Sequence[Receipt]) -> None:
+        place = self._place
+        checkpoint = CheckpointId(step, place.generation)
+        manifest = assemble(
+            receipts,
+            job=place.job,
+            checkpoint=checkpoint,
+            num_sections=place.num_sections,
+            data_position=step * place.global_batch_size,
+            recipe=place.recipe,
+        )
+
+        def listed() -> None:
+            try:
+                publish(place.store, place.job, place.generation, manifest)
+            except Fenced as error:
+                if error.open_generation < 0:  # nobody has fenced this generation: the head is lost
+                    raise StoreUnavailable(f"{place.job}: there is no head.json to publish to") from error
+                raise
+
+        self._insist(listed)
+        self._on_published(checkpoint)
+        self._finish(step)
+
+    def _forget_receipts(self, steps: Sequence[int]) -> None:
+        for step in steps:
+            for rank in range(self._num_ranks):
+                self._board.delete_key(_key(step, rank))
+
+    def _insist(self, call: Callable[[], T]) -> T:
+        """`call`, again while the store is away or refuses, until the generation is over."""
+        result = retrying(
+            call,
+            patience_s=math.inf,
+            cancel=self._cancel,
+            refusals=True,
+            on_retry=lambda error, _: self._trouble.tell(str(error)),
+        )
+        self._progress.saved += 1
+        self._trouble.tell("")
+        return result
+
+    def _finish(self, step: int) -> None:
+        with self._changed:
+            self._done = max(self._done, step)
+            self._changed.notify_all()
+
+
+def _key(step: int, rank: int) -> str:
+    return f"receipts/{step}/{rank}"

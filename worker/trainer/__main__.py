@@ -1,0 +1,6 @@
+from .trainer import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    main()

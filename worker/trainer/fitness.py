@@ -1,0 +1,152 @@
+"""What this machine's kernels make of a job's own sections, as one hash.
+
+Kernels sum in another order with other vector instructions, so two kinds of processors may train one graph
+to different weights. Under `numerics: exact` only workers with the same hash train together. It is over the
+bits of two steps of each kind of section: initial weights, forward, backward, norms, and the optimizer's
+update; with the job's own micro-batch size, precision and number of threads, on its own device.
+
+A job that goes on from another's checkpoint may have another seed, other data or another optimizer and still
+train as that one's machines did: `kernels_hash` is of what they have in common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from ...model.errors import UserCodeError
+from ...model.partition.partition import Sections, Value
+from ...model.seeds import preserved_randomness, seed64
+from ...model.tracing.graph_text import digest, graph_lines
+from ...model.training import Training
+from ..sections.loss_scale import LossScale
+from ..sections.ranges import SectionRuntime
+from ..sections.sums import parameter_norm
+
+log = logging.getLogger("makara.trainer")
+_STEPS = 2  # what begins as zeros, as some weights do, shows nothing in the first
+_SEED = 0
+
+
+def bits_hash(
+    chain: Sections,
+    training: Training,
+    batch: Mapping[str, Tensor],
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> str:
+    """SHA-256, in hexadecimal. `batch` is one micro-batch. One section at a time is in memory."""
+    with preserved_randomness():
+        digests = [
+            shown
+            for index in kinds(chain)
+            for shown in _shown(_steps(chain, index, training, batch, seed, torch.device(device)))
+        ]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def kernels_hash(
+    chain: Sections,
+    training: Training,
+    batch: Mapping[str, Tensor],
+    device: torch.device | str = "cpu",
+) -> str:
+    """As `bits_hash`, but of what does not depend on the job's seed, data, schedule and optimizer: the values
+    of `batch` are made up, and the update is AdamW's."""
+    plain = replace(training, optimizer=_adamw, schedule=None)
+    made_up = {name: _made_up(name, tensor.shape, tensor.dtype, _SEED) for name, tensor in batch.items()}
+    return bits_hash(chain, plain, made_up, _SEED, device)
+
+
+def _shown(tensors: Iterator[Tensor]) -> list[str]:
+    """The digests of a section's tensors.
+
+    Its inputs are made up, and an operation may refuse them (probabilities, a matrix to invert): what it
+    refuses is the same on every machine, so what came before and the kind of the error stand for the rest.
+    """
+    digests: list[str] = []
+    try:
+        digests.extend(digest(_comparable(tensor)) for tensor in tensors)
+    except torch.OutOfMemoryError:
+        raise
+    except (IndexError, RuntimeError, UserCodeError, ValueError) as error:
+        log.warning("bits: a section refuses made-up inputs, so less of it is compared: %s", error)
+        digests.append(type(error).__name__)
+    return digests
+
+
+def kinds(chain: Sections) -> list[int]:
+    """The first section of each kind; sections of one kind run the same operations on the same shapes."""
+    first: dict[str, int] = {}
+    for info, module in zip(chain.sections, chain.modules, strict=True):
+        tensors = chain.traced.tensors
+        own = [*info.parameters, *info.buffers, *info.constants]
+        shapes = [(tensors[name].dtype, tuple(tensors[name].shape), name in info.trainable) for name in own]
+        values = [(value.dtype, value.shape, value.needs_grad) for value in _inputs(chain, info.index)]
+        last = info.index == chain.num_sections - 1
+        kind = "\n".join([f"{last} {info.batch} {shapes} {values}", *graph_lines(module.graph, module, {})])
+        first.setdefault(kind, info.index)
+    return list(first.values())
+
+
+def _steps(
+    chain: Sections,
+    index: int,
+    training: Training,
+    batch: Mapping[str, Tensor],
+    seed: int,
+    device: torch.device,
+) -> Iterator[Tensor]:
+    """All that two steps of section `index` make, and its state after them."""
+    section = SectionRuntime(chain, index, training, seed, device)
+    if section.loss_scale is not None:
+        section.loss_scale = LossScale(1.0)  # what overflows shows nothing
+    values = {value.name: _filled(value, seed).to(device) for value in _inputs(chain, index)}
+    outputs = [value for value in chain.outputs_of(index + 1) if value.name in section.info.outputs]
+    seeds = {value.name: _filled(value, seed).to(device) for value in outputs if value.needs_grad}
+    for step in range(_STEPS):
+        output = section.forward(step, 0, values, batch)
+        inputs, found = section.backward(output.saved, seeds)
+        yield from (*output.values.values(), *inputs.values(), *found.values())
+        if output.piece is not None:
+            yield torch.tensor(output.piece.loss_sum, dtype=torch.float64)
+        gradients = {name: torch.zeros_like(parameter) for name, parameter in section.trainable.items()}
+        gradients |= found
+        yield from (parameter_norm(gradient) for gradient in gradients.values())
+        section.apply(step, gradients, statistics=output.updates)
+    yield from section.state()[0].values()
+
+
+def _inputs(chain: Sections, index: int) -> list[Value]:
+    known = {value.name: value for value in chain.inputs_of(index)}
+    return [known[name] for name in chain.sections[index].inputs]
+
+
+def _filled(value: Value, seed: int) -> Tensor:
+    return _made_up(value.name, value.shape, value.torch_dtype, seed)
+
+
+def _adamw(named: Sequence[tuple[str, nn.Parameter]]) -> Optimizer:
+    return AdamW(named, lr=1e-3)
+
+
+def _made_up(name: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
+    """Multiples of 2^-20 between -1 and 1, made from integers: the same bits on every machine."""
+    if not dtype.is_floating_point:
+        return torch.zeros(tuple(shape), dtype=dtype)  # an index or a mask: zero is in range
+    generator = torch.Generator().manual_seed(seed64("fitness", seed, name))
+    whole = torch.randint(-(1 << 20), 1 << 20, tuple(shape), generator=generator)
+    return whole.double().div_(1 << 20).to(dtype)
+
+
+def _comparable(tensor: Tensor) -> Tensor:
+    """Without what is no number: its sign differs between processors, and tells nothing."""
+    if not tensor.is_floating_point():
+        return tensor
+    return torch.where(tensor.isnan(), torch.zeros_like(tensor), tensor)

@@ -1,0 +1,216 @@
+"""A generation from its forming to its end on one worker: form, step, save, and know when to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from ...checkpoint import CheckpointId, open_store
+from ...protocol.messages import At, CheckpointRef, JobSettings, Phase, Recipe, StepMetrics
+from ..execution.buckets import buckets
+from ..execution.commit import Flag
+from ..execution.interrupt import PeersLost
+from ..execution.session import Session
+from ..execution.state import Settled
+from ..execution.stepper import Stepper, StepResult, mean_seconds
+from ..recovery.forming import Source, form
+from ..recovery.saver import Place, Saver
+from .control import Control
+from .model import Model
+from .snapshots import take_snapshot
+
+
+class Outcome(Enum):
+    """How a generation ended for a worker that was not interrupted."""
+
+    SWITCHED = "switched"  # all are prepared for a newer one
+    HELD = "held"
+    FINISHED = "finished"
+    LEFT = "left"  # a donor, done
+
+
+def run_generation(
+    session: Session,
+    model: Model,
+    job: JobSettings,
+    recipe: Recipe,
+    control: Control,
+    may_switch: Callable[[], int],
+) -> Outcome:
+    """Form the generation and train in it until all switch, hold, or the last step is published.
+
+    Raises `Interrupted` when it is over before that; the model's state then is that of the last settled
+    commit.
+    """
+
+    def on_trouble(trouble: str) -> None:
+        control.report(store_trouble=trouble)
+
+    store = open_store(job.store.uri, endpoint=job.store.endpoint, region=job.store.region)
+    parts = buckets(model.chain, session.plan)
+    model.state.runtime.place_optimizers(on_host=session.plan.optimizer_on_host)
+    formed = form(session, model.state, Source(store, job.job, on_trouble), parts)
+    if not session.trains:
+        session.leave()  # before the report: at its word the manager may end a VM that only hands over
+    control.report(phase=Phase.RUNNING if session.trains else Phase.LEFT, formed=formed, step=formed.step)
+    last = model.state.settled
+    if last is not None and last.step == formed.step:
+        _publish_metrics(control, last, job)  # whoever told of it first may be among the dead
+    if not session.trains:
+        return Outcome.LEFT
+    place = Place(
+        store,
+        job.job,
+        session.number,
+        model.chain.num_sections,
+        job.global_batch_size,
+        recipe.model_dump(mode="json"),
+    )
+
+    def on_published(checkpoint: CheckpointId) -> None:
+        control.report(published=CheckpointRef(step=checkpoint.step, generation=checkpoint.generation))
+
+    def on_rendezvous_lost(error: Exception) -> None:
+        session.interrupt.trip(PeersLost([0], error))
+
+    board = session.courier.call(session.board, [0])
+    saver = Saver(
+        place,
+        session.rank,
+        session.plan.num_workers,
+        board,
+        model.slot,
+        on_published,
+        on_rendezvous_lost,
+        on_trouble,
+        session.progress,
+    )
+    stepper = Stepper(session, model.state, model.batches, parts, job.numerics, model.device)
+    loop = _Loop(session, model, job, control, may_switch, saver, stepper)
+    try:
+        return loop.run(formed.step)
+    finally:
+        if loop.saved_at is not None and not saver.behind:
+            model.state.saved_at = loop.saved_at
+        saver.close()
+        stepper.close()
+
+
+class Due:
+    """Whether a snapshot is to be taken after a step. One that is due while a worker has no room for it is
+    taken after the first step at which all have."""
+
+    def __init__(self, owed: bool) -> None:
+        self._owed = owed
+
+    def now(self, due: bool, flags: Flag) -> bool:
+        """`due`: by the number of the step; `flags`: of its commit, the same on all workers."""
+        self._owed = self._owed or due or bool(flags & Flag.SAVE)
+        taken = bool(flags & Flag.HOLD) or (self._owed and not flags & Flag.BUSY)
+        self._owed = self._owed and not taken
+        return taken
+
+
+class _Loop:
+    """The steps of a formed generation."""
+
+    def __init__(
+        self,
+        session: Session,
+        model: Model,
+        job: JobSettings,
+        control: Control,
+        may_switch: Callable[[], int],
+        saver: Saver,
+        stepper: Stepper,
+    ) -> None:
+        self._session = session
+        self._model = model
+        self._job = job
+        self._control = control
+        self._may_switch = may_switch
+        self._saver = saver
+        self._stepper = stepper
+        self.saved_at: float | None = None  # monotonic time of the newest checkpoint of this generation
+        # It goes on from generation to generation: morphs that come faster must not put it off for ever.
+        self._period_began = model.state.saved_at or time.monotonic()
+        model.state.saved_at = self._period_began
+
+    def run(self, step: int) -> Outcome:
+        # What was due while the generation changed hands is made up for after the first step. All members
+        # know both numbers, so all come to the same answer.
+        published = max((ref.step for ref in self._session.checkpoints if ref.step <= step), default=0)
+        interval = self._job.checkpoint_interval_steps
+        if self._session.saves_only and step < self._job.steps:
+            if step > published:
+                self._save(step)
+                self._await_saved(step)
+            return Outcome.HELD
+        due = Due(step < self._job.steps and interval is not None and step - published >= interval)
+        while step < self._job.steps:
+            result = self._stepper.step(self._ballot)
+            step = result.record.step + 1
+            self._tell(step, result)
+            flags, last = result.record.flags, step == self._job.steps
+            if last:
+                break
+            if due.now(interval is not None and step % interval == 0, flags):
+                self._save(step)
+            if flags & Flag.HOLD:
+                self._await_saved(step)
+                return Outcome.HELD
+            if result.record.prepared > self._session.number:
+                return Outcome.SWITCHED
+        self._save(step)
+        self._await_saved(step)
+        return Outcome.FINISHED
+
+    def _ballot(self) -> tuple[int, Flag]:
+        orders = self._control.orders
+        flags = Flag.HOLD if orders is not None and orders.hold else Flag(0)
+        period_s = self._job.checkpoint_interval_s
+        if period_s is not None and time.monotonic() - (self.saved_at or self._period_began) > period_s:
+            flags |= Flag.SAVE
+        if self._saver.slot_taken:
+            flags |= Flag.BUSY
+        return self._may_switch(), flags
+
+    def _save(self, step: int) -> None:
+        with self._session.progress.being(At.STORE):
+            while self._saver.slot_taken:  # only before a hold, or the end
+                self._session.courier.call(lambda: self._saver.wait(0.2))
+        self.saved_at = time.monotonic()
+        self._saver.save(take_snapshot(self._session, self._model, step))
+        self._session.progress.operations += 1
+
+    def _await_saved(self, step: int) -> None:
+        """Wait until this rank's share of checkpoint `step` is stored, and on rank 0 until it is
+        published."""
+        with self._session.progress.being(At.STORE):
+            while not self._saver.done(step):
+                self._session.courier.call(lambda: self._saver.wait(0.2))
+
+    def _tell(self, step: int, result: StepResult) -> None:
+        forward_s, backward_s = mean_seconds(result.work)
+        changes: dict[str, Any] = {"step": step, "forward_s": forward_s, "backward_s": backward_s}
+        self._control.report(**changes)
+        # Twice, from both ends of the plan: a VM that dies while the manager is away takes its news with it.
+        if self._session.rank in (0, self._session.plan.num_workers - 1):
+            _publish_metrics(self._control, result.settled, self._job)
+
+
+def _publish_metrics(control: Control, settled: Settled, job: JobSettings) -> None:
+    control.metrics(
+        StepMetrics(
+            step=settled.step,
+            generation=settled.generation,
+            loss=settled.loss,
+            grad_norm=settled.grad_norm,
+            loss_scale=settled.loss_scale,
+            skipped=settled.skipped,
+            seconds=settled.seconds,
+            samples=job.global_batch_size,
+        )
+    )
