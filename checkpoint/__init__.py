@@ -37,8 +37,9 @@ from .layout import CheckpointId
 from .leftovers import Swept, sweep
 from .manifest import Manifest, Part, load_manifest, parts_with
 from .opening import open_generation, restart_generation
+from .places import check_writable, open_store
 from .reader import Readable, Skipped, newest_readable, read_part, read_sections
-from .store import Store, check_writable, open_store, retrying
+from .store import Store, retrying
 from .writer import Receipt, assemble, write_part
 
 __all__ = [

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from ...protocol.messages import CheckpointRef, Formed, Phase
-from ..core.state import Generation, vm_of
-from .fleet import SimVm, Trainer
+from ...simulator import MorphCosts
+from ..core import Vitals
+from ..core.state import Generation, JobState, vm_of
+from ..spec.job_spec import JobSpec
+from .fleet import Fleet, SimVm, Trainer
 from .group import Doing, Group, make_group, make_stretch
 from .ledger import Item, Ledger
 from .loading import Bytes, agree
 from .policies import Policy
+from .scenario import Scenario
 
-if TYPE_CHECKING:
-    from .world import World
+
+class World(Protocol):
+    """What surrounds the trainers: time, the manager's state, the machines, and the store."""
+
+    scenario: Scenario
+    spec: JobSpec
+    costs: MorphCosts
+    now_ns: int
+    state: JobState
+    vitals: Vitals
+    fleet: Fleet
+    listed: list[CheckpointRef]
+    """Published, oldest first."""
+    dirty: dict[str, None]
+    """VMs with something new to report, in order."""
+
+    def after(self, delay_s: float, call: Callable[..., None], *values: Any) -> None: ...
+
+    def at(self, at_ns: int, call: Callable[..., None], *values: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
