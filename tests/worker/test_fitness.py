@@ -88,6 +88,7 @@ def test_sections_of_one_kind_are_looked_at_once() -> None:
     assert len(kinds(chain)) <= 4
 
 
+SUPPORT = Path(__file__).parents[1] / "support"
 PROGRAM = """
 import sys
 import torch
@@ -123,8 +124,8 @@ def test_the_hash_differs_wherever_the_trained_weights_do() -> None:
     for name, environment in held.items():
         ran = subprocess.run(
             [sys.executable, "-c", PROGRAM],
-            env={**os.environ, **environment},
-            cwd=Path(__file__).parents[1] / "support",
+            env={**os.environ, **environment, "PYTHONPATH": str(SUPPORT)},
+            cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
             check=False,

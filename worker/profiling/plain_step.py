@@ -1,7 +1,7 @@
 """How long a step takes in plain PyTorch: the user's own module, uncut, on one thread of this machine.
 
-`python -m makara.worker.profiling.plain_step FOLDER ENTRYPOINT GLOBAL_BATCH_SIZE MICROBATCH_SIZE` prints one line of
-JSON, `{"seconds": ...}`. It loads nothing of torch.export: the answer is there soon after torch is.
+`python -m makara.worker.profiling.plain_step FOLDER ENTRYPOINT GLOBAL_BATCH_SIZE MICROBATCH_SIZE` prints one
+line of JSON, `{"seconds": ...}`. It loads nothing of torch.export: the answer is there soon after torch is.
 """
 
 from __future__ import annotations
