@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from makara.checkpoint.local import LocalStore
+from makara.checkpoint.stores.local import LocalStore
 from makara.worker.trainer import trainer
 
 SECONDS = float(os.environ["MAKARA_BENCHMARK_PUT_S"])  # for each part of a section

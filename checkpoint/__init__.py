@@ -11,7 +11,6 @@ which trainers import.
 
 from .calibrations import load_calibration, save_calibration
 from .copying import copy_checkpoint, published
-from .credentials import CREDENTIALS, Credentials, credentials_in, inherited
 from .errors import (
     Cancelled,
     CheckpointError,
@@ -37,9 +36,10 @@ from .layout import CheckpointId
 from .leftovers import Swept, sweep
 from .manifest import Manifest, Part, load_manifest, parts_with
 from .opening import open_generation, restart_generation
-from .places import check_writable, open_store
 from .reader import Readable, Skipped, newest_readable, read_part, read_sections
-from .store import Store, retrying
+from .stores.credentials import CREDENTIALS, Credentials, credentials_in, inherited
+from .stores.places import check_writable, open_store
+from .stores.store import Store, retrying
 from .writer import Receipt, assemble, write_part
 
 __all__ = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .errors import NotFound
 from .layout import calibration_key
-from .store import Store
+from .stores.store import Store
 
 
 def load_calibration(store: Store, fingerprint: str) -> bytes | None:

@@ -9,7 +9,7 @@ from .head import Head, read_head, swap_head
 from .layout import CheckpointId, head_key, manifest_key, part_key
 from .manifest import Manifest, load_manifest
 from .reader import read_part
-from .store import Store
+from .stores.store import Store
 
 _LOOKS = 3  # at the source's head: its job may retire what is being copied
 

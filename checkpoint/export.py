@@ -20,7 +20,7 @@ from .manifest import Manifest, Part, load_manifest
 from .reader import read_part
 from .records import FORMAT, CheckpointRecord, Count, Record, Sha256, canonical, decode, encode
 from .safetensors_header import Header, TensorEntry, build_header, parse_header
-from .store import Store
+from .stores.store import Store
 
 SHARD_BYTES = 5_000_000_000  # what the model hubs use
 _SINGLE = "model.safetensors"

@@ -15,7 +15,7 @@ from .errors import Conflict, Corrupt, Fenced, Incomplete, Retained, StoreUnavai
 from .layout import CheckpointId, checkpoint_of, head_key, manifest_key, parts_prefix
 from .manifest import Manifest
 from .records import FORMAT, CheckpointRecord, Count, Record, decode, encode
-from .store import Store
+from .stores.store import Store
 
 _MAX_SWAPS = 100  # lost races in a row; each means that somebody else got through
 _PARALLEL_CHECKS = 8

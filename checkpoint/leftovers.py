@@ -21,7 +21,7 @@ from .layout import (
     is_temporary_listing,
     job_prefix,
 )
-from .store import Store, StoredObject, Unfinished
+from .stores.store import Store, StoredObject, Unfinished
 
 UNFINISHED_S = 3600.0  # an upload that takes longer is given up, unless it can still be published
 

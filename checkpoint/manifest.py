@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from .errors import Corrupt, Incomplete
 from .layout import CheckpointId, manifest_key, part_key
 from .records import FORMAT, CheckpointRecord, Count, JsonObject, Record, Scalar, Sha256, canonical, decode
-from .store import Store
+from .stores.store import Store
 
 
 @dataclass(frozen=True, slots=True)

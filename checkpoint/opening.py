@@ -8,7 +8,7 @@ from dataclasses import replace
 from .errors import Conflict, Corrupt, Fenced, HeadAhead, HeadLacks, HeadMissing, StoreUnavailable
 from .head import Head, Retired, swap_head
 from .layout import CheckpointId, head_key
-from .store import Store
+from .stores.store import Store
 
 
 def open_generation(

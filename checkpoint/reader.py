@@ -13,7 +13,7 @@ from .errors import CheckpointError, Corrupt, NoReadable, NotFound
 from .layout import CheckpointId
 from .manifest import Manifest, Part, load_manifest
 from .safetensors_header import parse_header
-from .store import Store, retrying
+from .stores.store import Store, retrying
 
 T = TypeVar("T")
 

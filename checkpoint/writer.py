@@ -12,7 +12,7 @@ from .layout import CheckpointId, part_key
 from .manifest import Manifest, Part
 from .records import CheckpointRecord, Count, Record, Scalar, Sha256, canonical, decode
 from .safetensors_header import parse_header
-from .store import Store
+from .stores.store import Store
 
 
 @dataclass(frozen=True)

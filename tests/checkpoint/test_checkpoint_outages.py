@@ -19,8 +19,8 @@ import minio.time
 import pytest
 from http_answers import Answer, Request, answering
 from makara.checkpoint import Cancelled, StoreRefused, StoreUnavailable, check_writable, open_store, retrying
-from makara.checkpoint.advice import about_answer
-from makara.checkpoint.local import LocalStore
+from makara.checkpoint.stores.advice import about_answer
+from makara.checkpoint.stores.local import LocalStore
 from minio import Minio
 from minio.deleteobjects import DeleteError
 from minio.error import S3Error
@@ -363,7 +363,7 @@ def test_a_swap_lock_held_by_a_process_that_dies_is_free(tmp_path: Path) -> None
 def test_a_swap_lock_that_is_held_too_long_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makara.checkpoint.local._LOCK_PATIENCE_S", 0.0)
+    monkeypatch.setattr("makara.checkpoint.stores.local._LOCK_PATIENCE_S", 0.0)
     store = open_store((tmp_path / "store").as_uri())
     with store._locked("head", tmp_path / "store"), pytest.raises(StoreUnavailable, match="locked"):  # type: ignore[attr-defined]
         store.swap("head", b"x", None)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from makara.checkpoint import Conflict, NotFound
-from makara.checkpoint.store import StoredObject, Unfinished
+from makara.checkpoint.stores.store import StoredObject, Unfinished
 
 
 class MemoryStore:

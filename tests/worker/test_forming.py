@@ -11,7 +11,7 @@ import pytest
 import torch
 from fleet import BUNDLE, settings
 from makara.checkpoint import StoreRefused
-from makara.checkpoint.local import LocalStore
+from makara.checkpoint.stores.local import LocalStore
 from makara.model.partition.partition import choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.model.training import load_entrypoint

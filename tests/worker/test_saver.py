@@ -20,7 +20,7 @@ from makara.checkpoint import (
     read_head,
 )
 from makara.checkpoint.layout import head_key
-from makara.checkpoint.local import LocalStore
+from makara.checkpoint.stores.local import LocalStore
 from makara.worker.execution.commit import Flag
 from makara.worker.recovery.saver import PartSnapshot, Place, Saver, Snapshot, SnapshotSlot
 from makara.worker.trainer.generation import Due

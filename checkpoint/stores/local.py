@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from ..errors import Conflict, NotFound, StoreRefused, StoreUnavailable
 from .advice import about_file
-from .errors import Conflict, NotFound, StoreRefused, StoreUnavailable
 from .store import StoredObject, Unfinished, check_key
 
 # Refusals that waiting does not mend. All other failures of the file system count as transient.

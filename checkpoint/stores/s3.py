@@ -30,10 +30,10 @@ import urllib3
 from minio.deleteobjects import DeleteObject
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
+from ..errors import Conflict, NoCredentials, NotFound, StoreRefused, StoreUnavailable
 from .advice import about_answer, about_connection
 from .clock_skew import describe_skew
 from .credentials import Credentials
-from .errors import Conflict, NoCredentials, NotFound, StoreRefused, StoreUnavailable
 from .store import StoredObject, Unfinished, check_key
 
 _CONNECT_TIMEOUT_S = 5.0

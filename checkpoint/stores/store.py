@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Event
 from typing import Protocol, TypeVar
 
-from .errors import Cancelled, CheckpointError, InvalidKey, StoreRefused, StoreUnavailable
+from ..errors import Cancelled, CheckpointError, InvalidKey, StoreRefused, StoreUnavailable
 
 T = TypeVar("T")
 

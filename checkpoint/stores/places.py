@@ -6,8 +6,8 @@ import uuid
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from ..errors import Conflict, StoreRefused
 from .credentials import Credentials
-from .errors import Conflict, StoreRefused
 from .local import LocalStore
 from .store import Store
 
