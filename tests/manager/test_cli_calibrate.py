@@ -98,7 +98,7 @@ def test_a_job_file_is_measured_here_and_its_own_jobs_find_the_result(
     job = tmp_path / "job.yaml"
     job.write_text(JOB.format(workdir=BUNDLE, store=tmp_path / "store"))
     output = tmp_path / "calibration.json"
-    assert cli.main(["calibrate", "-f", str(job), "-o", str(output), "--store", "--seconds", "4"]) == 0
+    assert cli.main(["calibrate", "-f", str(job), "-o", str(output), "--store", "--seconds", "20"]) == 0
     found = load_measurements(output)
     assert {1, 2} <= set(found.sizes)
     assert found.basis is not None

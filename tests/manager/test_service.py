@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,12 +107,21 @@ def test_commands_are_done_once_the_job_is(manager: Manager, tmp_path: Path) -> 
     job = manager.submit(tmp_path / "store").json()["job"]
     manager.wait(job, lambda v: v["status"] == "finished")
     manager.stop()
-    manager.start()
-    manager.stop()
+    for seconds in (0, 1, 2, 4, 8, 16):  # on a busy machine, a release may be left to the next manager
+        if "release_vm" in pending_commands(manager):
+            manager.start()
+            time.sleep(seconds)
+            manager.stop()
+    assert pending_commands(manager) == ["sweep_store"], "a minute after the end"
+
+
+def pending_commands(manager: Manager) -> list[str]:
+    """What the stopped manager's journal still wants done."""
     journal = SqliteJournal(manager.home / "journal.sqlite3")
-    left = [pending.command for pending in journal.pending_commands()]
-    assert [command.command for command in left] == ["sweep_store"], "a minute after the end"
-    journal.close()
+    try:
+        return [pending.command.command for pending in journal.pending_commands()]
+    finally:
+        journal.close()
 
 
 def test_a_manager_of_a_new_home_asks_before_it_goes_on_from_an_earlier_head(

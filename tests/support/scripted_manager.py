@@ -37,7 +37,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosedError
 from websockets.http11 import Request, Response
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0  # of a wait for what comes at once on a machine with nothing else to do
 
 
 def bundle(text: str = "") -> bytes:
