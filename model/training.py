@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .errors import UserCodeError
+from .seeds import preserved_randomness, seed64, seed_everything
 from .tracebacks import is_users, users_part
 
 Loss = Tensor | tuple[Tensor, Tensor]
@@ -80,6 +81,9 @@ class Training:
 def load_entrypoint(folder: Path | str, entrypoint: str) -> Training:
     """The `Training` that `module:function` returns, with `folder` first on the import path.
 
+    Python's, NumPy's and torch's CPU generators are seeded meanwhile, always alike: what the user's file
+    draws before `Training.model` is called may flow into weights, which must be the same in every process.
+
     Raises `UserCodeError` when the form is wrong, the module or function is missing, the user's code
     raises, or what it returns is no `Training`.
     """
@@ -90,18 +94,26 @@ def load_entrypoint(folder: Path | str, entrypoint: str) -> Training:
     if path not in sys.path:
         sys.path.insert(0, path)
         importlib.invalidate_caches()
+    with preserved_randomness():
+        seed_everything(seed64("entrypoint"))
+        training = _imported(module_name, function_name)
+    if not isinstance(training, Training):
+        raise UserCodeError(
+            f"entrypoint {entrypoint!r}: expected a makara.worker.Training, got {_kind(training)}"
+        )
+    return training
+
+
+def _imported(module_name: str, function_name: str) -> object:
+    """What the user's function returns."""
+    entrypoint = f"{module_name}:{function_name}"
     module = call_user_code(
         f"entrypoint {entrypoint!r}: importing {module_name!r}", importlib.import_module, module_name
     )
     function = getattr(module, function_name, None)
     if not callable(function):
         raise UserCodeError(f"entrypoint {entrypoint!r}: {module_name!r} has no function {function_name!r}")
-    training = call_user_code(f"entrypoint {entrypoint!r}", function)
-    if not isinstance(training, Training):
-        raise UserCodeError(
-            f"entrypoint {entrypoint!r}: expected a makara.worker.Training, got {_kind(training)}"
-        )
-    return training
+    return call_user_code(f"entrypoint {entrypoint!r}", function)
 
 
 def build_module(training: Training) -> object:

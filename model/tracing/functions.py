@@ -4,8 +4,8 @@ torch.export traces what the function's forward does and drops its backward with
 an operator that autograd knows by the function itself: `apply` runs it, wherever the graph runs. On fake
 tensors it says which shapes it gives.
 
-Every process traces the model, and defines the same operators: a name follows from the function and from its
-arguments that are no tensors.
+Every process traces the model, and defines the same operators: a name follows from the function's, from its
+arguments that are no tensors, and where two functions of a trace have one name, from which is used first.
 
 Registers operators with torch.library, reads `torch.autograd.function`: checked with torch 2.13.
 """
@@ -90,27 +90,40 @@ class _Context:
     def mark_dirty(self, *tensors: Any) -> None: ...
 
 
-def call_as_operator(function: type[Function], apply: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """What `function.apply(*arguments)` gives, as one operation of the graph that is being traced. Raises
-    `Unheld`."""
-    places = tuple(place for place, argument in enumerate(arguments) if isinstance(argument, Tensor))
-    rest = tuple(None if place in places else argument for place, argument in enumerate(arguments))
-    if not places:
-        raise Unheld("none of its arguments is a tensor")
-    for argument in rest:
-        if not _is_plain(argument):
-            raise Unheld(f"an argument of it is a {type(argument).__name__}")
-    call = _Call(function, apply, rest, places)
-    name = _define(call)
-    results: list[Tensor] = getattr(torch.ops.makara, name)([arguments[place] for place in places])
-    return results[0] if _DEFINED[name].single else tuple(results)
+class Operators:
+    """The operators of one trace."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, list[type[Function]]] = {}  # of one name, such as classes in closures
+
+    def call(self, function: type[Function], apply: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """What `apply(*arguments)`, of `function`, gives, as one operation of the graph that is being traced.
+        Raises `Unheld`."""
+        places = tuple(place for place, argument in enumerate(arguments) if isinstance(argument, Tensor))
+        rest = tuple(None if place in places else argument for place, argument in enumerate(arguments))
+        if not places:
+            raise Unheld("none of its arguments is a tensor")
+        for argument in rest:
+            if not _is_plain(argument):
+                raise Unheld(f"an argument of it is a {type(argument).__name__}")
+        call = _Call(function, apply, rest, places)
+        name = self._name(call)
+        _define(name, call)
+        results: list[Tensor] = getattr(torch.ops.makara, name)([arguments[place] for place in places])
+        return results[0] if _DEFINED[name].single else tuple(results)
+
+    def _name(self, call: _Call) -> str:
+        said = f"{call.function.__module__}.{call.function.__qualname__} {call.arguments!r} {call.places}"
+        plain = re.sub(r"\W", "_", call.function.__qualname__)
+        functions = self._functions.setdefault(said, [])
+        if call.function not in functions:
+            functions.append(call.function)
+        ordinal = functions.index(call.function)
+        digest = hashlib.sha256(said.encode()).hexdigest()[:12]
+        return f"{plain}_{digest}_{ordinal}" if ordinal else f"{plain}_{digest}"
 
 
-def _define(call: _Call) -> str:
-    """The operator's name."""
-    said = f"{call.function.__module__}.{call.function.__qualname__} {call.arguments!r} {call.places}"
-    plain = re.sub(r"\W", "_", call.function.__qualname__)
-    name = f"{plain}_{hashlib.sha256(said.encode()).hexdigest()[:12]}"
+def _define(name: str, call: _Call) -> None:
     if name not in _DEFINED:
 
         def forward_alone(tensors: list[Tensor]) -> list[Tensor]:
@@ -123,8 +136,7 @@ def _define(call: _Call) -> str:
         _LIBRARY.impl(name, forward_alone, "CompositeExplicitAutograd")
         _LIBRARY.impl(name, with_backward, "Autograd")
         torch.library.register_fake(f"makara::{name}", forward_alone, lib=_LIBRARY)
-    _DEFINED[name] = call  # the class may have been made anew
-    return name
+    _DEFINED[name] = call  # another trace may have made the class anew
 
 
 def _is_plain(argument: Any) -> bool:

@@ -1,6 +1,8 @@
 """Calls within a model's forward that a trace would drop or bake in, refused while the forward runs.
 
 Only calls from code outside torch count: torch's own modules know what they do.
+
+Uses private torch API (_SingleLevelFunction): checked with torch 2.13.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import random
 import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import wraps
 from types import FrameType
 from typing import Any
 
@@ -18,12 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.function import _SingleLevelFunction  # pyright: ignore[reportPrivateUsage]
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributions import Distribution
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import UntraceableModel
-from .functions import Unheld, call_as_operator
+from .functions import Operators, Unheld
 from .source import called_by_user, calling_line, is_library, line_of
 
 _GRADIENT_HOOK = (
@@ -110,19 +113,21 @@ def _refusing(original: Callable[..., Any], name: str, message: str) -> Callable
 @contextmanager
 def _custom_backward() -> Generator[None]:
     """torch.export drops the backward of a custom autograd.Function without a word: a call becomes one
-    operator, which keeps it."""
-    original = inspect.getattr_static(Function, "apply")
+    operator, which keeps it. `Function.apply` itself stays, as the user's code may hold it under another
+    name (`quantise = Quantise.apply`); all calls of it go through the class below it."""
+    operators = Operators()
 
     def call(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        apply: Callable[..., Any] = super(_SingleLevelFunction, cls).apply  # pyright: ignore[reportAttributeAccessIssue]
         if cls is CheckpointFunction:  # reentrant checkpointing: when to recompute is Makara's decision
             function, _, *rest = args
             return function(*rest)
         if cls.__module__.startswith(_OPERATORS):
-            return original.__func__(cls, *args, **kwargs)
+            return apply(*args, **kwargs)
         try:
             if cls.__module__.startswith("torch.") or kwargs:
                 raise Unheld("it is torch's own" if not kwargs else "arguments are given by name")
-            return call_as_operator(cls, partial(original.__func__, cls), args)
+            return operators.call(cls, apply, args)
         except Unheld as error:
             raise UntraceableModel(
                 f"the backward of {cls.__module__}.{cls.__qualname__}, a torch.autograd.Function, would be "
@@ -131,7 +136,7 @@ def _custom_backward() -> Generator[None]:
                 calling_line(),
             ) from error
 
-    with replaced(Function, "apply", classmethod(call)):
+    with replaced(_SingleLevelFunction, "apply", classmethod(call)):
         yield
 
 

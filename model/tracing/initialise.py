@@ -256,13 +256,13 @@ def _parameters_alive() -> dict[int, nn.Parameter]:
 
 
 def _refuse_older(model: nn.Module, before: Mapping[int, nn.Parameter]) -> None:
-    """What was made before has values that follow from no seed: another process has others."""
+    """The values of what was made before do not follow from the job's seed."""
     for name, parameter in model.named_parameters():
         if id(parameter) in before:
             raise UntraceableModel(
-                f"parameter {name} was there before Training.model was called, with values that other VMs "
-                "would not have; build the module inside Training.model, or load its weights there "
-                "(torch.load, safetensors)"
+                f"parameter {name} was there before Training.model was called, with values that do not "
+                "follow from the job's seed, and that other VMs may not have; build the module inside "
+                "Training.model, or load its weights there (torch.load, safetensors)"
             )
 
 

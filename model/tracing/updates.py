@@ -128,6 +128,7 @@ def settle(
         while node in successors:
             node = successors[node]
         change.latest = node
+        _refuse_complex(name, change)
         same = not _depends_on_micro_batch(node, samples, writers)
         updates[name] = Update(node, "counter" if same else _kind(name, change, average))
         node.meta["new_value_of"] = change.place
@@ -139,12 +140,23 @@ def settle(
     return updates
 
 
+def _refuse_complex(name: str, change: Change) -> None:
+    dtype: torch.dtype = change.place.meta["val"].dtype
+    if dtype.is_complex:
+        raise UntraceableModel(
+            f"the forward pass changes {name!r}, whose type is {_short(dtype)}: new values of complex "
+            "numbers are not combined. Keep its real and imaginary parts in a buffer of floating point "
+            "(torch.view_as_real, torch.view_as_complex)",
+            _line(change),
+        )
+
+
 def _kind(name: str, change: Change, average: Sequence[str]) -> Kind:
     dtype: torch.dtype = change.place.meta["val"].dtype
     declared = any(fnmatchcase(name, pattern) for pattern in average)
     if dtype.is_floating_point and (change.only_statistics or declared):
         return "mean"
-    line = next(filter(None, map(stack_line, reversed(change.writers))), None)
+    line = _line(change)
     if declared:
         raise UntraceableModel(
             f"Training.average_buffers names {name!r}, but its type is {_short(dtype)}: only "
@@ -163,6 +175,10 @@ def _kind(name: str, change: Change, average: Sequence[str]) -> Kind:
         + "compute it outside the model's forward",
         line,
     )
+
+
+def _line(change: Change) -> str | None:
+    return next(filter(None, map(stack_line, reversed(change.writers))), None)
 
 
 def _writers(graph: fx.Graph) -> dict[int | None, list[fx.Node]]:

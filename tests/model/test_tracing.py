@@ -248,6 +248,67 @@ def test_custom_functions_keep_their_backward(num_sections: int, precision: Prec
     agree(training, cuts, 1e-5 if precision == "fp32" else 1e-2, precision)
 
 
+class Clamped(torch.autograd.Function):
+    """Straight through; its constant may be left out or given by name."""
+
+    @staticmethod
+    def forward(x: Tensor, limit: float = 0.5) -> Tensor:
+        return x.clamp(-limit, limit)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return 2 * gradient, None
+
+
+doubled, clamped = Doubled.apply, Clamped.apply
+
+
+class Aliases(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reverse = Reversed.apply
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = clamped(clamped(self.layer(tokens.float() / 10)), limit=0.3)
+        return self.reverse(doubled(x), 0.5)
+
+
+def test_a_custom_function_under_another_name_keeps_its_backward() -> None:
+    agree(training_of(Aliases, lambda output, batch: output.square().mean()), [])
+
+
+def scaled(factor: float) -> Callable[[Tensor], Tensor]:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * factor
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * (factor + 1)
+
+    return Scaled.apply
+
+
+class Closures(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.coarse, self.fine = scaled(1), scaled(8)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.coarse(self.layer(tokens.float() / 10))
+        return self.coarse(x) + self.fine(x) * scaled(3)(scaled(0.5)(x))
+
+
+def test_custom_functions_of_one_name_stay_apart() -> None:
+    training = training_of(Closures, lambda output, batch: output.square().mean())
+    assert trace(training, 4).graph_hash == trace(training, 4).graph_hash
+    agree(training, [])
+
+
 def test_custom_functions_work_again_after_a_trace() -> None:
     x = torch.ones(2, requires_grad=True)
     Doubled.apply(x).sum().backward()

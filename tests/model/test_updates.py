@@ -270,3 +270,21 @@ def test_a_buffer_with_two_names_changes_once() -> None:
     assert output.updates.keys() == {name for name, _ in eager.named_buffers()}
     for name, value in output.updates.items():
         assert same_bits(value, eager.get_buffer(name))
+
+
+class _Turning(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("phase", torch.ones(3, dtype=torch.complex64))
+        self.layer = nn.Conv2d(3, WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.phase *= 1j
+        return self.layer(x * self.phase.imag[:, None, None])
+
+
+def test_a_change_of_a_complex_buffer_is_refused() -> None:
+    with pytest.raises(UntraceableModel, match=r"changes 'phase', whose type is complex64") as caught:
+        trace(training_of(_Turning), 4)
+    assert caught.value.call is not None
+    assert "self.phase *= 1j" in caught.value.call

@@ -173,3 +173,11 @@ def test_any_division_over_workers_gives_the_bits_of_the_mean_in_order(seed: int
 def test_a_buffer_that_no_micro_batch_moves_keeps_its_bits() -> None:
     value = torch.randn(1000, generator=torch.Generator().manual_seed(1))
     assert same_bits(combine([value] * 7), value)
+
+
+@pytest.mark.parametrize("num_micro_batches", [3, 10, 49])
+def test_a_double_that_no_micro_batch_moves_keeps_its_bits(num_micro_batches: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    value = torch.randn(1000, generator=generator, dtype=torch.float64)
+    value[0] = torch.finfo(torch.float64).max
+    assert same_bits(combine([value] * num_micro_batches), value)

@@ -70,15 +70,19 @@ def combine(values: Sequence[Tensor]) -> Tensor:
     """A buffer after the step, from each micro-batch's new value in the order of the micro-batches.
 
     Floating point: the mean, summed in float64 from +0 and rounded once, so that the sign of a zero cannot
-    show. Anything else is a counter, which advances once a step: the value of micro-batch 0.
+    show; where all values are equal, that value. Anything else is a counter, which advances once a step: the
+    value of micro-batch 0.
     """
     first = values[0]
     if not first.is_floating_point():
         return first.clone()
-    total = torch.zeros(first.shape, dtype=torch.float64, device=first.device)
+    whole = first.double()
+    total = torch.zeros_like(whole)
+    alike = torch.ones_like(whole, dtype=torch.bool)
     for value in values:
         total += value
-    return (total / len(values)).to(first.dtype)
+        alike &= value.double() == whole
+    return torch.where(alike, whole + 0.0, total / len(values)).to(first.dtype)
 
 
 def _spans(names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, slice]:
