@@ -11,7 +11,8 @@ import importlib
 import itertools
 
 import torch
-from makara.benchmarks.report import save, show
+
+from .report import save, show
 
 PARTS = {
     "trace_big": "the paper's 2.5-billion-parameter GPT-2, traced and cut (half a minute)",

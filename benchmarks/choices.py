@@ -12,15 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from makara.benchmarks.emulated.cases import Planner
-from makara.benchmarks.emulated.fleet import Fleet, Measured, fleet, in_fresh_process
-from makara.benchmarks.emulated.measuring import calibrated, sums_on
-from makara.benchmarks.emulated.models import SCALE, Emulated, pyramid, transformer, uneven
-from makara.benchmarks.emulated.networks import Network
-from makara.benchmarks.report import Row
-from makara.benchmarks.wires import Emulation
 from makara.morphing import Choice
 from makara.simulator import Calibration
+
+from .emulated.cases import Planner
+from .emulated.fleet import Fleet, Measured, fleet, in_fresh_process
+from .emulated.measuring import calibrated, sums_on
+from .emulated.models import SCALE, Emulated, pyramid, transformer, uneven
+from .emulated.networks import Network
+from .report import Row
+from .wires import Emulation
 
 TITLE = (
     "measured throughput of the chosen plan over that of the best of all P (1 is the best); "

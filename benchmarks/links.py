@@ -13,14 +13,15 @@ from dataclasses import replace
 from multiprocessing import get_context
 
 import torch
-from makara.benchmarks.ranks import measure
-from makara.benchmarks.report import Row
-from makara.benchmarks.sides import SEED, Setting, plan_of, trace_chain
-from makara.benchmarks.sleepy import training
-from makara.benchmarks.wires import Emulation
 from makara.pipeline.plan import Schedule
 from makara.simulator import Calibration, Link, simulate
 from makara.worker.profiling.calibrate import calibrate
+
+from .ranks import measure
+from .report import Row
+from .sides import SEED, Setting, plan_of, trace_chain
+from .sleepy import training
+from .wires import Emulation
 
 TITLE = "over emulated links, P=4, N=32, window 4P (ratio: higher is faster; simulated over measured)"
 ROUNDS = 5

@@ -18,9 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from makara.benchmarks.made_up import model
-from makara.benchmarks.manager_agents import DEVICE
-from makara.benchmarks.report import Row
 from makara.manager.api.prometheus import exposition
 from makara.manager.config import ServerConfig
 from makara.manager.core import fold
@@ -48,6 +45,10 @@ from makara.manager.service.views import job_view
 from makara.pipeline.plan import Range, grid
 from makara.protocol.messages import BootConfig, Formed, Recipe
 from makara.simulator import warm_up
+
+from .made_up import model
+from .manager_agents import DEVICE
+from .report import Row
 
 TITLE = "a manager with 1,000 VMs in one job, 10,000 ever"
 LIVE, EVER = 1000, 10_000

@@ -7,9 +7,6 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from makara.benchmarks.emulated.fleet import in_fresh_process
-from makara.benchmarks.report import Row
-from makara.benchmarks.trainers import Trainer, form
 from makara.checkpoint import open_generation, open_store
 from makara.model.training import load_entrypoint
 from makara.pipeline.plan import Plan, Range, grid
@@ -17,6 +14,10 @@ from makara.protocol.messages import JobSettings, Phase, Profile, Recipe, StoreC
 from makara.simulator import Calibration, simulate
 from makara.worker.agent.trainers import ALLOCATOR
 from makara.worker.profiling.profiling import profile
+
+from .emulated.fleet import in_fresh_process
+from .report import Row
+from .trainers import Trainer, form
 
 TITLE = "peak resident memory above that after imports, MB, and as predicted"
 STEPS = 4

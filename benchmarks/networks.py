@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from makara.benchmarks.report import Row
 from makara.examples.replay.make_calibration import M, calibration
 from makara.morphing import Choice, Request, Slot, choose
 from makara.pipeline import Schedule
 from makara.simulator import Calibration, Link, warm_up
+
+from .report import Row
 
 TITLE = "simulated steps of 8192 samples over slower networks, beside Varuna's tables"
 NUM_MICRO_BATCHES = 8192 // M

@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 
-from makara.benchmarks.made_up import model, stages
 from makara.pipeline import Plan, grid
 from makara.simulator import Calibration
 from makara.simulator.cluster import Cluster
 from makara.simulator.code import INTERPRETED, Code, compiled
 from makara.simulator.minibatch import simulate_with
+
+from .made_up import model, stages
 
 DEPTH, REPLICAS, NUM_MICRO_BATCHES = 36, 3, 8192
 Figure = tuple[str, float, int]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 
-from makara.benchmarks.ranks import measure
-from makara.benchmarks.report import Row
-from makara.benchmarks.sides import SEED, Setting, trace_chain
-from makara.benchmarks.sleepy import training
 from makara.model.data import Batches
 from makara.worker.sections.ranges import RangeRuntime
+
+from .ranks import measure
+from .report import Row
+from .sides import SEED, Setting, trace_chain
+from .sleepy import training
 
 TITLE = "a step whose sections do next to nothing, microseconds for each operation of the busiest rank"
 ROUNDS = 5

@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable
 
 import torch
-from makara.benchmarks.made_up import model, stages
-from makara.benchmarks.one_step import one_step
-from makara.benchmarks.sweeps import sweeps
 from makara.morphing import Request, Slot, choose
 from makara.pipeline.plan import Schedule, grid
 from makara.pipeline.schedules import orders
 from makara.simulator import simulate
 from makara.worker.sections.sums import ExactSum, FastSum
+
+from .made_up import model, stages
+from .one_step import one_step
+from .sweeps import sweeps
 
 TITLE = "planning, one step in virtual time (the paper's simulator: 376 to 660 ms), gradient sums; medians"
 PARAMETERS = {"w": (1 << 20,)}

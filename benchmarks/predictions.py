@@ -9,13 +9,13 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from makara.benchmarks.emulated.cases import Planner
-from makara.benchmarks.emulated.fleet import Fleet, fleet, in_fresh_process
-from makara.benchmarks.emulated.measuring import calibrated, sums_on
-from makara.benchmarks.emulated.models import SCALE, Emulated, transformer, uneven
-from makara.benchmarks.emulated.networks import Network
-from makara.benchmarks.report import Row
-from makara.benchmarks.wires import Emulation
+from .emulated.cases import Planner
+from .emulated.fleet import Fleet, fleet, in_fresh_process
+from .emulated.measuring import calibrated, sums_on
+from .emulated.models import SCALE, Emulated, transformer, uneven
+from .emulated.networks import Network
+from .report import Row
+from .wires import Emulation
 
 TITLE = (
     "a step of emulated workers; operations asleep for 18 ms and more, everything else real; "

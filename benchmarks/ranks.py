@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from makara.benchmarks.sides import Setting, all_sides
-from makara.benchmarks.wires import Emulation, install
+
+from .sides import Setting, all_sides
+from .wires import Emulation, install
 
 MOST_S = 900.0  # a set of processes that takes longer hangs
 _CLOSE = 1e-4  # relative, of the first steps' losses, which all sides compute from the same weights

@@ -7,11 +7,12 @@ import time
 from collections.abc import Sequence
 from importlib import resources
 
-from makara.benchmarks.report import Row
 from makara.manager.replay import Outcome, Scenario, replay
 from makara.manager.replay.planner import CachedPlanner
 from makara.manager.spec.job_spec import parse_spec, parse_yaml
 from makara.simulator import Calibration, Change, Link, TraceEvent, read_trace, warm_up
+
+from .report import Row
 
 TITLE = "a whole job over an availability trace, in virtual time"
 _EXAMPLE = resources.files("makara.examples.replay")

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from makara.benchmarks.sleepy import Chain, Points, training
 from makara.model.data import Batches
 from makara.model.partition.partition import Sections, split
 from makara.model.partition.work import compute_nodes
@@ -30,6 +29,8 @@ from makara.worker.sections.ranges import RangeRuntime
 from torch import fx, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils.checkpoint import checkpoint
+
+from .sleepy import Chain, Points, training
 
 SEED = 3
 SIDES = ("makara varuna", "torch GPipe", "makara gpipe", "torch 1F1B", "makara 1f1b")

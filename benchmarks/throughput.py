@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from makara.benchmarks.ranks import measure
-from makara.benchmarks.report import Row
-from makara.benchmarks.sides import Setting
+from .ranks import measure
+from .report import Row
+from .sides import Setting
 
 TITLE = "a step of Makara's against torch.distributed.pipelining, loopback, N=32 (ratio: higher is faster)"
 ROUNDS = 11

@@ -15,11 +15,12 @@ import time
 from itertools import pairwise
 
 import torch
-from makara.benchmarks.report import Row
 from makara.model.partition.partition import Sections, choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.worker import Training
 from torch import Tensor
+
+from .report import Row
 
 TITLE = "GPT-2 with 54 layers of hidden size 1920, sequence length 1024, m = 1"
 LAYERS, HIDDEN, HEADS, LENGTH = 54, 1920, 20, 1024

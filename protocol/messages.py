@@ -35,7 +35,7 @@ _INDICES = frozenset(str(index) for index in range(MOST_DEVICES))
 PROTOCOL = 1
 # Raised when trainers of two versions could not form a generation, or train in it, together: what they say to
 # each other, and in which order, is no matter of the manager's.
-TRAINER_PROTOCOL = 1
+TRAINER_PROTOCOL = 2  # `saves_only`; copied weights begin alike
 
 
 DeviceKind = Annotated[Literal["cpu", "cuda", "other"], or_else("other")]
@@ -335,7 +335,7 @@ class Share(Message):
 class Survey(Message):
     """What the first worker found that is to be measured, and the part of it that it has measured itself."""
 
-    basis: JsonObject  # makara.simulator.calibration.data.measurements.Basis
+    basis: JsonObject  # makara.simulator.calibration.measurements.Basis
     recipe: Recipe  # of the most likely m; that of another differs in m, N, cuts and graph hash
     layouts: list[Layout] = Field(max_length=100)  # one for each m
     rows: list[SectionRow] = Field(max_length=MOST_ENTRIES)

@@ -6,10 +6,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from makara.benchmarks.emulated.networks import Network
 from makara.morphing import Choice, Request, Slot, choose
 from makara.simulator import Calibration, Link, simulate
 from makara.simulator.calibration.links import AllReduce, fitted_hop
+
+from .networks import Network
 
 _MEMORY_BYTES = 1 << 40  # no concern here
 _SEEDS = 16  # of simulations with jitter; their mean counts

@@ -7,14 +7,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from makara.benchmarks.emulated.cases import Planner
-from makara.benchmarks.emulated.fleet import fleet, in_fresh_process
-from makara.benchmarks.emulated.measuring import calibrated, sums_on
-from makara.benchmarks.emulated.models import Emulated
-from makara.benchmarks.predictions import CASES, FLAT, NUM_MICRO_BATCHES
-from makara.benchmarks.report import Row, show
 from makara.pipeline import Kind
 from makara.simulator import Span, simulate
+
+from ..predictions import CASES, FLAT, NUM_MICRO_BATCHES
+from ..report import Row, show
+from .cases import Planner
+from .fleet import fleet, in_fresh_process
+from .measuring import calibrated, sums_on
+from .models import Emulated
 
 
 def main() -> None:

@@ -17,12 +17,13 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
-from makara.benchmarks.emulated.models import MICROBATCH_SIZE, Emulated
-from makara.benchmarks.emulated.networks import Network
-from makara.benchmarks.emulated.worker import Assignment, Order, Report, WorkerProcess
 from makara.pipeline import Plan
 from makara.protocol.messages import GenerationOrder, Member
 from makara.worker.sections.ranges import configure_torch
+
+from .models import MICROBATCH_SIZE, Emulated
+from .networks import Network
+from .worker import Assignment, Order, Report, WorkerProcess
 
 R = TypeVar("R")
 

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import product
 
-from makara.benchmarks.emulated.fleet import Fleet
-from makara.benchmarks.emulated.networks import IDEAL, Network
-from makara.benchmarks.emulated.worker import StandIn, Sums
 from makara.pipeline import Range, grid
 from makara.simulator import Calibration
 from makara.simulator.calibration.figures import summarise
 from makara.simulator.calibration.links import AllReduce
 from makara.worker.execution.costs import ExecutorCosts, Ran, costs_of, stand_in_plans
+
+from .fleet import Fleet
+from .networks import IDEAL, Network
+from .worker import StandIn, Sums
 
 _SUM_BYTES = (64, 25_000)
 _SUM_REPEATS = 4

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from makara.benchmarks.emulated.device import begin, end
-from makara.benchmarks.sleepy import Points
 from makara.model.partition.partition import Sections, split
 from makara.model.partition.work import compute_nodes
 from makara.model.tracing.trace import trace
 from makara.worker import Training
 from torch import Tensor, fx, nn
+
+from ..sleepy import Points
+from .device import begin, end
 
 SCALE = 2e-4
 """Of all tensors and of all link rates, so that times are those of the full sizes."""

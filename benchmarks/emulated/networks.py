@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from makara.benchmarks.emulated.models import SCALE
-from makara.benchmarks.wires import Emulation
 from makara.simulator import Link
+
+from ..wires import Emulation
+from .models import SCALE
 
 _INTRA_VM = Emulation(bytes_per_s=12e9, latency_s=50e-6, jitter_s=0.0)
 

@@ -18,9 +18,6 @@ from typing import Any, Literal
 
 import psutil
 import torch
-from makara.benchmarks.emulated.models import MICROBATCH_SIZE, SEED, Emulated
-from makara.benchmarks.emulated.networks import Network
-from makara.benchmarks.wires import Wires, attach, detach
 from makara.checkpoint import open_store
 from makara.model.data import Batches
 from makara.model.partition.partition import Sections
@@ -37,6 +34,10 @@ from makara.worker.execution.stepper import Stepper
 from makara.worker.profiling.calibrate import calibrate
 from makara.worker.recovery.forming import Source, form
 from makara.worker.sections.ranges import RangeRuntime
+
+from ..wires import Wires, attach, detach
+from .models import MICROBATCH_SIZE, SEED, Emulated
+from .networks import Network
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ async def is_going_on(
     state = job.state
     if state.spec is None or state.ended is not None or state.waiting is not None or state.answered != how:
         return False
+    if state.stop_ordered_at is not None:
+        return False  # it was told to stop since
     resources = state.spec.resources
     if min_nodes not in (None, resources.min_nodes) or max_nodes not in (None, resources.max_nodes):
         return False

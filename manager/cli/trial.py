@@ -61,7 +61,7 @@ def measured_apart(
 ) -> Measurements:
     """The model of a job, measured in a process of its own in about `seconds`. Raises `UserCodeRefused`."""
     arguments = (str(workdir), settings.model_dump_json(), str(seconds))
-    answer = _answer_of("makara.worker.profiling.__main__", arguments, workdir, settings.entrypoint, envs)
+    answer = _answer_of("makara.worker.profiling", arguments, workdir, settings.entrypoint, envs)
     if "measurements" not in answer:
         raise UserCodeRefused(_told(answer["error"], answer["traceback"], answer["whole_traceback"]))
     return Measurements.from_json(answer["measurements"])
@@ -78,7 +78,7 @@ def plain_step_s(workdir: Path, spec: JobSpec, m: int) -> float:
 def _told(error: str, part: str | None, whole: str | None) -> str:
     more = ""
     if part is not None and whole is not None:
-        more = f"the whole traceback, of {len(whole.splitlines())} lines: makara check --traceback"
+        more = f"the whole traceback, of {len(whole.splitlines())} lines: makara check with --traceback"
     return "\n".join(text.rstrip() for text in (error, part, more) if text)
 
 

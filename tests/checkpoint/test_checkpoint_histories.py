@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from conftest import StoreAddress
@@ -171,10 +170,9 @@ def test_after_any_crash_what_is_listed_is_readable_and_what_was_acknowledged_is
 
 WRITER = """
 import sys
-sys.path.insert(0, sys.argv[1])
 from conftest import StoreAddress
 from test_checkpoint_histories import publish_for_ever
-publish_for_ever(StoreAddress(*[value or None for value in sys.argv[2:5]]), int(sys.argv[5]))
+publish_for_ever(StoreAddress(*[value or None for value in sys.argv[1:4]]), int(sys.argv[4]))
 """
 
 
@@ -219,10 +217,10 @@ def test_a_writer_killed_at_any_instant_loses_no_checkpoint_that_it_reported(
             str(generation),
         ]
         with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(Path(__file__).parents[1] / "support"), *arguments],
+            [sys.executable, "-c", WRITER, *arguments],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         ) as writer:
             assert writer.stdout is not None
             for _ in range(rng.randrange(2, 12)):

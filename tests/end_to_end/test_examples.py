@@ -7,7 +7,7 @@ import zoo
 from makara.manager.cli.apply import check
 from makara.worker import Training
 from reference import run_reference
-from test_packaging import ROOT, repository_files
+from repository import ROOT, repository_files
 
 EXAMPLES = ROOT / "examples"
 NAMES = [path.parent.name for path in repository_files(ROOT) if path.match("examples/*/train.py")]

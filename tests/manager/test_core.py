@@ -506,6 +506,37 @@ def test_a_job_that_fails_and_cannot_save_says_which_steps_are_lost() -> None:
     assert script.last(JobEnded).status == "failed"
 
 
+def test_a_failure_on_the_way_to_the_save_does_not_hide_why_a_job_fails() -> None:
+    script, _ = saved_before_it_failed()
+    script.answer(2, 1)
+    script.prepare()
+    script.event(JobCommandFailed(now=script.now, command="open_head", error="the store is gone"))
+    ended = script.last(JobEnded)
+    assert ended.reason == "ValueError: boom, but steps 21 to 25 are not saved: open_head: the store is gone"
+    assert ended.traceback == "Traceback ..."
+
+
+def test_a_vm_that_will_be_taken_is_replaced_before_it_goes() -> None:
+    """Found: where the job file fixes P and D, nobody was asked for until the VM was gone."""
+    script = Script()
+    fixed = {"pipeline_parallel_degree": 2, "data_parallel_degree": 1}
+    script.submit(resources={"max_nodes": 3}, parallelism=fixed)
+    script.wait()
+    workers = [f"{vm}.0" for vm in script.state.vms][:2]
+    script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in workers))
+    profile = Profile(recipe=RECIPE, calibration=uniform(2).to_json())
+    script.report(script.change(workers[0], profile=profile))
+    third = list(script.state.vms)[2]
+    script.event(VmTerminated(now=script.now, vm=third))
+    before = script.count(RequestVm)
+    script.wait(60.0)
+    assert script.count(RequestVm) == before
+    script.extra[workers[0][:-2]] = {"notice_deadline_s": 600.0}
+    script.report()
+    script.wait(1.0)
+    assert script.count(RequestVm) == before + 1
+
+
 def test_a_job_that_fails_where_nobody_holds_all_sections_ends_at_once() -> None:
     script = Script()
     first, second = script.run(2, retry={"max_restarts_on_errors": 0})

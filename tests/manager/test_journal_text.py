@@ -7,11 +7,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from core_script import RECIPE
 from makara.manager.core.commands import RequestVm
 from makara.manager.core.facts import ProbeEnded, RecipeFixed, StopOrdered, VmNoticed, VmRequested
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.journal_text import NotReadable, Unreadable
-from test_report_checks import RECIPE
 
 
 @pytest.mark.parametrize(

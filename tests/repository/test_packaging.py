@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 import fnmatch
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
 from collections import Counter
 from collections.abc import Container, Iterator
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -21,8 +19,8 @@ import pytest
 from newest_torch import newest_allowed, torch_range
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from repository import ROOT, repository_files
 
-ROOT = Path(__file__).parents[2]
 NOT_INSTALLED = {"tests", "benchmarks", "docs", "build", "dist"}
 
 # The house, floor by floor: a room imports only from the floors below its own.
@@ -58,26 +56,6 @@ def test_the_range_of_torch_is_the_version_that_the_tests_are_run_with() -> None
     allowed = SpecifierSet(f">={pinned.major}.{pinned.minor},<{pinned.major}.{pinned.minor + 1}")
     assert torch_range(ROOT) == allowed
     assert newest_allowed(["2.15.0", "2.14.0", "2.13.1", "2.13.0"], SpecifierSet(">=2.13,<2.14")) == "2.13.1"
-
-
-@cache
-def repository_files(root: Path) -> tuple[Path, ...]:
-    """What git tracks below `root`; in a copy without git, all that lies in the folders of the packages.
-
-    A clone also holds what others wrote into it: a demo's VMs, checkpoints, a user's own model.
-    """
-    if (root / ".git").exists() and shutil.which("git"):
-        # A checkout may belong to another user, as in a container: git refuses to read it unless told to.
-        command = ["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z"]
-        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        paths = [root / name for name in listed.split("\0") if name]
-    else:
-        packages: list[str] = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"][
-            "packages"
-        ]
-        tops = {package.split(".")[1] for package in packages}
-        paths = [path for top in tops for path in (root / top).rglob("*")]
-    return tuple(path for path in sorted(paths) if path.is_file() and "__pycache__" not in path.parts)
 
 
 def sources(*rooms: str) -> Iterator[Path]:
@@ -234,6 +212,17 @@ def test_rooms_find_each_other_by_relative_imports() -> None:
     for path in sources(*(room for floor in FLOORS for room in floor), *BESIDE):
         for line, module in imports(path):
             assert module.partition(".")[0] != "makara", f"{path}:{line} imports {module}"
+
+
+def test_every_name_of_a_module_of_ours_has_one(setuptools: dict[str, Any]) -> None:
+    """Tests and benchmarks, which no type checker reads, included."""
+    names = {module_name(path) for path in repository_files(ROOT) if path.suffix == ".py"}
+    names |= {".".join(folder.relative_to(ROOT).parts) for folder in map(folder_of, setuptools["packages"])}
+    for path in repository_files(ROOT):
+        for line, module in imports(path) if path.suffix == ".py" else ():
+            if module.startswith("makara."):
+                assert module.partition(".")[2] in names, f"{path}:{line} imports {module}"
+                assert module.split(".")[1] not in NOT_INSTALLED, f"{path}:{line} imports {module}"
 
 
 def test_rooms_without_torch_do_not_name_it() -> None:

@@ -306,7 +306,7 @@ def test_a_failing_model_is_told_in_a_few_lines_of_the_users_own(
     assert "the model cannot be traced: RuntimeError: shape '[3, 5]' is invalid" in shown[0]
     assert any("plain_models.py" in line and "in forward" in line for line in shown)
     assert not any("site-packages/torch" in line for line in shown)
-    assert shown[-1].endswith("makara check --traceback")
+    assert shown[-1].endswith("makara check with --traceback")
 
 
 def test_the_whole_traceback_is_there_for_who_asks(

@@ -181,7 +181,8 @@ def request_vms(turn: Turn) -> None:
         return
     if _waits(turn, num_replaced, state.replaced_at):
         return
-    missing = wanted_vms(state) - len(state.live_vms)
+    num_staying = sum(vm.status is not VmStatus.NOTICED for vm in state.live_vms)
+    missing = min(wanted_vms(state) - num_staying, state.spec.resources.max_nodes - len(state.live_vms))
     if singly:
         missing = min(missing, 0 if fitness.on_trial(turn) else 1)
     if missing <= 0:
