@@ -280,8 +280,11 @@ def test_a_job_held_to_an_instruction_set_trains_as_a_process_that_is(service: S
     assert len(shown["workers"]) == 2
     held = subprocess.run(
         [sys.executable, "-c", "import test_end_to_end as here; print(here.reference(6))"],
-        env={**os.environ, **environment_of("avx2", processor_flags())},
-        cwd=Path(__file__).parents[1] / "support",
+        env={
+            **os.environ,
+            **environment_of("avx2", processor_flags()),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
         capture_output=True,
         text=True,
         check=True,

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import pytest
-from core_script import Script
+from core_script import RECIPE, Script
 from makara.checkpoint import StoreRefused
+from makara.manager.api.continuing import is_going_on
 from makara.manager.cli.progress import ways_on
-from makara.manager.core.commands import Command, ComputePlan, ExportWeights, OpenHead, ReleaseVm, RequestVm
+from makara.manager.core.commands import (
+    Command,
+    ComputePlan,
+    CopyCheckpoint,
+    ExportWeights,
+    OpenHead,
+    ReleaseVm,
+    RequestVm,
+)
 from makara.manager.core.events import (
     CommandStuck,
     ContinueRequested,
@@ -20,15 +29,17 @@ from makara.manager.core.events import (
     StopRequested,
     WeightsExported,
 )
-from makara.manager.core.facts import GenerationPlanned, GenerationStalled, JobContinued, JobEnded
+from makara.manager.core.facts import GenerationPlanned, GenerationStalled, JobContinued, JobEnded, Resumption
 from makara.manager.core.failures import Rounds
 from makara.manager.core.fold import apply, fold
 from makara.manager.core.orders import orders
 from makara.manager.core.state import Status
 from makara.manager.service.effects import Effects
 from makara.manager.service.runtime import Job
+from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
 from makara.manager.service.views import JobView, job_view
+from makara.manager.spec.start_source import StartSource
 from makara.manager.threads import Threads
 from makara.protocol.messages import CheckpointRef, Failure, Phase, WorkerReport
 
@@ -262,6 +273,28 @@ def test_an_export_of_the_time_before_that_gives_up_late_asks_nobody(tmp_path: P
     after = script.last(ExportWeights)
     assert not failures(script, tmp_path, before, error=StoreRefused("AccessDenied"))
     assert failures(script, tmp_path, after, error=StoreRefused("AccessDenied")) == ["export_weights"]
+
+
+def test_a_resume_while_the_job_stops_is_not_taken_for_the_one_before() -> None:
+    """Found: it was answered as done, and the job ended."""
+    script = Script()
+    script.run(2)
+    script.state = script.state.changed(answered=Resumption.AGAIN)
+    script.event(StopRequested(now=script.now))
+    assert script.state.status is Status.STOPPING
+    job, nobody = Job("j", [], []), cast(Service, None)  # whom it need not ask
+    job.state = script.state
+    assert not asyncio.run(is_going_on(nobody, job, Resumption.AGAIN, {}, None, None))
+
+
+def test_a_copy_that_fails_after_the_job_has_its_checkpoint_says_nothing(tmp_path: Path) -> None:
+    script = Script()
+    script.run(2)
+    source = StartSource(uri=(tmp_path / "empty").as_uri(), job="other", recipe=RECIPE)
+    late, gone = CopyCheckpoint(key="c", source=source), StoreRefused("there is none")
+    assert not failures(script, tmp_path, late, error=gone)
+    script.state = script.state.changed(copying=True)
+    assert failures(script, tmp_path, late, error=gone) == ["copy_checkpoint"]
 
 
 def failures(script: Script, folder: Path, *commands: Command, error: Exception | None = None) -> list[str]:

@@ -50,7 +50,6 @@ from makara.manager.core.facts import (
     Fact,
     GenerationPlanned,
     GenerationPrepared,
-    StartCopied,
     Submitted,
 )
 from makara.manager.core.fold import fold
@@ -212,16 +211,6 @@ def test_what_a_job_starts_from_leaves_steps_to_train(world: World, tmp_path: Pa
     else:
         assert isinstance(answer, CommandStuck)
         assert "100-g1: 100 of 100 steps (training.steps) are made" in answer.error
-
-
-def test_a_copy_that_fails_after_the_job_has_its_checkpoint_says_nothing(
-    world: World, tmp_path: Path
-) -> None:
-    source = StartSource(uri=(tmp_path / "empty").as_uri(), job="other", recipe=RECIPE)
-    world.facts[0] = world.facts[0].model_copy(update={"start": source})
-    assert isinstance(world.do(CopyCheckpoint(key="c", source=source)), CommandStuck)
-    world.facts.append(StartCopied(at=world.now, checkpoint=ref(40, 0), source=None))
-    assert world.do(CopyCheckpoint(key="c", source=source)) is None
 
 
 def test_opening_outlasts_a_refusal_that_is_put_right(world: World) -> None:
