@@ -279,11 +279,10 @@ def test_a_resume_while_the_job_stops_is_not_taken_for_the_one_before() -> None:
     """Found: it was answered as done, and the job ended."""
     script = Script()
     script.run(2)
-    script.state = script.state.changed(answered=Resumption.AGAIN)
     script.event(StopRequested(now=script.now))
     assert script.state.status is Status.STOPPING
     job, nobody = Job("j", [], []), cast(Service, None)  # whom it need not ask
-    job.state = script.state
+    job.state = script.state.changed(answered=Resumption.AGAIN)
     assert not asyncio.run(is_going_on(nobody, job, Resumption.AGAIN, {}, None, None))
 
 
