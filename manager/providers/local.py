@@ -184,7 +184,7 @@ class LocalProvider:
         """From now on nobody looks for its processes; and a repeated request does not bring it back."""
         directory = self._folder / vm
         with self._ending:  # its watcher and whoever releases it may both be here
-            if directory.is_dir():
+            if directory.is_dir() and self._record(vm) != _ENDED:
                 write_private(directory / "vm.json", json.dumps(_ENDED).encode())
                 _clear(directory)
 
