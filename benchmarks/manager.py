@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,14 @@ from makara.manager.core.facts import (
     VmRequested,
 )
 from makara.manager.core.orders import OrderParts, orders
-from makara.manager.providers import VmStatus
+from makara.manager.providers import Resource, ResourceStatus
 from makara.manager.server import run
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.runtime import Job
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import Scope, TokenStore
 from makara.manager.service.views import job_view
+from makara.manager.spec.placement import Attempt
 from makara.pipeline.plan import Range, grid
 from makara.protocol.messages import BootConfig, Formed, Recipe
 from makara.simulator import warm_up
@@ -214,14 +215,15 @@ def _timed(call: Any) -> tuple[float, Any]:
 class _Cloud:
     """All VMs live."""
 
-    def request(self, boot: BootConfig) -> None:
+    def create(self, attempt: Attempt, boot: BootConfig) -> str:
         raise AssertionError("no VM is missing")
 
-    def release(self, vm: str) -> None:
+    def release(self, vm: str) -> bool:
         raise AssertionError("every VM is wanted")
 
-    def list(self) -> dict[str, VmStatus]:
-        return {f"j-vm{number}": VmStatus.RUNNING for number in range(EVER - LIVE, EVER)}
+    def list(self) -> Sequence[Resource]:
+        names = [f"j-vm{number}" for number in range(EVER - LIVE, EVER)]
+        return [Resource(vm=vm, attempt=1, id=vm, status=ResourceStatus.RUNNING) for vm in names]
 
 
 _SPEC: dict[str, Any] = {

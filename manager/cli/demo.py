@@ -28,7 +28,7 @@ import yaml
 from rich.console import Console
 
 from ...simulator import read_trace
-from ..providers import VmStatus
+from ..providers import ResourceStatus, statuses
 from ..providers.local import LocalProvider
 from ..spec.job_file import read_job
 from .apply import packed, submit
@@ -264,7 +264,7 @@ def _await_server(process: subprocess.Popen[bytes], home: Path, run: Path) -> tu
 def _release_rest(home: Path) -> None:
     """End the VMs that still run: those of a demo that was broken off, or that were just being released."""
     provider = LocalProvider(home / "vms")
-    for vm, status in provider.list().items():
-        if status is VmStatus.RUNNING:
+    for vm, status in statuses(provider.list()).items():
+        if status is ResourceStatus.RUNNING:
             provider.release(vm)
     provider.close()

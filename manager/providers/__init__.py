@@ -1,48 +1,119 @@
-"""Providers: where VMs come from. In go the core's commands to request and release; out come VMs that boot
-into an agent (`BootConfig`), and word of those that are gone.
+"""Providers: where VMs come from. In go the core's commands to create and release; out come VMs that boot
+into an agent (`BootConfig`), and word of what there is.
 
-A provider holds no decision and no memory that matters: every VM carries its own name as a tag, so that a
-manager that lost everything but its journal finds each VM again. `request` and `release` are idempotent.
+A provider holds no decision and no memory that matters: whatever it creates carries its manager's and its
+VM's name as tags, so that a manager that lost everything but its journal finds it again. All of them pass
+tests/providers/test_conformance.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Protocol
 
 from ...protocol.messages import BootConfig
+from ..spec.job_spec import Resources
+from ..spec.placement import Attempt, Offer
 
 
-class VmStatus(StrEnum):
-    """What the provider knows of a VM."""
+class ResourceStatus(StrEnum):
+    """What the provider says of something that it created."""
 
+    PENDING = "pending"
     RUNNING = "running"
+    ENDING = "ending"  # it may be billed still
     GONE = "gone"  # authoritative: it was here and has ended
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """A VM, or something that belongs to one, with this manager's tag."""
+
+    vm: str
+    attempt: int
+    id: str  # the provider's own
+    status: ResourceStatus
+    kind: Literal["vm", "interface", "disk", "address"] = "vm"
+    created_at: float | None = None  # Unix seconds
+
+
 class ProviderError(Exception):
-    """The provider could not do it; the message says why in its words."""
+    """The provider could not do it; the message says why in its words. By itself: for an unknown reason, and
+    what was asked may or may not be done."""
 
 
 class NoCapacity(ProviderError):
-    """None to be had now; the same request may succeed later."""
+    """None to be had there now, and nothing was created; another place, or a later time, may have one."""
+
+
+class QuotaExceeded(ProviderError):
+    """The account may not have more of these, and nothing was created."""
+
+
+class NotAllowed(ProviderError):
+    """Refused for good, and nothing was created: credentials, rights, or a request that can never succeed."""
+
+
+class Throttled(ProviderError):
+    """Asked too often: nothing was done, and the same call is to be made again later."""
+
+
+class Ended(ProviderError):
+    """What this attempt created has ended already: it is never created again."""
 
 
 class Provider(Protocol):
-    """Blocking calls, run off the event loop; safe to use from several threads."""
+    """Blocking calls, run off the event loop; safe to use from several threads. All raise `ProviderError`."""
 
-    def request(self, boot: BootConfig) -> None:
-        """Have VM `boot.vm` exist, or do nothing if it does. Raises `ProviderError`, `NoCapacity`."""
+    def create(self, attempt: Attempt, boot: BootConfig) -> str:
+        """Have the VM of this attempt exist, or do nothing if it does; its id.
+
+        Raises `NoCapacity`, `QuotaExceeded`, `NotAllowed` (nothing of it exists), `Throttled`, `Ended`. After
+        any other error the outcome is unknown, and the same call is made again until it is known.
+        """
         ...
 
-    def release(self, vm: str) -> None:
-        """Have VM `vm` not exist, or do nothing if it does not. Raises `ProviderError`."""
+    def release(self, vm: str) -> bool:
+        """Have nothing of VM `vm` exist, whichever attempt created it.
+
+        True once the provider says that all of it is gone, or never was; until then it is called again.
+        """
         ...
 
-    def list(self) -> dict[str, VmStatus]:
-        """Every VM with this manager's tag. Raises `ProviderError`."""
+    def look(self, vm: str) -> Sequence[Resource]:
+        """What there is of one VM, asked for by name: newer than `list`, which may lag behind."""
         ...
 
+    def list(self) -> Sequence[Resource]:
+        """Whatever carries this manager's tag, of all VMs. What is gone may be in it for a while, or not."""
+        ...
+
+    def check(self, resources: Resources) -> Sequence[tuple[str, str]]:
+        """What is wrong with the wish for these VMs, as (field of `resources`, message), before any is
+        rented: credentials, unknown types, quota."""
+        ...
+
+    def offers(self, resources: Resources) -> Sequence[Offer]:
+        """What can be asked for, in the order in which it is to be tried, with prices."""
+        ...
+
+    def console(self, vm: str) -> str:
+        """The end of what the VM wrote while it booted; empty if there is none."""
+        ...
+
+
+def statuses(resources: Iterable[Resource]) -> dict[str, ResourceStatus]:
+    """By VM, the status of whichever of its resources is furthest from gone."""
+    found: dict[str, ResourceStatus] = {}
+    for resource in resources:
+        known = found.get(resource.vm, ResourceStatus.GONE)
+        found[resource.vm] = min(known, resource.status, key=_LIFE.index)
+    return found
+
+
+_LIFE = (ResourceStatus.RUNNING, ResourceStatus.PENDING, ResourceStatus.ENDING, ResourceStatus.GONE)
 
 FaultKind = Literal["kill", "notice", "stop", "continue"]
 
@@ -56,4 +127,17 @@ class FaultInjector(Protocol):
         ...
 
 
-__all__ = ["FaultInjector", "FaultKind", "NoCapacity", "Provider", "ProviderError", "VmStatus"]
+__all__ = [
+    "Ended",
+    "FaultInjector",
+    "FaultKind",
+    "NoCapacity",
+    "NotAllowed",
+    "Provider",
+    "ProviderError",
+    "QuotaExceeded",
+    "Resource",
+    "ResourceStatus",
+    "Throttled",
+    "statuses",
+]

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,16 @@ import psutil
 
 from ...protocol.messages import BootConfig, NoticeFile
 from ..config import write_private
-from . import FaultKind, NoCapacity, ProviderError, VmStatus
+from ..spec.job_spec import Resources
+from ..spec.placement import Attempt, Market, Offer, Placement, Price
+from . import FaultKind, NoCapacity, NotAllowed, ProviderError, Resource, ResourceStatus, statuses
 
 log = logging.getLogger("makara.manager")
 
 _NAME = "MAKARA_VM"
 _PLACE = "MAKARA_VM_FOLDER"
 _TERM_GRACE_S = 3.0
+_CONSOLE_BYTES = 8 << 10
 _RECORD = "vm.json"
 _ENDED: dict[str, Any] = {"ended": True}
 
@@ -66,20 +69,22 @@ class LocalProvider:
 
     # ---- the provider's contract ---------------------------------------------------------------------------
 
-    def request(self, boot: BootConfig) -> None:
+    def create(self, attempt: Attempt, boot: BootConfig) -> str:
+        """A VM that has ended is not created again, whatever the attempt."""
         directory = self._folder / boot.vm
         with self._lock:
-            if (directory / "vm.json").exists():
-                return
+            if (directory / _RECORD).exists():
+                return boot.vm
             if self._capacity is not None and self._num_running() >= self._capacity:
                 raise NoCapacity(f"no local VM to be had now: {self._capacity} may live at a time")
             try:
                 write_private(directory / "boot.json", boot.model_dump_json().encode())
                 self._spawn(boot.vm, directory)
             except OSError as error:
-                raise ProviderError(f"cannot start local VM {boot.vm}: {error}") from error
+                raise NotAllowed(f"cannot start local VM {boot.vm}: {error}") from error
+        return boot.vm
 
-    def release(self, vm: str) -> None:
+    def release(self, vm: str) -> bool:
         timer = self._notices.pop(vm, None)
         if timer is not None:
             timer.cancel()
@@ -92,12 +97,29 @@ class LocalProvider:
             psutil.wait_procs([leader], timeout=_TERM_GRACE_S)
         self._kill(vm)
         self._remember_end(vm)
+        return True
 
-    def list(self) -> dict[str, VmStatus]:
+    def look(self, vm: str) -> Sequence[Resource]:
+        return [resource for resource in self.list() if resource.vm == vm]
+
+    def list(self) -> Sequence[Resource]:
         with self._lock:  # never between the start of a VM and its record
-            return {
-                path.parent.name: self._status(path.parent.name) for path in self._folder.glob("*/vm.json")
-            }
+            vms = [path.parent.name for path in self._folder.glob("*/vm.json")]
+            return [Resource(vm=vm, attempt=1, id=vm, status=self._status(vm)) for vm in vms]
+
+    def check(self, resources: Resources) -> Sequence[tuple[str, str]]:
+        return []
+
+    def offers(self, resources: Resources) -> Sequence[Offer]:
+        """As many as this machine can bear, for nothing."""
+        price = Price(hourly=0.0, ceiling=0.0, at=time.time(), source="this machine")
+        return [Offer(placement=Placement(provider="local", market=Market.ON_DEMAND), price=price)]
+
+    def console(self, vm: str) -> str:
+        try:
+            return (self._folder / vm / "agent.log").read_bytes()[-_CONSOLE_BYTES:].decode(errors="replace")
+        except FileNotFoundError:
+            return ""
 
     def set_capacity(self, vms: int | None) -> None:
         """How many VMs may live at a time from now on; None is any number. None that lives is taken."""
@@ -106,7 +128,7 @@ class LocalProvider:
     # ---- faults --------------------------------------------------------------------------------------------
 
     def inject(self, vm: str, kind: FaultKind, deadline_s: float = 0.0) -> None:
-        if vm not in self.list() or self._status(vm) is VmStatus.GONE:
+        if statuses(self.look(vm)).get(vm) is not ResourceStatus.RUNNING:
             raise ProviderError(f"local VM {vm} is not running")
         if kind == "kill":
             self._kill(vm)
@@ -159,13 +181,13 @@ class LocalProvider:
                 if leader is not None:
                     self._remember_start(vm, leader.pid)
 
-    def _status(self, vm: str) -> VmStatus:
+    def _status(self, vm: str) -> ResourceStatus:
         if self._leader(vm) is not None:
-            return VmStatus.RUNNING
+            return ResourceStatus.RUNNING
         if self._record(vm) != _ENDED:
             self._kill(vm)  # a VM whose agent is gone is gone: no trainer stays behind
             self._remember_end(vm)
-        return VmStatus.GONE
+        return ResourceStatus.GONE
 
     def _num_running(self) -> int:
         return sum(self._leader(path.parent.name) is not None for path in self._folder.glob("*/vm.json"))

@@ -21,7 +21,8 @@ from ...protocol.messages import BootConfig
 from ..core.commands import Command, ComputePlan, CopyCheckpoint, OpenHead, ReleaseVm, RequestVm
 from ..core.events import CommandStuck, Event, JobCommandFailed, VmRequestFailed, VmTerminated
 from ..core.state import JobState
-from ..providers import NoCapacity, Provider, ProviderError
+from ..providers import NoCapacity, Provider, ProviderError, Throttled
+from ..spec.placement import Attempt, Placement
 from ..spec.start_source import StartSource
 from ..threads import Kind, Threads, told_when_slow
 from .planning import Planner
@@ -216,12 +217,14 @@ class Effects:
             device_memory_bytes=resources.device_memory,
         )
         provider = self._providers[resources.provider]
+        attempt = Attempt(vm=command.vm, placement=Placement(provider=resources.provider))
         try:
             await self._persist(
                 job,
                 command,
-                lambda: provider.request(boot),
+                lambda: provider.create(attempt, boot),
                 NoCapacity,
+                Throttled,
                 wanted=lambda: self._state_of(job).vms[command.vm].live,
                 longest_delay_s=1.0,
             )
@@ -237,7 +240,7 @@ class Effects:
             await self._persist(
                 job,
                 command,
-                lambda provider=provider: provider.release(command.vm),
+                partial(_release_whole, provider, command.vm),
                 ProviderError,
                 wanted=lambda: True,
             )
@@ -293,3 +296,9 @@ class Effects:
 
     def _clear_trouble(self, job: str, command: Command) -> None:
         self.trouble.get(job, {}).pop(command.key, None)
+
+
+def _release_whole(provider: Provider, vm: str) -> None:
+    """Raises `ProviderError` until nothing of the VM is left."""
+    if not provider.release(vm):
+        raise ProviderError(f"VM {vm} is ending")

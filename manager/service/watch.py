@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from ..core.events import Event, Together, VmTerminated
 from ..core.state import JobState
-from ..providers import Provider, ProviderError, VmStatus
+from ..providers import Provider, ProviderError, ResourceStatus, statuses
 from ..threads import Kind, Threads, told_when_slow
 from .effects import Effects
 from .quarantine import Quarantined
@@ -69,9 +69,9 @@ class ProviderWatch:
             self._tell_trouble(str(error))
             return
         self._clear_trouble()
-        await self.compare(present)
+        await self.compare(statuses(present))
 
-    async def compare(self, present: Mapping[str, VmStatus]) -> None:
+    async def compare(self, present: Mapping[str, ResourceStatus]) -> None:
         """Tell jobs which of their VMs are gone; release those that nobody wants."""
         states = [runtime.state for runtime in self._jobs.values()]
         for job, vms in vanished(states, self._effects, self._name, present, self._missing).items():
@@ -111,7 +111,7 @@ def vanished(
     states: Iterable[JobState],
     effects: Effects,
     provider: str,
-    present: Mapping[str, VmStatus],
+    present: Mapping[str, ResourceStatus],
     missing: dict[str, int],
 ) -> dict[str, list[str]]:
     """By job, live VMs that `provider` no longer has. `missing` counts absences from call to call."""
@@ -128,14 +128,14 @@ def vanished(
                 continue
             status = present.get(vm.vm)
             missing[vm.vm] = missing.get(vm.vm, 0) + 1 if status is None else 0
-            if status is VmStatus.GONE or missing[vm.vm] >= _PATIENCE:
+            if status is ResourceStatus.GONE or missing[vm.vm] >= _PATIENCE:
                 found.setdefault(state.job, []).append(vm.vm)
     return found
 
 
-def unwanted(jobs: Iterable[Job], effects: Effects, present: Mapping[str, VmStatus]) -> list[str]:
+def unwanted(jobs: Iterable[Job], effects: Effects, present: Mapping[str, ResourceStatus]) -> list[str]:
     """Running VMs that no job has, and whose release is not under way: left over from the unforeseen."""
     jobs = [job for job in jobs if job.state.ended is None]
     wanted = {vm.vm for job in jobs for vm in job.state.live_vms}
-    running = [vm for vm, status in present.items() if status is VmStatus.RUNNING and vm not in wanted]
+    running = [vm for vm, status in present.items() if status is ResourceStatus.RUNNING and vm not in wanted]
     return [vm for vm in running if not effects.releasing(vm) and not any(job.may_own(vm) for job in jobs)]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from makara.manager.providers import NoCapacity, ProviderError, VmStatus
+from makara.manager.providers import NoCapacity, ProviderError, ResourceStatus, statuses
 from makara.manager.providers.local import LocalProvider
+from makara.manager.spec.placement import Attempt, Placement
 from makara.protocol.messages import BootConfig, NoticeFile
 
 # A VM of two processes; it says that both are up by a file.
@@ -37,9 +38,13 @@ class Cloud:
     def new_provider(self) -> LocalProvider:
         return LocalProvider(self.folder, command=(sys.executable, "-c", AGENT), changed=self.ended.set)
 
+    def create(self, vm: str) -> None:
+        placement = Placement(provider="local")
+        self.provider.create(Attempt(vm=vm, placement=placement), boot(self.folder, vm))
+
     def start(self, vm: str) -> list[psutil.Process]:
         """The processes of a new VM, once both are up."""
-        self.provider.request(boot(self.folder, vm))
+        self.create(vm)
         child = self.folder / vm / "child"
         eventually(child.exists)
         leader = json.loads((self.folder / vm / "vm.json").read_text())["pid"]
@@ -65,7 +70,7 @@ def boot(folder: Path, vm: str) -> BootConfig:
 def cloud(tmp_path: Path) -> Iterator[Cloud]:
     made = Cloud(tmp_path / "vms")
     yield made
-    for vm in made.provider.list():
+    for vm in statuses(made.provider.list()):
         made.provider.release(vm)
     made.provider.close()
 
@@ -76,14 +81,14 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 def test_a_vm_is_requested_once_and_released_whole(cloud: Cloud) -> None:
     processes = cloud.start("a")
-    cloud.provider.request(boot(cloud.folder, "a"))
-    assert cloud.provider.list() == {"a": VmStatus.RUNNING}
+    cloud.create("a")
+    assert statuses(cloud.provider.list()) == {"a": ResourceStatus.RUNNING}
     cloud.provider.release("a")
     cloud.provider.release("a")
     eventually(lambda: gone(processes))
-    assert cloud.provider.list() == {"a": VmStatus.GONE}
-    cloud.provider.request(boot(cloud.folder, "a"))  # a late repetition does not bring it back
-    assert cloud.provider.list() == {"a": VmStatus.GONE}
+    assert statuses(cloud.provider.list()) == {"a": ResourceStatus.GONE}
+    cloud.create("a")  # a late repetition does not bring it back
+    assert statuses(cloud.provider.list()) == {"a": ResourceStatus.GONE}
 
 
 def test_the_boot_file_is_private_and_no_secret_is_in_arguments_or_environment(cloud: Cloud) -> None:
@@ -98,7 +103,7 @@ def test_a_killed_vm_dies_whole_and_its_end_is_told(cloud: Cloud) -> None:
     cloud.provider.inject("a", "kill")
     assert cloud.ended.wait(30)
     eventually(lambda: gone(processes))
-    assert cloud.provider.list() == {"a": VmStatus.GONE}
+    assert statuses(cloud.provider.list()) == {"a": ResourceStatus.GONE}
 
 
 def test_a_vm_whose_agent_died_leaves_no_trainer(cloud: Cloud) -> None:
@@ -114,7 +119,7 @@ def test_the_next_manager_finds_vms_and_those_that_ended_meanwhile(cloud: Cloud)
     first[0].kill()
     eventually(lambda: gone(first[:1]))
     cloud.provider = cloud.new_provider()
-    assert cloud.provider.list() == {"a": VmStatus.GONE, "b": VmStatus.RUNNING}
+    assert statuses(cloud.provider.list()) == {"a": ResourceStatus.GONE, "b": ResourceStatus.RUNNING}
     eventually(lambda: gone(first))
     cloud.provider.release("b")
     eventually(lambda: gone(second))
@@ -124,8 +129,8 @@ def test_a_vm_that_was_started_and_not_written_down_is_adopted(cloud: Cloud) -> 
     processes = cloud.start("a")
     (cloud.folder / "a" / "vm.json").unlink()  # the manager died in between
     cloud.provider = cloud.new_provider()
-    assert cloud.provider.list() == {"a": VmStatus.RUNNING}
-    cloud.provider.request(boot(cloud.folder, "a"))
+    assert statuses(cloud.provider.list()) == {"a": ResourceStatus.RUNNING}
+    cloud.create("a")
     assert json.loads((cloud.folder / "a" / "vm.json").read_text())["pid"] == processes[0].pid
 
 
@@ -136,7 +141,7 @@ def test_another_process_with_the_number_of_a_dead_vm_is_left_alone(cloud: Cloud
     record = json.loads((cloud.folder / "b" / "vm.json").read_text())
     record["started"] -= 100
     (cloud.folder / "a" / "vm.json").write_text(json.dumps(record))
-    assert cloud.provider.list()["a"] is VmStatus.GONE
+    assert statuses(cloud.provider.list())["a"] is ResourceStatus.GONE
     cloud.provider.release("a")
     assert bystander.is_running()
 
@@ -145,7 +150,7 @@ def test_a_vm_that_an_earlier_version_started_is_known(cloud: Cloud) -> None:
     leader = cloud.start("a")[0]
     record = {"pid": leader.pid, "started": leader.create_time()}
     (cloud.folder / "a" / "vm.json").write_text(json.dumps(record))
-    assert cloud.provider.list() == {"a": VmStatus.RUNNING}
+    assert statuses(cloud.provider.list()) == {"a": ResourceStatus.RUNNING}
 
 
 def test_a_wall_clock_that_is_set_ends_no_vm(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +158,7 @@ def test_a_wall_clock_that_is_set_ends_no_vm(cloud: Cloud, monkeypatch: pytest.M
     booted_at = psutil.boot_time()  # the wall clock less the time since, so it moves with the wall clock
     for jump_s in (-3600.0, -1.0, 1.0, 3600.0):
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted_at + jump_s)  # noqa: B023
-        assert cloud.provider.list() == {"a": VmStatus.RUNNING}
+        assert statuses(cloud.provider.list()) == {"a": ResourceStatus.RUNNING}
 
 
 def test_a_vm_of_the_same_name_elsewhere_on_this_machine_is_left_alone(cloud: Cloud, tmp_path: Path) -> None:
@@ -162,7 +167,7 @@ def test_a_vm_of_the_same_name_elsewhere_on_this_machine_is_left_alone(cloud: Cl
     cloud.provider.release("a")
     eventually(lambda: gone(processes))
     assert not any(gone([process]) for process in neighbours)
-    assert other.provider.list() == {"a": VmStatus.RUNNING}
+    assert statuses(other.provider.list()) == {"a": ResourceStatus.RUNNING}
     other.provider.release("a")
     eventually(lambda: gone(neighbours))
 
@@ -189,7 +194,7 @@ def test_beyond_its_capacity_there_is_none_to_be_had(cloud: Cloud) -> None:
     cloud.provider.set_capacity(1)
     cloud.start("a")
     with pytest.raises(NoCapacity, match="1 may live"):
-        cloud.provider.request(boot(cloud.folder, "b"))
+        cloud.create("b")
     cloud.provider.release("a")
     cloud.start("b")
 
@@ -203,7 +208,7 @@ def test_faults_are_for_vms_that_run(cloud: Cloud, vm: str) -> None:
 def test_a_command_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     provider = LocalProvider(tmp_path / "vms", command=("/nowhere/python",))
     with pytest.raises(ProviderError, match="cannot start local VM a"):
-        provider.request(boot(tmp_path / "vms", "a"))
+        provider.create(Attempt(vm="a", placement=Placement(provider="local")), boot(tmp_path / "vms", "a"))
 
 
 def test_a_vm_that_ended_leaves_its_logs_and_nothing_else(tmp_path: Path) -> None:

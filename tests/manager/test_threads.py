@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from makara.checkpoint import HeadMissing
 from makara.manager.core.commands import ComputePlan, OpenHead, ReleaseVm
 from makara.manager.core.events import PlanComputed
 from makara.manager.core.state import JobState
-from makara.manager.providers import VmStatus
+from makara.manager.providers import Resource
 from makara.manager.service import planning, store_commands
 from makara.manager.threads import Kind, Lane, ThreadBounds, Threads, told_when_slow
-from makara.protocol.messages import BootConfig
 
 
 class Gate:
@@ -55,15 +54,12 @@ class SlowProvider(FakeProvider):
         self.gate = gate
         self.lists_hang = False
 
-    def request(self, boot: BootConfig) -> None:
-        super().request(boot)
-
-    def release(self, vm: str) -> None:
+    def release(self, vm: str) -> bool:
         if vm.startswith("a-"):
             self.gate()
-        super().release(vm)
+        return super().release(vm)
 
-    def list(self) -> dict[str, VmStatus]:
+    def list(self) -> Sequence[Resource]:
         if self.lists_hang:
             self.gate()
         return super().list()
@@ -198,7 +194,7 @@ def test_a_hung_store_holds_up_its_own_job_and_shows_as_trouble(
             await here.report("b", here.vms("b")[0])
             assert here.service.jobs["b"].state.live_vms[0].joined
             here.service.effects.start("b", ReleaseVm(key="b-vm1/release", vm="b-vm1"))
-            await here.until(lambda: "b-vm1" not in here.provider.list())
+            await here.until(lambda: "b-vm1" not in here.provider.vms)
 
     asyncio.run(play())
 

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from core_script import spec
+from in_service import FakeProvider
 from makara.manager.config import ServerConfig
 from makara.manager.core.facts import VmEnded
-from makara.manager.providers import ProviderError, VmStatus
+from makara.manager.providers import ProviderError, Resource
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
 from makara.manager.spec.job_spec import JobSpec
-from makara.protocol.messages import BootConfig
 
 
-class Cloud:
+class Cloud(FakeProvider):
     """A provider whose list fails while `is_away`."""
 
     def __init__(self) -> None:
-        self.vms: set[str] = set()
+        super().__init__()
         self.is_away = False
         self.num_lists = 0
 
-    def request(self, boot: BootConfig) -> None:
-        self.vms.add(boot.vm)
-
-    def release(self, vm: str) -> None:
-        self.vms.discard(vm)
-
-    def list(self) -> dict[str, VmStatus]:
+    def list(self) -> Sequence[Resource]:
         self.num_lists += 1
         if self.is_away:
             raise ProviderError("503")
-        return dict.fromkeys(self.vms, VmStatus.RUNNING)
+        return super().list()
 
 
 async def _more_lists(cloud: Cloud, num: int) -> None:
@@ -60,7 +55,7 @@ async def _play(home: Path) -> tuple[list[VmEnded], list[VmEnded]]:
         cloud.is_away = True
         await _more_lists(cloud, 10)
         during = ended()
-        cloud.vms.pop()
+        cloud.vms.popitem()
         cloud.is_away = False
         while not ended():
             await _more_lists(cloud, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import Any
 from core_script import MEMORY, spec
 from makara.manager.config import ServerConfig
 from makara.manager.core import Timing
-from makara.manager.providers import Provider, VmStatus
+from makara.manager.providers import Provider, Resource, ResourceStatus
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
-from makara.manager.spec.job_spec import parse_spec
+from makara.manager.spec.job_spec import Resources, parse_spec
+from makara.manager.spec.placement import Attempt, Offer
 from makara.protocol.messages import BootConfig, DeviceInfo, Orders, Phase, Report, WorkerReport
 
 NEVER_S = 3600.0  # the test ticks by hand
@@ -26,16 +27,30 @@ NEVER_S = 3600.0  # the test ticks by hand
 class FakeProvider:
     """Every VM can be had."""
 
-    vms: dict[str, VmStatus] = field(default_factory=dict)
+    vms: dict[str, ResourceStatus] = field(default_factory=dict)
 
-    def request(self, boot: BootConfig) -> None:
-        self.vms.setdefault(boot.vm, VmStatus.RUNNING)
+    def create(self, attempt: Attempt, boot: BootConfig) -> str:
+        self.vms.setdefault(attempt.vm, ResourceStatus.RUNNING)
+        return attempt.vm
 
-    def release(self, vm: str) -> None:
+    def release(self, vm: str) -> bool:
         self.vms.pop(vm, None)
+        return True
 
-    def list(self) -> dict[str, VmStatus]:
-        return dict(self.vms)
+    def look(self, vm: str) -> Sequence[Resource]:
+        return [resource for resource in self.list() if resource.vm == vm]
+
+    def list(self) -> Sequence[Resource]:
+        return [Resource(vm=vm, attempt=1, id=vm, status=status) for vm, status in self.vms.items()]
+
+    def check(self, resources: Resources) -> Sequence[tuple[str, str]]:
+        return []
+
+    def offers(self, resources: Resources) -> Sequence[Offer]:
+        return []
+
+    def console(self, vm: str) -> str:
+        return ""
 
 
 @dataclass

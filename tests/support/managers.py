@@ -123,6 +123,6 @@ def release_all(home: Path) -> None:
     from makara.manager.providers.local import LocalProvider
 
     provider = LocalProvider(home / "vms")
-    for vm in provider.list():
-        provider.release(vm)
+    for resource in provider.list():
+        provider.release(resource.vm)
     provider.close()
