@@ -10,7 +10,7 @@ from ..service.runtime import Job
 from ..service.service import Service
 from ..spec.job_spec import JobSpec, parse_spec
 from ..threads import Kind
-from .submission import check_secrets, check_store
+from .submission import check_providers, check_secrets, check_store
 
 
 class CannotGoOn(Exception):
@@ -31,6 +31,7 @@ async def go_on(
     `CannotGoOn`, `JobSpecError` with every fault, `StoreUnavailable`; then nothing was stored.
     """
     spec = _resized(_spec_of(job), min_nodes, max_nodes)
+    check_providers(spec, service)
     given = check_secrets(spec, secrets)
     stores = service.config.stores
     await service.threads.run(Kind.SUBMISSION, check_store, spec, job.job, given, stores)

@@ -38,6 +38,7 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
     Raises `JobSpecError` with every fault that was found, `KeyUsed`, `StoreUnavailable`.
     """
     spec = _spec(submission.spec_text)
+    check_providers(spec, service)
     secrets = check_secrets(spec, _parsed(submission.secrets_text))
     await service.threads.run(Kind.SUBMISSION, _check_bundle, submission.bundle, service.config.bundle_bounds)
     job = _job_id(spec, submission.idempotency_key)
@@ -61,6 +62,7 @@ async def check_settings(
     Returns what the job would start from; None if it begins at step 0, or was submitted before.
     """
     spec = _spec(spec_text)
+    check_providers(spec, service)
     secrets = check_secrets(spec, _parsed(secrets_text))
     job = _job_id(spec, key)
     if job not in service.jobs:
@@ -83,6 +85,18 @@ def _parsed(text: str) -> object:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise JobSpecError([("secrets", f"not JSON: {error}")]) from error
+
+
+def check_providers(spec: JobSpec, service: Service) -> None:
+    """Raises `JobSpecError` for those that this manager was not set up with."""
+    known = ", ".join(service.providers)
+    faults = [
+        ("resources.provider", f"this manager has no provider {name}; it has {known}")
+        for name in spec.resources.providers
+        if name not in service.providers
+    ]
+    if faults:
+        raise JobSpecError(faults)
 
 
 def check_secrets(spec: JobSpec, value: object) -> dict[str, str]:

@@ -216,8 +216,9 @@ class Effects:
             num_devices=resources.workers_per_node,
             device_memory_bytes=resources.device_memory,
         )
-        provider = self._providers[resources.provider]
-        attempt = Attempt(vm=command.vm, placement=Placement(provider=resources.provider))
+        name = resources.providers[0]
+        provider = self._providers[name]
+        attempt = Attempt(vm=command.vm, placement=Placement(provider=name))
         try:
             await self._persist(
                 job,
@@ -234,7 +235,7 @@ class Effects:
 
     async def _release(self, job: str, command: ReleaseVm) -> Event:
         spec = self._state_of(job).spec
-        names = [spec.resources.provider] if spec is not None else list(self._providers)  # not readable: all
+        names = spec.resources.providers if spec is not None else tuple(self._providers)  # not readable: all
         for provider in [self._providers[name] for name in names]:
             # For ever: a VM that is not released bills for ever.
             await self._persist(
@@ -288,7 +289,7 @@ class Effects:
         if isinstance(command, RequestVm | ReleaseVm):
             spec = self._state_of(job).spec
             kind = Kind.REQUEST_VM if isinstance(command, RequestVm) else Kind.RELEASE_VM
-            return kind, spec.resources.provider if spec is not None else ""
+            return kind, spec.resources.providers[0] if spec is not None else ""
         return Kind.STORE, f"{job} {command.command}"
 
     def _tell_trouble(self, job: str, command: Command, what: str) -> None:

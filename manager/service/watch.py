@@ -95,7 +95,7 @@ class ProviderWatch:
     def _concerned(self) -> Iterable[str]:
         for job, runtime in self._jobs.items():
             spec = runtime.state.spec
-            if runtime.active and spec is not None and spec.resources.provider == self._name:
+            if runtime.active and spec is not None and self._name in spec.resources.providers:
                 yield job
 
     def _tell_trouble(self, what: str) -> None:
@@ -121,7 +121,7 @@ def vanished(
     for vm in [vm for vm in missing if vm not in live]:
         del missing[vm]
     for state in states:
-        if state.spec is None or state.spec.resources.provider != provider:
+        if state.spec is None or provider not in state.spec.resources.providers:
             continue
         for vm in state.live_vms:
             if effects.requesting(vm.vm):

@@ -8,29 +8,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from ...protocol.instruction_sets import InstructionSet
 from ...protocol.messages import JobSettings, StoreConfig
 from ...simulator.lines import Lines
+from .fields import Positive, Section, Text, seconds_of, size_of, split_number
+from .resources import Resources, resource_faults
 from .spec_errors import WHOLE, FieldFaults, JobSpecError, explain, shown
 from .start_source import resolved, start_faults
 from .store_uri import is_absolute, uri_faults
 from .yaml_text import read_yaml
 
-SUPPORTED_PROVIDERS = ("local",)
-PLANNED_PROVIDERS = ("aws", "azure", "manual")
-_CLOUD_ONLY = ("region", "instance_type", "use_spot", "max_hourly_cost")
-_SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0}
+__all__ = [
+    "JobSpec",
+    "JobSpecError",
+    "Resources",
+    "parse_spec",
+    "parse_yaml",
+    "resolve_uri",
+    "size_of",
+    "to_settings",
+]
 
 
 def parse_yaml(text: str) -> JobSpec:
@@ -123,30 +122,11 @@ def _no_file(entrypoint: object) -> object:
     return entrypoint
 
 
-def size_of(text: str) -> int:
-    """The bytes that "16GB" or "512MiB" is. Raises `ValueError`."""
-    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B|B)\s*", text)
-    if match is None:
-        raise ValueError(f"{text!r} is no size; expected a number with a unit of {', '.join(_SIZES)}")
-    return int(float(match[1]) * _SIZES[match[2]])
-
-
-def _size(value: object) -> object:
-    return size_of(value) if isinstance(value, str) else value
-
-
 def _interval(value: object) -> object:
     text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    if _split_interval(text) is None:
+    if split_number(text) is None:
         raise ValueError(f"{shown(value)} is no interval; expected steps (10) or a time (90s, 10m, 2h)")
     return value
-
-
-def _split_interval(value: str) -> tuple[float, str] | None:
-    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*([smh]?)\s*", value)
-    if match is None or float(match[1]) <= 0 or (not match[2] and "." in match[1]):
-        return None
-    return float(match[1]), match[2]
 
 
 def _auto(value: object) -> object:
@@ -158,50 +138,18 @@ def _switch(value: object) -> object:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
-def _text(value: str) -> str:
-    if "\0" in value:
-        raise ValueError(f"{shown(value)} holds a NUL character, which no process can be given")
-    return value
-
-
 def _variable(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII):
         raise ValueError(f"{shown(value)} is no name of an environment variable")
     return value
 
 
-Text = Annotated[str, AfterValidator(_text)]
 Variable = Annotated[str, AfterValidator(_variable)]
-Size = Annotated[int, BeforeValidator(_size), Field(ge=1, lt=2**63)]
-Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Auto = Annotated[Positive | None, BeforeValidator(_auto)]
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Resources(_Section):
-    """Machines. `max_nodes` VMs are asked for; the job trains while `min_nodes` of them are usable."""
-
-    provider: str
-    min_nodes: Positive = 1
-    max_nodes: Annotated[int, Field(ge=1, le=4096)]
-    workers_per_node: Annotated[int, Field(ge=1, le=64)] = 1  # trainers (devices) on each VM
-    threads: Positive = 1  # of each trainer; part of the recipe, for sums depend on it
-    device_memory: Size | None = None  # bytes that a worker may use; None: all that its device has
-    region: str | None = None
-    instance_type: str | None = None
-    use_spot: bool | None = None
-    max_hourly_cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-
-    @property
-    def most_workers(self) -> int:
-        return self.max_nodes * self.workers_per_node
-
-
-class TrainingSpec(_Section):
+class TrainingSpec(Section):
     """What is computed: `steps` steps of exactly `global_batch_size` samples each."""
 
     global_batch_size: Annotated[int, Field(ge=1, le=2**20)]
@@ -212,7 +160,7 @@ class TrainingSpec(_Section):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
 
 
-class Parallelism(_Section):
+class Parallelism(Section):
     """The shape of the grid; None (`auto` in the file) leaves the choice to the planner."""
 
     pipeline_parallel_degree: Auto = None
@@ -223,7 +171,7 @@ class Parallelism(_Section):
     optimizer_offload: Switch = "auto"
 
 
-class CheckpointSpec(_Section):
+class CheckpointSpec(Section):
     """Where checkpoints go, how often (steps, or a time with its unit) and how many are kept."""
 
     uri: Annotated[str, Field(min_length=1)]
@@ -237,22 +185,21 @@ class CheckpointSpec(_Section):
     def interval_steps(self) -> int | None:
         if isinstance(self.interval, int):
             return self.interval
-        number, unit = _split_interval(self.interval) or (0.0, "")
+        number, unit = split_number(self.interval) or (0.0, "")
         return None if unit else int(number)
 
     @property
     def interval_s(self) -> float | None:
-        number, unit = _split_interval(str(self.interval)) or (0.0, "")
-        return number * _TIMES[unit] if unit else None
+        return seconds_of(str(self.interval))
 
 
-class Retry(_Section):
+class Retry(Section):
     """How often the job begins again after an error of its own code; preemptions are not counted."""
 
     max_restarts_on_errors: Annotated[int, Field(ge=0, lt=2**31)] = 0
 
 
-class JobSpec(_Section):
+class JobSpec(Section):
     """A whole job file. Built by `parse_yaml` or `parse_spec`."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -270,7 +217,8 @@ class JobSpec(_Section):
     @model_validator(mode="after")
     def _fields_agree(self) -> JobSpec:
         faults = [
-            *_resource_faults(self),
+            *resource_faults(self.resources),
+            *_worker_faults(self),
             *_batch_faults(self),
             *uri_faults(self.checkpoint.uri, self.checkpoint.endpoint, self.checkpoint.region),
             *start_faults(self.checkpoint.start_from, self.checkpoint.endpoint, self.checkpoint.region),
@@ -280,30 +228,12 @@ class JobSpec(_Section):
         return self
 
 
-def _resource_faults(spec: JobSpec) -> list[tuple[str, str]]:
-    resources, parallel = spec.resources, spec.parallelism
-    faults: list[tuple[str, str]] = []
-    known = ", ".join(SUPPORTED_PROVIDERS)
-    if resources.provider in PLANNED_PROVIDERS:
-        faults.append(
-            ("resources.provider", f"{resources.provider!r} is not supported yet; expected {known}")
-        )
-    elif resources.provider not in SUPPORTED_PROVIDERS:
-        faults.append(("resources.provider", f"unknown provider {resources.provider!r}; expected {known}"))
-    elif resources.provider == "local":
-        set_here = [name for name in _CLOUD_ONLY if getattr(resources, name) is not None]
-        faults += [
-            (f"resources.{name}", "has no meaning with provider local; leave it out") for name in set_here
-        ]
-    if resources.min_nodes > resources.max_nodes:
-        message = f"{resources.min_nodes} is more than resources.max_nodes ({resources.max_nodes})"
-        faults.append(("resources.min_nodes", message))
-    most = resources.most_workers
+def _worker_faults(spec: JobSpec) -> list[tuple[str, str]]:
+    most, parallel = spec.resources.most_workers, spec.parallelism
     wanted = (parallel.pipeline_parallel_degree or 1) * (parallel.data_parallel_degree or 1)
-    if wanted > most:
-        message = f"P·D = {wanted} workers, but max_nodes · workers_per_node gives {most}"
-        faults.append(("parallelism", message))
-    return faults
+    if wanted <= most:
+        return []
+    return [("parallelism", f"P·D = {wanted} workers, but max_nodes · workers_per_node gives {most}")]
 
 
 def _batch_faults(spec: JobSpec) -> list[tuple[str, str]]:

@@ -39,7 +39,7 @@ class Offer(Value):
     """A VM that can be asked for. None: not known."""
 
     placement: Placement
-    price: Price
+    price: Price | None
     num_cpus: int | None = None
     memory_bytes: int | None = None
     num_gpus: int = 0

@@ -182,7 +182,7 @@ def test_what_the_manager_refuses_is_said_before_the_code_is_tried(
     job_file.write_text(yaml.safe_dump(JOB | {"checkpoint": {"uri": "file:///dev/null/x"}}))
     assert run(manager, "apply", "-f", job_file) == cli.MISTAKE
     assert "job.yaml:2: checkpoint.uri: file:///dev/null/x" in capsys.readouterr().err
-    job_file.write_text(yaml.safe_dump(JOB | {"resources": {"provider": "aws", "max_nodes": 1}}))
+    job_file.write_text(yaml.safe_dump(JOB | {"resources": {"provider": "static", "max_nodes": 1}}))
     assert run(manager, "apply", "-f", job_file) == cli.MISTAKE
     assert run(manager, "apply", "-f", job_file, "--token", "a.b") == cli.MISTAKE
     assert tried == []
