@@ -18,7 +18,7 @@ from .bounds import bounds_of, defaults, differing, told, with_bounds
 from .clock import SteadyClock
 from .collector import rare_collections
 from .config import ConfigError, ServerConfig, write_private
-from .providers.local import LocalProvider
+from .providers.opening import no_boot, open_providers
 from .service.journal import SqliteJournal
 from .service.service import Service
 from .service.tokens import TokenStore
@@ -45,11 +45,11 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
     url = f"http://{_shown(config.host)}:{port}"
     clock = SteadyClock()
     tokens = TokenStore(config.home / "tokens.sqlite3", clock)
-    provider = LocalProvider(config.home / "vms", command=config.agent_command)
+    providers = open_providers(config, tokens.identity, no_boot)
     try:
         admin_token = tokens.ensure_admin(config.admin_token_file)
         service = Service(
-            config, journal, tokens, {"local": provider}, timing=timing, leases=timing.leases, clock=clock
+            config, journal, tokens, providers, timing=timing, leases=timing.leases, clock=clock
         )
         service.manager_url = config.public_url or url
         bounds = _tell_bounds(config)
@@ -59,7 +59,8 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
         asyncio.run(run(service, listener))
     finally:
         listener.close()
-        provider.close()
+        for provider in providers.values():
+            provider.close()
         tokens.close()
         journal.close()
 

@@ -103,6 +103,10 @@ class Provider(Protocol):
         """The end of what the VM wrote while it booted; empty if there is none."""
         ...
 
+    def close(self) -> None:
+        """Forget connections and timers; VMs live on."""
+        ...
+
 
 def statuses(resources: Iterable[Resource]) -> dict[str, ResourceStatus]:
     """By VM, the status of whichever of its resources is furthest from gone."""

@@ -29,7 +29,7 @@ from ...protocol.messages import BootConfig, NoticeFile
 from ..config import write_private
 from ..spec.job_spec import Resources
 from ..spec.placement import Attempt, Market, Offer, Placement, Price
-from . import FaultKind, NoCapacity, NotAllowed, ProviderError, Resource, ResourceStatus, statuses
+from . import Ended, FaultKind, NoCapacity, NotAllowed, ProviderError, Resource, ResourceStatus, statuses
 
 log = logging.getLogger("makara.manager")
 
@@ -74,6 +74,8 @@ class LocalProvider:
         directory = self._folder / boot.vm
         with self._lock:
             if (directory / _RECORD).exists():
+                if self._status(boot.vm) is ResourceStatus.GONE:
+                    raise Ended(f"local VM {boot.vm} has ended")
                 return boot.vm
             if self._capacity is not None and self._num_running() >= self._capacity:
                 raise NoCapacity(f"no local VM to be had now: {self._capacity} may live at a time")

@@ -56,6 +56,8 @@ class Attempt(Value):
     number: int = Field(default=1, ge=1)
     placement: Placement
     max_price: float | None = None  # the bid, USD an hour; None: up to the on-demand price
+    image: str = ""  # empty: the provider's own setting
+    disk_gb: int | None = None  # None: the provider's own setting
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from makara.manager.providers import NoCapacity, ProviderError, ResourceStatus, statuses
+from makara.manager.providers import Ended, NoCapacity, ProviderError, ResourceStatus, statuses
 from makara.manager.providers.local import LocalProvider
 from makara.manager.spec.placement import Attempt, Placement
 from makara.protocol.messages import BootConfig, NoticeFile
@@ -87,7 +87,8 @@ def test_a_vm_is_requested_once_and_released_whole(cloud: Cloud) -> None:
     cloud.provider.release("a")
     eventually(lambda: gone(processes))
     assert statuses(cloud.provider.list()) == {"a": ResourceStatus.GONE}
-    cloud.create("a")  # a late repetition does not bring it back
+    with pytest.raises(Ended):
+        cloud.create("a")  # a late repetition does not bring it back
     assert statuses(cloud.provider.list()) == {"a": ResourceStatus.GONE}
 
 

@@ -52,6 +52,9 @@ class FakeProvider:
     def console(self, vm: str) -> str:
         return ""
 
+    def close(self) -> None:
+        pass
+
 
 @dataclass
 class FakeConnection:

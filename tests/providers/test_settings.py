@@ -1,0 +1,37 @@
+"""The file that names the clouds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from makara.manager.config import ConfigError, ServerConfig
+from makara.manager.providers.opening import no_boot, open_providers
+from makara.manager.providers.settings import read_settings
+
+
+def test_without_the_file_there_is_this_machine_alone(tmp_path: Path) -> None:
+    providers = open_providers(ServerConfig(home=tmp_path), "manager", no_boot)
+    assert list(providers) == ["local"]
+    for provider in providers.values():
+        provider.close()
+
+
+def test_an_empty_file_names_no_cloud(tmp_path: Path) -> None:
+    (tmp_path / "clouds.yaml").write_text("# none yet\n")
+    assert read_settings(tmp_path) == read_settings(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("gcp: {}\n", "clouds.yaml:1: gcp: unknown key"),
+        ("- aws\n", "expected a section for each cloud, got list"),
+        ("aws: [\n", "not YAML"),
+    ],
+)
+def test_a_fault_is_told_with_its_line_and_field(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "clouds.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_settings(tmp_path)
+    assert told in str(caught.value)
