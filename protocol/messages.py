@@ -396,6 +396,10 @@ class Report(Message):
     progress: list[Progress] = Field(default_factory=list, max_length=MOST_DEVICES)  # of `workers`, in order
     stacks: list[Stacks] = Field(default_factory=list, max_length=MOST_DEVICES)  # until acknowledged
     notice_deadline_s: Finite | None = None  # seconds until the cloud takes the VM, if it said so
+    notice: Name = ""  # the cloud's own word for what it will do
+    # The cloud was asked since this agent began: where there is no notice, there is none any more.
+    notices_known: bool = False
+    at_risk: bool = False  # the cloud says that it may take this VM sooner than others
     leaving: Text | None = None  # the VM ends itself, and why
     holding: Text | None = None  # why its trainers hold, whatever the orders say
     keeps_plans: bool = False  # the last `PLANS_KEPT` plans of this connection need not be sent again
@@ -475,6 +479,18 @@ ToAgent = Annotated[Welcome | Orders | ReportAck | Credential, Field(discriminat
 TO_AGENT: TypeAdapter[Welcome | Orders | ReportAck | Credential] = TypeAdapter(ToAgent)
 
 
+METADATA_URL = "http://169.254.169.254"
+
+
+class NoticeSource(Message):
+    """Where the agent of a VM asks whether its cloud will take it."""
+
+    kind: Literal["file", "aws", "azure", "none"] = "file"
+    metadata_url: str = METADATA_URL
+    # SIGTERM of the agent is a notice of so many seconds; None: the agent ends at once.
+    sigterm_s: float | None = Field(default=None, gt=0)
+
+
 class BootConfig(Message):
     """What a VM is born with: read by `python -m makara.worker.agent <file>` from a file of mode 0600."""
 
@@ -482,15 +498,17 @@ class BootConfig(Message):
     job: str
     manager_url: str  # http(s)://host:port
     join_token: str  # good for one connection; then `Credential` replaces it
-    directory: str  # the VM's own folder: unpacked code, logs, state; `notice.json` here is a notice of death
+    directory: str  # the VM's own folder: unpacked code, logs, state
     address: str = "127.0.0.1"  # the job's private address, to which everything that listens is bound
     num_devices: int = Field(default=1, ge=1)
     device_kind: Literal["auto", "cpu", "cuda"] = "auto"
     device_memory_bytes: int | None = None  # a cap on what one worker may use; None is all that there is
+    notices: NoticeSource = NoticeSource()
 
 
 class NoticeFile(Message):
-    """`notice.json` in a local VM's folder: the stand-in for a cloud's notice of preemption."""
+    """`notice.json` in a local VM's folder: the stand-in for a cloud's notice of preemption. Removed: it is
+    withdrawn."""
 
     deadline_s: float  # seconds from `written_at` until the VM is killed
     written_at: float  # Unix seconds

@@ -17,7 +17,7 @@ from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import Scope, TokenStore
 from makara.protocol.messages import NoticeFile
-from makara.worker.agent.notices import NOTICE_FILE, Notices
+from makara.worker.agent.notices import NOTICE_FILE, FileSource
 
 HOUR_S = 3600.0
 
@@ -56,15 +56,20 @@ def test_a_manager_counts_by_that_clock(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jump_s", [-HOUR_S, HOUR_S])
 def test_a_notice_counts_down_evenly_when_the_wall_clock_is_set(tmp_path: Path, jump_s: float) -> None:
     machine = Machine()
-    notices = Notices(tmp_path, lambda: machine.wall_s, lambda: machine.uptime_s)
-    assert notices.remaining_s() is None
+    source = FileSource(tmp_path, lambda: machine.wall_s, lambda: machine.uptime_s)
+
+    def left_s() -> float | None:
+        notice = asyncio.run(source.read()).notice
+        return notice.left_s if notice is not None else None
+
+    assert left_s() is None
     notice = NoticeFile(deadline_s=30.0, written_at=machine.wall_s)
     (tmp_path / NOTICE_FILE).write_text(notice.model_dump_json())
     machine.pass_time(10.0)
-    assert notices.remaining_s() == 20.0
+    assert left_s() == 20.0
     machine.wall_s += jump_s
     machine.pass_time(5.0)
-    assert notices.remaining_s() == 15.0
+    assert left_s() == 15.0
 
 
 def test_a_manager_that_starts_after_the_clock_was_set_refuses_no_vm(tmp_path: Path) -> None:

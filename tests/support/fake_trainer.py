@@ -9,7 +9,8 @@ orders), "huge" (its report is larger than any manager takes), "holding" (it kee
 as soon as it is told to train), "parent" (its first incarnation starts processes that heed no signal, and
 dies when it is to train), "silent parent" (it stops to beat instead), "noisy" (writes a megabyte to its log
 with each orders), "newer" (tells what an agent of today does not know), "real-time" (a signal without a name
-ends it), "diary" (leaves the number of each incarnation that was told to train in the
+ends it), "leaver" (has handed over when it is told to
+idle), "diary" (leaves the number of each incarnation that was told to train in the
 file `began`), "crowded" (it has more threads than stacks are shown of), or "scalar" (its first incarnation
 tells what is no object).
 """
@@ -107,6 +108,8 @@ def main() -> None:
             orders = json.loads(line)
             holds = orders["hold"] and mode != "saves long"
             phase = "held" if holds else "running" if orders["action"] == "train" else "idle"
+            if mode == "leaver" and phase == "idle":
+                phase = "left"
             if orders["hold"]:
                 Path(arguments["--bundle"], "..", "..", "held").touch()
             report |= {"phase": phase, "step": orders["version"], "generation": 1}

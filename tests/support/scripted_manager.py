@@ -52,8 +52,10 @@ def bundle(text: str = "") -> bytes:
 class Manager:
     """Answers as it is told. `report(...)` waits for one that has what is wanted."""
 
-    def __init__(self, folder: Path, mode: str) -> None:
+    def __init__(self, folder: Path, mode: str, **boot: Any) -> None:
+        """`boot`: fields of the VM's boot file."""
         self.folder, self.mode = folder, mode
+        self._boot = boot
         self.bundle = bundle()
         self.max_report_bytes = self.frame_limit = 1 << 24
         self.heartbeat_s = 3600.0  # what arrives was not a heartbeat
@@ -93,6 +95,7 @@ class Manager:
             join_token="join-me",
             directory=str(self.folder),
             device_kind="cpu",
+            **self._boot,
         )
 
     async def order(self, action: str = "idle", **changes: Any) -> int:
@@ -226,9 +229,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     fake.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(fake))
 
-    def run(scenario: Scenario, mode: str = "plain") -> None:
+    def run(scenario: Scenario, mode: str = "plain", **boot: Any) -> None:
         async def main() -> None:
-            manager = Manager(tmp_path, mode)
+            manager = Manager(tmp_path, mode, **boot)
             await manager.open()
             agent = asyncio.create_task(Agent(manager.boot()).run())
             try:

@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 import httpx
-import psutil
 from pydantic import ValidationError
 
 from ...protocol.frames import makara_version
@@ -24,7 +23,6 @@ from ...protocol.instruction_sets import environment_of, processor_flags
 from ...protocol.messages import (
     PROTOCOL,
     BootConfig,
-    DeviceInfo,
     Failure,
     Orders,
     Phase,
@@ -35,8 +33,9 @@ from ...protocol.messages import (
 )
 from .bundles import BundleError, SetupFailed, fetch_secrets, prepare_bundle
 from .connection import ManagerConnection, until_first
+from .devices import find_devices
 from .logs import BoundedLogs
-from .notices import Notices
+from .notices import watcher_of
 from .reports import as_beat, deaths_backlog, encode, last_words, metrics_backlog
 from .standstill import pause
 from .trainers import TrainerProcess
@@ -52,7 +51,7 @@ class Agent:
     def __init__(self, boot: BootConfig) -> None:
         self._boot = boot
         self._directory = Path(boot.directory)
-        self._notices = Notices(self._directory)
+        self._notices = watcher_of(boot, self._changed, self._has_handed_over)
         self._devices = find_devices(boot)
         self._connection = ManagerConnection(boot, self)
         self._orders: Orders | None = None
@@ -82,14 +81,15 @@ class Agent:
     async def run(self) -> None:
         """Serve until the manager says shutdown, refuses this VM, or stays away for the orphan timeout."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._ended.set)
+        loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        loop.add_signal_handler(signal.SIGINT, self._ended.set)
         try:
             # What one of them raises ends the agent: a VM that does nothing must not look healthy.
             await until_first(
                 self._connection.run(),
                 self._watch_trainers(),
                 self._watch_manager(),
+                self._notices.run(),
                 BoundedLogs(self._directory).keep(lambda: (self._orders or _NO_ORDERS).log_bytes),
                 self._serve_job(),
                 self._ended.wait(),
@@ -97,6 +97,17 @@ class Agent:
         finally:
             for trainer in self._trainers:
                 trainer.kill()
+            if self._is_released():
+                await self._notices.acknowledge()
+            await self._notices.close()
+
+    def _on_sigterm(self) -> None:
+        left_s = self._boot.notices.sigterm_s
+        if left_s is None or self._notices.terminates:
+            self._ended.set()
+            return
+        self._notices.terminate(left_s)
+        asyncio.get_running_loop().call_later(left_s, self._ended.set)
 
     # ---- orders --------------------------------------------------------------------------------------------
 
@@ -177,6 +188,7 @@ class Agent:
             self._changed()
 
     def _report(self, limit_bytes: int) -> Report:
+        notice = self._notices.notice
         return Report(
             vm=self._boot.vm,
             sequence=self._sequence,
@@ -188,13 +200,23 @@ class Agent:
             stacks=self._stacks,
             deaths=self._deaths.take(self._sequence, limit_bytes // 4),
             metrics=self._metrics.take(self._sequence, limit_bytes // 2),
-            notice_deadline_s=self._notices.remaining_s(),
+            notice_deadline_s=notice.left_s if notice is not None else None,
+            notice=notice.action if notice is not None else "",
+            notices_known=self._notices.known,
+            at_risk=self._notices.at_risk,
             leaving=self._leaving,
             holding=self._holding,
             keeps_plans=True,
             protocol=PROTOCOL,
             makara=makara_version(),
         )
+
+    def _has_handed_over(self) -> bool:
+        """Whether nothing of the job is here any more that is not elsewhere."""
+        return self._is_released() or all(t.report.phase is Phase.LEFT for t in self._trainers)
+
+    def _is_released(self) -> bool:
+        return self._orders is not None and self._orders.action == "shutdown"
 
     def _worker_report(self, trainer: TrainerProcess) -> WorkerReport:
         broken = self._broken_setup
@@ -210,7 +232,6 @@ class Agent:
     # ---- the watch -----------------------------------------------------------------------------------------
 
     async def _watch_trainers(self) -> None:
-        noticed = False
         while True:
             lease_s = self._orders.lease_s if self._orders else 60.0
             stood_still_s = await pause()
@@ -220,9 +241,6 @@ class Agent:
                 trainer.sample()
             if self._orders is not None and self._orders.stacks > self._shown:
                 await self._show_stacks(self._orders.stacks)
-            if not noticed and self._notices.remaining_s() is not None:
-                noticed = True
-                self._changed()
 
     async def _show_stacks(self, number: int) -> None:
         """Take the stacks of all trainers, for their logs and the manager."""
@@ -274,18 +292,6 @@ class Agent:
 
 # What holds until the manager's first orders.
 _NO_ORDERS = Orders(version=0, action="idle")
-
-
-def find_devices(boot: BootConfig) -> list[DeviceInfo]:
-    """The VM's devices: its NVIDIA GPUs if it has a driver and the boot file allows, else the processor."""
-    gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*")) if boot.device_kind != "cpu" else []
-    if boot.device_kind == "cuda" and not gpus:
-        raise RuntimeError("device_kind is cuda, but this VM has no NVIDIA driver")
-    kind = "cuda" if gpus else "cpu"
-    memory_bytes = boot.device_memory_bytes or psutil.virtual_memory().total // boot.num_devices
-    return [
-        DeviceInfo(kind=kind, name=f"{kind}{n}", memory_bytes=memory_bytes) for n in range(boot.num_devices)
-    ]
 
 
 def main() -> None:

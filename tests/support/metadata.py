@@ -1,0 +1,110 @@
+"""Stand-ins for the metadata services of AWS and Azure: real HTTP on loopback, told by a test what to say."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from http_answers import Answer, Request, answering
+
+_JSON = "application/json"
+
+
+@dataclass
+class AwsMetadata:
+    """As IMDSv2: nothing without a session token, 404 where there is nothing to say."""
+
+    url: str = ""
+    action: dict[str, str] | None = None
+    rebalance: dict[str, str] | None = None
+    broken: Answer | None = None  # to everything
+    tokens: list[str] = field(default_factory=list)  # given out; the last one is good
+    paths: list[str] = field(default_factory=list)
+
+    def interrupt(self, action: str = "terminate", in_s: float = 120.0) -> None:
+        at = datetime.fromtimestamp(time.time() + in_s, UTC)
+        self.action = {"action": action, "time": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+    def expire(self) -> None:
+        self.tokens.append("nobody has it")
+
+    def answer(self, request: Request) -> Answer:
+        self.paths.append(request.path)
+        if self.broken is not None:
+            return self.broken
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        if request.path == "/latest/api/token":
+            if request.method != "PUT" or "x-aws-ec2-metadata-token-ttl-seconds" not in headers:
+                return Answer(400)
+            self.tokens.append(f"token-{len(self.tokens)}")
+            return Answer(200, self.tokens[-1], "text/plain")
+        if not self.tokens or headers.get("x-aws-ec2-metadata-token") != self.tokens[-1]:
+            return Answer(401)
+        said = {
+            "/latest/meta-data/spot/instance-action": self.action,
+            "/latest/meta-data/events/recommendations/rebalance": self.rebalance,
+        }.get(request.path)
+        return Answer(404) if said is None else Answer(200, json.dumps(said), _JSON)
+
+
+@dataclass
+class AzureMetadata:
+    """As Azure's service: the header and versions are required, the name of the VM is what events give."""
+
+    name: str = "vm-1"
+    url: str = ""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)  # events that were acknowledged
+    num_asked: int = 0  # for events
+    broken: Answer | None = None
+
+    def announce(
+        self, kind: str, in_s: float | None = 60.0, resources: tuple[str, ...] = (), event: str = "e-1"
+    ) -> None:
+        """`in_s` None: it has begun."""
+        at = datetime.fromtimestamp(time.time() + (in_s or 0.0), UTC)
+        self.events.append(
+            {
+                "EventId": event,
+                "EventStatus": "Started" if in_s is None else "Scheduled",
+                "EventType": kind,
+                "ResourceType": "VirtualMachine",
+                "Resources": list(resources or (self.name,)),
+                "NotBefore": "" if in_s is None else format_datetime(at, usegmt=True),
+                "Description": "",
+                "EventSource": "Platform",
+                "DurationInSeconds": -1,
+            }
+        )
+
+    def answer(self, request: Request) -> Answer:
+        if self.broken is not None:
+            return self.broken
+        split = urlsplit(request.path)
+        if request.headers.get("Metadata") != "true" or not parse_qs(split.query).get("api-version"):
+            return Answer(400)
+        if split.path == "/metadata/instance/compute":
+            return Answer(200, json.dumps({"name": self.name}), _JSON)
+        if split.path != "/metadata/scheduledevents":
+            return Answer(404)
+        if request.method == "POST":
+            self.started += [each["EventId"] for each in json.loads(request.body)["StartRequests"]]
+            return Answer(200)
+        self.num_asked += 1
+        document = {"DocumentIncarnation": len(self.events), "Events": self.events}
+        return Answer(200, json.dumps(document), _JSON)
+
+
+@contextmanager
+def serving(service: AwsMetadata | AzureMetadata) -> Iterator[None]:
+    """Serve at `service.url`."""
+    with answering(lambda request: service.answer(request)) as url:
+        service.url = url
+        yield

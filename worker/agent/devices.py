@@ -1,0 +1,21 @@
+"""Which devices a VM has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from ...protocol.messages import BootConfig, DeviceInfo
+
+
+def find_devices(boot: BootConfig) -> list[DeviceInfo]:
+    """The VM's devices: its NVIDIA GPUs if it has a driver and the boot file allows, else the processor."""
+    gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*")) if boot.device_kind != "cpu" else []
+    if boot.device_kind == "cuda" and not gpus:
+        raise RuntimeError("device_kind is cuda, but this VM has no NVIDIA driver")
+    kind = "cuda" if gpus else "cpu"
+    memory_bytes = boot.device_memory_bytes or psutil.virtual_memory().total // boot.num_devices
+    return [
+        DeviceInfo(kind=kind, name=f"{kind}{n}", memory_bytes=memory_bytes) for n in range(boot.num_devices)
+    ]
