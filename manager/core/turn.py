@@ -89,18 +89,27 @@ class Turn:
     def must_save(self) -> bool:
         """Whether a job that is to stop has steps that only its workers hold, and no generation to save them.
 
-        They form one more generation, if any plan allows it, and hold there. Who is yet to be heard after a
-        restart may hold some.
+        They form one more generation, if any plan allows it, and hold there: now, or with those whose
+        trainers are coming up. Who is yet to be heard after a restart may hold some.
         """
         state = self.state
         if state.stop_ordered_at is None or state.finished is not None or state.current is not None:
             return False
-        if state.impossible is not None or self.stop_is_late():
+        if self.stop_is_late() or (state.impossible is not None and not self._more_may_come()):
             return False
         published = state.published[-1].step if state.published else 0
         return self.held_step() > published or (
             state.opened_generation > 0 and bool(self.awaited(vm.vm for vm in state.live_vms))
         )
+
+    def _more_may_come(self) -> bool:
+        """Whether workers of VMs that have joined may yet be ready that the planner was not asked about."""
+        unfit, asked = self.state.unfit, self.vitals.planned_for
+        heard = {vm.vm for vm, _ in self.reports()}
+        if any(vm.joined and vm.vm not in heard for vm in self.state.live_vms):
+            return True
+        workers = [w for vm, w in self.reports() if vm.joined and w.worker not in unfit]
+        return any(has_ended(worker) or seat_of(worker) not in asked for worker in workers)
 
     def held_step(self) -> int:
         """The newest step that a living worker of a generation reports; 0 if none does."""

@@ -161,6 +161,15 @@ class Script:
             )
         )
 
+    def answer_impossible(self, reason: str) -> None:
+        """The planner's answer to its newest question: no plan can run."""
+        asked = self.last(ComputePlan)
+        self.event(
+            PlanComputed(
+                now=self.now, generation=asked.generation, asked=asked.asked, plan=None, reason=reason
+            )
+        )
+
     def prepare(self) -> None:
         planned = self.state.planned
         assert planned is not None
