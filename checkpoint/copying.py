@@ -23,8 +23,8 @@ def published(store: Store, job: str, step: int | None = None) -> tuple[Checkpoi
     if not found:
         steps = ", ".join(str(checkpoint.step) for checkpoint in reversed(head.manifests))
         there = f"those of steps {steps} are published" if steps else "none is published"
-        wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
-        raise NoReadable(f"job {job} in {store.uri} has not {wanted}: {there}")
+        wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
+        raise NoReadable(f"job {job} in {store.uri} has no {wanted}: {there}")
     return found
 
 

@@ -92,8 +92,10 @@ def _parser() -> argparse.ArgumentParser:
     client.add_argument("--token", help="default: $MAKARA_TOKEN, or the admin token in --home")
     client.add_argument("--json", action="store_true", help="print JSON")
 
-    def add(name: str, run: Callable[[argparse.Namespace], int], about: str, parent: argparse.ArgumentParser):
-        command = commands.add_parser(name, help=about, description=about, parents=[parent])
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], about: str, *parents: argparse.ArgumentParser
+    ):
+        command = commands.add_parser(name, help=about, description=about, parents=parents)
         command.set_defaults(run=run)
         return command
 
@@ -184,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_simulate.add_arguments(simulate)
     about = "measure a model on this machine, or show what was measured of a job"
     cli_calibrate.add_arguments(add("calibrate", cli_calibrate.calibrate, about, client))
-    demo = add("demo", _demo, "train a small GPT through scripted preemptions on this machine", common)
+    demo = add("demo", _demo, "train a small GPT through scripted preemptions on this machine")
     demo.add_argument("--folder", type=Path, help="where everything goes (./makara-demo)")
     demo.add_argument("--steps", type=int, help="how many to train (by the machine's speed)")
     demo.add_argument("--verify", action="store_true", help="compare with an uninterrupted run, bit for bit")

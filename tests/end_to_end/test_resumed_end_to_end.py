@@ -125,7 +125,7 @@ def test_a_job_whose_managers_home_was_lost_goes_on_as_another_at_another_number
         ]
         with pytest.raises(Refused, match="the job has faults") as refused:
             submit(other, checkpoint={"start_from": f"file://{lost}@3"})
-        assert "not a checkpoint of step 3: those of steps" in refused.value.errors[0][1]
+        assert "no checkpoint of step 3: those of steps" in refused.value.errors[0][1]
         check_other_models(other, next_job, lost, capsys)
     finally:
         other.close()

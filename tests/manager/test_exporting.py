@@ -56,7 +56,7 @@ def test_any_published_checkpoint_is_exported_while_a_job_runs_and_after_its_end
         manager.client.post(f"/jobs/{job}/export", json={"step": 15})
     ((field, message),) = refused.value.errors
     assert field == "step"
-    assert "has not a checkpoint of step 15: those of steps 10, 20 are published" in message
+    assert "has no checkpoint of step 15: those of steps 10, 20 are published" in message
     (tmp_path / "store" / newest.parts[0].key).write_bytes(b"torn")
     assert manager.client.post(f"/jobs/{job}/export", json={})["step"] == 20  # it was exported before
     with pytest.raises(Refused) as refused:

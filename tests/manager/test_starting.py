@@ -343,7 +343,7 @@ def test_what_cannot_be_read_is_passed_over_or_said(stores: tuple[Store, Store])
         copy_checkpoint(there, JOB, here, "mine")
     published(there, 10, 1)
     newest = published(there, 20, 2)
-    with pytest.raises(NoReadable, match="not a checkpoint of step 15: those of steps 10, 20 are published"):
+    with pytest.raises(NoReadable, match="no checkpoint of step 15: those of steps 10, 20 are published"):
         copy_checkpoint(there, JOB, here, "mine", step=15)
     there.put(newest.parts[0].key, b"torn")
     with pytest.raises(NoReadable, match=newest.parts[0].key):

@@ -297,6 +297,7 @@ _NO_ORDERS = Orders(version=0, action="idle")
 def main() -> None:
     """`python -m makara.worker.agent BOOT_FILE`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request is no news
     if len(sys.argv) != 2:
         raise SystemExit("usage: python -m makara.worker.agent BOOT_FILE")
     try:
