@@ -7,12 +7,14 @@ import os
 import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ..protocol.archives import DEFAULT, BundleBounds
 from .spec.store_uri import AWS, EVERY_FOLDER, entry_faults
 from .threads import ThreadBounds
 
 DEFAULT_PORT = 8700
+CA_FILE = "ca.pem"  # in the home: whom to trust to be its manager
 DEFAULT_BUNDLE_BYTES = 64 << 20
 _MOST_COMPRESSED = 8  # a bundle unpacks to so many times its size, if that is more than the default
 
@@ -38,6 +40,8 @@ class ServerConfig:
     """TCP port; 0 is any free one, kept over restarts so that agents find their way back."""
     allow_remote: bool = False
     """Listen beyond this machine. Every request needs a token either way."""
+    tls: bool | None = None
+    """Speak TLS, by an authority of this home; None: beyond loopback, and for the VMs of clouds."""
     public_url: str | None = None
     """The URL by which agents reach this manager; None: the address it listens on."""
     journal_url: str | None = None
@@ -84,6 +88,13 @@ class ServerConfig:
                 f"host: {self.host!r} is reachable from other machines; expected a loopback address, "
                 "or --allow-remote as well"
             )
+        if self.tls is False and not is_loopback(self.host):
+            raise ConfigError(
+                f"tls: plain HTTP on {self.host!r} would show tokens to all on the way; "
+                "leave --no-tls out, or listen on loopback behind a proxy that ends TLS"
+            )
+        if self.public_url is not None:
+            _check_public_url(self.public_url)
         if self.journal_url is not None and not self.journal_url.startswith("sqlite:///"):
             raise ConfigError(f"journal_url: {self.journal_url!r} is not supported; expected sqlite:///path")
 
@@ -101,6 +112,11 @@ class ServerConfig:
             return self.allow_stores
         # Whoever has a token of a manager on loopback is a user of this machine.
         return (AWS,) if self.allow_remote else (AWS, EVERY_FOLDER)
+
+    @property
+    def public_host(self) -> str | None:
+        """The host of `public_url`."""
+        return urlsplit(self.public_url).hostname if self.public_url is not None else None
 
     @property
     def bundle_bounds(self) -> BundleBounds:
@@ -122,6 +138,18 @@ class ServerConfig:
     @property
     def admin_token_file(self) -> Path:
         return self.home / "admin.token"
+
+
+def _check_public_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        scheme, host, _ = parts.scheme, parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigError(f"public_url: {url!r} is no URL: {error}") from error
+    if scheme not in ("http", "https") or not host:
+        raise ConfigError(f"public_url: {url!r} is no URL of a manager; expected https://host[:port]")
+    if scheme == "http" and not is_loopback(host):
+        raise ConfigError(f"public_url: {url!r} is plain HTTP beyond loopback; expected https://...")
 
 
 def is_loopback(host: str) -> bool:

@@ -14,11 +14,13 @@ import uvicorn
 
 from ..simulator import warm_up
 from .api.app import create_app
+from .authority import Authority, is_wildcard, names_of
 from .bounds import bounds_of, defaults, differing, told, with_bounds
 from .clock import SteadyClock
 from .collector import rare_collections
-from .config import ConfigError, ServerConfig, write_private
+from .config import ConfigError, ServerConfig, is_loopback, write_private
 from .providers.opening import no_boot, open_providers
+from .providers.settings import FILE as CLOUDS
 from .service.journal import SqliteJournal
 from .service.service import Service
 from .service.tokens import TokenStore
@@ -42,7 +44,8 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
     journal = SqliteJournal(config.journal_path)
     listener = _listen(config)
     port = int(listener.getsockname()[1])
-    url = f"http://{_shown(config.host)}:{port}"
+    authority = _authority(config)
+    url = f"{'http' if authority is None else 'https'}://{_local(config.host)}:{port}"
     clock = SteadyClock()
     tokens = TokenStore(config.home / "tokens.sqlite3", clock)
     providers = open_providers(config, tokens.identity, no_boot)
@@ -52,11 +55,12 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
             config, journal, tokens, providers, timing=timing, leases=timing.leases, clock=clock
         )
         service.manager_url = config.public_url or url
+        service.manager_ca = authority.certificate if authority is not None else None
         bounds = _tell_bounds(config)
         record = {"url": url, "port": port, "pid": os.getpid(), "bounds": bounds}
         write_private(config.server_file, json.dumps(record).encode())
         on_ready(url, admin_token)
-        asyncio.run(run(service, listener))
+        asyncio.run(run(service, listener, authority))
     finally:
         listener.close()
         for provider in providers.values():
@@ -65,8 +69,8 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
         journal.close()
 
 
-async def run(service: Service, listener: socket.socket) -> None:
-    """Serve until told to end, or until the manager must not go on."""
+async def run(service: Service, listener: socket.socket, authority: Authority | None = None) -> None:
+    """Serve until told to end, or until the manager must not go on. `authority`: over TLS, by this one."""
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(service),
@@ -77,11 +81,13 @@ async def run(service: Service, listener: socket.socket) -> None:
             ws_max_size=service.config.max_report_bytes,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
+            ssl_context_factory=authority.offered if authority is not None else None,
         )
     )
     compiling = asyncio.get_running_loop().call_later(_QUIET_S, warm_up)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     failing = asyncio.create_task(service.failed())
+    renewing = asyncio.create_task(authority.keep_renewed()) if authority is not None else None
     try:
         with rare_collections():
             await asyncio.wait([serving, failing], return_when=asyncio.FIRST_COMPLETED)
@@ -92,6 +98,16 @@ async def run(service: Service, listener: socket.socket) -> None:
     finally:
         failing.cancel()
         compiling.cancel()
+        if renewing is not None:
+            renewing.cancel()
+
+
+def _authority(config: ServerConfig) -> Authority | None:
+    """None: plain HTTP. TLS unless told otherwise where others than this machine are to reach the manager."""
+    reached = not is_loopback(config.host) or (config.home / CLOUDS).exists()
+    if not (reached if config.tls is None else config.tls):
+        return None
+    return Authority(config.home, names_of(config.host, config.public_host))
 
 
 def _listen(config: ServerConfig) -> socket.socket:
@@ -136,5 +152,8 @@ def _earlier(config: ServerConfig) -> dict[str, Any]:
         return {}
 
 
-def _shown(host: str) -> str:
+def _local(host: str) -> str:
+    """`host` as a URL by which this machine reaches it has it."""
+    if is_wildcard(host):
+        return "[::1]" if ":" in host else "127.0.0.1"
     return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -496,7 +496,8 @@ class BootConfig(Message):
 
     vm: str
     job: str
-    manager_url: str  # http(s)://host:port
+    manager_url: str  # https://host:port; http:// on loopback only
+    ca: str | None = None  # whom alone to trust, as PEM; None: the authorities of the system
     join_token: str  # good for one connection; then `Credential` replaces it
     directory: str  # the VM's own folder: unpacked code, logs, state
     address: str = "127.0.0.1"  # the job's private address, to which everything that listens is bound

@@ -47,9 +47,9 @@ def create_app(service: Service) -> FastAPI:
     app.middleware("http")(_guard)
     if is_loopback(service.config.host):
         # A page of another site that rebinds its name to 127.0.0.1 still sends its own name.
-        app.add_middleware(
-            TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]", "[", "::1"]
-        )
+        known = ["127.0.0.1", "localhost", "[::1]", "[", "::1"]
+        public = service.config.public_host  # of a proxy that ends TLS before this manager
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*known, *([public] if public else [])])
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     return app

@@ -48,7 +48,7 @@ def apply(options: argparse.Namespace) -> int:
     spec, workdir = read_job(options.file)
     form = {"spec": spec.model_dump_json(), "secrets": json.dumps(values_of(spec.secrets))}
     headers = {"Idempotency-Key": options.idempotency_key} if options.idempotency_key else {}
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         # First, for it takes no time: the code is tried for half a minute.
         answer = client.post("/jobs/check", data=form, headers=headers) or {}
     bundle = packed(spec, workdir, answer)
@@ -57,7 +57,7 @@ def apply(options: argparse.Namespace) -> int:
     _check_start(start, model)
     if not options.json:
         print(summary(model), file=sys.stderr)
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         answer = submit(client, form, bundle, headers)
         accepted = f"job {answer['job']} accepted; status page: {client.url}"
         if not options.json:
@@ -93,7 +93,7 @@ def packed(spec: JobSpec, workdir: Path, limits: Mapping[str, Any]) -> bytes:
 
 def follow_command(options: argparse.Namespace) -> int:
     """Follow a job that was submitted before."""
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         return follow(client, options.job, options.json)
 
 

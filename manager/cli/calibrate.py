@@ -61,7 +61,7 @@ def _known(options: argparse.Namespace) -> Measurements:
     path = Path(options.job)
     if path.suffix == ".json" or path.exists():
         return read_file(path, Measurements.from_json)
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         return Measurements.from_json(client.get(f"/jobs/{options.job}/calibration"))
 
 

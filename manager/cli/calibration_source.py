@@ -45,7 +45,7 @@ def of_file(path: Path) -> Source:
 
 def of_manager(options: argparse.Namespace, name: str) -> Source | None:
     """Of the newest job of this name that the manager has measured. Raises `Unreachable`."""
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         for job in client.get("/jobs")["jobs"]:
             if job["name"] != name:
                 continue

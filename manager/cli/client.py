@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import ssl
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ..config import CA_FILE, ConfigError, is_loopback
 
 if TYPE_CHECKING:
     import httpx  # where it is used, for commands without a manager do not wait for it
@@ -27,16 +32,22 @@ class Refused(Exception):
 
 
 class Client:
-    """Calls with a user's or the admin's token; a context manager. Raises `Unreachable` and `Refused`."""
+    """Calls with a user's or the admin's token; a context manager. Raises `Unreachable` and `Refused`.
 
-    def __init__(self, url: str, token: str) -> None:
+    `ca_file`: whom alone to trust, as PEM; None: the authorities of the system. Raises `ConfigError` if it
+    cannot be read, or if the token would be sent by plain HTTP beyond loopback.
+    """
+
+    def __init__(self, url: str, token: str, ca_file: Path | None = None) -> None:
         import httpx
 
         self.url = url.rstrip("/")
+        _check_address(self.url)
         self._http = httpx.Client(
             base_url=f"{self.url}/api/v1",
             headers={"Authorization": f"Bearer {token}"},
             timeout=60.0,
+            verify=_trust(ca_file) if ca_file is not None else True,
             trust_env=False,  # a proxy of the user's must not see the token of a manager on this machine
         )
 
@@ -87,11 +98,36 @@ class Client:
         return response
 
 
-def connect(server: str | None, token: str | None, home: Path) -> Client:
-    """A client for `--server` and `--token`, else $MAKARA_SERVER and $MAKARA_TOKEN, else `home`'s manager."""
-    url = server or os.environ.get("MAKARA_SERVER") or _url_of(home)
-    token = token or os.environ.get("MAKARA_TOKEN") or _token_of(home)
-    return Client(url, token)
+def connect(options: argparse.Namespace) -> Client:
+    """A client for `--server`, `--token` and `--ca-file`, else $MAKARA_SERVER, $MAKARA_TOKEN and
+    $MAKARA_CA_FILE, else the manager of `--home` and its authority."""
+    home: Path = options.home
+    named: str | None = options.server or os.environ.get("MAKARA_SERVER")
+    url = named or _url_of(home)
+    token = options.token or os.environ.get("MAKARA_TOKEN") or _token_of(home)
+    ca_file = options.ca_file or os.environ.get("MAKARA_CA_FILE")
+    if ca_file is None and named is None and url.startswith("https:"):
+        ca_file = home / CA_FILE
+    return Client(url, token, Path(ca_file) if ca_file is not None else None)
+
+
+def _check_address(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"server: {url!r} is no URL: {error}") from error
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        raise ConfigError(
+            f"server: {url} is plain HTTP beyond loopback, which would show your token to all on the way; "
+            "expected https://..."
+        )
+
+
+def _trust(ca_file: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # `SSLError` is one
+        raise ConfigError(f"ca_file: {ca_file}: cannot read certificates from it: {error}") from error
 
 
 def _url_of(home: Path) -> str:

@@ -89,6 +89,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     client = argparse.ArgumentParser(add_help=False, parents=[common])
     client.add_argument("--server", help="URL of the manager (default: $MAKARA_SERVER, or the one of --home)")
+    client.add_argument(
+        "--ca-file",
+        type=Path,
+        help="whom to trust, as PEM (default: $MAKARA_CA_FILE, or the authority of --home for its manager)",
+    )
     client.add_argument("--token", help="default: $MAKARA_TOKEN, or the admin token in --home")
     client.add_argument("--json", action="store_true", help="print JSON")
 
@@ -103,6 +108,11 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument("--host", default="127.0.0.1")
     server.add_argument("--port", type=int, default=DEFAULT_PORT, help="0: any free one (%(default)s)")
     server.add_argument("--allow-remote", action="store_true", help="listen beyond this machine")
+    server.add_argument(
+        "--tls",
+        action=argparse.BooleanOptionalAction,
+        help="speak HTTPS, by the authority in ca.pem of --home (default: beyond loopback, and with clouds)",
+    )
     server.add_argument("--public-url", help="the URL by which agents reach this manager")
     server.add_argument(
         "--bound",
@@ -253,6 +263,7 @@ def _server(options: argparse.Namespace) -> int:
         host=options.host,
         port=options.port,
         allow_remote=options.allow_remote,
+        tls=options.tls,
         public_url=options.public_url,
         bounds=tuple(options.bound),
         allow_stores=tuple(options.allow_store) if options.allow_store is not None else None,

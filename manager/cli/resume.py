@@ -20,7 +20,7 @@ def resume(options: argparse.Namespace) -> int:
     body: dict[str, Any] = {"how": how}
     sizes = {"min_nodes": options.min_nodes, "max_nodes": options.max_nodes}
     body |= {name: number for name, number in sizes.items() if number is not None}
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         job = client.get(f"/jobs/{options.job}")
         ended = job["status"] in ("stopped", "failed")
         if ended and how == "again":
@@ -34,7 +34,7 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         job = client.get(f"/jobs/{options.job}")
         body: dict[str, Any] = {"step": options.step}
         if job["status"] in ("finished", "stopped", "failed"):

@@ -15,7 +15,7 @@ from .progress import answers, describe_morph, ways_on
 
 
 def ps(options: argparse.Namespace) -> int:
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         answer = client.get("/jobs")
     if options.json:
         print(json.dumps(answer))
@@ -32,7 +32,7 @@ def ps(options: argparse.Namespace) -> int:
 
 
 def status(options: argparse.Namespace) -> int:
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         job = client.get(f"/jobs/{options.job}")
     if options.json:
         print(json.dumps(job))
@@ -66,7 +66,7 @@ def status(options: argparse.Namespace) -> int:
 
 
 def events(options: argparse.Namespace) -> int:
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         answer = client.get(f"/jobs/{options.job}/events", since=options.since)
     if options.json:
         print(json.dumps(answer))
@@ -77,7 +77,7 @@ def events(options: argparse.Namespace) -> int:
 
 
 def logs(options: argparse.Namespace) -> int:
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         answer = client.get(f"/jobs/{options.job}/logs", vm=options.vm)
     if options.json:
         print(json.dumps(answer))
@@ -88,7 +88,7 @@ def logs(options: argparse.Namespace) -> int:
 
 
 def stop(options: argparse.Namespace) -> int:
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         job = client.post(f"/jobs/{options.job}/stop")
     print(json.dumps(job) if options.json else f"{job['job']} {job['status']}")
     return 0

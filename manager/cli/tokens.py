@@ -15,14 +15,14 @@ from .client import connect
 def add(options: argparse.Namespace) -> int:
     """Make a token and print it, this once."""
     body = {"name": options.name, "ttl_s": None if options.days is None else 86400.0 * options.days}
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         made = client.post("/tokens", json=body)
     print(json.dumps(made) if options.json else made["token"])
     return 0
 
 
 def list_(options: argparse.Namespace) -> int:
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         answer = client.get("/tokens")
     if options.json:
         print(json.dumps(answer))
@@ -37,7 +37,7 @@ def list_(options: argparse.Namespace) -> int:
 
 def revoke(options: argparse.Namespace) -> int:
     """By its id, or by the token itself, of which the id is the part before the dot."""
-    with connect(options.server, options.token, options.home) as client:
+    with connect(options) as client:
         client.delete(f"/tokens/{options.id.partition('.')[0]}")
     return 0
 

@@ -28,7 +28,7 @@ from ..threads import Kind, Threads, told_when_slow
 from .planning import Planner
 from .quarantine import Quarantined
 from .store_commands import HOUSEKEEPING, StoreCommands
-from .tokens import Scope, TokenStore
+from .tokens import TokenStore
 
 log = logging.getLogger("makara.manager")
 T = TypeVar("T")
@@ -57,6 +57,8 @@ class Effects:
         tokens: TokenStore,
         scratch: Path,
         manager_url: Callable[[], str],
+        manager_ca: Callable[[], str | None] = lambda: None,
+        join_secret: bytes,
         vm_directory: Callable[[str], Path],
         state_of: Callable[[str], JobState],
         open_store: Callable[[str], Store],
@@ -73,6 +75,8 @@ class Effects:
         self._providers = providers
         self._tokens = tokens
         self._manager_url = manager_url
+        self._manager_ca = manager_ca
+        self._join_secret = join_secret
         self._vm_directory = vm_directory
         self._state_of = state_of
         self._emit = emit
@@ -205,20 +209,20 @@ class Effects:
         if vm is None or not vm.live:
             return None  # it was given up before this manager came to it
         resources = state.spec.resources
-        issue = partial(self._tokens.issue, Scope.JOIN, job=job, vm=command.vm, ttl_s=JOIN_TTL_S)
-        token = await self._threads.run(Kind.TOKENS, issue)
+        name = resources.providers[0]
+        attempt = Attempt(vm=command.vm, placement=Placement(provider=name))
+        token = await self._join_token(job, attempt)
         boot = BootConfig(
             vm=command.vm,
             job=job,
             manager_url=self._manager_url(),
+            ca=self._manager_ca(),
             join_token=token,
             directory=str(self._vm_directory(command.vm)),
             num_devices=resources.workers_per_node,
             device_memory_bytes=resources.device_memory,
         )
-        name = resources.providers[0]
         provider = self._providers[name]
-        attempt = Attempt(vm=command.vm, placement=Placement(provider=name))
         try:
             await self._persist(
                 job,
@@ -232,6 +236,17 @@ class Effects:
         except ProviderError as error:
             return VmRequestFailed(now=self._clock(), vm=command.vm, error=str(error))
         return None
+
+    async def _join_token(self, job: str, attempt: Attempt) -> str:
+        issue = partial(
+            self._tokens.issue_join,
+            self._join_secret,
+            job=job,
+            vm=attempt.vm,
+            attempt=attempt.name,
+            ttl_s=JOIN_TTL_S,
+        )
+        return await self._threads.run(Kind.TOKENS, issue)
 
     async def _release(self, job: str, command: ReleaseVm) -> Event:
         spec = self._state_of(job).spec

@@ -16,13 +16,15 @@ class JobFiles:
 
     def __init__(self, home: Path) -> None:
         self._folder = home / "jobs"
-        self._generation_secret = home / "generations.secret"
+        self._home = home
 
     def generation_secret(self) -> bytes:
         """What the keys of generations are made of; made at the first call, and the same ever after."""
-        if not self._generation_secret.exists():
-            write_private(self._generation_secret, secrets.token_bytes(32))
-        return self._generation_secret.read_bytes()
+        return self._made_once("generations.secret")
+
+    def join_secret(self) -> bytes:
+        """What join tokens are derived from; made at the first call, and the same ever after."""
+        return self._made_once("join.secret")
 
     def store(self, job: str, bundle: bytes, secrets: Mapping[str, str]) -> str:
         """Keep both, durably; the bundle's SHA-256."""
@@ -65,3 +67,9 @@ class JobFiles:
 
     def _secrets(self, job: str) -> Path:
         return self._folder / job / "secrets.json"
+
+    def _made_once(self, name: str) -> bytes:
+        path = self._home / name
+        if not path.exists():
+            write_private(path, secrets.token_bytes(32))
+        return path.read_bytes()

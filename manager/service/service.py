@@ -83,6 +83,8 @@ class Service:
         self.files = JobFiles(config.home)
         self.jobs: dict[str, Job] = {}
         self.manager_url = config.public_url or f"http://{config.host}:{config.port}"
+        self.manager_ca: str | None = None
+        """PEM of whom agents trust; None: plain HTTP, or the authorities of their system."""
         self.clock = clock or SteadyClock()
         self._failure: BaseException | None = None
         self._has_failed = asyncio.Event()
@@ -97,6 +99,8 @@ class Service:
             tokens=tokens,
             scratch=config.home / "scratch",
             manager_url=lambda: self.manager_url,
+            manager_ca=lambda: self.manager_ca,
+            join_secret=self.files.join_secret(),
             vm_directory=self.vm_directory,
             state_of=lambda job: self.jobs[job].state,
             open_store=self._open_store,

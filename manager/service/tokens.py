@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import sqlite3
 import threading
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,7 +29,7 @@ class Scope(StrEnum):
     ADMIN = "admin"  # everything, other tokens and fault injection included
     USER = "user"  # submit, stop and read jobs
     SESSION = "session"  # a browser that signed in with a user or admin token
-    JOIN = "join"  # connections of one VM of one job, until it shows its worker token
+    JOIN = "join"  # connections of one VM of one job, until it shows its worker token; then it is used
     WORKER = "worker"  # later connections of that VM, its bundle and its secrets
 
 
@@ -62,6 +64,8 @@ class TokenStore:
         self._database.executescript(_TABLES)
         if "parent" not in {row[1] for row in self._database.execute("PRAGMA table_info(tokens)")}:
             self._database.execute("ALTER TABLE tokens ADD COLUMN parent TEXT")
+        if "used" not in {row[1] for row in self._database.execute("PRAGMA table_info(tokens)")}:
+            self._database.execute("ALTER TABLE tokens ADD COLUMN used INTEGER NOT NULL DEFAULT 0")
         self._database.execute("INSERT OR IGNORE INTO identity VALUES (0, ?)", (secrets.token_hex(16),))
         self.identity: str = self._database.execute("SELECT name FROM identity").fetchone()[0]
         """Which manager this is: made with the file. Whoever lost it cannot judge the tokens of before."""
@@ -87,10 +91,21 @@ class TokenStore:
         self._insert(token_id, secret, scope, name, job, vm, ttl_s, parent)
         return f"{token_id}.{secret}"
 
+    def issue_join(self, secret: bytes, *, job: str, vm: str, attempt: str, ttl_s: float) -> str:
+        """The join token of this attempt, good for `ttl_s` from now unless it has been used.
+
+        It is derived from `secret`, so that an attempt that is repeated, by a later manager too, boots its VM
+        with the same bytes.
+        """
+        token_id = _derived(secret, "id", job, attempt)[:8].hex()
+        text = urlsafe_b64encode(_derived(secret, "secret", job, attempt)).decode().rstrip("=")
+        self._insert(token_id, text, Scope.JOIN, "", job, vm, ttl_s, None)
+        return f"{token_id}.{text}"
+
     def check(self, token: str, *scopes: Scope) -> Grant:
         """The grant behind `token` if it is one of `scopes`. Raises `TokenRefused`.
 
-        A worker token that is shown was delivered: the join token of its VM has served then and is forgotten.
+        A worker token that is shown was delivered: the join token of its VM has been used then.
         """
         token_id, _, secret = token.partition(".")
         with self._lock:
@@ -100,12 +115,14 @@ class TokenStore:
             if row is None or not matches:
                 raise TokenRefused("unknown token")
             grant = Grant(token_id, Scope(row[1]), *row[2:7])
+            if row[7]:
+                raise TokenRefused("this join token has been used")
             if not self._lives(token_id):
-                raise TokenRefused("this token has expired")
+                raise TokenRefused(f"this {'join ' if grant.scope is Scope.JOIN else ''}token has expired")
             if grant.scope not in scopes:
                 raise TokenRefused(f"a {grant.scope} token is not good for this")
             if grant.scope is Scope.WORKER:
-                self._database.execute(_FORGET_JOIN, (Scope.JOIN.value, grant.job, grant.vm))
+                self._database.execute(_USE_JOIN, (Scope.JOIN.value, grant.job, grant.vm))
         return grant
 
     def lives(self, token_id: str) -> bool:
@@ -145,9 +162,10 @@ class TokenStore:
             )
 
     def sweep(self) -> None:
-        """Forget what has expired."""
+        """Forget what has expired; join tokens a day later, so that who is late is told that."""
+        now = self._clock()
         with self._lock:
-            self._database.execute("DELETE FROM tokens WHERE expires <= ?", (self._clock(),))
+            self._database.execute(_SWEEP, (now, Scope.JOIN.value, now - _LATE_S))
 
     def ensure_admin(self, path: Path) -> str:
         """The admin token: the one in `path` if it is good, else a new one written there with mode 0600."""
@@ -178,7 +196,7 @@ class TokenStore:
         expires = now + ttl_s if isinstance(ttl_s, int | float) else None
         with self._lock:
             self._database.execute(
-                "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                _INSERT,
                 (token_id, _hash(secret), scope.value, name, job, vm, now, expires, parent),
             )
 
@@ -190,6 +208,11 @@ def id_of(token: str) -> str:
 def csrf_token(session: str) -> str:
     """What a page sends in `X-CSRF-Token` beside its session cookie; derived from it, so not stored."""
     return hmac.new(session.encode(), b"makara csrf", hashlib.sha256).hexdigest()
+
+
+def _derived(secret: bytes, *names: str) -> bytes:
+    """Of lists of names that differ, different ones."""
+    return hmac.new(secret, json.dumps(["makara join", *names]).encode(), hashlib.sha256).digest()
 
 
 def _hash(secret: str) -> bytes:
@@ -204,6 +227,13 @@ CREATE TABLE IF NOT EXISTS tokens (
 CREATE INDEX IF NOT EXISTS tokens_of_vms ON tokens (job, vm);
 CREATE TABLE IF NOT EXISTS identity (one INTEGER PRIMARY KEY CHECK (one = 0), name TEXT NOT NULL) STRICT;
 """
-_FORGET_JOIN = "DELETE FROM tokens WHERE scope = ? AND job = ? AND vm = ?"
+_INSERT = """
+INSERT INTO tokens (id, hash, scope, name, job, vm, created, expires, parent)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET expires = excluded.expires
+"""
+_USE_JOIN = "UPDATE tokens SET used = 1 WHERE scope = ? AND job = ? AND vm = ? AND used = 0"
+_LATE_S = 86400.0
+_SWEEP = "DELETE FROM tokens WHERE expires <= ? AND (scope != ? OR expires <= ?)"
 _LISTED = "SELECT id, scope, name, created, expires FROM tokens WHERE scope IN (?, ?) ORDER BY created"
-_FIND = "SELECT hash, scope, name, job, vm, expires, parent FROM tokens WHERE id = ?"
+_FIND = "SELECT hash, scope, name, job, vm, expires, parent, used FROM tokens WHERE id = ?"

@@ -318,8 +318,9 @@ def failures(script: Script, folder: Path, *commands: Command, error: Exception 
 
         effects = Effects(
             providers={}, tokens=TokenStore(folder / "tokens"), scratch=folder, manager_url=str,
-            vm_directory=Path, state_of=lambda _: unplannable, open_store=broken, open_source=broken,
-            emit=emit, mark_done=mark_done, fatal=broken, threads=Threads(), slow_call_s=60.0,
+            join_secret=b"s", vm_directory=Path, state_of=lambda _: unplannable,
+            open_store=broken, open_source=broken, emit=emit, mark_done=mark_done,
+            fatal=broken, threads=Threads(), slow_call_s=60.0,
             store_patience_s=0.0,
         )  # fmt: skip
         for command in commands:

@@ -66,16 +66,45 @@ def test_a_join_token_works_for_its_vm_until_its_successor_is_shown(store: Token
         store.check(successor, Scope.USER)  # a wrong use shows nothing
     store.check(token, Scope.JOIN)
     store.check(successor, Scope.WORKER)
-    with pytest.raises(TokenRefused, match="unknown"):
+    with pytest.raises(TokenRefused, match="this join token has been used"):
         store.check(token, Scope.JOIN)
     store.check(other, Scope.JOIN)
+
+
+def test_an_attempt_that_is_repeated_has_the_same_join_token(tmp_path: Path) -> None:
+    def issue(job: str = "j", attempt: str = "v-1", secret: bytes = b"s") -> str:
+        with closing(TokenStore(tmp_path / "tokens.sqlite3")) as store:  # each time by another manager
+            return store.issue_join(secret, job=job, vm="v", attempt=attempt, ttl_s=60)
+
+    token = issue()
+    assert issue() == token
+    others = [issue(attempt="v-2"), issue(job="k"), issue(secret=b"t")]
+    assert len({t.partition(".")[part] for t in [token, *others] for part in (0, 2)}) == 8
+    assert token.partition(".")[2].encode() not in b"".join(f.read_bytes() for f in tmp_path.iterdir())
+
+
+def test_a_join_token_that_is_late_or_used_is_refused_as_that(store: TokenStore, clock: Clock) -> None:
+    def issue() -> str:
+        return store.issue_join(b"s", job="j", vm="v", attempt="v-1", ttl_s=60)
+
+    token = issue()
+    clock.now += 61
+    store.sweep()
+    with pytest.raises(TokenRefused, match="this join token has expired"):
+        store.check(token, Scope.JOIN)
+    assert issue() == token  # the call is repeated: its VM may take as long again
+    assert store.check(token, Scope.JOIN).vm == "v"
+    store.check(store.issue(Scope.WORKER, job="j", vm="v", ttl_s=60), Scope.WORKER)
+    issue()
+    with pytest.raises(TokenRefused, match="this join token has been used"):
+        store.check(token, Scope.JOIN)
 
 
 def test_tokens_of_a_vm_are_found_without_looking_at_those_of_others(tmp_path: Path) -> None:
     with closing(TokenStore(tmp_path / "tokens.sqlite3")):
         pass
     with closing(sqlite3.connect(tmp_path / "tokens.sqlite3")) as file:
-        for statement in (tokens._FORGET_JOIN, "DELETE FROM tokens WHERE job = ? AND vm = ?"):
+        for statement in (tokens._USE_JOIN, "DELETE FROM tokens WHERE job = ? AND vm = ?"):
             values = ("x",) * statement.count("?")
             steps = [row[3] for row in file.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
             assert steps == ["SEARCH tokens USING INDEX tokens_of_vms (job=? AND vm=?)"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -21,8 +22,9 @@ import sys
 from pathlib import Path
 from makara.manager.config import ServerConfig
 from makara.manager.server import serve
-home, agent, stores = Path(sys.argv[1]), (sys.executable, sys.argv[2]), tuple(sys.argv[3:]) or None
-config = ServerConfig(home=home, port=0, agent_command=agent, tick_s=0.05, allow_stores=stores)
+home, agent, tls = Path(sys.argv[1]), (sys.executable, sys.argv[2]), sys.argv[3] == "1"
+stores = tuple(sys.argv[4:]) or None
+config = ServerConfig(home=home, port=0, agent_command=agent, tick_s=0.05, allow_stores=stores, tls=tls)
 serve(config, on_ready=lambda url, token: print(url, token, flush=True))
 """
 
@@ -30,22 +32,33 @@ serve(config, on_ready=lambda url, token: print(url, token, flush=True))
 class Manager:
     """Use: `start()`, then `client` and `http`; `kill()` is SIGKILL; the VMs of `home` live on."""
 
-    def __init__(self, home: Path, *stores: str) -> None:
+    def __init__(self, home: Path, *stores: str, tls: bool = False) -> None:
         """`stores`: those that the administrator allows; none: the defaults."""
         self.home = home
+        self.tls = tls
         self.stores = stores
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> Manager:
-        command = [sys.executable, "-c", _PROGRAM, str(self.home), str(AGENT), *self.stores]
+        command = [
+            sys.executable,
+            "-c",
+            _PROGRAM,
+            str(self.home),
+            str(AGENT),
+            str(int(self.tls)),
+            *self.stores,
+        ]
         with open(f"{self.home}.log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()  # its port listens from now on
         assert line, Path(f"{self.home}.log").read_text()
         self.url, self.token = line.split()
-        self.client = Client(self.url, self.token)
-        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=30)
+        ca_file = self.home / "ca.pem" if self.tls else None
+        self.client = Client(self.url, self.token, ca_file)
+        trust = ssl.create_default_context(cafile=ca_file) if self.tls else True
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=30, verify=trust)
         return self
 
     def kill(self) -> None:

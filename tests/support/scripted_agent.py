@@ -29,6 +29,7 @@ from makara.protocol.messages import (
     StepMetrics,
     WorkerReport,
 )
+from makara.worker.agent.trust import trust
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -58,7 +59,8 @@ class ScriptedAgent:
         while not training.done():
             try:
                 header = {"Authorization": f"Bearer {self.token}"}
-                async with connect(url, additional_headers=header) as connection:
+                trusted = {"ssl": trust(self.boot)} if self.boot.ca is not None else {}
+                async with connect(url, additional_headers=header, **trusted) as connection:
                     sender = asyncio.create_task(self.send(connection))
                     try:
                         async for frame in connection:

@@ -48,7 +48,8 @@ class ServiceProcess:
             )
         wait_for(self._listens, "the manager to listen", self.logs)
         url: str = json.loads((self.home / "server.json").read_text())["url"]
-        self.client = Client(url, (self.home / "admin.token").read_text().strip())
+        ca_file = self.home / "ca.pem" if url.startswith("https:") else None
+        self.client = Client(url, (self.home / "admin.token").read_text().strip(), ca_file)
         wait_for(self._answers, "the manager to answer", self.logs)
 
     def kill(self) -> None:

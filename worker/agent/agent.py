@@ -39,6 +39,7 @@ from .notices import watcher_of
 from .reports import as_beat, deaths_backlog, encode, last_words, metrics_backlog
 from .standstill import pause
 from .trainers import TrainerProcess
+from .trust import NotTrusted, check_address, trust
 
 log = logging.getLogger("makara.agent")
 
@@ -302,6 +303,8 @@ def main() -> None:
         raise SystemExit("usage: python -m makara.worker.agent BOOT_FILE")
     try:
         boot = BootConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
-    except (OSError, ValidationError) as error:
+        check_address(boot.manager_url)
+        trust(boot)
+    except (OSError, ValidationError, NotTrusted) as error:
         raise SystemExit(f"boot file {sys.argv[1]}: {error}") from error
     asyncio.run(Agent(boot).run())

@@ -17,6 +17,7 @@ from ...protocol.archives import ANY_SIZE, BadArchive, members, opened
 from ...protocol.log_tail import tail
 from ...protocol.messages import BootConfig, JobSettings
 from .family import kill_group
+from .trust import trust
 
 _SECRETS = TypeAdapter(dict[str, str])
 _SETUP_DONE = ".makara-setup-done"
@@ -75,7 +76,7 @@ async def _download(boot: BootConfig, token: str, path: str) -> bytes:
 
 
 async def _get(boot: BootConfig, token: str, path: str) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False, verify=trust(boot)) as client:
         response = await client.get(
             f"{boot.manager_url}/api/v1/{path}", headers={"Authorization": f"Bearer {token}"}
         )

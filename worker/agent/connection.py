@@ -31,6 +31,7 @@ from ...protocol.messages import (
 )
 from ..keepalive import end_if_unanswered
 from .shown_token import ShownToken
+from .trust import trust
 
 log = logging.getLogger("makara.agent")
 
@@ -67,6 +68,7 @@ class ManagerConnection:
         """Why the newest orders cannot be done: this version does not know them."""
         self._boot = boot
         self._peer = peer
+        self._trust: dict[str, Any] = {"ssl": trust(boot)} if boot.manager_url.startswith("https:") else {}
         self._token = ShownToken(Path(boot.directory) / "worker.token", boot.join_token)
         self._manager: str | None = None  # which one it is, once it has let this VM in
         self._heartbeat_s = 1.0
@@ -114,6 +116,7 @@ class ManagerConnection:
                 additional_headers={"Authorization": f"Bearer {self.token}"},
                 max_size=1 << 28,
                 proxy=None,
+                **self._trust,
             ) as connection:
                 # The library's own keep-alive waits behind a send buffer that is full.
                 end_if_unanswered(connection.transport.get_extra_info("socket"), self._answer_s)
