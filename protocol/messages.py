@@ -61,10 +61,11 @@ class CheckpointRef(Message):
 
 
 class StoreConfig(Message):
-    """Where a job's checkpoints live. Credentials come from the environment (AWS_ACCESS_KEY_ID, ...)."""
+    """Where a job's checkpoints live. Credentials come from the environment (AWS_ACCESS_KEY_ID,
+    AZURE_STORAGE_KEY, ...)."""
 
-    uri: str  # file:///abs/path or s3://bucket/prefix
-    endpoint: str | None = None  # S3-compatible endpoint URL; None is AWS
+    uri: str  # file:///abs/path, s3://bucket/prefix or az://container/prefix
+    endpoint: str | None = None  # of an S3-compatible service (None is AWS) or of an Azure account
     region: str | None = None
 
 

@@ -1,4 +1,4 @@
-"""What test files share: the two kinds of checkpoint store, and no deadlines."""
+"""What test files share: the three kinds of checkpoint store, and no deadlines."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from azurite_server import AzuriteServer
 from hypothesis import settings
 from makara.checkpoint import Store, open_store
+from makara.checkpoint.stores.credentials import AZURE_CREDENTIALS, AZURE_IDENTITY
 from s3_server import S3Server
 
 settings.register_profile("makara", deadline=None)  # no test asserts on wall-clock time
@@ -42,11 +44,28 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         server.stop()
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzuriteServer]:
+    """A running Azurite, its key in the environment. A test that stops it starts it again."""
+    server = AzuriteServer(tmp_path_factory.mktemp("azurite"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [*AZURE_CREDENTIALS, *AZURE_IDENTITY]:
+            patch.delenv(name, raising=False)
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(params=["local", "s3", "azurite"])
 def store_address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
     """An empty store of each kind."""
     if request.param == "local":
         return StoreAddress((tmp_path / "store").as_uri())
+    if request.param == "azurite":
+        azurite: AzuriteServer = request.getfixturevalue("azurite")
+        return StoreAddress(azurite.uri(uuid.uuid4().hex), azurite.endpoint)
     server: S3Server = request.getfixturevalue("s3_server")
     return StoreAddress(server.uri(uuid.uuid4().hex), server.endpoint, server.region)
 

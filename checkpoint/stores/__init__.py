@@ -1,1 +1,2 @@
-"""Where bytes live: a local folder or S3, behind one contract, and how a store is found and outlasted."""
+"""Where bytes live: a local folder, S3 or Azure Blob Storage, behind one contract, and how a store is found
+and outlasted."""

@@ -7,6 +7,10 @@ import errno
 _SPACE = "; free space there, or lower checkpoint.keep_latest_k"
 _FOLDER_RIGHTS = "; give the user that this process runs as the right to read and write there"
 _KEY_RIGHTS = "; give these keys the right to read, write, list and delete below checkpoint.uri"
+_AZURE_RIGHTS = (
+    "; give this key, signature or identity the right to read, write, list and delete in the container "
+    "(role: Storage Blob Data Contributor)"
+)
 _NETWORK = "; look at checkpoint.endpoint and at the network between here and there"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -28,6 +32,11 @@ def about_answer(code: str, status: int) -> str:
     return _KEY_RIGHTS if status == 403 and code == "AccessDenied" else ""
 
 
+def about_azure(code: str, status: int) -> str:
+    """For an answer of Azure Blob Storage."""
+    return _AZURE_RIGHTS if status == 403 and code.startswith("Authorization") else ""
+
+
 def about_connection() -> str:
-    """For an S3 service that does not answer."""
+    """For a service that does not answer."""
     return _NETWORK

@@ -1,4 +1,4 @@
-"""Keys of an S3 store that a caller hands over, in place of those that boto3 would find by itself."""
+"""Keys of a store that a caller hands over, in place of those that its client would find by itself."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _KEY, _SECRET, _TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
-CREDENTIALS = (_KEY, _SECRET, _TOKEN)  # what `credentials_in` reads
-# By which boto3 finds keys: whoever has keys of its own must not be given some of somebody else's besides.
-VARIABLES = (
+_AZURE_KEY, _AZURE_SAS = "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"
+_AZURE_CONNECTION = "AZURE_STORAGE_CONNECTION_STRING"
+AZURE_CREDENTIALS = (_AZURE_CONNECTION, _AZURE_KEY, _AZURE_SAS)
+CREDENTIALS = (_KEY, _SECRET, _TOKEN, *AZURE_CREDENTIALS)  # what `credentials_in` reads
+# By which clients find keys: whoever has keys of its own must not be given some of somebody else's besides.
+_S3_VARIABLES = (
     _KEY,
     _SECRET,
     _TOKEN,
@@ -20,10 +23,20 @@ VARIABLES = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
+AZURE_IDENTITY = (
+    "AZURE_TENANT_ID",
+    "AZURE_CLIENT_ID",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_CLIENT_CERTIFICATE_PATH",
+    "AZURE_CLIENT_CERTIFICATE_PASSWORD",
+    "AZURE_USERNAME",
+    "AZURE_PASSWORD",
+    "AZURE_FEDERATED_TOKEN_FILE",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class S3Credentials:
     """An access key and its secret, never shown in a log."""
 
     access_key: str
@@ -31,14 +44,55 @@ class Credentials:
     session_token: str | None = field(default=None, repr=False)
 
 
-def credentials_in(environment: Mapping[str, str]) -> Credentials | None:
-    """The keys that these variables hold; None without AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY."""
-    if not environment.get(_KEY) or not environment.get(_SECRET):
-        return None
-    return Credentials(environment[_KEY], environment[_SECRET], environment.get(_TOKEN) or None)
+@dataclass(frozen=True, slots=True)
+class AzureCredentials:
+    """One of three, never shown in a log: a connection string, an account's key, a shared access signature.
+
+    Where there are several, the first counts, as for Azure's own command line.
+    """
+
+    connection_string: str | None = field(default=None, repr=False)
+    key: str | None = field(default=None, repr=False)
+    sas: str | None = field(default=None, repr=False)
+
+
+Credentials = S3Credentials | AzureCredentials
+
+
+def credentials_in(uri: str, environment: Mapping[str, str]) -> Credentials | None:
+    """The keys for a store at `uri` that these variables hold; None where they hold none, or not all of
+    them."""
+    match uri.partition("://")[0]:
+        case "s3":
+            return _s3(environment)
+        case "az":
+            return _azure(environment)
+        case _:
+            return None
+
+
+def credential_names(uri: str) -> str:
+    """For a user: the variables that hold the keys of a store at `uri`."""
+    if uri.startswith("az://"):
+        return f"{_AZURE_KEY}, {_AZURE_SAS} or {_AZURE_CONNECTION}"
+    return f"{_KEY} and {_SECRET}"
 
 
 def inherited(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """`environment` with `own` on top; where `own` has keys, without any others."""
-    left_out = VARIABLES if credentials_in(own) is not None else ()
+    """`environment` with `own` on top; where `own` has keys of a kind of store, without any others of it."""
+    left_out = {
+        *(_S3_VARIABLES if _s3(own) is not None else ()),
+        *((*AZURE_CREDENTIALS, *AZURE_IDENTITY) if _azure(own) is not None else ()),
+    }
     return {**{name: value for name, value in environment.items() if name not in left_out}, **own}
+
+
+def _s3(environment: Mapping[str, str]) -> S3Credentials | None:
+    if not environment.get(_KEY) or not environment.get(_SECRET):
+        return None
+    return S3Credentials(environment[_KEY], environment[_SECRET], environment.get(_TOKEN) or None)
+
+
+def _azure(environment: Mapping[str, str]) -> AzureCredentials | None:
+    values = [environment.get(name) or None for name in AZURE_CREDENTIALS]
+    return AzureCredentials(*values) if any(values) else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ..errors import Conflict, StoreRefused
-from .credentials import Credentials
+from .credentials import AzureCredentials, Credentials, S3Credentials
 from .local import LocalStore
 from .store import Store
 
@@ -19,10 +19,12 @@ def open_store(
     region: str | None = None,
     credentials: Credentials | None = None,
 ) -> Store:
-    """The store at `uri`: `file:///abs/path` or `s3://bucket/prefix`. Nothing is read or written yet.
+    """The store at `uri`: `file:///abs/path`, `s3://bucket/prefix` or `az://container/prefix`. Nothing is
+    read or written yet.
 
-    `endpoint`: URL of an S3-compatible service (None: AWS). `credentials` None: they are found as boto3
-    finds them, AWS_ACCESS_KEY_ID and its companions first. Raises `StoreRefused` when the URI is malformed.
+    `endpoint`: URL of an S3-compatible service (None: AWS), or of an account of Azure Blob Storage.
+    `credentials` None: they are found in the environment (AWS_ACCESS_KEY_ID, AZURE_STORAGE_KEY and their
+    companions), else as boto3 and azure-identity find them. Raises `StoreRefused` when the URI is malformed.
     """
     parts = urlsplit(uri)
     if parts.scheme == "file":
@@ -34,9 +36,31 @@ def open_store(
 
         if not parts.netloc:
             raise StoreRefused(f"checkpoint.uri {uri!r}: expected s3://bucket or s3://bucket/prefix")
+        assert credentials is None or isinstance(credentials, S3Credentials)
         prefix = parts.path.strip("/")
         return S3Store(parts.netloc, prefix, endpoint=endpoint, region=region, credentials=credentials)
-    raise StoreRefused(f"checkpoint.uri {uri!r}: expected file:///absolute/path or s3://bucket/prefix")
+    if parts.scheme == "az":
+        assert credentials is None or isinstance(credentials, AzureCredentials)
+        return _azure_store(uri, parts.netloc, parts.path.strip("/"), endpoint, credentials)
+    expected = "expected file:///absolute/path, s3://bucket/prefix or az://container/prefix"
+    raise StoreRefused(f"checkpoint.uri {uri!r}: {expected}")
+
+
+def _azure_store(
+    uri: str, container: str, prefix: str, endpoint: str | None, credentials: AzureCredentials | None
+) -> Store:
+    if not container:
+        raise StoreRefused(f"checkpoint.uri {uri!r}: expected az://container or az://container/prefix")
+    if endpoint is None:
+        raise StoreRefused(
+            "checkpoint.endpoint: expected the account, https://<account>.blob.core.windows.net"
+        )
+    try:
+        from .azure import AzureStore  # here, as its client is an extra
+    except ModuleNotFoundError as error:
+        lacks = f"az:// needs {error.name}, which is not installed here: pip install 'makara[azure]'"
+        raise StoreRefused(f"checkpoint.uri {uri!r}: {lacks}") from error
+    return AzureStore(container, prefix, endpoint=endpoint, credentials=credentials)
 
 
 def check_writable(

@@ -33,7 +33,7 @@ from minio.error import InvalidResponseError, MinioException, S3Error, ServerErr
 from ..errors import Conflict, NoCredentials, NotFound, StoreRefused, StoreUnavailable
 from .advice import about_answer, about_connection
 from .clock_skew import describe_skew
-from .credentials import Credentials
+from .credentials import S3Credentials
 from .store import StoredObject, Unfinished, check_key
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -87,7 +87,7 @@ class S3Store:
         *,
         endpoint: str | None,
         region: str | None,
-        credentials: Credentials | None = None,
+        credentials: S3Credentials | None = None,
     ) -> None:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
@@ -352,7 +352,7 @@ def _service_models() -> Any:
     return botocore.session.get_session().get_component("data_loader")
 
 
-def _session(region: str | None, given: Credentials | None) -> boto3.Session:
+def _session(region: str | None, given: S3Credentials | None) -> boto3.Session:
     """A session of its own, with the credentials that were given, else looked up afresh."""
     core = botocore.session.get_session()
     core.register_component("data_loader", _service_models())

@@ -1,7 +1,8 @@
 """The contract between this package and where bytes live, and how a caller outlasts a store that is away.
 
-Two stores keep it: a local folder (`file:///abs/path`) and S3 (`s3://bucket/prefix`). The package needs
-little: whole objects that appear at once or not at all, and one compare-and-swap.
+Three stores keep it: a local folder (`file:///abs/path`), S3 (`s3://bucket/prefix`) and Azure Blob Storage
+(`az://container/prefix`). The package needs little: whole objects that appear at once or not at all, and one
+compare-and-swap.
 """
 
 from __future__ import annotations
@@ -94,7 +95,10 @@ class Store(Protocol):
         ...
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
-        """Writes below `prefix` (it ends with a slash) that have not ended, in order of their keys."""
+        """Writes below `prefix` (it ends with a slash) that have not ended, in order of their keys.
+
+        Azure does not tell of those over an object that is there; it drops them itself after a week.
+        """
         ...
 
     def abort(self, unfinished: Unfinished) -> None:

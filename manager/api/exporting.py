@@ -27,7 +27,8 @@ from ..spec.job_spec import JobSpecError
 class ExportView(BaseModel):
     """Exported weights: `uri` is the file to load, or the index of its shards; `sha256` the weight hash.
 
-    `num_bytes` counts the files of weights. `store`, and of S3 `endpoint` and `region`, are how to open it.
+    `num_bytes` counts the files of weights. `store`, and `endpoint` and `region` if it has them, are how to
+    open it.
     """
 
     job: str

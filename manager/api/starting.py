@@ -23,7 +23,7 @@ from ..service.service import Service
 from ..service.store_access import NotAllowed, at_source, check_allowed, open_for
 from ..spec.job_spec import JobSpec, JobSpecError
 from ..spec.start_source import StartSource, split_job, split_step
-from ..spec.store_uri import is_absolute
+from ..spec.store_uri import is_absolute, place_of
 from ..threads import Kind
 from .job_names import find
 
@@ -117,8 +117,8 @@ def _place(
     place, step = split_step(start_from)
     if is_absolute(place):
         uri, job = split_job(place)
-        is_s3 = uri.startswith("s3://")
-        endpoint, region = (spec.checkpoint.endpoint, spec.checkpoint.region) if is_s3 else (None, None)
+        own = spec.checkpoint
+        endpoint, region = place_of(uri, own.uri, own.endpoint, own.region)
         return uri, endpoint, region, job, step
     known = find(service.jobs, place)
     if known is None or known.state.spec is None:

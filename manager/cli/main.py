@@ -126,7 +126,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         metavar="URL",
         help="store for which jobs may use this manager's credentials, or a folder for checkpoints; may be "
-        "given again. Replaces the default: s3:// (AWS) and, without --allow-remote, file:/// (folders)",
+        "given again. Replaces the default: s3:// (AWS), az:// (Azure) and, without --allow-remote, "
+        "file:/// (folders)",
     )
     server.add_argument(
         "--max-bundle",

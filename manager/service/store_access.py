@@ -11,7 +11,16 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from ...checkpoint import NoCredentials, Store, StoreUnavailable, check_writable, credentials_in, open_store
+from ...checkpoint import (
+    NoCredentials,
+    Store,
+    StoreUnavailable,
+    check_writable,
+    credential_names,
+    credentials_in,
+    is_azure,
+    open_store,
+)
 from ..spec.job_spec import CheckpointSpec, JobSpec
 from ..spec.store_uri import covers
 
@@ -26,7 +35,7 @@ class NotAllowed(ValueError):
 
 def check_allowed(checkpoint: CheckpointSpec, environment: Mapping[str, str], allowed: Sequence[str]) -> None:
     """Raises `NotAllowed` if the job has no keys for its store, and the manager must not use its own."""
-    if urlsplit(checkpoint.uri).scheme != "file" and credentials_in(environment) is not None:
+    if credentials_in(checkpoint.uri, environment) is not None:
         return
     if any(covers(entry, checkpoint.uri, checkpoint.endpoint) for entry in allowed):
         return
@@ -36,11 +45,14 @@ def check_allowed(checkpoint: CheckpointSpec, environment: Mapping[str, str], al
     field, store = "checkpoint.uri", f"{checkpoint.uri!r}"
     if checkpoint.endpoint is not None:
         field, store = "checkpoint.endpoint", f"{checkpoint.endpoint!r}"
-    raise NotAllowed(
-        field,
+    names = credential_names(checkpoint.uri)
+    message = (
         f"this manager does not use its own credentials for {store}; name keys of your own in `secrets` "
-        f"(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), or have its administrator allow it: {_how(checkpoint)}",
     )
+    if checkpoint.uri.startswith("az://") and not is_azure(checkpoint.endpoint or ""):
+        raise NotAllowed(field, f"{message}({names})")
+    allow = f"or have its administrator allow it: {_how(checkpoint)}"
+    raise NotAllowed(field, f"{message}({names}), {allow}")
 
 
 def open_for(spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str]) -> Store:
@@ -59,7 +71,7 @@ def open_for(spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str]) 
             checkpoint.uri,
             endpoint=checkpoint.endpoint,
             region=checkpoint.region,
-            credentials=credentials_in(environment),
+            credentials=credentials_in(checkpoint.uri, environment),
         )
 
 
@@ -83,7 +95,7 @@ def check_usable(
             checkpoint.uri,
             endpoint=checkpoint.endpoint,
             region=checkpoint.region,
-            credentials=credentials_in(environment),
+            credentials=credentials_in(checkpoint.uri, environment),
             make_folders=make_folders,
         )
 
@@ -95,9 +107,10 @@ def _saying_whose_credentials(checkpoint: CheckpointSpec) -> Generator[None]:
         yield
     except NoCredentials as error:
         raise NoCredentials(
-            f"checkpoint.uri {checkpoint.uri}: the manager has no credentials for it: name AWS_ACCESS_KEY_ID "
-            "and AWS_SECRET_ACCESS_KEY in the job file's `secrets`, and their values are sent from your "
-            "environment, or have the manager's administrator set them in the environment of `makara server`"
+            f"checkpoint.uri {checkpoint.uri}: the manager has no credentials for it: name "
+            f"{credential_names(checkpoint.uri)} in the job file's `secrets`, and their values are sent from "
+            "your environment, or have the manager's administrator set them in the environment of `makara "
+            "server`"
         ) from error
 
 

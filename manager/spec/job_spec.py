@@ -71,7 +71,7 @@ def to_settings(spec: JobSpec, job: str, bundle_sha256: str) -> JobSettings:
     uri = spec.checkpoint.uri
     if not is_absolute(uri):
         raise JobSpecError(
-            [("checkpoint.uri", f"{uri!r} is relative; expected file:///absolute/path or s3://")]
+            [("checkpoint.uri", f"{uri!r} is relative; expected file:///absolute/path, s3:// or az://")]
         )
     return JobSettings(
         job=job,
@@ -216,12 +216,13 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> JobSpec:
+        own = self.checkpoint
         faults = [
             *resource_faults(self.resources),
             *_worker_faults(self),
             *_batch_faults(self),
-            *uri_faults(self.checkpoint.uri, self.checkpoint.endpoint, self.checkpoint.region),
-            *start_faults(self.checkpoint.start_from, self.checkpoint.endpoint, self.checkpoint.region),
+            *uri_faults(own.uri, own.endpoint, own.region),
+            *start_faults(own.start_from, own.uri, own.endpoint, own.region),
         ]
         if faults:
             raise FieldFaults(faults)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...protocol.hashes import short
 from ...protocol.messages import Recipe
-from .store_uri import is_absolute, uri_faults
+from .store_uri import is_absolute, place_of, uri_faults
 from .values import Value
 
 _JOB = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
@@ -74,7 +74,9 @@ def split_job(uri: str) -> tuple[str, str]:
     return store, job
 
 
-def start_faults(start_from: str | None, endpoint: str | None, region: str | None) -> list[tuple[str, str]]:
+def start_faults(
+    start_from: str | None, own_uri: str, endpoint: str | None, region: str | None
+) -> list[tuple[str, str]]:
     """(field, message) of what is wrong with a job file's `checkpoint.start_from`."""
     if start_from is None:
         return []
@@ -83,13 +85,17 @@ def start_faults(start_from: str | None, endpoint: str | None, region: str | Non
         return []
     if not is_absolute(place):
         return [
-            ("checkpoint.start_from", f"{start_from!r}: expected a job, file:///path or s3://bucket/prefix")
+            (
+                "checkpoint.start_from",
+                f"{start_from!r}: expected a job, file:///path, s3://bucket/prefix or az://container/prefix",
+            )
         ]
     store, job = split_job(place)
-    is_s3 = store.startswith("s3://")
-    faults = uri_faults(store, endpoint if is_s3 else None, region if is_s3 else None)
+    faults = uri_faults(store, *place_of(store, own_uri, endpoint, region))
     if faults or not _JOB.fullmatch(job):
         about = "expected the URI of a job's folder, which its head.json is in"
+        if store.startswith("az://") and not own_uri.startswith("az://"):
+            about = "a job starts from az:// if its own checkpoints are there, in the same account"
         return [("checkpoint.start_from", f"{start_from!r}: {about}")]
     return []
 

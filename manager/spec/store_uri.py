@@ -8,17 +8,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from ...checkpoint import is_azure
+
 Fault = tuple[str, str]
 
 AWS = "s3://"  # any bucket there
+AZURE = "az://"  # any account of its public cloud
 EVERY_FOLDER = "file:///"
 _AWS_HOST = re.compile(r"s3([.-](dualstack\.)?[a-z0-9-]+)?\.amazonaws\.com(\.cn)?")
+_AZURE_ENDPOINT = "https://<account>.blob.core.windows.net"
 _PORTS = {"http": 80, "https": 443}
 
 
 def is_absolute(uri: str) -> bool:
     """Whether `uri` means the same in every folder."""
-    return uri.startswith(("file:///", "s3://"))
+    return uri.startswith(("file:///", "s3://", "az://"))
+
+
+def place_of(
+    uri: str, own_uri: str, endpoint: str | None, region: str | None
+) -> tuple[str | None, str | None]:
+    """`endpoint` and `region` of a job at `own_uri`, for another store at `uri`: if both are of one kind."""
+    return (endpoint, region) if _scheme(uri) == _scheme(own_uri) else (None, None)
+
+
+def _scheme(uri: str) -> str:
+    return uri.partition("://")[0]
 
 
 def uri_faults(uri: str, endpoint: str | None, region: str | None) -> list[Fault]:
@@ -28,13 +43,15 @@ def uri_faults(uri: str, endpoint: str | None, region: str | None) -> list[Fault
     scheme = uri.split("://", 1)[0] if "://" in uri else None
     if scheme == "s3":
         return _s3_faults(uri, endpoint, region)
+    if scheme == "az":
+        return _azure_faults(uri, endpoint, region)
     if scheme not in (None, "file"):
-        expected = "expected a path, file:///path or s3://bucket/prefix"
+        expected = "expected a path, file:///path, s3://bucket/prefix or az://container/prefix"
         return [("checkpoint.uri", f"{uri!r} has scheme {scheme!r}; {expected}")]
     if scheme == "file" and not uri.startswith("file:///"):
         return [("checkpoint.uri", f"{uri!r} names a host; expected file:///absolute/path")]
     given = {"endpoint": endpoint, "region": region}
-    message = "has a meaning with an s3:// uri only; leave it out"
+    message = "has no meaning with a folder; leave it out"
     return [(f"checkpoint.{name}", message) for name, value in given.items() if value is not None]
 
 
@@ -42,9 +59,7 @@ def _s3_faults(uri: str, endpoint: str | None, region: str | None) -> list[Fault
     faults: list[Fault] = []
     if not re.match(r"s3://[\w.-]+(/|$)", uri, re.ASCII):
         faults.append(("checkpoint.uri", f"{uri!r} names no bucket; expected s3://bucket/prefix"))
-    segments = uri.removeprefix("s3://").rstrip("/").split("/")
-    if any(segment in ("", ".", "..") for segment in segments[1:]):
-        faults.append(("checkpoint.uri", f"{uri!r} has an empty part, '.' or '..'; expected s3://bucket/a/b"))
+    faults += _segment_faults(uri, "s3://bucket/a/b")
     if endpoint is not None and not _is_endpoint(endpoint):
         message = f"{endpoint!r} is no address; expected http(s)://host[:port]"
         faults.append(("checkpoint.endpoint", message))
@@ -52,6 +67,39 @@ def _s3_faults(uri: str, endpoint: str | None, region: str | None) -> list[Fault
         message = f"{region!r} is no region; expected a name such as eu-central-1"
         faults.append(("checkpoint.region", message))
     return faults
+
+
+def _segment_faults(uri: str, expected: str) -> list[Fault]:
+    segments = uri.partition("://")[2].rstrip("/").split("/")
+    if not any(segment in ("", ".", "..") for segment in segments[1:]):
+        return []
+    return [("checkpoint.uri", f"{uri!r} has an empty part, '.' or '..'; expected {expected}")]
+
+
+def _azure_faults(uri: str, endpoint: str | None, region: str | None) -> list[Fault]:
+    faults: list[Fault] = []
+    if not re.match(r"az://[a-z0-9](-?[a-z0-9]){2,62}(/|$)", uri, re.ASCII):
+        faults.append(("checkpoint.uri", f"{uri!r} names no container; expected az://container/prefix"))
+    faults += _segment_faults(uri, "az://container/a/b")
+    if endpoint is None:
+        faults.append(("checkpoint.endpoint", f"is required with az://: the account, {_AZURE_ENDPOINT}"))
+    elif not _is_account(endpoint):
+        shown = endpoint.partition("?")[0]  # behind it, a signature may stand
+        message = f"{shown!r} is no account; expected {_AZURE_ENDPOINT}, or http(s)://host[:port]/<account>"
+        faults.append(("checkpoint.endpoint", message))
+    if region is not None:
+        faults.append(("checkpoint.region", "has a meaning with an s3:// uri only; leave it out"))
+    return faults
+
+
+def _is_account(url: str) -> bool:
+    """Whether the host names the account, as Azure's own do, or else the path does."""
+    if not _is_endpoint(url):
+        return False
+    parts = urlsplit(url)
+    named = re.fullmatch(r"[a-z0-9]{3,24}", parts.path.strip("/")) is not None
+    plain = not parts.query and not parts.fragment and not parts.username
+    return plain and (not parts.path.strip("/") if is_azure(url) else named)
 
 
 def _is_endpoint(url: str) -> bool:
@@ -67,7 +115,7 @@ def _is_endpoint(url: str) -> bool:
 
 def entry_faults(allowed: Sequence[str]) -> list[str]:
     """What is wrong with entries of `ServerConfig.allow_stores`."""
-    expected = "s3://[bucket[/prefix]], http(s)://host[:port][/bucket[/prefix]] or file:///folder"
+    expected = "s3://[bucket[/prefix]], az://, http(s)://host[:port][/bucket[/prefix]] or file:///folder"
     return [f"{entry!r} is no store; expected {expected}" for entry in allowed if not _is_entry(entry)]
 
 
@@ -82,6 +130,8 @@ def _is_entry(entry: str) -> bool:
     match parts.scheme:
         case "s3":
             return bool(parts.netloc) or not parts.path
+        case "az":
+            return entry == AZURE
         case "file":
             return not parts.netloc and parts.path.startswith("/")
         case _:
@@ -97,11 +147,22 @@ def covers(entry: str, uri: str, endpoint: str | None) -> bool:
         folder, inside = Path(unquote(given.path)), Path(unquote(wanted.path))
         return inside.resolve().is_relative_to(folder.resolve())
     path = f"{wanted.netloc}{wanted.path}"  # bucket/prefix
+    if wanted.scheme == "az":
+        return _covers_azure(entry, path, endpoint)
     if given.scheme == "s3":
         return _is_aws(endpoint) and _below(path, f"{given.netloc}{given.path}")
-    if endpoint is None:
+    if endpoint is None or given.scheme == "az":
         return False
     return _address(endpoint) == _address(entry) and _below(path, given.path.lstrip("/"))
+
+
+def _covers_azure(entry: str, path: str, endpoint: str | None) -> bool:
+    """Only accounts of Azure itself: with an identity's token, others could sign in elsewhere."""
+    if endpoint is None or not is_azure(endpoint):
+        return False
+    if entry == AZURE:
+        return True
+    return _address(endpoint) == _address(entry) and _below(path, urlsplit(entry).path.lstrip("/"))
 
 
 def _below(path: str, prefix: str) -> bool:

@@ -150,8 +150,10 @@ def test_sweeping_aborts_writes_that_nobody_will_end(store_address: StoreAddress
     assert swept(store).aborted == 0
     assert swept(store, later_s=LEASE_S).aborted == 1
     under_way = {unfinished.key for unfinished in store.unfinished("")}
-    assert under_way == {repeated, going, exported, foreign}, f"{left} is given up"
-    assert swept(store, later_s=2 * 3600.0, exporting=True).aborted == 1
+    # Azure tells of no blocks that wait beside an object, and drops them itself after a week.
+    shown = set() if store_address.uri.startswith("az://") else {repeated}
+    assert under_way == {going, exported, foreign} | shown, f"{left} is given up"
+    assert swept(store, later_s=2 * 3600.0, exporting=True).aborted == len(shown)
     assert swept(store, later_s=2 * 3600.0).aborted == 1
     assert {unfinished.key for unfinished in store.unfinished("")} == {going, foreign}
 

@@ -1,4 +1,4 @@
-"""What callers rely on from a store, for a local folder and for a real S3 server."""
+"""What callers rely on from a store, for a local folder, a real S3 server and Azurite."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,21 @@ def test_an_object_larger_than_one_upload_request_comes_back_whole(store: Store,
     store.put_file("job/from-file", tmp_path / "file")
     assert store.get("big") == data
     assert store.get("job/from-file") == data
+
+
+def test_a_large_file_is_sent_in_bounded_memory(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.truncate(96 << 20)
+    store.put("job/warm-up", b"x")
+    tracemalloc.start()
+    try:
+        store.put_file("job/large", path)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert store.size("job/large") == 96 << 20
+    assert peak_bytes < 48 << 20
 
 
 def test_an_empty_object_is_an_object(store: Store) -> None:
@@ -170,7 +186,7 @@ def test_a_writable_store_passes_the_check_and_keeps_nothing_of_it(store_address
 def test_the_package_imports_neither_torch_nor_a_cloud_client() -> None:
     script = (
         "import sys, pkgutil, importlib, makara.checkpoint as package\n"
-        "heavy = {'torch', 'boto3', 'minio'} & set(sys.modules)\n"
+        "heavy = {'torch', 'boto3', 'minio', 'azure', 'requests'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "for module in pkgutil.iter_modules(package.__path__):\n"
         "    if module.name != 'tensors':\n"

@@ -18,6 +18,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from azurite_server import AzuriteServer
 from fleet import settings
 from makara.checkpoint import CheckpointId, open_store, read_head, read_sections
 from makara.checkpoint.tensors import tensors_sha256, unpack
@@ -224,26 +225,30 @@ def test_a_silent_vm_is_planned_around_and_takes_part_again_when_it_wakes(servic
     assert view["export_sha256"] == reference()
 
 
-def test_the_store_goes_away_and_comes_back_during_a_run_on_s3(tmp_path: Path, s3_server: S3Server) -> None:
-    service = ServiceProcess(tmp_path, s3_server.environment)
+@pytest.mark.parametrize("kind", ["s3_server", "azurite"])
+def test_the_store_goes_away_and_comes_back_during_a_run(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    server: S3Server | AzuriteServer = request.getfixturevalue(kind)
+    service = ServiceProcess(tmp_path)
     service.start()
     try:
-        uri = s3_server.uri("end-to-end")
-        address = {"uri": uri, "endpoint": s3_server.endpoint, "region": s3_server.region, "interval": 5}
+        uri = server.uri("end-to-end")
+        address = {"uri": uri, "endpoint": server.endpoint, "interval": 5}
         job = submit(
             service,
-            secrets=s3_server.environment,
+            secrets=server.environment,
             resources={"min_nodes": 2, "max_nodes": 3, "device_memory": DEVICE_MEMORY},
             checkpoint=address,
         )
         service.wait(job, lambda view: bool(view["checkpoints"]), "a first checkpoint")
-        s3_server.stop()
+        server.stop()
         try:
             service.wait_step(job, service.job(job)["step"] + 10)  # training goes on
             service.kill_vm(service.live(job)[0])
             service.wait(job, lambda view: bool(view["trouble"]), "the status to tell of the store")
         finally:
-            s3_server.start()
+            server.start()
         view = service.wait_status(job, "finished")
         assert view["export_uri"].startswith(uri)
         assert view["export_sha256"] == reference()

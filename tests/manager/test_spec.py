@@ -27,6 +27,9 @@ def test_the_job_file_of_the_manual_is_accepted() -> None:
     assert spec.retry.max_restarts_on_errors == 0
 
 
+ACCOUNT = "https://a01.blob.core.windows.net"
+
+
 @pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ('"on"', "on"), ("auto", "auto")])
 def test_recompute_is_on_off_or_auto(text: str, value: str) -> None:
     spec = parse_yaml(JOB.replace("parallelism: auto", f"parallelism: {{recompute: {text}}}"))
@@ -89,10 +92,48 @@ def test_an_interval_counts_steps_unless_it_has_a_unit(
             "./checkpoints",
             "gs://b/p",
             "checkpoint.uri",
-            "expected a path, file:///path or s3://bucket/prefix",
+            "expected a path, file:///path, s3://bucket/prefix or az://container/prefix",
         ),
         ("./checkpoints", "file://host/p", "checkpoint.uri", "expected file:///absolute/path"),
-        ("interval: 10", "endpoint: http://h", "checkpoint.endpoint", "s3:// uri only"),
+        ("interval: 10", "endpoint: http://h", "checkpoint.endpoint", "no meaning with a folder"),
+        (
+            "./checkpoints",
+            "az://container/p",
+            "checkpoint.endpoint",
+            "is required with az://: the account, https",
+        ),
+        ("./checkpoints", f"az://Box/p, endpoint: '{ACCOUNT}'", "checkpoint.uri", "names no container"),
+        (
+            "./checkpoints",
+            f"az://box/../p, endpoint: '{ACCOUNT}'",
+            "checkpoint.uri",
+            "expected az://container/a/b",
+        ),
+        (
+            "./checkpoints",
+            f"az://box/p, endpoint: '{ACCOUNT}', region: eu",
+            "checkpoint.region",
+            "s3:// uri only",
+        ),
+        ("./checkpoints", f"az://box/p, endpoint: '{ACCOUNT}/box'", "checkpoint.endpoint", "is no account"),
+        (
+            "./checkpoints",
+            "az://box/p, endpoint: 'http://127.0.0.1:1'",
+            "checkpoint.endpoint",
+            "is no account",
+        ),
+        (
+            "./checkpoints",
+            f"az://box/p, endpoint: '{ACCOUNT}?sv=1&sig=x'",
+            "checkpoint.endpoint",
+            f"'{ACCOUNT}' is no account",
+        ),
+        (
+            "interval: 10",
+            "start_from: 'az://box/p/gpt'",
+            "checkpoint.start_from",
+            "if its own checkpoints are there, in the same account",
+        ),
         (
             "train:build",
             "train",

@@ -12,7 +12,7 @@ import pytest
 from http_answers import Answer, Request, answering
 from makara.checkpoint import credentials_in, inherited
 from makara.manager.config import ConfigError, ServerConfig
-from makara.manager.spec.store_uri import AWS, EVERY_FOLDER, covers
+from makara.manager.spec.store_uri import AWS, AZURE, EVERY_FOLDER, covers
 from managers import Manager, job_spec, release_all
 from s3_server import S3Server
 
@@ -21,6 +21,7 @@ MANAGERS = {
     "AWS_SECRET_ACCESS_KEY": "the-managers-secret",
     "AWS_SESSION_TOKEN": "the-managers-session",
 }
+ACCOUNT = "https://a01.blob.core.windows.net"
 OWN = {"AWS_ACCESS_KEY_ID": "the-jobs-key", "AWS_SECRET_ACCESS_KEY": "the-jobs-secret"}
 
 
@@ -103,6 +104,30 @@ def test_an_allowed_endpoint_is_signed_for_unless_the_job_has_keys(
         manager.stop()
 
 
+def test_an_account_that_is_not_azures_own_sees_nothing_of_the_manager(
+    tmp_path: Path, stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"):
+        monkeypatch.setenv(name, "dGhlLW1hbmFnZXJz&sig=the-managers")
+    account = f"{stranger.endpoint}/account"
+    manager = Manager(tmp_path / "home", "az://", stranger.endpoint).start()
+    try:
+        checkpoint = {"uri": "az://container/p", "endpoint": account}
+        assert "is required" in errors(submit(manager, {"uri": "az://container/p"}))["checkpoint.endpoint"]
+        told = errors(submit(manager, checkpoint))["checkpoint.endpoint"]
+        assert "AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING" in told
+        assert "--allow-store" not in told, "that would not help"
+        assert stranger.seen == []
+        told = errors(submit(manager, checkpoint, {"AZURE_STORAGE_KEY": "dGhlLWpvYnM="}))
+        assert "checkpoint.uri" in told  # it was asked, and says 403
+        assert stranger.seen
+        for _, headers in stranger.seen:
+            assert headers["Authorization"].startswith("SharedKey account:")
+            assert "the-managers" not in json.dumps(headers)
+    finally:
+        manager.stop()
+
+
 def test_without_credentials_it_is_said_whose_are_missing_and_the_field_is_named_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +184,24 @@ def test_a_job_trains_with_keys_of_its_own_on_a_store_that_the_manager_has_none_
         ("https://store.example", "s3://b/p", "https://x@evil.example", False),
         ("https://store.example", "s3://b/p", None, False),
         ("https://store.example/b/p", "s3://b/q", "https://store.example", False),
+        (AWS, "az://c/p", ACCOUNT, False),
+        (AZURE, "s3://b/p", None, False),
+        (AZURE, "s3://b/p", ACCOUNT, False),
+        (AZURE, "az://c/p", f"{ACCOUNT}/", True),
+        (AZURE, "az://c/p", "https://a01.z13.blob.storage.azure.net", True),
+        (AZURE, "az://c/p", "http://a01.blob.core.windows.net", False),
+        (AZURE, "az://c/p", "https://a01.blob.core.windows.net:8443", False),
+        (AZURE, "az://c/p", "https://a01.blob.core.windows.net.evil.example", False),
+        (AZURE, "az://c/p", "https://x@evil.example", False),
+        (AZURE, "az://c/p", "https://a01.web.core.windows.net", False),
+        (AZURE, "az://c/p", None, False),
+        (ACCOUNT, "az://c/p", ACCOUNT, True),
+        (f"{ACCOUNT}/c/p", "az://c/p/q", ACCOUNT, True),
+        (f"{ACCOUNT}/c/p", "az://c/pq", ACCOUNT, False),
+        (f"{ACCOUNT}/c", "az://cc/p", ACCOUNT, False),
+        (ACCOUNT, "az://c/p", "https://a02.blob.core.windows.net", False),
+        ("https://store.example", "az://c/p", "https://store.example/account", False),
+        (EVERY_FOLDER, "az://c/p", ACCOUNT, False),
         (EVERY_FOLDER, "file:///x/y", None, True),
         ("file:///x", "file:///x/y", None, True),
         ("file:///x", "file:///x/../y", None, False),
@@ -192,6 +235,8 @@ def test_a_folder_is_what_its_links_lead_to(tmp_path: Path) -> None:
         "s3:/x",
         "s3:x",
         "s3:///x",
+        "az://container",
+        "az:",
     ],
 )
 def test_what_names_no_store_is_refused_at_start(tmp_path: Path, entry: str) -> None:
@@ -200,13 +245,19 @@ def test_what_names_no_store_is_refused_at_start(tmp_path: Path, entry: str) -> 
 
 
 def test_beyond_loopback_folders_are_not_for_jobs_by_default(tmp_path: Path) -> None:
-    assert ServerConfig(home=tmp_path).stores == (AWS, EVERY_FOLDER)
-    assert ServerConfig(home=tmp_path, allow_remote=True).stores == (AWS,)
+    assert ServerConfig(home=tmp_path).stores == (AWS, AZURE, EVERY_FOLDER)
+    assert ServerConfig(home=tmp_path, allow_remote=True).stores == (AWS, AZURE)
 
 
 def test_who_has_keys_inherits_none() -> None:
     around = {**MANAGERS, "AWS_PROFILE": "p", "PATH": "/bin"}
     assert inherited(around, OWN) == {"PATH": "/bin", **OWN}
     assert inherited(around, {"X": "1"}) == {**around, "X": "1"}
-    assert "secret" not in repr(credentials_in(MANAGERS))
-    assert credentials_in({"AWS_ACCESS_KEY_ID": "half"}) is None
+    assert "secret" not in repr(credentials_in("s3://b", MANAGERS))
+    assert credentials_in("s3://b", {"AWS_ACCESS_KEY_ID": "half"}) is None
+    assert credentials_in("az://c", MANAGERS) is None, "keys of another kind of store"
+    azure = {"AZURE_STORAGE_KEY": "k", "AZURE_CLIENT_ID": "id", "AZURE_CLIENT_SECRET": "s"}
+    own = {"AZURE_STORAGE_SAS_TOKEN": "sig=the-jobs-signature"}
+    assert inherited({**around, **azure}, own) == {**around, **own}
+    assert inherited({**around, **azure}, OWN) == {"PATH": "/bin", **azure, **OWN}
+    assert "signature" not in repr(credentials_in("az://c", own))

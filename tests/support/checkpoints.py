@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 import boto3
 import torch
+from azure.core.credentials import AzureNamedKeyCredential
+from azure.storage.blob import BlobClient
 from conftest import StoreAddress
 from makara.checkpoint import (
     CheckpointId,
@@ -21,6 +25,7 @@ from makara.checkpoint import (
     publish,
     write_part,
 )
+from makara.checkpoint.stores.azure import _upload_id
 from makara.checkpoint.tensors import pack
 
 JOB = "gpt"
@@ -96,6 +101,13 @@ def begin_write(address: StoreAddress, key: str) -> str:
         name = f".tmp-1-{uuid.uuid4().hex}"
         (folder / name).write_bytes(b"half a part")
         return f"{key.rpartition('/')[0]}/{name}"
+    if address.uri.startswith("az://"):
+        container, _, prefix = address.uri.removeprefix("az://").partition("/")
+        found = AzureNamedKeyCredential("makara", os.environ["AZURE_STORAGE_KEY"])
+        assert address.endpoint is not None
+        with BlobClient(address.endpoint, container, f"{prefix}/{key}", credential=found) as blob:
+            blob.stage_block(f"{_upload_id(time.time())}-000000", b"half a part")
+        return key
     bucket, _, prefix = address.uri.removeprefix("s3://").partition("/")
     client = boto3.client("s3", endpoint_url=address.endpoint, region_name=address.region)
     client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/{key}")
