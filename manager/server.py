@@ -19,7 +19,7 @@ from .bounds import bounds_of, defaults, differing, told, with_bounds
 from .clock import SteadyClock
 from .collector import rare_collections
 from .config import ConfigError, ServerConfig, is_loopback, write_private
-from .providers.opening import no_boot, open_providers
+from .providers.opening import open_providers
 from .providers.settings import FILE as CLOUDS
 from .service.journal import SqliteJournal
 from .service.service import Service
@@ -48,7 +48,7 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
     url = f"{'http' if authority is None else 'https'}://{_local(config.host)}:{port}"
     clock = SteadyClock()
     tokens = TokenStore(config.home / "tokens.sqlite3", clock)
-    providers = open_providers(config, tokens.identity, no_boot)
+    providers = open_providers(config, tokens.identity, render=None)
     try:
         admin_token = tokens.ensure_admin(config.admin_token_file)
         service = Service(

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from ...protocol.messages import BootConfig
 from ..config import ServerConfig
 from ..spec.placement import Attempt
-from . import NotAllowed, Provider
+from . import Provider
 from .local import LocalProvider
 from .settings import read_settings
+
+log = logging.getLogger("makara.manager")
 
 Render = Callable[[Attempt, BootConfig], bytes]
 """The user data with which the VM of an attempt boots: for one attempt always the same bytes."""
 
 
-def open_providers(config: ServerConfig, identity: str, render: Render) -> dict[str, Provider]:
+def open_providers(config: ServerConfig, identity: str, render: Render | None) -> dict[str, Provider]:
     """By the name that a job file gives them. `identity` tags whatever a cloud creates for this manager.
+    Without `render` no cloud is opened.
 
     A cloud's library is imported only if the settings name that cloud. Raises `ConfigError`.
     """
-    read_settings(config.home)
-    return {"local": LocalProvider(config.home / "vms", command=config.agent_command)}
+    settings = read_settings(config.home)
+    providers: dict[str, Provider] = {}
+    if render is None:
+        for name in sorted(settings.model_fields_set):
+            log.warning(
+                "clouds.yaml: %s is not used: this version cannot boot VMs of clouds into workers", name
+            )
+    elif settings.aws is not None:
+        from .aws import AwsProvider
 
-
-def no_boot(attempt: Attempt, boot: BootConfig) -> bytes:
-    """Raises `NotAllowed`: VMs that begin as a bare machine are not booted by this version."""
-    raise NotAllowed(f"{attempt.placement.provider}: this version cannot boot a VM of a cloud into a worker")
+        providers["aws"] = AwsProvider(settings.aws, manager=identity, render=render)
+    return {"local": LocalProvider(config.home / "vms", command=config.agent_command), **providers}

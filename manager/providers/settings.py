@@ -7,8 +7,9 @@ cloud's own tools do.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..config import ConfigError
 from ..spec.spec_errors import WHOLE, JobSpecError, explain
@@ -23,8 +24,30 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class AwsRegion(Section):
+    """Where VMs are put in one region. All of it is made once, before (docs/clouds/aws.md)."""
+
+    subnets: Annotated[
+        dict[str, str], Field(min_length=1)
+    ]  # zone -> subnet; the first is used if none is named
+    security_groups: Annotated[list[str], Field(min_length=1, max_length=5)]
+    image: str | None = None  # an AMI; None: each job names one
+
+
+class AwsSettings(Section):
+    """The section aws."""
+
+    regions: Annotated[dict[str, AwsRegion], Field(min_length=1)]  # the first is used if a job names none
+    instance_profile: str | None = None  # by name: what VMs may do
+    disk_gb: Annotated[int, Field(ge=1, le=65536)] = 100
+    public_addresses: bool = True  # each VM gets one; False: the subnets have another way out
+    endpoint_url: str | None = None  # of something that speaks as AWS does; None: AWS
+
+
 class CloudSettings(Section):
     """The whole file."""
+
+    aws: AwsSettings | None = None
 
 
 def read_settings(home: Path) -> CloudSettings:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from makara.manager.config import ConfigError, ServerConfig
-from makara.manager.providers.opening import no_boot, open_providers
+from makara.manager.providers.opening import open_providers
 from makara.manager.providers.settings import read_settings
 
 
 def test_without_the_file_there_is_this_machine_alone(tmp_path: Path) -> None:
-    providers = open_providers(ServerConfig(home=tmp_path), "manager", no_boot)
+    providers = open_providers(ServerConfig(home=tmp_path), "manager", render=None)
     assert list(providers) == ["local"]
     for provider in providers.values():
         provider.close()
@@ -26,6 +26,8 @@ def test_an_empty_file_names_no_cloud(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("gcp: {}\n", "clouds.yaml:1: gcp: unknown key"),
+        ("aws: {}\n", "clouds.yaml:1: aws.regions: is required"),
+        ("aws:\n  regions:\n    us-east-1: {subnets: {}}\n", "aws.regions.us-east-1.subnets"),
         ("- aws\n", "expected a section for each cloud, got list"),
         ("aws: [\n", "not YAML"),
     ],

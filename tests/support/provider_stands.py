@@ -9,31 +9,17 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 import psutil
+from aws_stand import AwsStand, aws_stand
 from makara.manager.providers import FaultInjector, Provider
 from makara.manager.providers.local import LocalProvider
 from makara.manager.spec.job_spec import Resources
 from makara.manager.spec.placement import Attempt, Placement
 from makara.protocol.messages import BootConfig
-
-CONSOLE = "the VM says that it boots"
-
-
-class Trouble(StrEnum):
-    """What a stand can do to its providers. Each but the last two lasts until it is taken away."""
-
-    NO_CAPACITY = "no capacity"
-    QUOTA = "quota"
-    REFUSED = "refused"
-    THROTTLED = "throttled"
-    UNREACHABLE = "unreachable"  # whatever is asked
-    LATE_LISTS = "late lists"  # what is created from now on is in no list
-    LOST_ANSWER = "lost answer"  # of the next creation, which is done
-    LEFTOVERS = "leftovers"  # the next creation fails half way: a disk or an interface stays
+from provider_troubles import CONSOLE, Trouble
 
 
 class Stand(Protocol):
@@ -155,6 +141,7 @@ def local_stand(folder: Path) -> Iterator[Stand]:
 
 STANDS: dict[str, tuple[type[Stand], Callable[[Path], AbstractContextManager[Stand]]]] = {
     "local": (LocalStand, local_stand),
+    "aws": (AwsStand, aws_stand),
 }
 
 

@@ -1,0 +1,176 @@
+"""What is wrong with a wish, before any VM is rented. Nothing here creates anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ...spec.job_spec import Resources
+from ...spec.placement import Market
+from .. import NotAllowed, ProviderError
+from ..settings import AwsSettings
+from .clients import Clients
+from .errors import translated
+from .images import Images
+from .offers import NAME, Kind, Offers, region_of
+
+Fault = tuple[str, str]
+
+# Quotas count vCPUs of the running VMs of some families. Codes as in Service Quotas' own list for EC2, read
+# from the tables of other projects; families that are missing here are not checked.
+_QUOTAS = {
+    Market.ON_DEMAND: {
+        "standard": "L-1216C47A",
+        "g": "L-DB2E81BA",
+        "vt": "L-DB2E81BA",
+        "p": "L-417A185B",
+        "f": "L-74FC7D96",
+        "inf": "L-1945791B",
+        "x": "L-7295265B",
+    },
+    Market.SPOT: {
+        "standard": "L-34B43A08",
+        "g": "L-3819A6DF",
+        "vt": "L-3819A6DF",
+        "p": "L-7212CCBC",  # p2 to p4
+        "f": "L-88CF9481",
+        "inf": "L-B5D1601B",
+        "x": "L-E3A00192",
+    },
+}
+_STANDARD = frozenset("acdhimrtz")
+_OWN_SPOT_QUOTA = 5  # p5 and later are counted apart
+
+
+class Checks:
+    def __init__(self, settings: AwsSettings, clients: Clients, images: Images, offers: Offers) -> None:
+        self._settings = settings
+        self._clients = clients
+        self._images = images
+        self._offers = offers
+
+    def faults(self, resources: Resources) -> list[Fault]:
+        """Those of the account and the place first: with one of them the others cannot be known.
+
+        Raises `ProviderError` while AWS does not answer.
+        """
+        try:
+            region = region_of(resources, self._settings)
+        except NotAllowed as error:
+            return [("region", str(error))]
+        try:
+            with translated("credentials"):
+                self._clients.sts(region).get_caller_identity()
+        except NotAllowed as error:
+            return [("provider", f"AWS takes no request: {error}")]
+        try:
+            return [
+                *self._zones(resources, region),
+                *self._image(resources, region),
+                *self._types(resources, region),
+            ]
+        except NotAllowed as error:  # a right is missing
+            return [("provider", str(error))]
+
+    def _zones(self, resources: Resources, region: str) -> Iterator[Fault]:
+        known = self._settings.regions[region].subnets
+        for zone in resources.zones_of(NAME):
+            if zone not in known:
+                yield "zones", f"{zone}: clouds.yaml names no subnet there; it has {', '.join(known)}"
+
+    def _image(self, resources: Resources, region: str) -> Iterator[Fault]:
+        name = resources.image_of(NAME) or self._settings.regions[region].image
+        if name is None:
+            yield "image", f"is required: clouds.yaml has none for {region}"
+            return
+        try:
+            image = self._images.of(region, name)
+        except NotAllowed as error:
+            yield "image", str(error)
+            return
+        size = resources.disk_gb or self._settings.disk_gb
+        if size < image.disk_gb:
+            yield "disk_gb", f"{size} GB, but image {name} needs {image.disk_gb}"
+
+    def _types(self, resources: Resources, region: str) -> Iterator[Fault]:
+        for name in resources.types_of(NAME):
+            try:
+                kind = self._offers.kind(region, name)
+            except NotAllowed as error:
+                yield "instance_type", str(error)
+                continue
+            yield from _size_faults(name, kind, resources)
+            yield from self._architecture(name, kind, resources, region)
+            yield from self._offered(name, resources, region)
+            yield from self._quota(name, kind, resources, region)
+
+    def _architecture(self, name: str, kind: Kind, resources: Resources, region: str) -> Iterator[Fault]:
+        image = resources.image_of(NAME) or self._settings.regions[region].image
+        if image is None:
+            return
+        try:
+            needed = self._images.of(region, image).architecture
+        except NotAllowed:
+            return  # said of the image
+        if kind.architectures and needed not in kind.architectures:
+            yield "instance_type", f"{name} is {'/'.join(kind.architectures)}, but image {image} is {needed}"
+
+    def _offered(self, name: str, resources: Resources, region: str) -> Iterator[Fault]:
+        zones = resources.zones_of(NAME) or tuple(self._settings.regions[region].subnets)
+        with translated(f"zones that have {name}"):
+            found = self._clients.ec2(region).describe_instance_type_offerings(
+                LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [name]}]
+            )
+        there = {offering["Location"] for offering in found["InstanceTypeOfferings"]}
+        if not there & set(zones):
+            yield "instance_type", f"{name} is not to be had in {', '.join(zones)}"
+
+    def _quota(self, name: str, kind: Kind, resources: Resources, region: str) -> Iterator[Fault]:
+        market = Market.SPOT if resources.spot else Market.ON_DEMAND
+        code = quota_code(name, market)
+        if code is None:
+            return
+        try:
+            with translated(f"quota {code}"):
+                quota = self._clients.quotas(region).get_service_quota(ServiceCode="ec2", QuotaCode=code)[
+                    "Quota"
+                ]
+        except NotAllowed as error:
+            raise ProviderError(f"{error}; the manager needs servicequotas:GetServiceQuota") from error
+        needed = resources.min_nodes * kind.num_cpus
+        if quota["Value"] < needed:
+            yield (
+                "instance_type",
+                f"{resources.min_nodes} {name} have {needed} vCPUs, and quota {code} ({quota['QuotaName']}) "
+                f"of {region} is {quota['Value']:g}; ask AWS for more",
+            )
+
+
+def quota_code(instance_type: str, market: Market) -> str | None:
+    """The quota that counts VMs of this type; None: not known."""
+    match = re.match(r"([a-z]+)(\d+)", instance_type)
+    if match is None:
+        return None
+    family, generation = match[1], int(match[2])
+    if family == "p" and market is Market.SPOT and generation >= _OWN_SPOT_QUOTA:
+        return None
+    codes = _QUOTAS[market]
+    if family in codes:
+        return codes[family]
+    return codes["standard"] if family in _STANDARD or family in ("im", "is") else None
+
+
+def _size_faults(name: str, kind: Kind, resources: Resources) -> Iterator[Fault]:
+    workers = resources.workers_per_node
+    if kind.num_gpus and workers > kind.num_gpus:
+        yield "instance_type", f"{name} has {kind.num_gpus} GPUs, fewer than workers_per_node ({workers})"
+    threads = workers * resources.threads
+    if not kind.num_gpus and threads > kind.num_cpus:
+        yield (
+            "instance_type",
+            f"{name} has {kind.num_cpus} vCPUs; workers_per_node times threads is {threads}",
+        )
+    has = kind.gpu_memory_bytes if kind.num_gpus else kind.memory_bytes // workers
+    wanted = resources.device_memory
+    if wanted is not None and has is not None and wanted > has:
+        yield "instance_type", f"{name} has {has >> 20} MiB for a worker, fewer than device_memory"

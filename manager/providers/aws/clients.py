@@ -1,0 +1,59 @@
+"""Connections to AWS, one for each region and service, made at their first use."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import boto3
+from botocore.config import Config
+
+from .errors import translated
+
+_PRICE_REGION = "us-east-1"  # one of the few that answer for the price list, which is the same in all
+# Calls are made again by whoever knows whether they are still wanted, never by the library.
+_CONFIG = Config(
+    connect_timeout=5, read_timeout=30, retries={"total_max_attempts": 1}, max_pool_connections=32
+)
+
+
+class Clients:
+    """Safe to use from several threads."""
+
+    def __init__(self, endpoint_url: str | None, session: boto3.Session | None = None) -> None:
+        self._endpoint_url = endpoint_url
+        self._session = session or boto3.Session()
+        self._lock = threading.Lock()
+        self._clients: dict[tuple[str, str], Any] = {}
+
+    def ec2(self, region: str) -> Any:
+        return self._client("ec2", region)
+
+    def sts(self, region: str) -> Any:
+        return self._client("sts", region)
+
+    def quotas(self, region: str) -> Any:
+        return self._client("service-quotas", region)
+
+    def pricing(self) -> Any:
+        return self._client("pricing", _PRICE_REGION)
+
+    def close(self) -> None:
+        with self._lock:
+            for client in self._clients.values():
+                client.close()
+            self._clients.clear()
+
+    def _client(self, service: str, region: str) -> Any:
+        with self._lock:
+            known = self._clients.get((service, region))
+            if known is None:
+                with translated(f"{service} in {region}"):
+                    known = self._session.client(
+                        service,  # pyright: ignore[reportArgumentType, reportCallIssue]
+                        region_name=region,
+                        endpoint_url=self._endpoint_url,
+                        config=_CONFIG,
+                    )
+                self._clients[service, region] = known
+            return known

@@ -1,0 +1,103 @@
+"""Which kind of error each of AWS's codes is.
+
+The codes and what they mean: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html.
+Not listed: with a status of 4xx the request was refused and nothing was done; anything else says nothing of
+what was done, as a lost connection does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
+)
+from botocore.parsers import ResponseParserError
+
+from .. import Ended, NoCapacity, NotAllowed, ProviderError, QuotaExceeded, Throttled
+
+_KINDS: dict[type[ProviderError], tuple[str, ...]] = {
+    NoCapacity: (
+        "InsufficientInstanceCapacity",
+        "InsufficientHostCapacity",
+        "InsufficientCapacity",
+        "InsufficientReservedInstanceCapacity",
+        "InsufficientFreeAddressesInSubnet",
+        "SpotMaxPriceTooLow",
+        "UnfulfillableCapacity",
+        "Unsupported",  # the type is not to be had in this zone
+    ),
+    QuotaExceeded: (
+        "InstanceLimitExceeded",
+        "VcpuLimitExceeded",
+        "MaxSpotInstanceCountExceeded",
+        "MaxIOPSLimitExceeded",
+        "VolumeLimitExceeded",
+        "AddressLimitExceeded",
+        "PendingVerification",  # of a new account: minutes to hours
+    ),
+    Throttled: (
+        "RequestLimitExceeded",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+        "EC2ThrottledException",
+        "SlowDown",
+    ),
+    Ended: ("IdempotentInstanceTerminated",),
+}
+_BY_CODE = {code: kind for kind, codes in _KINDS.items() for code in codes}
+_WITHOUT_A_CALL = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    ParamValidationError,
+    ProfileNotFound,
+    SSOError,
+)
+_LONGEST = 400  # a refusal for lack of rights carries a long encoded text
+
+
+class Mismatch(ProviderError):
+    """The client token was used with other parameters: something was created with it."""
+
+
+class NotFound(ProviderError):
+    """AWS knows nothing of that name, or not yet."""
+
+
+@contextmanager
+def translated(what: str) -> Generator[None]:
+    """Errors of the library inside become `ProviderError`s that begin with `what`."""
+    try:
+        yield
+    except ClientError as error:
+        raise _kind_of(error)(f"{what}: {_words(error)}") from error
+    except _WITHOUT_A_CALL as error:
+        raise NotAllowed(f"{what}: {error}") from error
+    except (BotoCoreError, ResponseParserError) as error:
+        raise ProviderError(f"{what}: {error}") from error
+
+
+def _kind_of(error: ClientError) -> type[ProviderError]:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    if code in _BY_CODE:
+        return _BY_CODE[code]
+    if code == "IdempotentParameterMismatch":
+        return Mismatch
+    if code.endswith(".NotFound"):
+        return NotFound
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
+    return NotAllowed if 400 <= status < 500 else ProviderError
+
+
+def _words(error: ClientError) -> str:
+    told = error.response.get("Error", {})
+    text = f"{told.get('Code', 'error')}: {told.get('Message', 'no message')}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

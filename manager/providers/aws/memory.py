@@ -1,0 +1,79 @@
+"""What EC2's lists may not tell yet. A manager that forgets it waits longer, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ...spec.placement import Attempt
+from .. import Ended, NoCapacity, NotAllowed, QuotaExceeded, Throttled
+
+LAG_S = 300.0  # absence counts after so long
+_NOTHING_DONE = (Ended, NoCapacity, NotAllowed, QuotaExceeded, Throttled)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    region: str
+    id: str
+    at: float
+
+
+class Memory:
+    """Safe to use from several threads."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._lock = threading.Lock()
+        self._made: dict[str, dict[str, Made]] = {}  # VM -> id -> what
+        self._unknown: dict[tuple[str, str], float] = {}  # (VM, attempt) -> when it was last tried
+
+    @contextmanager
+    def trying(self, attempt: Attempt) -> Generator[None]:
+        """Around a creation: one whose outcome stays unknown may appear later."""
+        key = (attempt.vm, attempt.name)
+        with self._lock:
+            before = self._unknown.get(key)
+            self._unknown[key] = self._clock()
+        try:
+            yield
+        except _NOTHING_DONE as error:
+            self._known(key, None if isinstance(error, Ended) else before)
+            raise
+        self._known(key, None)
+
+    def made(self, vm: str, region: str, identity: str) -> None:
+        with self._lock:
+            known = self._made.setdefault(vm, {})
+            known.setdefault(identity, Made(region, identity, self._clock()))
+
+    def made_in(self, vm: str, region: str) -> list[Made]:
+        with self._lock:
+            return [made for made in self._made.get(vm, {}).values() if made.region == region]
+
+    def may_appear(self, vm: str) -> bool:
+        """Whether something of a VM that no list has may exist all the same.
+
+        A manager that has just been started does not know what the one before it tried last.
+        """
+        now = self._clock()
+        with self._lock:
+            tried = [at for (name, _), at in self._unknown.items() if name == vm]
+        return any(now - at < LAG_S for at in (self._started, *tried))
+
+    def forget(self, vm: str) -> None:
+        """All of it is gone."""
+        with self._lock:
+            self._made.pop(vm, None)
+            for key in [key for key in self._unknown if key[0] == vm]:
+                del self._unknown[key]
+
+    def _known(self, key: tuple[str, str], before: float | None) -> None:
+        with self._lock:
+            if before is None:
+                self._unknown.pop(key, None)
+            else:
+                self._unknown[key] = before  # an earlier try of it is unknown still

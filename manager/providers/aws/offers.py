@@ -1,0 +1,127 @@
+"""What can be asked for, and what it costs: spot first, then types and zones as the job lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...spec.job_spec import Resources
+from ...spec.placement import Market, Offer, Placement, Price
+from .. import NotAllowed
+from ..settings import AwsSettings
+from .clients import Clients
+from .errors import translated
+from .prices import Prices
+
+NAME = "aws"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An instance type."""
+
+    num_cpus: int
+    memory_bytes: int
+    num_gpus: int
+    gpu_memory_bytes: int | None
+    architectures: tuple[str, ...]
+
+
+class Offers:
+    """Safe to use from several threads."""
+
+    def __init__(
+        self, settings: AwsSettings, clients: Clients, prices: Prices, clock: Callable[[], float]
+    ) -> None:
+        self._settings = settings
+        self._clients = clients
+        self._prices = prices
+        self._clock = clock
+        self._kinds: dict[tuple[str, str], Kind] = {}
+
+    def of(self, resources: Resources) -> list[Offer]:
+        """Raises `NotAllowed` when the settings have no such region, or AWS no such type there."""
+        region = region_of(resources, self._settings)
+        types = {name: self.kind(region, name) for name in resources.types_of(NAME)}
+        return [
+            Offer(
+                placement=placement,
+                price=self._price(placement, resources),
+                num_cpus=types[placement.instance_type].num_cpus,
+                memory_bytes=types[placement.instance_type].memory_bytes,
+                num_gpus=types[placement.instance_type].num_gpus,
+                gpu_memory_bytes=types[placement.instance_type].gpu_memory_bytes,
+            )
+            for placement in self._placements(resources, region)
+        ]
+
+    def kind(self, region: str, instance_type: str) -> Kind:
+        """Raises `NotAllowed` for an unknown one."""
+        known = self._kinds.get((region, instance_type))
+        if known is None:
+            with translated(f"instance type {instance_type} in {region}"):
+                found = self._clients.ec2(region).describe_instance_types(InstanceTypes=[instance_type])
+            if not found["InstanceTypes"]:
+                raise NotAllowed(f"{instance_type} is not known in {region}")
+            known = self._kinds[region, instance_type] = _kind(found["InstanceTypes"][0])
+        return known
+
+    def _placements(self, resources: Resources, region: str) -> Iterator[Placement]:
+        on_demand = not resources.spot or resources.on_demand_nodes > 0
+        markets = [Market.SPOT] * resources.spot + [Market.ON_DEMAND] * on_demand
+        for market in markets:
+            for instance_type in resources.types_of(NAME):
+                for zone in resources.zones_of(NAME) or self._settings.regions[region].subnets:
+                    yield Placement(
+                        provider=NAME, market=market, region=region, zone=zone, instance_type=instance_type
+                    )
+
+    def _price(self, placement: Placement, resources: Resources) -> Price | None:
+        """With disk and address; traffic is not in it. None: neither AWS nor the job says one."""
+        asked, ceiling = self._prices.on_demand(placement.region, placement.instance_type)
+        expected, source = ceiling, "price list of AWS"
+        if placement.market is Market.SPOT:
+            asked, by_zone = self._prices.spot(placement.region, placement.instance_type)
+            expected, source = by_zone.get(placement.zone), "spot price history of EC2"
+            bid = resources.max_price
+            ceiling = bid if ceiling is None else min(ceiling, bid or ceiling)
+        if expected is None or ceiling is None:
+            stated = resources.hourly_price
+            if stated is None:
+                return None
+            return Price(hourly=stated, ceiling=stated, at=self._clock(), source="the job file")
+        extra, missing = self._extras(placement.region, resources)
+        source = f"{source}, without {missing}" if missing else source
+        hourly = min(expected, ceiling)  # what costs more than the bid is not had
+        return Price(hourly=hourly + extra, ceiling=ceiling + extra, at=asked, source=source)
+
+    def _extras(self, region: str, resources: Resources) -> tuple[float, str]:
+        """(what disk and address cost an hour, those whose price is not known)."""
+        per_gb = self._prices.disk_hour(region)
+        parts = {"disk": None if per_gb is None else per_gb * (resources.disk_gb or self._settings.disk_gb)}
+        if self._settings.public_addresses:
+            parts["address"] = self._prices.address_hour(region)
+        missing = [name for name, price in parts.items() if price is None]
+        return sum(price or 0.0 for price in parts.values()), " and ".join(missing)
+
+
+def region_of(resources: Resources, settings: AwsSettings) -> str:
+    """The job's region, or the first of the settings. Raises `NotAllowed`."""
+    region = resources.region_of(NAME) or next(iter(settings.regions))
+    if region not in settings.regions:
+        known = ", ".join(settings.regions)
+        raise NotAllowed(f"this manager has no region {region}; clouds.yaml has {known}")
+    return region
+
+
+def _kind(raw: Any) -> Kind:
+    gpus = raw.get("GpuInfo", {}).get("Gpus", [])
+    sizes = [gpu["MemoryInfo"]["SizeInMiB"] << 20 for gpu in gpus if "MemoryInfo" in gpu]
+    return Kind(
+        num_cpus=raw["VCpuInfo"]["DefaultVCpus"],
+        memory_bytes=raw["MemoryInfo"]["SizeInMiB"] << 20,
+        num_gpus=sum(gpu["Count"] for gpu in gpus),
+        gpu_memory_bytes=min(sizes, default=None),
+        architectures=tuple(raw.get("ProcessorInfo", {}).get("SupportedArchitectures", [])),
+    )

@@ -1,0 +1,107 @@
+"""What AWS says that things cost, in USD: the spot price history of EC2, and the public price list."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .clients import Clients
+from .errors import translated
+
+_SPOT_S = 300.0
+_LIST_S = 24 * 3600.0
+_HOURS_A_MONTH = 730.0  # of AWS's own calculator
+
+
+class Prices:
+    """Kept for minutes (spot) or a day (list). None: AWS names none. Safe to use from several threads."""
+
+    def __init__(self, clients: Clients, clock: Callable[[], float]) -> None:
+        self._clients = clients
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._spot: dict[tuple[str, str], tuple[float, dict[str, float]]] = {}
+        self._listed: dict[tuple[str, ...], tuple[float, float | None]] = {}
+
+    def spot(self, region: str, instance_type: str) -> tuple[float, dict[str, float]]:
+        """(when it was asked, by zone what an hour costs)."""
+        key, now = (region, instance_type), self._clock()
+        with self._lock:
+            known = self._spot.get(key)
+        if known is None or now - known[0] >= _SPOT_S:
+            known = (now, self._spot_now(region, instance_type, now))
+            with self._lock:
+                self._spot[key] = known
+        return known
+
+    def on_demand(self, region: str, instance_type: str) -> tuple[float, float | None]:
+        """(when it was asked, what an hour costs)."""
+        wanted = {
+            "instanceType": instance_type,
+            "regionCode": region,
+            "operatingSystem": "Linux",
+            "preInstalledSw": "NA",
+            "tenancy": "Shared",
+            "capacitystatus": "Used",
+        }
+        return self._of_list("AmazonEC2", wanted, "Hrs")
+
+    def disk_hour(self, region: str) -> float | None:
+        """What a GB costs, an hour."""
+        wanted = {"productFamily": "Storage", "volumeApiName": "gp3", "regionCode": region}
+        _, month = self._of_list("AmazonEC2", wanted, "GB-Mo")
+        return None if month is None else month / _HOURS_A_MONTH
+
+    def address_hour(self, region: str) -> float | None:
+        """What a public IPv4 address in use costs, an hour."""
+        wanted = {"group": "VPCPublicIPv4Address", "regionCode": region}
+        return self._of_list("AmazonVPC", wanted, "Hrs")[1]
+
+    def _spot_now(self, region: str, instance_type: str, now: float) -> dict[str, float]:
+        """By zone: asked from now on, the history is what holds now."""
+        with translated(f"spot prices of {instance_type} in {region}"):
+            pages = self._clients.ec2(region).get_paginator("describe_spot_price_history")
+            found = [
+                entry
+                for page in pages.paginate(
+                    InstanceTypes=[instance_type], ProductDescriptions=["Linux/UNIX"], StartTime=now
+                )
+                for entry in page["SpotPriceHistory"]
+            ]
+        found.sort(key=lambda entry: entry["Timestamp"])
+        return {entry["AvailabilityZone"]: float(entry["SpotPrice"]) for entry in found}
+
+    def _of_list(self, service: str, wanted: dict[str, str], unit: str) -> tuple[float, float | None]:
+        key, now = (service, unit, *wanted.values()), self._clock()
+        with self._lock:
+            known = self._listed.get(key)
+        if known is None or now - known[0] >= _LIST_S:
+            known = (now, self._ask_list(service, wanted, unit))
+            with self._lock:
+                self._listed[key] = known
+        return known
+
+    def _ask_list(self, service: str, wanted: dict[str, str], unit: str) -> float | None:
+        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+        with translated(f"price list of {service}"):
+            pages = self._clients.pricing().get_paginator("get_products")
+            products = [
+                json.loads(text)
+                for page in pages.paginate(ServiceCode=service, Filters=filters)
+                for text in page["PriceList"]
+            ]
+        return max(_amounts(products, unit), default=None)  # the dearest that fits, for it is a ceiling
+
+
+def _amounts(products: Sequence[Any], unit: str) -> list[float]:
+    """All prices for that unit which are not zero: a zero stands for what is billed elsewhere."""
+    dimensions = [
+        dimension
+        for product in products
+        for term in product.get("terms", {}).get("OnDemand", {}).values()
+        for dimension in term["priceDimensions"].values()
+    ]
+    found = [float(d["pricePerUnit"].get("USD", 0)) for d in dimensions if d["unit"] == unit]
+    return [amount for amount in found if amount > 0]

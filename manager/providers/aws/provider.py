@@ -1,0 +1,211 @@
+"""The provider's contract, kept by EC2."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import boto3
+
+from ....protocol.messages import BootConfig
+from ...spec.job_spec import Resources
+from ...spec.placement import Attempt, Offer
+from .. import Ended, NotAllowed, ProviderError, Resource, ResourceStatus
+from ..settings import AwsRegion, AwsSettings
+from . import finding
+from .checks import Checks
+from .clients import Clients
+from .errors import Mismatch, NotFound, translated
+from .images import Images
+from .launching import launch_request, token_of
+from .memory import LAG_S, Memory
+from .offers import Offers
+from .prices import Prices
+
+_CONSOLE_BYTES = 8 << 10
+_LIST_S = 5.0  # all jobs share a list of that age
+_LEFTOVERS_S = 60.0
+
+
+class AwsProvider:
+    """VMs in one account. `render` makes an attempt's user data; `session` has credentials, if they are not
+    to be found where AWS's own tools find them."""
+
+    def __init__(
+        self,
+        settings: AwsSettings,
+        *,
+        manager: str,
+        render: Callable[[Attempt, BootConfig], bytes],
+        session: boto3.Session | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._manager = manager
+        self._render = render
+        self._clock = clock
+        self._clients = Clients(settings.endpoint_url, session)
+        self._images = Images(self._clients)
+        self._memory = Memory(clock)
+        self._prices = Prices(self._clients, clock)
+        self._offers = Offers(settings, self._clients, self._prices, clock)
+        self._checks = Checks(settings, self._clients, self._images, self._offers)
+        self._lock = threading.Lock()
+        self._listed: tuple[float, list[Resource]] | None = None
+        self._left_over: tuple[float, list[Resource]] | None = None
+
+    # ---- the provider's contract ---------------------------------------------------------------------------
+
+    def create(self, attempt: Attempt, boot: BootConfig) -> str:
+        name = attempt.placement.region or next(iter(self._settings.regions))
+        region = self._region(name)
+        image = attempt.image or region.image
+        if image is None:
+            raise NotAllowed(f"no image: the job names none, and clouds.yaml has none for {name}")
+        request = launch_request(
+            attempt,
+            boot.job,
+            manager=self._manager,
+            settings=self._settings,
+            region=region,
+            image=image,
+            root_device=self._images.root_device(name, image),
+            user_data=self._render(attempt, boot),
+        )
+        with self._memory.trying(attempt):
+            made = self._launch(name, attempt, request)
+            if made.status in (ResourceStatus.ENDING, ResourceStatus.GONE):
+                raise Ended(f"{attempt.name}: {made.id} has ended")
+            self._memory.made(attempt.vm, name, made.id)
+        self._listed = None
+        return made.id
+
+    def release(self, vm: str) -> bool:
+        found: list[Resource] = []
+        for region in self._settings.regions:
+            found += self._release_in(region, vm)
+        self._listed = self._left_over = None
+        if any(resource.status is not ResourceStatus.GONE for resource in found):
+            return False
+        if not found and self._memory.may_appear(vm):
+            return False
+        self._memory.forget(vm)
+        return True
+
+    def look(self, vm: str) -> Sequence[Resource]:
+        return [found for region in self._settings.regions for found in self._find(region, vm)]
+
+    def list(self) -> Sequence[Resource]:
+        """At most some seconds old; disks and interfaces that are left over, a minute."""
+        with self._lock:
+            now = self._clock()
+            if self._left_over is None or now - self._left_over[0] >= _LEFTOVERS_S:
+                self._left_over = (now, self._everywhere(finding.leftovers))
+            if self._listed is None or now - self._listed[0] >= _LIST_S:
+                self._listed = (now, self._everywhere(finding.instances))
+            return [*self._listed[1], *self._left_over[1]]
+
+    def check(self, resources: Resources) -> Sequence[tuple[str, str]]:
+        return self._checks.faults(resources)
+
+    def offers(self, resources: Resources) -> Sequence[Offer]:
+        return self._offers.of(resources)
+
+    def console(self, vm: str) -> str:
+        for region in self._settings.regions:
+            for resource in self._find(region, vm):
+                if resource.kind == "vm":
+                    return self._console(region, resource.id)
+        return ""
+
+    def close(self) -> None:
+        self._clients.close()
+
+    # ---- creating ------------------------------------------------------------------------------------------
+
+    def _region(self, name: str) -> AwsRegion:
+        known = self._settings.regions
+        if name not in known:
+            raise NotAllowed(f"region {name}: clouds.yaml has no such region; it has {', '.join(known)}")
+        return known[name]
+
+    def _launch(self, region: str, attempt: Attempt, request: dict[str, Any]) -> Resource:
+        ec2 = self._clients.ec2(region)
+        try:
+            with translated(f"create {attempt.name}"):
+                return finding.resource_of(ec2.run_instances(**request)["Instances"][0])
+        except Mismatch as error:
+            return self._by_token(ec2, attempt, error)
+        except NotFound as error:  # an image, a subnet, a group
+            raise NotAllowed(str(error)) from error
+
+    def _by_token(self, ec2: Any, attempt: Attempt, mismatch: Mismatch) -> Resource:
+        """What was created with this token, though by another request: by an earlier version, or settings."""
+        token = token_of(self._manager, attempt)
+        with translated(f"look for {attempt.name}"):
+            found = finding.instances(ec2, self._manager, token=token)
+        if not found:
+            raise ProviderError(f"{mismatch}; what was created is not listed yet") from mismatch
+        return found[0]
+
+    # ---- finding and releasing -----------------------------------------------------------------------------
+
+    def _find(self, region: str, vm: str) -> list[Resource]:
+        """By tag; and by id what this manager created itself, which EC2 may not list yet."""
+        ec2 = self._clients.ec2(region)
+        with translated(f"look for {vm}"):
+            found = finding.instances(ec2, self._manager, vm) + finding.leftovers(ec2, self._manager, vm)
+        listed = {resource.id for resource in found}
+        for made in self._memory.made_in(vm, region):
+            if made.id in listed:
+                continue
+            try:
+                with translated(f"look for {made.id}"):
+                    found.append(finding.instance(ec2, made.id))
+            except NotFound:
+                if self._clock() - made.at < LAG_S:
+                    found.append(Resource(vm=vm, attempt=1, id=made.id, status=ResourceStatus.PENDING))
+        return found
+
+    def _release_in(self, region: str, vm: str) -> list[Resource]:
+        ec2, found = self._clients.ec2(region), self._find(region, vm)
+        alive = [r.id for r in found if r.kind == "vm" and r.status is not ResourceStatus.GONE]
+        for identity in alive:
+            self._end(lambda i=identity: ec2.terminate_instances(InstanceIds=[i]), identity)
+        for resource in found:
+            if resource.kind == "disk":
+                self._end(lambda i=resource.id: ec2.delete_volume(VolumeId=i), resource.id)
+            elif resource.kind == "interface":
+                self._end(
+                    lambda i=resource.id: ec2.delete_network_interface(NetworkInterfaceId=i), resource.id
+                )
+        return found
+
+    def _end(self, call: Callable[[], object], identity: str) -> None:
+        try:
+            with translated(f"end {identity}"):
+                call()
+        except NotFound:
+            return  # gone meanwhile, or too new to be known: the next look says which
+
+    def _everywhere(self, find: Callable[[Any, str], list[Resource]]) -> list[Resource]:
+        found: list[Resource] = []
+        for region in self._settings.regions:
+            with translated(f"list VMs in {region}"):
+                found += find(self._clients.ec2(region), self._manager)
+        return found
+
+    def _console(self, region: str, identity: str) -> str:
+        ec2 = self._clients.ec2(region)
+        with translated(f"console of {identity}"):
+            try:
+                told = ec2.get_console_output(InstanceId=identity, Latest=True)
+            except ec2.exceptions.ClientError as error:
+                if error.response["Error"]["Code"] != "UnsupportedOperation":
+                    raise
+                told = ec2.get_console_output(
+                    InstanceId=identity
+                )  # of types before Nitro: as it last was kept
+        return str(told.get("Output", ""))[-_CONSOLE_BYTES:]

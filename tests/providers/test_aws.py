@@ -1,0 +1,342 @@
+"""What is particular to AWS: the request, the kinds of errors, prices, and what is refused before renting."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aws_stand import ADDRESS_HOUR, DISK_MONTH, PRICES, REGION, SPOT, TYPE, ZONES, AwsStand, aws_stand
+from makara.manager.config import ServerConfig
+from makara.manager.providers import (
+    Ended,
+    NoCapacity,
+    NotAllowed,
+    ProviderError,
+    QuotaExceeded,
+    Resource,
+    ResourceStatus,
+    Throttled,
+)
+from makara.manager.providers.aws.checks import quota_code
+from makara.manager.providers.aws.launching import launch_request, token_of
+from makara.manager.providers.aws.provider import AwsProvider
+from makara.manager.providers.opening import open_providers
+from makara.manager.spec.placement import Attempt, Market
+from provider_stands import boot_of
+
+EXTRA = 100 * DISK_MONTH / 730 + ADDRESS_HOUR
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Iterator[AwsStand]:
+    with aws_stand(tmp_path) as opened:
+        yield opened
+
+
+def create(provider: AwsProvider, attempt: Attempt) -> str:
+    return provider.create(attempt, boot_of(attempt, Path("/vms")))
+
+
+def changed(attempt: Attempt, **changes: Any) -> Attempt:
+    """With another placement, or other values of its own."""
+    place = {key: changes.pop(key) for key in list(changes) if key in type(attempt.placement).model_fields}
+    return attempt.model_copy(update={"placement": attempt.placement.model_copy(update=place), **changes})
+
+
+def request(stand: AwsStand, attempt: Attempt, **changes: Any) -> dict[str, Any]:
+    return launch_request(
+        attempt,
+        "job",
+        manager="m",
+        settings=stand.settings.model_copy(update=changes),
+        region=stand.settings.regions[REGION],
+        image="ami-1",
+        root_device="/dev/xvda",
+        user_data=b"data",
+    )
+
+
+# ---- the request -------------------------------------------------------------------------------------------
+
+
+def test_a_vm_is_asked_for_by_one_request_that_names_its_manager_and_itself(stand: AwsStand) -> None:
+    create(stand.aws_provider("m"), stand.attempt("vm-a"))
+    (sent,) = stand.aws.requests
+    assert sent["ClientToken"] == "vm-a-1.m"
+    assert (sent["MinCount"], sent["MaxCount"]) == ("1", "1")
+    assert base64.b64decode(sent["UserData"]) == b"#cloud-config\n# vm-a-1\n"
+    assert sent["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert sent["MetadataOptions.HttpTokens"] == "required"
+    assert sent["MetadataOptions.HttpPutResponseHopLimit"] == "1"
+    kinds = {value for key, value in sent.items() if key.endswith("ResourceType")}
+    assert kinds == {"instance", "volume", "network-interface", "spot-instances-request"}
+    assert sent["InstanceMarketOptions.SpotOptions.SpotInstanceType"] == "one-time"
+    assert sent["InstanceMarketOptions.SpotOptions.InstanceInterruptionBehavior"] == "terminate"
+    assert "InstanceMarketOptions.SpotOptions.MaxPrice" not in sent
+
+
+def test_the_bid_the_disk_and_the_profile_are_in_the_request(stand: AwsStand) -> None:
+    wanted = changed(stand.attempt("vm-a"), max_price=0.25, disk_gb=40)
+    made = request(stand, wanted, instance_profile="workers", public_addresses=False)
+    assert made["InstanceMarketOptions"]["SpotOptions"]["MaxPrice"] == "0.25"
+    assert made["BlockDeviceMappings"] == [
+        {
+            "DeviceName": "/dev/xvda",
+            "Ebs": {"VolumeSize": 40, "VolumeType": "gp3", "DeleteOnTermination": True},
+        }
+    ]
+    assert made["IamInstanceProfile"] == {"Name": "workers"}
+    assert made["NetworkInterfaces"][0]["AssociatePublicIpAddress"] is False
+    assert made["NetworkInterfaces"][0]["DeleteOnTermination"] is True
+
+
+def test_the_subnet_is_that_of_the_zone(stand: AwsStand) -> None:
+    subnets = stand.settings.regions[REGION].subnets
+    for zone in ZONES:
+        made = request(stand, changed(stand.attempt("vm-a"), zone=zone))
+        assert made["NetworkInterfaces"][0]["SubnetId"] == subnets[zone]
+
+
+def test_an_on_demand_vm_is_no_spot_request(stand: AwsStand) -> None:
+    made = request(stand, changed(stand.attempt("vm-a"), market=Market.ON_DEMAND))
+    assert "InstanceMarketOptions" not in made
+    assert "spot-instances-request" not in {spec["ResourceType"] for spec in made["TagSpecifications"]}
+
+
+def test_tokens_fit_and_differ_between_managers_and_attempts(stand: AwsStand) -> None:
+    attempts = [stand.attempt("v" * 60), stand.attempt("v" * 60, 2), stand.attempt("vm")]
+    tokens = {token_of(manager, attempt) for manager in ("m" * 32, "n" * 32) for attempt in attempts}
+    assert len(tokens) == 6
+    assert max(map(len, tokens)) <= 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"region": "mars-1"}, "region mars-1: clouds.yaml has no such region; it has us-east-1"),
+        ({"zone": "us-east-1f"}, "zone us-east-1f: clouds.yaml names no subnet there"),
+        ({"instance_type": ""}, "names no instance type"),
+        ({"image": "ami-nowhere"}, "ami-nowhere"),
+    ],
+)
+def test_what_could_never_be_had_is_not_allowed(stand: AwsStand, changes: dict[str, str], told: str) -> None:
+    with pytest.raises(NotAllowed, match=told):
+        create(stand.aws_provider(), changed(stand.attempt("vm-a"), **changes))
+    assert "RunInstances" not in stand.aws.calls
+
+
+def test_user_data_that_is_too_long_is_not_sent(stand: AwsStand) -> None:
+    stand.user_data = lambda attempt: b"x" * (16385)
+    with pytest.raises(NotAllowed, match="16385 bytes"):
+        create(stand.aws_provider(), stand.attempt("vm-a"))
+    assert "RunInstances" not in stand.aws.calls
+
+
+# ---- tokens ------------------------------------------------------------------------------------------------
+
+
+def test_a_repeat_with_other_bytes_finds_what_the_first_one_made(stand: AwsStand) -> None:
+    first = create(stand.aws_provider(), stand.attempt("vm-a"))
+    stand.user_data = lambda attempt: b"#cloud-config\n# of a later version\n"
+    assert create(stand.aws_provider(), stand.attempt("vm-a")) == first
+    stand.end("vm-a")
+    with pytest.raises(Ended):
+        create(stand.aws_provider(), stand.attempt("vm-a"))
+
+
+def test_while_it_is_not_listed_the_outcome_of_such_a_repeat_is_unknown(stand: AwsStand) -> None:
+    first = create(stand.aws_provider(), stand.attempt("vm-a"))
+    stand.user_data = lambda attempt: b"#cloud-config\n# of a later version\n"
+    stand.aws.hidden.add(first)
+    with pytest.raises(ProviderError) as caught:
+        create(stand.aws_provider(), stand.attempt("vm-a"))
+    assert not isinstance(caught.value, NotAllowed | NoCapacity | Ended | Throttled)
+    stand.wait()
+    assert create(stand.aws_provider(), stand.attempt("vm-a")) == first
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("InsufficientInstanceCapacity", 500, NoCapacity),
+        ("SpotMaxPriceTooLow", 400, NoCapacity),
+        ("InsufficientFreeAddressesInSubnet", 400, NoCapacity),
+        ("Unsupported", 400, NoCapacity),
+        ("VcpuLimitExceeded", 400, QuotaExceeded),
+        ("MaxSpotInstanceCountExceeded", 400, QuotaExceeded),
+        ("RequestLimitExceeded", 503, Throttled),
+        ("UnauthorizedOperation", 403, NotAllowed),
+        ("AuthFailure", 401, NotAllowed),
+        ("InvalidSubnetID.NotFound", 400, NotAllowed),
+        ("InvalidParameterValue", 400, NotAllowed),
+        ("IdempotentInstanceTerminated", 400, Ended),
+        ("InternalError", 500, ProviderError),
+        ("Unavailable", 503, ProviderError),
+    ],
+)
+def test_each_code_is_of_its_kind(stand: AwsStand, code: str, status: int, kind: type[ProviderError]) -> None:
+    stand.aws.refusal = (code, status)
+    with pytest.raises(ProviderError, match=f"create vm-a-1: {code}: told by the stand") as caught:
+        create(stand.aws_provider(), stand.attempt("vm-a"))
+    assert type(caught.value) is kind
+
+
+# ---- what is left over, and lists --------------------------------------------------------------------------
+
+
+def test_disks_and_interfaces_without_a_vm_are_listed_and_deleted(stand: AwsStand) -> None:
+    backend, provider = stand.aws.ec2, stand.aws_provider("m")
+    tags = {"makara:manager": "m", "makara:vm": "vm-a", "makara:attempt": "1"}
+    disk = backend.create_volume(size=8, zone_name=ZONES[0])
+    interface = backend.create_network_interface(stand.settings.regions[REGION].subnets[ZONES[0]], None)
+    backend.create_tags([disk.id, interface.id], tags)
+    expected = Resource(vm="vm-a", attempt=1, id=disk.id, status=ResourceStatus.ENDING, kind="disk")
+    assert list(provider.list()) == [expected, replace(expected, id=interface.id, kind="interface")]
+    assert not provider.release("vm-a")
+    stand.wait()
+    assert provider.release("vm-a")
+    assert not stand.billed()
+
+
+def test_a_list_is_shared_for_some_seconds(stand: AwsStand) -> None:
+    provider = stand.aws_provider()
+    for _ in range(20):
+        provider.list()
+    assert stand.aws.calls.count("DescribeInstances") == 1
+    stand.passed_s += 6.0
+    provider.list()
+    assert stand.aws.calls.count("DescribeInstances") == 2
+    assert stand.aws.calls.count("DescribeVolumes") == 1
+    create(provider, stand.attempt("vm-a"))
+    assert [resource.vm for resource in provider.list()] == ["vm-a"]
+
+
+# ---- prices ------------------------------------------------------------------------------------------------
+
+
+def test_spot_prices_are_those_of_now_in_each_zone_up_to_the_on_demand_price(stand: AwsStand) -> None:
+    offers = stand.aws_provider().offers(stand.resources())
+    assert {o.placement.zone: o.price.hourly for o in offers} == pytest.approx(
+        {zone: price + EXTRA for zone, price in SPOT.items()}
+    )
+    assert [o.price.ceiling for o in offers] == pytest.approx([PRICES[TYPE] + EXTRA] * 2)
+    assert {(o.num_cpus, o.num_gpus) for o in offers} == {(4, 1)}
+
+
+def test_the_bid_is_the_ceiling(stand: AwsStand) -> None:
+    offers = stand.aws_provider().offers(stand.resources(max_price=0.3, zones=[ZONES[1]]))
+    assert [o.placement.zone for o in offers] == [ZONES[1]]
+    assert offers[0].price.ceiling == pytest.approx(0.3 + EXTRA)
+
+
+def test_on_demand_vms_are_offered_last_and_only_where_they_are_wanted(stand: AwsStand) -> None:
+    offers = stand.aws_provider().offers(stand.resources(on_demand_nodes=1))
+    markets = [o.placement.market for o in offers]
+    assert markets == [Market.SPOT, Market.SPOT, Market.ON_DEMAND, Market.ON_DEMAND]
+    alone = stand.aws_provider().offers(stand.resources(use_spot=False))
+    assert {o.placement.market for o in alone} == {Market.ON_DEMAND}
+    assert alone[0].price.hourly == alone[0].price.ceiling == pytest.approx(PRICES[TYPE] + EXTRA)
+
+
+def test_where_aws_names_no_price_the_stated_one_holds_and_without_one_there_is_none(stand: AwsStand) -> None:
+    stand.aws.listed.clear()
+    provider = stand.aws_provider()
+    assert {o.price for o in provider.offers(stand.resources(use_spot=False))} == {None}
+    (stated,) = {o.price.hourly for o in provider.offers(stand.resources(use_spot=False, hourly_price=0.7))}
+    assert stated == 0.7
+    bids = [o.price.ceiling for o in provider.offers(stand.resources(max_price=0.4))]
+    assert bids == pytest.approx([0.4 + EXTRA] * 2)
+
+
+# ---- before renting ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "told"),
+    [
+        ({"region": "mars-1"}, "region", "this manager has no region mars-1; clouds.yaml has us-east-1"),
+        ({"zones": ["us-east-1f"]}, "zones", "us-east-1f: clouds.yaml names no subnet there"),
+        ({"image": "ami-nowhere"}, "image", "ami-nowhere"),
+        ({"instance_type": "g4dn.huge"}, "instance_type", "g4dn.huge"),
+        ({"instance_type": "t4g.small"}, "instance_type", "t4g.small is arm64, but image"),
+        ({"workers_per_node": 2}, "instance_type", "has 1 GPUs, fewer than workers_per_node (2)"),
+        ({"device_memory": "40GiB"}, "instance_type", "MiB for a worker, fewer than device_memory"),
+        (
+            {"min_nodes": 17, "max_nodes": 20},
+            "instance_type",
+            "17 g4dn.xlarge have 68 vCPUs, and quota L-3819A6DF",
+        ),
+        ({"disk_gb": 1}, "disk_gb", "1 GB, but image"),
+    ],
+)
+def test_each_fault_is_told_with_its_field(
+    stand: AwsStand, changes: dict[str, Any], field: str, told: str
+) -> None:
+    faults = stand.aws_provider().check(stand.resources(**changes))
+    assert [name for name, _ in faults] == [field]
+    assert told in faults[0][1]
+    assert not stand.billed()
+
+
+def test_expired_credentials_are_told(stand: AwsStand) -> None:
+    stand.aws.expired = True
+    (fault,) = stand.aws_provider().check(stand.resources())
+    assert fault[0] == "provider"
+    assert "ExpiredToken" in fault[1]
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "market", "code"),
+    [
+        ("m7i.large", Market.SPOT, "L-34B43A08"),
+        ("im4gn.large", Market.ON_DEMAND, "L-1216C47A"),
+        ("p4d.24xlarge", Market.SPOT, "L-7212CCBC"),
+        ("p5.48xlarge", Market.SPOT, None),
+        ("p5.48xlarge", Market.ON_DEMAND, "L-417A185B"),
+        ("trn1.2xlarge", Market.SPOT, None),
+    ],
+)
+def test_each_family_has_its_quota(instance_type: str, market: Market, code: str | None) -> None:
+    assert quota_code(instance_type, market) == code
+
+
+# ---- opening -----------------------------------------------------------------------------------------------
+
+
+def test_the_section_of_the_settings_opens_the_provider(
+    stand: AwsStand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
+    region = stand.settings.regions[REGION].model_dump()
+    settings = {"aws": {"regions": {REGION: region}, "endpoint_url": stand.endpoint}}
+    (tmp_path / "clouds.yaml").write_text(str(settings).replace("'", '"'))
+    providers = open_providers(ServerConfig(home=tmp_path), "m", lambda attempt, boot: b"data")
+    attempt = stand.attempt("vm-a")
+    assert providers["aws"].create(attempt, boot_of(attempt, tmp_path))
+    assert stand.billed()
+    for provider in providers.values():
+        provider.close()
+
+
+def test_without_user_data_no_cloud_is_opened(
+    stand: AwsStand, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    region = stand.settings.regions[REGION].model_dump()
+    (tmp_path / "clouds.yaml").write_text(str({"aws": {"regions": {REGION: region}}}).replace("'", '"'))
+    providers = open_providers(ServerConfig(home=tmp_path), "m", render=None)
+    assert list(providers) == ["local"]
+    assert "clouds.yaml: aws is not used" in caplog.text
+    providers["local"].close()
+
+
+def test_a_manager_without_that_section_imports_nothing_of_it() -> None:
+    code = "import sys, makara.manager.server; print('makara.manager.providers.aws' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "False"
