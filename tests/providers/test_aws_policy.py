@@ -14,7 +14,7 @@ from repository import ROOT
 POLICY: list[dict[str, Any]] = json.loads((ROOT / "deploy" / "aws" / "manager-policy.json").read_text())[
     "Statement"
 ]
-# What a call of another name needs besides: tags, the role that a VM is given, the first spot VM of an account.
+# What calls of other names need besides: tags, the role that a VM is given, an account's first spot VM.
 BESIDES = {"CreateTags", "PassRole", "CreateServiceLinkedRole"}
 NEEDS_NO_RIGHT = {"GetCallerIdentity"}
 
