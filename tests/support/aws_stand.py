@@ -40,6 +40,7 @@ SPOT = {"us-east-1a": 0.17, "us-east-1b": 0.21}
 DISK_MONTH, ADDRESS_HOUR = 0.08, 0.005
 LATE_S = 600.0
 _PAGE = "2"
+_FORMS = ("ec2", "sts", "cloudformation")  # how their requests are written
 _NS = "{http://ec2.amazonaws.com/doc/2016-11-15/}"
 _CODES = {
     Trouble.NO_CAPACITY: ("InsufficientInstanceCapacity", 500),
@@ -75,7 +76,7 @@ class Aws:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         service = environ["HTTP_AUTHORIZATION"].split("/")[3]
-        form = dict(parse_qsl(body.decode())) if service in ("ec2", "sts") else {}
+        form = dict(parse_qsl(body.decode())) if service in _FORMS else {}
         action = form.get("Action") or environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
         self.calls.append(action)
         if Trouble.UNREACHABLE in self.troubles:
