@@ -8,6 +8,7 @@ from pathlib import Path
 
 import checkpoints
 import pytest
+from azurite_server import AzuriteServer
 from conftest import StoreAddress
 from core_script import RECIPE
 from makara.checkpoint import CREDENTIALS, CheckpointId, export, open_store, weights_sha256
@@ -64,19 +65,25 @@ def test_any_published_checkpoint_is_exported_while_a_job_runs_and_after_its_end
     assert refused.value.errors == [("secrets", "OTHER is no key of a store")]
 
 
-def test_a_job_with_keys_of_its_own_is_resumed_started_from_and_exported_on_s3(
+@pytest.mark.parametrize(
+    ("kind", "secret"), [("s3_server", "AWS_SECRET_ACCESS_KEY"), ("azurite", "AZURE_STORAGE_KEY")]
+)
+def test_a_job_with_keys_of_its_own_is_resumed_started_from_and_exported(
     manager: Manager,
     tmp_path: Path,
-    s3_server: S3Server,
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    kind: str,
+    secret: str,
 ) -> None:
-    address = StoreAddress(s3_server.uri("exporting"), s3_server.endpoint, s3_server.region)
-    keys = {name: s3_server.environment[name] for name in CREDENTIALS if name in s3_server.environment}
+    server: S3Server | AzuriteServer = request.getfixturevalue(kind)
+    address = StoreAddress(server.uri("exporting"), server.endpoint)
+    keys = {name: server.environment[name] for name in CREDENTIALS if name in server.environment}
     login = ["--server", manager.url, "--token", manager.token]
 
     def submit(**checkpoint: str) -> str:
-        place = {"uri": address.uri, "endpoint": address.endpoint, "region": address.region}
+        place = {"uri": address.uri, "endpoint": address.endpoint}
         value = job_spec(tmp_path, checkpoint={**place, **checkpoint}, training={"global_batch_size": 8})
         answer = manager.post_job(json.dumps({**value, "secrets": list(keys)}), secrets=json.dumps(keys))
         assert answer.status_code == 201, answer.text
@@ -95,9 +102,9 @@ def test_a_job_with_keys_of_its_own_is_resumed_started_from_and_exported_on_s3(
     assert main(["export", job, "--to", str(tmp_path / "folder"), *login]) == 0
     assert weights_sha256(tmp_path / "folder") == weights_sha256(target)
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["model.safetensors"]
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    monkeypatch.setenv(secret, "d3Jvbmc=")
     assert main(["export", job, "--to", str(target), *login]) == 2
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", keys["AWS_SECRET_ACCESS_KEY"])
+    monkeypatch.setenv(secret, keys[secret])
     assert main(["resume", job, *login]) == 0
     assert manager.client.get(f"/jobs/{job}")["status"] == "pending"
     copy = submit(start_from=job)

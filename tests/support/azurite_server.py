@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sysconfig
 import threading
+import time
 from collections import deque
 from pathlib import Path
 
@@ -50,6 +51,18 @@ class AzuriteServer:
         return (
             f"DefaultEndpointsProtocol=http;AccountName={self.account};AccountKey={self.key};"
             f"BlobEndpoint={self.endpoint};"
+        )
+
+    def sas(self, *, lasts_s: float = 3600.0, rights: str = "rwdlc") -> str:
+        """A shared access signature for the container."""
+        from azure.storage.blob import ContainerSasPermissions, generate_container_sas
+
+        return generate_container_sas(
+            self.account,
+            self.container,
+            self.key,
+            permission=ContainerSasPermissions.from_string(rights),
+            expiry=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + lasts_s)),
         )
 
     def uri(self, prefix: str) -> str:
