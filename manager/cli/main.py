@@ -190,6 +190,9 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--to", type=Path, help=to)
         if name == "logs":
             command.add_argument("--vm", help="of this VM only")
+    about = "have a VM hand over and released, and another asked for in its place"
+    command = add("drain", _lazily("show", "drain"), about, client)
+    command.add_argument("vm", help="its id, as `makara status` shows it")
     about = "make, list and revoke tokens of users (with the admin token)"
     _token_arguments(commands.add_parser("token", help=about, description=about), client)
     about = "replay a job over an availability trace, in virtual time"

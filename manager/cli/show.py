@@ -1,4 +1,4 @@
-"""`makara ps`, `status`, `events`, `logs` and `stop`: looking at jobs, and having one end."""
+"""`makara ps`, `status`, `events`, `logs`, `stop`, `drain`: looking at jobs; having one, or a VM, end."""
 
 from __future__ import annotations
 
@@ -94,6 +94,13 @@ def stop(options: argparse.Namespace) -> int:
     return 0
 
 
+def drain(options: argparse.Namespace) -> int:
+    with connect(options) as client:
+        vm = client.post(f"/vms/{options.vm}/drain")
+    print(json.dumps(vm) if options.json else f"{vm['vm']} {vm['notice'] or vm['status']}")
+    return 0
+
+
 def describe(fact: dict[str, Any]) -> str:
     """A fact in one line: its name, and its small values."""
     hidden = {
@@ -112,6 +119,9 @@ def _short(value: object) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
+_OF_VM = ("vm", "status", "notice", "detail")
+
+
 def _lines(job: dict[str, Any]) -> list[tuple[str, str]]:
     loss = "" if job["loss"] is None else f", loss {job['loss']:.4f}"
     rate = "" if job["samples_per_s"] is None else f", {job['samples_per_s']:.0f} samples/s"
@@ -126,7 +136,7 @@ def _lines(job: dict[str, Any]) -> list[tuple[str, str]]:
         sections = f"sections {seat['start']}..{seat['stop'] - 1}"
         lines.append(("worker", f"{seat['worker']}  {where}  {sections}  {seat['phase'] or ''}"))
     live = [vm for vm in job["vms"] if vm["status"] != "ended"]
-    lines += [("VM", f"{vm['vm']}  {vm['status']}  {vm['detail']}".rstrip()) for vm in live]
+    lines += [("VM", "  ".join(filter(None, (vm[key] for key in _OF_VM)))) for vm in live]
     kept = ", ".join(str(ref["step"]) for ref in job["checkpoints"])
     lines.append(("checkpoints", f"{job['checkpoint_uri']}" + (f" (steps {kept})" if kept else "")))
     if job["export_uri"]:

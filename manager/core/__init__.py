@@ -25,6 +25,7 @@ from .rules import (
     ending,
     generations,
     membership,
+    notices,
     planning,
     profiling,
     resuming,
@@ -57,7 +58,7 @@ __all__ = [
 _RULES: tuple[Callable[[Turn], None], ...] = (
     membership.join_vms,
     membership.record_failures,
-    membership.take_notices,
+    notices.record,
     membership.record_isolation,
     membership.end_lost_vms,
     membership.replace_unusable,
@@ -80,7 +81,7 @@ _RULES: tuple[Callable[[Turn], None], ...] = (
     planning.plan,
     retention.retire,
     retention.sweep,
-    membership.release_noticed,
+    notices.release,
     membership.request_vms,
 )
 
@@ -106,6 +107,7 @@ def decide(state: JobState, vitals: Vitals, event: Event, timing: Timing = _DEFA
             starting.take,
             waiting.take,
             membership.take,
+            notices.take,
             planning.take,
             generations.take,
             retention.take,

@@ -71,6 +71,14 @@ class VmTerminated(Value):
     vm: str
 
 
+class DrainRequested(Value):
+    """A person wants this VM replaced."""
+
+    event: Literal["drain_requested"] = "drain_requested"
+    now: float
+    vm: str
+
+
 class Together(Value):
     """Observations that came in one instant: taken in one after the other, then decided on once.
 
@@ -201,6 +209,7 @@ Event = Annotated[
     | ManagerStarted
     | VmRequestFailed
     | VmTerminated
+    | DrainRequested
     | Together
     | PlanComputed
     | HeadOpened

@@ -65,6 +65,29 @@ class VmNoticed(_Fact):
     fact: Literal["vm_noticed"] = "vm_noticed"
     vm: str
     deadline: float  # Unix seconds
+    action: str = ""  # the cloud's own word for what it will do
+
+
+class VmNoticeWithdrawn(_Fact):
+    """The cloud says no more that it will take the VM."""
+
+    fact: Literal["vm_notice_withdrawn"] = "vm_notice_withdrawn"
+    vm: str
+
+
+class VmRiskChanged(_Fact):
+    """The cloud says that it may take the VM sooner than others, or says so no more."""
+
+    fact: Literal["vm_risk_changed"] = "vm_risk_changed"
+    vm: str
+    at_risk: bool
+
+
+class VmDrained(_Fact):
+    """A person wants the VM to hand over, and another in its place."""
+
+    fact: Literal["vm_drained"] = "vm_drained"
+    vm: str
 
 
 class VmEnded(_Fact):
@@ -352,6 +375,9 @@ Fact = Annotated[
     | VmRequested
     | VmJoined
     | VmNoticed
+    | VmNoticeWithdrawn
+    | VmRiskChanged
+    | VmDrained
     | VmEnded
     | IsolationChanged
     | WorkerFailed

@@ -10,7 +10,7 @@ from typing import Any
 from ...pipeline.plan import shape_of
 from ...protocol.messages import CheckpointRef
 from ..spec.job_spec import JobSpec
-from . import fold_continuing, fold_measuring
+from . import fold_continuing, fold_measuring, fold_notices
 from .facts import (
     BitsFixed,
     CheckpointPublished,
@@ -38,11 +38,11 @@ from .facts import (
     TrainingFinished,
     VmEnded,
     VmJoined,
-    VmNoticed,
     VmRequested,
     WorkerFailed,
 )
 from .failures import Death, Rounds, without_progress
+from .fold_notices import without_deaths
 from .state import Generation, JobState, Stall, Vm, VmStatus, Waiting, order_of, vm_of
 
 
@@ -88,14 +88,6 @@ def _vm_joined(state: JobState, fact: VmJoined) -> JobState:
     return state.with_vm(joined).changed(request_failures=0)
 
 
-def _vm_noticed(state: JobState, fact: VmNoticed) -> JobState:
-    vm = state.vms.get(fact.vm)
-    if vm is None or not vm.live:
-        return state
-    state = _without_deaths(state, fact.vm)  # word of its end may come with the first signs of it
-    return state.with_vm(replace(vm, status=VmStatus.NOTICED, deadline=fact.deadline))
-
-
 def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
     vm = state.vms.get(fact.vm)
     if vm is None or not vm.live:
@@ -115,7 +107,7 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
         if newest is None or vm.number > newest.number:
             state = state.changed(newest_unfit=fact.vm)
     if fact.reason not in (EndReason.WORKERS_DIED, EndReason.UNFIT):
-        state = _without_deaths(state, fact.vm)  # what ended its trainers was the end of the VM
+        state = without_deaths(state, fact.vm)  # what ended its trainers was the end of the VM
         if _is_last_host(state, fact.vm):
             # Unfit VMs beside one that was fit harmed nobody: only those that come now do.
             state = state.changed(unfit_rounds=Rounds())
@@ -181,11 +173,6 @@ def _died(state: JobState, fact: WorkerFailed, *, closed: bool = False) -> JobSt
     )
     kept = [d for d in state.deaths if fact.own_steps == 0 or d.vm != vm.vm]
     return state.changed(deaths=(*_still_counted(state, kept), death))
-
-
-def _without_deaths(state: JobState, vm: str) -> JobState:
-    deaths = tuple(death for death in state.deaths if death.vm != vm)
-    return state.changed(deaths=deaths) if len(deaths) < len(state.deaths) else state
 
 
 def _still_counted(state: JobState, deaths: Iterable[Death]) -> list[Death]:
@@ -417,10 +404,10 @@ def _job_ended(state: JobState, fact: JobEnded) -> JobState:
 _RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
     **fold_measuring.RULES,
     **fold_continuing.RULES,
+    **fold_notices.RULES,
     Submitted: _submitted,
     VmRequested: _vm_requested,
     VmJoined: _vm_joined,
-    VmNoticed: _vm_noticed,
     VmEnded: _vm_ended,
     WorkerFailed: _worker_failed,
     ProfilerChosen: _profiler_chosen,

@@ -41,7 +41,7 @@ class Status(StrEnum):
 class VmStatus(StrEnum):
     REQUESTED = "requested"
     JOINED = "joined"
-    NOTICED = "noticed"  # the cloud will take it at `deadline`
+    NOTICED = "noticed"  # it is to hand over: the cloud takes it at `deadline`, or a person drains it
     ENDED = "ended"
 
 
@@ -56,6 +56,9 @@ class Vm:
     address: str = ""
     devices: tuple[dict[str, Any], ...] = ()
     deadline: float | None = None
+    action: str = ""  # what the cloud does then, in its own word
+    drained_at: float | None = None  # when a person asked for its drain
+    at_risk: bool = False  # the cloud may take it sooner than others
     ended_at: float | None = None
     reason: EndReason | None = None
     detail: str = ""

@@ -241,12 +241,18 @@ function planTable(rows) {
   ]));
 }
 
+function noticed(vm) {
+  const node = element("span");
+  node.append(badge(vm.status), vm.notice ? ` ${vm.notice}` : "");
+  return node;
+}
+
 function drawVms() {
   const rank = { noticed: 0, joined: 1, requested: 2, ended: 3 };
   const sorted = job.vms.slice().sort((a, b) => rank[a.status] - rank[b.status] || b.requested_at - a.requested_at);
   const rows = sorted.map((vm) => [
     bare(vm.vm, job.job),
-    badge(vm.status),
+    noticed(vm),
     vm.detail === "silent" ? "silent" : vm.workers.map((worker) => worker.split(": ")[1]).join(", ") || (vm.reason || "").replaceAll("_", " "),
     clock(vm.ended_at || vm.joined_at || vm.requested_at),
   ]);

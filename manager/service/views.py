@@ -75,6 +75,7 @@ class VmView(BaseModel):
     joined_at: float | None
     ended_at: float | None
     deadline: float | None
+    notice: str  # why it is to hand over, or may have to: the cloud's word, "drained" or "at risk"
     reason: str | None
     detail: str
     workers: list[str]
@@ -352,10 +353,19 @@ def vm_view(job: Job, vm: Vm) -> VmView:
         joined_at=vm.joined_at,
         ended_at=vm.ended_at,
         deadline=vm.deadline,
+        notice=_notice(vm),
         reason=vm.reason.value if vm.reason is not None else None,
         detail=vm.detail or ("silent" if silent else unused),
         workers=[f"{w.worker}: {'unfit' if w.worker in unfit else w.phase.value}" for w in workers],
     )
+
+
+def _notice(vm: Vm) -> str:
+    if not vm.live:
+        return ""
+    if vm.deadline is not None:
+        return vm.action or "notice"
+    return "drained" if vm.drained_at is not None else "at risk" if vm.at_risk else ""
 
 
 def _shown_vms(job: Job) -> list[VmView]:

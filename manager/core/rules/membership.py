@@ -8,12 +8,12 @@ from ....protocol.hashes import short
 from ....protocol.messages import Failure, Phase, WorkerReport
 from ..commands import RequestVm
 from ..events import Tick, VmRequestFailed, VmTerminated
-from ..facts import EndReason, IsolationChanged, VmJoined, VmNoticed, VmRequested, WorkerFailed
+from ..facts import EndReason, IsolationChanged, VmJoined, VmRequested, WorkerFailed
 from ..failures import num_rounds, on_vm
 from ..silence import heard_at
 from ..state import Vm, VmStatus, vm_of, wanted_vms
 from ..turn import Turn, has_ended, own_steps
-from . import fitness
+from . import fitness, notices
 
 
 def take(turn: Turn) -> None:
@@ -82,15 +82,6 @@ def _failure(turn: Turn, worker: WorkerReport) -> Failure | None:
     return worker.failure or Failure(kind="killed", message="the process is gone")
 
 
-def take_notices(turn: Turn) -> None:
-    """The cloud's word that it will take a VM, as its agent reports it."""
-    for vm in turn.state.live_vms:
-        pulse = turn.vitals.pulses.get(vm.vm)
-        if vm.status is VmStatus.JOINED and pulse is not None and pulse.report.notice_deadline_s is not None:
-            deadline = pulse.at + pulse.report.notice_deadline_s
-            turn.fact(VmNoticed(at=turn.now, vm=vm.vm, deadline=deadline))
-
-
 def end_lost_vms(turn: Turn) -> None:
     """VMs that are gone for certain: they say so, or their agents must have ended themselves."""
     for vm in turn.state.live_vms:
@@ -109,7 +100,7 @@ def _verdict(turn: Turn, vm: Vm) -> tuple[EndReason, str] | None:
         return (EndReason.REQUEST_FAILED, f"did not join in {timing.request_timeout_s:g} s") if late else None
     if unheard_s > timing.given_up_after_s and vm.vm in turn.vitals.silent:
         return EndReason.LEASE_EXPIRED, f"silent for {unheard_s:.1f} s"
-    deadline = _deadline(turn, vm)
+    deadline = notices.deadline_of(turn, vm)
     if deadline is not None and turn.now > deadline + timing.vm_lease_s:
         return EndReason.PREEMPTED, "its notice ran out"
     return None
@@ -124,17 +115,6 @@ def record_isolation(turn: Turn) -> None:
         return  # this manager has only begun, and nobody was heard yet
     num_vms = sum(vm.joined for vm in turn.state.live_vms)
     turn.fact(IsolationChanged(at=turn.now, isolated=isolated, num_vms=num_vms))
-
-
-def _deadline(turn: Turn, vm: Vm) -> float | None:
-    """When the cloud takes the VM. What was journalled may be of another clock: a report knows better."""
-    if vm.deadline is None:
-        return None
-    deadline, pulse = max(vm.deadline, turn.vitals.started_at), turn.vitals.pulses.get(vm.vm)
-    remaining_s = pulse.report.notice_deadline_s if pulse is not None else None
-    if pulse is None or remaining_s is None:
-        return deadline
-    return pulse.at + remaining_s if remaining_s > 0 else min(deadline, pulse.at)
 
 
 def replace_unusable(turn: Turn) -> None:
@@ -153,19 +133,6 @@ def replace_unusable(turn: Turn) -> None:
             turn.end_vm(vm, EndReason.UNFIT, why)
 
 
-def release_noticed(turn: Turn) -> None:
-    """A VM under notice is let go as soon as the plan that runs does without it."""
-    state = turn.state
-    if not state.running or state.current is None or not state.active:
-        return
-    needed = {vm_of(worker) for worker, _ in state.current.seats}
-    if state.planned is not None:
-        needed |= {vm_of(worker) for worker, _ in state.planned.members}
-    for vm in state.live_vms:
-        if vm.status is VmStatus.NOTICED and vm.vm not in needed:
-            turn.end_vm(vm.vm, EndReason.RELEASED, "handed over before its notice ran out")
-
-
 def request_vms(turn: Turn) -> None:
     """Ask for VMs up to `max_nodes`, with a tick's fresh ids; wait longer after each refusal.
 
@@ -181,7 +148,8 @@ def request_vms(turn: Turn) -> None:
         return
     if _waits(turn, num_replaced, state.replaced_at):
         return
-    num_staying = sum(vm.status is not VmStatus.NOTICED for vm in state.live_vms)
+    # A VM at risk is counted on by plans, but not to stay: where there is room, a spare is asked for.
+    num_staying = sum(vm.status is not VmStatus.NOTICED and not vm.at_risk for vm in state.live_vms)
     missing = min(wanted_vms(state) - num_staying, state.spec.resources.max_nodes - len(state.live_vms))
     if singly:
         missing = min(missing, 0 if fitness.on_trial(turn) else 1)

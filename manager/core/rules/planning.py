@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -292,7 +292,7 @@ def slot_of(state: JobState, worker: str) -> WorkerSlot:
 def _accept(turn: Turn, event: PlanComputed, value: dict[str, Any], asked: Planning | None) -> None:
     """Plan the generation, if all of its workers are still there."""
     ready = {worker.worker: seat_of(worker) for worker in _usable(turn).values()}
-    if any(worker not in ready for worker in event.workers):
+    if any(worker not in ready for worker in event.workers) or _left_out_member(turn, event, ready):
         return
     seats = tuple(ready[worker] for worker in event.workers)
     plan = Plan.from_json(
@@ -322,6 +322,15 @@ def _accept(turn: Turn, event: PlanComputed, value: dict[str, Any], asked: Plann
         )
     )
     turn.vitals = replace(turn.vitals, cause=None, planning=None)
+
+
+def _left_out_member(turn: Turn, event: PlanComputed, ready: Mapping[str, Seat]) -> bool:
+    """Whether the question left out a worker of the plan that runs, on which one can count again: its notice
+    was withdrawn."""
+    current = turn.state.current
+    if current is None:
+        return False
+    return any(ready.get(seat[0]) == seat and seat[0] not in event.asked for seat in current.seats)
 
 
 def _is_same(turn: Turn, value: dict[str, Any], seats: tuple[Seat, ...]) -> bool:
