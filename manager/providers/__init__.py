@@ -61,7 +61,9 @@ class Throttled(ProviderError):
 
 
 class Ended(ProviderError):
-    """What this attempt created has ended already: it is never created again."""
+    """What this attempt created has ended already: it is never created again.
+
+    A cloud that forgets VMs at once (Azure) can tell so only in the process that saw the VM."""
 
 
 class Provider(Protocol):

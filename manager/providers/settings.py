@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..config import ConfigError
 from ..spec.spec_errors import WHOLE, JobSpecError, explain
 from ..spec.yaml_text import read_yaml
+from .azure.settings import AzureSettings
 
 FILE = "clouds.yaml"
 
@@ -48,6 +49,7 @@ class CloudSettings(Section):
     """The whole file."""
 
     aws: AwsSettings | None = None
+    azure: AzureSettings | None = None
 
 
 def read_settings(home: Path) -> CloudSettings:

@@ -43,6 +43,7 @@ def every_stand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stan
 
 stand = pytest.fixture(every_stand, params=stands())
 several = pytest.mark.parametrize("stand", stands(lambda kind: kind.counts_attempts), indirect=True)
+remembering = pytest.mark.parametrize("stand", stands(lambda kind: kind.remembers_ends), indirect=True)
 troubled = pytest.mark.parametrize(
     ("stand", "trouble"),
     [(name, t) for name in stands() for t in sorted(STANDS[name][0].troubles & ERRORS.keys())],
@@ -132,6 +133,7 @@ def test_an_attempt_that_was_released_is_never_created_again(stand: Stand, tmp_p
     assert not stand.billed()
 
 
+@remembering
 def test_an_attempt_that_the_cloud_ended_is_never_created_again(stand: Stand, tmp_path: Path) -> None:
     create(stand.provider(), stand, "vm-a", tmp_path)
     stand.end("vm-a")

@@ -293,6 +293,7 @@ class AwsStand:
 
     troubles = frozenset(Trouble) - {Trouble.LEFTOVERS}
     counts_attempts = True
+    remembers_ends = True
 
     def __init__(self, aws: Aws, endpoint: str) -> None:
         self.aws = aws

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import ClassVar, Protocol
 
 import psutil
 from aws_stand import AwsStand, aws_stand
+from azure_stand import AzureStand, azure_stand
 from makara.manager.providers import FaultInjector, Provider
 from makara.manager.providers.local import LocalProvider
 from makara.manager.spec.job_spec import Resources
@@ -27,6 +29,7 @@ class Stand(Protocol):
 
     troubles: ClassVar[frozenset[Trouble]]
     counts_attempts: ClassVar[bool]  # a VM may have several attempts
+    remembers_ends: ClassVar[bool]  # a new manager can learn that an attempt's VM is gone
 
     def provider(self, manager: str = "first") -> Provider:
         """That of a manager that has just been started."""
@@ -60,6 +63,7 @@ class LocalStand:
 
     troubles = frozenset({Trouble.NO_CAPACITY, Trouble.REFUSED})
     counts_attempts = False
+    remembers_ends = True
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -101,6 +105,8 @@ class LocalStand:
     def end(self, vm: str) -> None:
         injector: FaultInjector = next(p for p in self._newest() if vm in {r.vm for r in p.list()})
         injector.inject(vm, "kill")
+        while set(self.billed()) & {vm}:
+            time.sleep(0.01)
 
     def wait(self) -> None:
         pass
@@ -142,6 +148,7 @@ def local_stand(folder: Path) -> Iterator[Stand]:
 STANDS: dict[str, tuple[type[Stand], Callable[[Path], AbstractContextManager[Stand]]]] = {
     "local": (LocalStand, local_stand),
     "aws": (AwsStand, aws_stand),
+    "azure": (AzureStand, azure_stand),
 }
 
 

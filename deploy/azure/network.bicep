@@ -1,0 +1,63 @@
+// The workers' network, with a way out and none in, and the two identities.
+
+param name string
+param region string
+
+resource address 'Microsoft.Network/publicIPAddresses@2024-01-01' = {
+  name: '${name}-way-out'
+  location: region
+  sku: { name: 'Standard' }
+  properties: { publicIPAllocationMethod: 'Static' }
+}
+
+resource gateway 'Microsoft.Network/natGateways@2024-01-01' = {
+  name: '${name}-way-out'
+  location: region
+  sku: { name: 'Standard' }
+  properties: {
+    publicIpAddresses: [{ id: address.id }]
+  }
+}
+
+// Azure's own rules are enough: VMs of the network reach each other, and nobody from outside reaches them.
+resource securityGroup 'Microsoft.Network/networkSecurityGroups@2024-01-01' = {
+  name: '${name}-workers'
+  location: region
+  properties: { securityRules: [] }
+}
+
+resource network 'Microsoft.Network/virtualNetworks@2024-01-01' = {
+  name: name
+  location: region
+  properties: {
+    addressSpace: { addressPrefixes: ['10.77.0.0/16'] }
+    subnets: [
+      {
+        name: 'workers'
+        properties: {
+          addressPrefix: '10.77.0.0/20'
+          defaultOutboundAccess: false
+          natGateway: { id: gateway.id }
+          networkSecurityGroup: { id: securityGroup.id }
+        }
+      }
+    ]
+  }
+}
+
+resource manager 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = {
+  name: '${name}-manager'
+  location: region
+}
+
+resource worker 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = {
+  name: '${name}-worker'
+  location: region
+}
+
+output subnetId string = '${network.id}/subnets/workers'
+output securityGroupId string = securityGroup.id
+output managerIdentityId string = manager.id
+output managerPrincipal string = manager.properties.principalId
+output workerIdentityId string = worker.id
+output workerPrincipal string = worker.properties.principalId

@@ -1,0 +1,124 @@
+"""Whether a wish for VMs can be granted, and what can be asked for at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from azure.mgmt.compute import ComputeManagementClient
+
+from ...spec.placement import Market, Offer, Placement, Price
+from ...spec.resources import Resources
+from .. import NotAllowed
+from .prices import Listed, PriceList
+from .settings import AzureSettings
+from .sizes import Region, Size
+
+_MOST_NAMED = 5
+Fault = tuple[str, str]
+
+
+class Catalog:
+    """Types, quota and prices in the region of the settings."""
+
+    def __init__(self, settings: AzureSettings, client: ComputeManagementClient) -> None:
+        self._settings = settings
+        self._region = Region(client, settings.region)
+        self._prices = PriceList(settings.prices, settings.ca_file)
+
+    def check(self, resources: Resources) -> list[Fault]:
+        """Raises `ProviderError` where Azure has no answer."""
+        faults = list(self._place_faults(resources))
+        try:
+            sizes = self._region.sizes()
+        except NotAllowed as error:
+            return [*faults, ("provider", str(error))]
+        wanted = [(name, sizes.get(name)) for name in resources.types_of("azure")]
+        faults += [fault for name, size in wanted for fault in self._type_faults(resources, name, size)]
+        if faults:
+            return faults
+        return list(self._quota_faults(resources, [size for _, size in wanted if size is not None]))
+
+    def offers(self, resources: Resources) -> list[Offer]:
+        """Spot before on-demand, then by type and zone as they are named; without a zone, Azure's choice."""
+        sizes = self._region.sizes()
+        zones = resources.zones_of("azure") or ("",)
+        return [
+            self._offer(resources, sizes[name], market, zone)
+            for market in _markets(resources)
+            for name in resources.types_of("azure")
+            if name in sizes and (market is not Market.SPOT or sizes[name].spot)
+            for zone in zones
+        ]
+
+    def _offer(self, resources: Resources, size: Size, market: Market, zone: str) -> Offer:
+        listed = self._prices.of(self._settings.region, size.name)
+        return Offer(
+            placement=Placement(
+                provider="azure",
+                market=market,
+                region=self._settings.region,
+                zone=zone,
+                instance_type=size.name,
+            ),
+            price=_price(listed, market, resources.max_price, self._settings.prices),
+            num_cpus=size.num_cpus,
+            memory_bytes=size.memory_bytes,
+            num_gpus=size.num_gpus,
+        )
+
+    def _place_faults(self, resources: Resources) -> Iterator[Fault]:
+        region, own = resources.region_of("azure"), self._settings.region
+        if region is not None and region != own:
+            yield "region", f"{region!r}: the network of clouds.yaml is in {own}, and only there VMs are made"
+        image = resources.image_of("azure")
+        if image is not None and not image.startswith("/") and len(image.split(":")) != 4:
+            yield "image", f"{image!r} is neither publisher:offer:sku:version nor the id of an image"
+
+    def _type_faults(self, resources: Resources, name: str, size: Size | None) -> Iterator[Fault]:
+        region = self._settings.region
+        if size is None:
+            yield "instance_type", f"{name!r} is no type that Azure has in {region}"
+            return
+        if size.refused is not None:
+            yield "instance_type", f"{name}: this subscription may not have it in {region} ({size.refused})"
+        elif resources.spot and not size.spot:
+            yield "instance_type", f"{name} cannot be had as a spot VM; set use_spot: false, or name another"
+        for zone in resources.zones_of("azure"):
+            if zone not in size.zones:
+                known = ", ".join(sorted(size.zones)[:_MOST_NAMED]) or "none"
+                yield "zones", f"{name} is not in zone {zone!r} of {region}; zones that have it: {known}"
+
+    def _quota_faults(self, resources: Resources, sizes: list[Size]) -> Iterator[Fault]:
+        """For `min_nodes` VMs of the smallest type; fewer would never train."""
+        market = Market.SPOT if resources.spot else Market.ON_DEMAND
+        size = min(sizes, key=lambda one: one.num_cpus, default=None)
+        if size is None:
+            return
+        quotas = self._region.quotas()
+        needed = size.num_cpus * resources.min_nodes
+        for name in size.quotas(market):
+            quota = quotas.get(name)
+            if quota is not None and quota.limit - quota.used < needed:
+                yield (
+                    "min_nodes",
+                    f"{resources.min_nodes} VMs of {size.name} need {needed} of Azure's {quota.title} in"
+                    f" {self._settings.region}; {quota.used} of {quota.limit} are in use: ask for more quota",
+                )
+
+
+def _markets(resources: Resources) -> tuple[Market, ...]:
+    if not resources.spot:
+        return (Market.ON_DEMAND,)
+    return (Market.SPOT, Market.ON_DEMAND) if resources.on_demand_nodes else (Market.SPOT,)
+
+
+def _price(listed: Listed, market: Market, bid: float | None, source: str) -> Price | None:
+    """A spot VM costs its bid at most, and without one the on-demand price. None: not known."""
+    hourly = listed.hourly.get(market)
+    if market is Market.ON_DEMAND:
+        ceiling = hourly
+    else:
+        ceiling = bid if bid is not None else listed.hourly.get(Market.ON_DEMAND)
+    if hourly is None or ceiling is None:
+        return None
+    return Price(hourly=min(hourly, ceiling), ceiling=ceiling, at=listed.at, source=source)

@@ -1,0 +1,98 @@
+"""Which of our errors each of Azure's is.
+
+Sources, by code: `learn.microsoft.com/azure/virtual-machines/error-codes-spot` (spot),
+`learn.microsoft.com/troubleshoot/azure/virtual-machines/windows/error-messages` (VMs),
+`learn.microsoft.com/azure/azure-resource-manager/troubleshooting/error-sku-not-available` and
+`.../error-resource-quota`, `learn.microsoft.com/azure/virtual-machines/compute-throttling-limits` (429).
+"""
+
+from __future__ import annotations
+
+from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+
+from .. import NoCapacity, NotAllowed, ProviderError, QuotaExceeded, Throttled
+
+_CAPACITY = frozenset(
+    {
+        "AllocationFailed",
+        "ZonalAllocationFailed",
+        "OverconstrainedAllocationRequest",
+        "OverconstrainedZonalAllocationRequest",
+        "SkuNotAvailable",  # of spot: no capacity; a type that is never to be had there is found by `check`
+        "SpotPriceGreaterThanProvidedMaxPrice",
+    }
+)
+_QUOTA = frozenset({"QuotaExceeded", "ResourceQuotaExceeded", "SubnetIsFull", "PublicIPCountLimitReached"})
+_REFUSED = frozenset({400, 401, 403, 404})
+_MOST_SHOWN = 400
+
+# What is in the way of a deletion goes away by itself: an interface of a VM that failed stays for 180 s.
+STILL_USED = frozenset(
+    {
+        "NicReservedForAnotherVm",
+        "NicInUse",
+        "InUseNetworkInterfaceCannotBeDeleted",
+        "PublicIPAddressCannotBeDeleted",
+        "DiskInUse",
+        "OperationNotAllowed",
+        "AnotherOperationInProgress",
+        "RetryableErrorDueToAnotherOperation",
+        "ConflictingConcurrentWriteNotAllowed",
+    }
+)
+
+
+def of_request(error: AzureError) -> ProviderError:
+    """What a request that was refused, or had no answer, says of what it asked for."""
+    if isinstance(error, ClientAuthenticationError):
+        return NotAllowed(f"Azure does not accept the manager's credentials: {_shown(error)}")
+    status = status_of(error)
+    if status == 429:
+        return Throttled(f"Azure is asked too often: {_shown(error)}")
+    known = _of_code(code_of(error), message_of(error))
+    if known is not None:
+        return known
+    return (NotAllowed if status in _REFUSED else ProviderError)(_shown(error))
+
+
+def of_failure(code: str, message: str) -> ProviderError:
+    """What the failure of a creation says, of which nothing is left. An unknown code: elsewhere it may do."""
+    known = _of_code(code, message)
+    if known is not None:
+        return known
+    refused = code.startswith("Invalid") or code.endswith("NotFound") or code.endswith("AuthorizationFailed")
+    return (NotAllowed if refused else NoCapacity)(_text(code, message))
+
+
+def status_of(error: AzureError) -> int | None:
+    return error.status_code if isinstance(error, HttpResponseError) else None
+
+
+def code_of(error: AzureError) -> str:
+    detail = error.error if isinstance(error, HttpResponseError) else None
+    return str(getattr(detail, "code", None) or "")
+
+
+def message_of(error: AzureError) -> str:
+    detail = error.error if isinstance(error, HttpResponseError) else None
+    return str(getattr(detail, "message", None) or error.message)
+
+
+def _of_code(code: str, message: str) -> ProviderError | None:
+    if code in _CAPACITY:
+        return NoCapacity(_text(code, message))
+    if code in _QUOTA or (code == "OperationNotAllowed" and "quota" in message.lower()):
+        return QuotaExceeded(_text(code, message))
+    return None
+
+
+def _shown(error: AzureError) -> str:
+    return _text(code_of(error), message_of(error))
+
+
+def _text(code: str, message: str) -> str:
+    """In one line; a message of Azure's may be a page."""
+    line = " ".join(message.split())
+    if len(line) > _MOST_SHOWN:
+        line = line[: _MOST_SHOWN - 3] + "..."
+    return f"{code}: {line}" if code and not line.startswith(code) else line

@@ -1,0 +1,100 @@
+"""What VMs cost by Azure's public list (`learn.microsoft.com/rest/api/cost-management/retail-prices`).
+
+The list needs no account and knows no agreement that an account may have. Disk and traffic are not in it.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from ...spec.placement import Market
+from .. import NotAllowed, ProviderError, Throttled
+
+_TIMEOUT_S = 30.0
+_KEPT_S = 3600.0
+_MOST_PAGES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """USD an hour of a Linux VM, by market; a market without a price is not in it."""
+
+    hourly: dict[Market, float]
+    at: float
+
+
+class PriceList:
+    """Prices, each asked for once an hour at most."""
+
+    def __init__(self, address: str, ca_file: str | None) -> None:
+        self._address = address
+        self._ca_file = ca_file
+        self._kept: dict[tuple[str, str], Listed] = {}
+
+    def of(self, region: str, size: str) -> Listed:
+        """Raises `ProviderError` when the list cannot be had."""
+        kept = self._kept.get((region, size))
+        if kept is not None and time.time() - kept.at < _KEPT_S:
+            return kept
+        hourly: dict[Market, float] = {}
+        for item in self._items(region, size):
+            market = _market_of(item)
+            if market is not None:
+                hourly[market] = float(item["unitPrice"])
+        self._kept[region, size] = Listed(hourly, time.time())
+        return self._kept[region, size]
+
+    def _items(self, region: str, size: str) -> list[dict[str, Any]]:
+        wanted = {
+            "serviceName": "Virtual Machines",
+            "armRegionName": region,
+            "armSkuName": size,
+            "priceType": "Consumption",
+        }
+        query = " and ".join(f"{name} eq '{_quoted(value)}'" for name, value in wanted.items())
+        items: list[dict[str, Any]] = []
+        with httpx.Client(verify=trusted(self._ca_file), timeout=_TIMEOUT_S) as client:
+            page = _page(client, self._address, {"$filter": query})
+            for _ in range(_MOST_PAGES):
+                items += page["Items"]
+                if not page.get("NextPageLink"):
+                    return items
+                page = _page(client, page["NextPageLink"])
+        raise ProviderError(f"{self._address} has more than {_MOST_PAGES} pages about {size}")
+
+
+def trusted(ca_file: str | None) -> ssl.SSLContext:
+    """The certificates that are trusted: those of `certifi`, or those of a file alone."""
+    return httpx.create_ssl_context() if ca_file is None else ssl.create_default_context(cafile=ca_file)
+
+
+def _page(client: httpx.Client, address: str, parameters: dict[str, str] | None = None) -> dict[str, Any]:
+    try:
+        answer = client.get(address, params=parameters)
+    except httpx.HTTPError as error:
+        raise ProviderError(f"Azure's prices cannot be had from {address}: {error}") from error
+    if answer.status_code == 429:
+        raise Throttled(f"{address} is asked too often")
+    if answer.status_code != 200:
+        raise ProviderError(f"Azure's prices cannot be had from {address}: HTTP {answer.status_code}")
+    return answer.json()
+
+
+def _market_of(item: dict[str, Any]) -> Market | None:
+    """None for what is another thing: Windows, reservations, low priority (of Batch alone)."""
+    meter = str(item.get("skuName", ""))
+    hourly = item.get("unitOfMeasure") == "1 Hour" and item.get("currencyCode", "USD") == "USD"
+    if not hourly or "Windows" in str(item.get("productName", "")) or meter.endswith("Low Priority"):
+        return None
+    return Market.SPOT if meter.endswith(" Spot") else Market.ON_DEMAND
+
+
+def _quoted(value: str) -> str:
+    if not value.isprintable() or len(value) > 100:
+        raise NotAllowed(f"{value[:40]!r} is no name of Azure's")
+    return value.replace("'", "''")

@@ -1,0 +1,166 @@
+"""What is sent to have a VM made, and how things made for it are named and tagged.
+
+The form is that of `learn.microsoft.com/rest/api/compute/virtual-machines/create-or-update`: interface and
+disk are described in the VM's own request, so that Azure makes them with it and deletes them with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...spec.placement import Attempt, Market
+from .. import NotAllowed
+from .settings import AzureSettings
+
+MANAGER_TAG = "makara-manager"
+VM_TAG = "makara-vm"
+ATTEMPT_TAG = "makara-attempt"
+
+_NETWORK_API = "2022-11-01"  # the newest that VM requests accept
+_LONGEST_VM = 40  # of a name of 64 that Azure gives a VM; the rest is for attempt and manager
+_MOST_USER_DATA = 64 << 10  # bytes, before base64
+_USER = "makara"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Of the VM of one attempt, and of what Azure makes with it; no two managers have the same."""
+
+    manager: str
+    vm: str
+    number: int
+
+    @property
+    def machine(self) -> str:
+        return f"{_short(self.vm)}-{self.number}-{self.manager}"
+
+    @property
+    def interface(self) -> str:
+        return f"{self.machine}-nic"
+
+    @property
+    def disk(self) -> str:
+        return f"{self.machine}-disk"
+
+    @property
+    def address(self) -> str:
+        return f"{self.machine}-ip"
+
+
+def _short(vm: str) -> str:
+    """The name itself; of a long one its beginning and a digest, which tells it from others."""
+    if len(vm) <= _LONGEST_VM:
+        return vm
+    digest = hashlib.sha256(vm.encode()).hexdigest()[:12]
+    return f"{vm[: _LONGEST_VM - 13].rstrip('-')}-{digest}"
+
+
+def names_of(manager: str, attempt: Attempt) -> Names:
+    return Names(manager=manager, vm=attempt.vm, number=attempt.number)
+
+
+def names_of_thing(manager: str, name: str, tags: Mapping[str, str]) -> Names | None:
+    """To which attempt of `manager` something belongs, by its tags, or by its name if it has none."""
+    match = re.fullmatch(rf"(.+)-(\d{{1,9}})-{re.escape(manager)}(?:-(?:nic|disk|ip))?", name)
+    if tags.get(MANAGER_TAG) == manager and tags.get(ATTEMPT_TAG, "").isdecimal() and tags.get(VM_TAG):
+        return Names(manager=manager, vm=tags[VM_TAG], number=int(tags[ATTEMPT_TAG]))
+    if match is None or MANAGER_TAG in tags:
+        return None
+    return Names(manager=manager, vm=match[1], number=int(match[2]))
+
+
+def tags_of(manager: str, attempt: Attempt) -> dict[str, str]:
+    return {MANAGER_TAG: manager, VM_TAG: attempt.vm, ATTEMPT_TAG: str(attempt.number)}
+
+
+def vm_request(
+    settings: AzureSettings, manager: str, attempt: Attempt, user_data: bytes, public_key: str
+) -> dict[str, Any]:
+    """The body of the request. Raises `NotAllowed` for what Azure would not take."""
+    if len(user_data) > _MOST_USER_DATA:
+        raise NotAllowed(f"user data has {len(user_data)} bytes; Azure takes {_MOST_USER_DATA}")
+    placement, names = attempt.placement, names_of(manager, attempt)
+    body: dict[str, Any] = {
+        "location": settings.region,
+        "tags": tags_of(manager, attempt),
+        "properties": {
+            "hardwareProfile": {"vmSize": placement.instance_type},
+            "storageProfile": _storage(settings, attempt, names),
+            "osProfile": _system(names, user_data, public_key),
+            "networkProfile": _network(settings, names, tags_of(manager, attempt)),
+            "diagnosticsProfile": {"bootDiagnostics": {"enabled": True}},
+            **_market(attempt),
+        },
+    }
+    if placement.zone:
+        body["zones"] = [placement.zone]
+    if settings.identity_id is not None:
+        identities = {settings.identity_id: {}}
+        body["identity"] = {"type": "UserAssigned", "userAssignedIdentities": identities}
+    return body
+
+
+def _market(attempt: Attempt) -> dict[str, Any]:
+    if attempt.placement.market is Market.ON_DEMAND:
+        return {"priority": "Regular"}
+    bid = -1.0 if attempt.max_price is None else attempt.max_price  # -1: up to the on-demand price
+    return {"priority": "Spot", "evictionPolicy": "Delete", "billingProfile": {"maxPrice": bid}}
+
+
+def _storage(settings: AzureSettings, attempt: Attempt, names: Names) -> dict[str, Any]:
+    disk: dict[str, Any] = {
+        "name": names.disk,
+        "createOption": "FromImage",
+        "deleteOption": "Delete",
+        "managedDisk": {"storageAccountType": settings.disk_type},
+    }
+    size_gb = attempt.disk_gb or settings.disk_gb
+    if size_gb is not None:
+        disk["diskSizeGB"] = size_gb
+    return {"imageReference": _image(attempt.image or settings.image), "osDisk": disk}
+
+
+def _image(image: str) -> dict[str, str]:
+    if image.startswith("/"):
+        return {"id": image}
+    parts = image.split(":")
+    if len(parts) != 4 or not all(parts):
+        raise NotAllowed(f"image: {image!r} is neither publisher:offer:sku:version nor a resource's id")
+    return dict(zip(("publisher", "offer", "sku", "version"), parts, strict=True))
+
+
+def _system(names: Names, user_data: bytes, public_key: str) -> dict[str, Any]:
+    key = {"path": f"/home/{_USER}/.ssh/authorized_keys", "keyData": public_key}
+    return {
+        "computerName": names.machine,
+        "adminUsername": _USER,
+        "customData": base64.b64encode(user_data).decode(),
+        "linuxConfiguration": {"disablePasswordAuthentication": True, "ssh": {"publicKeys": [key]}},
+    }
+
+
+def _network(settings: AzureSettings, names: Names, tags: dict[str, str]) -> dict[str, Any]:
+    inner: dict[str, Any] = {"primary": True, "subnet": {"id": settings.subnet_id}}
+    if settings.public_address:
+        inner["publicIPAddressConfiguration"] = {
+            "name": names.address,
+            "sku": {"name": "Standard", "tier": "Regional"},
+            "tags": tags,
+            "properties": {"deleteOption": "Delete", "publicIPAllocationMethod": "Static"},
+        }
+    interface: dict[str, Any] = {
+        "primary": True,
+        "deleteOption": "Delete",
+        "ipConfigurations": [{"name": "primary", "properties": inner}],
+    }
+    if settings.security_group_id is not None:
+        interface["networkSecurityGroup"] = {"id": settings.security_group_id}
+    return {
+        "networkApiVersion": _NETWORK_API,
+        "networkInterfaceConfigurations": [{"name": names.interface, "tags": tags, "properties": interface}],
+    }

@@ -1,0 +1,35 @@
+"""The section `azure` of `clouds.yaml`: where worker VMs are made, in which network, as whom."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ...spec.fields import Section
+
+_ID = r"^/subscriptions/[^/\s]+/resourceGroups/[^/\s]+/providers/Microsoft\."
+_HTTPS = r"^https://[^\s/]+(/\S*)?$"
+
+ResourceId = Annotated[str, Field(pattern=_ID + r"\S+$")]
+SubnetId = Annotated[str, Field(pattern=_ID + r"Network/virtualNetworks/[^/\s]+/subnets/[^/\s]+$")]
+Address = Annotated[str, Field(pattern=_HTTPS)]
+
+
+class AzureSettings(Section):
+    """What `deploy/azure/manager.bicep` makes once, and how worker VMs are made of it."""
+
+    subscription_id: Annotated[str, Field(pattern=r"^[0-9a-fA-F-]{36}$")]
+    resource_group: Annotated[str, Field(pattern=r"^[\w().-]{1,90}$")]  # worker VMs, and nothing else
+    region: Annotated[str, Field(pattern=r"^[a-z0-9]+$")]  # the subnet's, such as westeurope
+    subnet_id: SubnetId
+    security_group_id: ResourceId | None = None
+    identity_id: ResourceId | None = None  # user-assigned; with it a worker VM ends itself
+    image: Annotated[str, Field(min_length=1)] = "Canonical:ubuntu-24_04-lts:server:latest"  # or its id
+    disk_gb: Annotated[int, Field(ge=1, le=65536)] | None = None  # None: as large as the image
+    disk_type: Literal["Standard_LRS", "StandardSSD_LRS", "Premium_LRS"] = "StandardSSD_LRS"
+    ssh_public_key: Annotated[str, Field(pattern=r"^ssh-(rsa|ed25519) \S+")] | None = None  # None: nobody's
+    public_address: bool = False
+    resource_manager: Address = "https://management.azure.com"
+    prices: Address = "https://prices.azure.com/api/retail/prices"
+    ca_file: str | None = None  # what is trusted besides: None, the certificates of `certifi`

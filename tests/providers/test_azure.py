@@ -1,0 +1,259 @@
+"""What is particular to VMs of Azure: how they are asked for, how creations fail, what is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from azure_account import ADDRESSES, ASYNCHRONOUS, INTERFACES, MACHINES, Failing
+from azure_stand import AzureCloud, azure_cloud, user_data
+from makara.manager.providers import (
+    Ended,
+    NoCapacity,
+    NotAllowed,
+    ProviderError,
+    QuotaExceeded,
+    ResourceStatus,
+    Throttled,
+    statuses,
+)
+from makara.manager.providers.azure.provider import AzureProvider
+from makara.manager.spec.placement import Attempt, Market
+from provider_stands import boot_of
+
+IDENTITY = (
+    "/subscriptions/s/resourceGroups/g/providers/Microsoft.ManagedIdentity/userAssignedIdentities/worker"
+)
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[AzureCloud]:
+    with azure_cloud(tmp_path) as made:
+        yield made
+
+
+def create(provider: AzureProvider, attempt: Attempt) -> str:
+    return provider.create(attempt, boot_of(attempt, Path("/nowhere")))
+
+
+def machine(cloud: AzureCloud) -> dict[str, object]:
+    (name,) = cloud.names()
+    return cloud.account.resources[MACHINES, name]
+
+
+# ---- how a VM is asked for ---------------------------------------------------------------------------------
+
+
+def test_a_spot_vm_is_deleted_when_it_is_evicted_and_costs_its_bid_at_most(cloud: AzureCloud) -> None:
+    create(cloud.provider(), cloud.attempt(max_price=0.05))
+    asked = machine(cloud)["properties"]
+    assert asked["priority"] == "Spot"
+    assert asked["evictionPolicy"] == "Delete"
+    assert asked["billingProfile"] == {"maxPrice": 0.05}
+
+
+def test_without_a_bid_a_spot_vm_costs_the_on_demand_price_at_most(cloud: AzureCloud) -> None:
+    create(cloud.provider(), cloud.attempt())
+    assert machine(cloud)["properties"]["billingProfile"] == {"maxPrice": -1.0}
+
+
+def test_an_on_demand_vm_says_nothing_of_eviction(cloud: AzureCloud) -> None:
+    create(cloud.provider(), cloud.attempt(market=Market.ON_DEMAND))
+    assert "evictionPolicy" not in machine(cloud)["properties"]
+
+
+def test_interface_and_disk_go_with_their_vm_and_nothing_is_public(cloud: AzureCloud) -> None:
+    create(cloud.provider(security_group_id=IDENTITY), cloud.attempt())
+    asked = machine(cloud)["properties"]
+    (interface,) = asked["networkProfile"]["networkInterfaceConfigurations"]
+    assert interface["properties"]["deleteOption"] == "Delete"
+    assert interface["properties"]["networkSecurityGroup"] == {"id": IDENTITY}
+    assert asked["storageProfile"]["osDisk"]["deleteOption"] == "Delete"
+    assert not cloud.names(ADDRESSES)
+
+
+def test_a_public_address_is_made_only_when_asked_for_and_goes_with_its_vm(cloud: AzureCloud) -> None:
+    provider = cloud.provider(public_address=True)
+    create(provider, cloud.attempt())
+    assert {one.kind for one in provider.list()} == {"vm", "interface", "disk", "address"}
+    while not provider.release("gpt-vm0"):
+        pass
+    assert not cloud.account.resources
+
+
+def test_the_vm_boots_what_was_rendered_in_the_zone_of_its_attempt(cloud: AzureCloud) -> None:
+    attempt = cloud.attempt(zone="2").model_copy(update={"disk_gb": 90})
+    create(cloud.provider(identity_id=IDENTITY, image="a:b:c:latest", disk_gb=30), attempt)
+    asked = machine(cloud)
+    assert cloud.account.user_data[str(asked["name"])] == user_data(attempt, boot_of(attempt, Path()))
+    storage = asked["properties"]["storageProfile"]
+    assert storage["imageReference"] == {"publisher": "a", "offer": "b", "sku": "c", "version": "latest"}
+    assert storage["osDisk"]["diskSizeGB"] == 90
+    assert asked["identity"]["userAssignedIdentities"] == {IDENTITY: {}}
+    assert asked["zones"] == ["2"]
+
+
+def test_long_names_of_jobs_fit_and_stay_apart(cloud: AzureCloud) -> None:
+    provider = cloud.provider("0123456789ab")
+    for vm in ("j" * 63 + "-vm1", "j" * 63 + "-vm2"):
+        create(provider, cloud.attempt(vm, number=12))
+        assert [one.vm for one in provider.look(vm)] == [vm] * 3
+    assert all(len(name) <= 64 for name in cloud.names())
+
+
+def test_nothing_is_asked_for_that_azure_would_not_take(cloud: AzureCloud) -> None:
+    with pytest.raises(NotAllowed, match="image: 'ubuntu'"):
+        create(cloud.provider(image="ubuntu"), cloud.attempt())
+    assert not cloud.stand_in.requests
+
+
+# ---- how creations end -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [*ASYNCHRONOUS, "SkuNotAvailable", "SpotPriceGreaterThanProvidedMaxPrice"])
+def test_no_capacity_leaves_nothing(cloud: AzureCloud, code: str) -> None:
+    cloud.account.failing = Failing(code)
+    with pytest.raises(NoCapacity, match=code):
+        create(cloud.provider(), cloud.attempt())
+    assert not cloud.account.resources
+
+
+def test_quota_is_told_from_other_refusals_of_the_same_code(cloud: AzureCloud) -> None:
+    cloud.account.quotas["lowPriorityCores"] = (48, 50)
+    with pytest.raises(QuotaExceeded, match="Current Usage: 48"):
+        create(cloud.provider(), cloud.attempt())
+    cloud.account.quotas["lowPriorityCores"] = (0, 50)
+    cloud.account.failing = Failing("OperationNotAllowed", "the VM is marked for deletion")
+    with pytest.raises(ProviderError) as caught:
+        create(cloud.provider(), cloud.attempt())
+    assert type(caught.value) is ProviderError
+
+
+def test_what_a_failed_creation_left_is_deleted_by_name_though_no_list_has_it(cloud: AzureCloud) -> None:
+    cloud.account.failing = Failing("AllocationFailed")
+    cloud.account.lists_late = True
+    cloud.account.tagged_disks = False
+    cloud.account.reserved = 3
+    with pytest.raises(NoCapacity):
+        create(cloud.provider(), cloud.attempt())
+    assert not cloud.account.resources
+    assert {kind for kind, _ in cloud.account.deletions} == {MACHINES}
+
+
+def test_an_interface_that_outlives_its_failed_vm_is_deleted_until_it_is_gone(cloud: AzureCloud) -> None:
+    provider = cloud.provider()
+    create(provider, cloud.attempt())
+    cloud.account.settle()
+    cloud.account.resources.pop((MACHINES, cloud.names()[0]))  # as when deletion of the parts has failed
+    cloud.account.reserved = 2
+    assert {one.status for one in provider.look("gpt-vm0")} == {ResourceStatus.ENDING}
+    later = cloud.provider()
+    with pytest.raises(NoCapacity, match="an earlier creation"):
+        create(later, cloud.attempt())
+    assert not cloud.account.resources
+    assert cloud.account.deletions.count((INTERFACES, "gpt-vm0-1-first-nic")) > 2
+
+
+def test_while_leftovers_stay_the_outcome_is_unknown(cloud: AzureCloud) -> None:
+    cloud.account.failing = Failing("AllocationFailed")
+    cloud.account.steps = 10**6
+    provider = cloud.provider(patience_s=0.01)
+    with pytest.raises(ProviderError, match="still being created") as caught:
+        create(provider, cloud.attempt())
+    assert type(caught.value) is ProviderError
+
+
+def test_a_lost_answer_is_followed_by_the_next_call(cloud: AzureCloud) -> None:
+    provider = cloud.provider()
+    cloud.stand_in.loses_answers_of = {"PUT"}
+    with pytest.raises(ProviderError) as caught:
+        create(provider, cloud.attempt())
+    assert type(caught.value) is ProviderError
+    assert create(provider, cloud.attempt()) == machine(cloud)["id"]
+    assert len([r for r in cloud.stand_in.requests if r[0] == "PUT"]) == 1
+
+
+def test_a_creation_whose_answer_was_lost_and_that_fails_says_why(cloud: AzureCloud) -> None:
+    cloud.stand_in.loses_answers_of = {"PUT"}
+    cloud.account.failing = Failing("OverconstrainedAllocationRequest", "constraints")
+    with pytest.raises(ProviderError):
+        create(cloud.provider(), cloud.attempt())
+    with pytest.raises(NoCapacity, match="OverconstrainedAllocationRequest: constraints"):
+        create(cloud.provider(), cloud.attempt())
+    assert not cloud.account.resources
+
+
+def test_the_pace_is_azures_where_it_tells_one(cloud: AzureCloud) -> None:
+    """With a pace of its own of an hour this would never end."""
+    cloud.stand_in.retry_after = 1
+    create(cloud.provider(poll_s=3600.0, patience_s=3600.0), cloud.attempt())
+
+
+def test_too_many_requests_are_not_repeated_by_the_client(cloud: AzureCloud) -> None:
+    cloud.stand_in.throttled = True
+    provider = cloud.provider()
+    with pytest.raises(Throttled):
+        provider.list()
+    with pytest.raises(Throttled):
+        create(provider, cloud.attempt())
+    assert len(cloud.stand_in.requests) == 2
+
+
+def test_a_name_that_another_has_taken_is_left_alone(cloud: AzureCloud) -> None:
+    provider = cloud.provider()
+    create(provider, cloud.attempt())
+    machine(cloud)["tags"] = {"makara-manager": "somebody else"}
+    with pytest.raises(NotAllowed, match="not this manager's"):
+        create(cloud.provider(), cloud.attempt())
+    assert "vm" not in {one.kind for one in provider.look("gpt-vm0")}
+
+
+# ---- what there is -----------------------------------------------------------------------------------------
+
+
+def test_lists_have_all_pages_and_disks_without_tags(cloud: AzureCloud) -> None:
+    cloud.account.tagged_disks = False
+    provider = cloud.provider()
+    for n in range(5):
+        create(provider, cloud.attempt(f"gpt-vm{n}"))
+    found = provider.list()
+    assert len(found) == 15
+    assert {(one.vm, one.attempt) for one in found} == {(f"gpt-vm{n}", 1) for n in range(5)}
+
+
+def test_what_is_not_listed_yet_is_found_and_released_by_its_name(cloud: AzureCloud) -> None:
+    cloud.account.lists_late = True
+    create(cloud.provider(), cloud.attempt(number=2))
+    later = cloud.provider()
+    assert not later.list()
+    assert {one.attempt for one in later.look("gpt-vm0")} == {2}
+    while not later.release("gpt-vm0"):
+        pass
+    assert not cloud.account.resources
+
+
+def test_an_evicted_vm_is_gone_with_all_that_was_its_own_and_not_made_again(cloud: AzureCloud) -> None:
+    provider = cloud.provider()
+    create(provider, cloud.attempt())
+    cloud.account.evict(cloud.names()[0])
+    assert not cloud.account.resources
+    assert not provider.look("gpt-vm0")
+    with pytest.raises(Ended):
+        create(provider, cloud.attempt())
+
+
+def test_a_vm_that_was_shut_down_from_inside_is_billed_still(cloud: AzureCloud) -> None:
+    provider = cloud.provider()
+    create(provider, cloud.attempt())
+    machine(cloud)["properties"]["instanceView"] = {"statuses": [{"code": "PowerState/stopped"}]}
+    assert statuses(provider.list()) == {"gpt-vm0": ResourceStatus.ENDING}
+    assert statuses(provider.look("gpt-vm0")) == {"gpt-vm0": ResourceStatus.ENDING}
+
+
+def test_the_console_ends_with_its_last_lines(cloud: AzureCloud) -> None:
+    provider = cloud.provider()
+    create(provider, cloud.attempt())
+    cloud.stand_in.console = "x" * 10_000 + " the end"
+    assert provider.console("gpt-vm0").endswith("the end")
+    assert len(provider.console("gpt-vm0")) == 8 << 10

@@ -1,0 +1,124 @@
+"""Before VMs of Azure are rented: credentials, wishes that cannot be granted, prices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from azure.identity import ClientSecretCredential
+from azure_stand import AzureCloud, azure_cloud, user_data
+from azure_stand_in import CLIENT_SECRET
+from makara.manager.providers import NotAllowed, ProviderError
+from makara.manager.providers.azure.provider import AzureProvider
+from makara.manager.spec.placement import Market
+from provider_stands import boot_of
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[AzureCloud]:
+    with azure_cloud(tmp_path) as made:
+        yield made
+
+
+def signed_in(cloud: AzureCloud, secret: str) -> AzureProvider:
+    credential = ClientSecretCredential(
+        "11111111-0000-4000-8000-000000000000",
+        "the manager",
+        secret,
+        authority=cloud.stand_in.address,
+        disable_instance_discovery=True,
+        connection_verify=str(cloud.stand_in.ca_file),
+    )
+    return AzureProvider(cloud.settings(), "first", user_data, credential=credential, poll_s=0.001)
+
+
+def test_azures_own_sign_in_is_used(cloud: AzureCloud) -> None:
+    provider = signed_in(cloud, CLIENT_SECRET)
+    attempt = cloud.attempt()
+    provider.create(attempt, boot_of(attempt, Path("/nowhere")))
+    assert cloud.names()
+    provider.close()
+
+
+def test_credentials_that_azure_does_not_take_are_told_before_anything_is_rented(cloud: AzureCloud) -> None:
+    provider = signed_in(cloud, "a planted secret")
+    ((field, message),) = provider.check(cloud.resources())
+    assert field == "provider"
+    assert "does not accept the manager's credentials" in message
+    assert "planted" not in message
+    attempt = cloud.attempt()
+    with pytest.raises(NotAllowed):
+        provider.create(attempt, boot_of(attempt, Path("/nowhere")))
+    assert not cloud.account.resources
+    provider.close()
+
+
+def test_rights_that_are_missing_are_told(cloud: AzureCloud) -> None:
+    cloud.stand_in.forbidden = True
+    ((field, message),) = cloud.provider().check(cloud.resources())
+    assert field == "provider"
+    assert "AuthorizationFailed" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "told"),
+    [
+        ({"instance_type": "Standard_Nothing"}, "instance_type", "is no type that Azure has in westeurope"),
+        ({"instance_type": "Standard_M8ms"}, "instance_type", "NotAvailableForSubscription"),
+        ({"instance_type": "Standard_B2s"}, "instance_type", "cannot be had as a spot VM"),
+        ({"instance_type": "Standard_D8s_v5", "zones": ["3"]}, "zones", "zones that have it: 1, 2"),
+        ({"region": "eastus"}, "region", "is in westeurope"),
+        ({"image": "ubuntu"}, "image", "neither publisher:offer:sku:version"),
+        ({"min_nodes": 13, "max_nodes": 13}, "min_nodes", "0 of 50 are in use: ask for more quota"),
+        (
+            {"min_nodes": 11, "max_nodes": 13, "use_spot": False},
+            "min_nodes",
+            "need 44 of Azure's standardDSv5Family",
+        ),
+    ],
+)
+def test_a_wish_that_cannot_be_granted_is_refused(
+    cloud: AzureCloud, changes: dict[str, object], field: str, told: str
+) -> None:
+    ((found, message),) = cloud.provider().check(cloud.resources(**changes))
+    assert found == field
+    assert told in message
+
+
+def test_offers_are_in_the_order_in_which_they_are_tried_and_priced(cloud: AzureCloud) -> None:
+    wish = cloud.resources(
+        instance_type=["Standard_D8s_v5", "Standard_NC4as_T4_v3"], zones=["1", "2"], on_demand_nodes=1
+    )
+    offers = cloud.provider().offers(wish)
+    places = [(o.placement.market, o.placement.instance_type, o.placement.zone) for o in offers]
+    assert places == [
+        (market, name, zone)
+        for market in (Market.SPOT, Market.ON_DEMAND)
+        for name in ("Standard_D8s_v5", "Standard_NC4as_T4_v3")
+        for zone in ("1", "2")
+    ]
+    spot, on_demand = offers[0], offers[4]
+    assert spot.price is not None
+    assert on_demand.price is not None
+    assert (spot.price.hourly, spot.price.ceiling) == (0.092, 0.46)
+    assert (on_demand.price.hourly, on_demand.price.ceiling) == (0.46, 0.46)
+    assert (spot.num_cpus, spot.memory_bytes, spot.num_gpus) == (8, 32 << 30, 0)
+    assert offers[2].num_gpus == 1
+
+
+def test_a_bid_is_the_most_that_a_spot_vm_costs(cloud: AzureCloud) -> None:
+    (offer,) = cloud.provider().offers(cloud.resources(max_price=0.1))
+    assert offer.price is not None
+    assert offer.price.ceiling == 0.1
+
+
+def test_what_has_no_price_is_offered_without_one(cloud: AzureCloud) -> None:
+    (offer,) = cloud.provider().offers(cloud.resources(instance_type="Standard_E4s_v5"))
+    assert offer.price is None
+
+
+def test_without_a_list_there_are_no_offers(cloud: AzureCloud) -> None:
+    provider = cloud.provider(prices=f"{cloud.stand_in.address}/nothing")
+    with pytest.raises(ProviderError, match="prices cannot be had"):
+        provider.offers(cloud.resources())
