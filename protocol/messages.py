@@ -492,6 +492,15 @@ class NoticeSource(Message):
     sigterm_s: float | None = Field(default=None, gt=0)
 
 
+class VmEnding(Message):
+    """How the agent of a VM ends it, once it is released, refused or orphaned."""
+
+    kind: Literal["exit", "power_off", "azure"] = "exit"
+    metadata_url: str = METADATA_URL
+    management_url: str = "https://management.azure.com"
+    client_id: str = ""  # of the identity that may delete the VM, where it has several
+
+
 class BootConfig(Message):
     """What a VM is born with: read by `python -m makara.worker.agent <file>` from a file of mode 0600."""
 
@@ -506,6 +515,7 @@ class BootConfig(Message):
     device_kind: Literal["auto", "cpu", "cuda"] = "auto"
     device_memory_bytes: int | None = None  # a cap on what one worker may use; None is all that there is
     notices: NoticeSource = NoticeSource()
+    ending: VmEnding = VmEnding()
 
 
 class NoticeFile(Message):

@@ -64,6 +64,10 @@ class AzureMetadata:
     started: list[str] = field(default_factory=list)  # events that were acknowledged
     num_asked: int = 0  # for events
     broken: Answer | None = None
+    client_id: str = ""  # by which its identity must be asked for
+    token: str = "secret-of-the-identity"
+    deletions: list[Answer] = field(default_factory=list)  # answers to requests for it that are no yes
+    deleted: list[str] = field(default_factory=list)  # VMs that a request with the right token deletes
 
     def announce(
         self, kind: str, in_s: float | None = 60.0, resources: tuple[str, ...] = (), event: str = "e-1"
@@ -88,10 +92,15 @@ class AzureMetadata:
         if self.broken is not None:
             return self.broken
         split = urlsplit(request.path)
+        if request.method == "DELETE":
+            return self._delete(split.path, request)
         if request.headers.get("Metadata") != "true" or not parse_qs(split.query).get("api-version"):
             return Answer(400)
         if split.path == "/metadata/instance/compute":
-            return Answer(200, json.dumps({"name": self.name}), _JSON)
+            about = {"name": self.name, "resourceId": f"/subscriptions/s/resourceGroups/g/{self.name}"}
+            return Answer(200, json.dumps(about), _JSON)
+        if split.path == "/metadata/identity/oauth2/token":
+            return self._identify(parse_qs(split.query))
         if split.path != "/metadata/scheduledevents":
             return Answer(404)
         if request.method == "POST":
@@ -100,6 +109,21 @@ class AzureMetadata:
         self.num_asked += 1
         document = {"DocumentIncarnation": len(self.events), "Events": self.events}
         return Answer(200, json.dumps(document), _JSON)
+
+    def _identify(self, query: dict[str, list[str]]) -> Answer:
+        if query.get("resource") != ["https://management.azure.com/"]:
+            return Answer(400)
+        if query.get("client_id", [""]) != [self.client_id]:
+            return Answer(400, "identity not found")
+        return Answer(200, json.dumps({"access_token": self.token, "token_type": "Bearer"}), _JSON)
+
+    def _delete(self, path: str, request: Request) -> Answer:
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            return Answer(401)
+        if self.deletions:
+            return self.deletions.pop()
+        self.deleted.append(path)
+        return Answer(202)
 
 
 @contextmanager

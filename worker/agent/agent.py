@@ -34,6 +34,7 @@ from ...protocol.messages import (
 from .bundles import BundleError, SetupFailed, fetch_secrets, prepare_bundle
 from .connection import ManagerConnection, until_first
 from .devices import find_devices
+from .ending import end_vm
 from .logs import BoundedLogs
 from .notices import watcher_of
 from .reports import as_beat, deaths_backlog, encode, last_words, metrics_backlog
@@ -101,6 +102,10 @@ class Agent:
             if self._is_released():
                 await self._notices.acknowledge()
             await self._notices.close()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)  # who ends the machine ends this process
+        if self._is_released() or self._leaving is not None:
+            await end_vm(self._boot.ending)
 
     def _on_sigterm(self) -> None:
         left_s = self._boot.notices.sigterm_s

@@ -1,0 +1,175 @@
+"""Notices of clouds in whole runs: a real manager, agents and trainers; the metadata services are stand-ins.
+
+A notice leads to a switch in which no step is lost, a withdrawn one to nothing; the weights are the
+uninterrupted run's either way.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import models
+import psutil
+import pytest
+from fleet import settings
+from http_answers import Answer, Request, answering
+from makara.checkpoint.tensors import tensors_sha256
+from makara.protocol.messages import NoticeSource
+from metadata import AwsMetadata, AzureMetadata
+from service_process import ServiceProcess, wait_for
+from uninterrupted import uninterrupted
+
+STEPS = 150
+BATCH = {"global_batch_size": 32, "seed": 7}
+SHAPE = {"microbatch_size": 2, "num_sections": 8}
+HERE = Path(__file__).parent.parent / "support"
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from makara.manager.config import ServerConfig
+from makara.manager.server import serve
+serve(ServerConfig(home=Path(sys.argv[1]), port=0, agent_command=tuple(json.loads(sys.argv[2]))))
+"""
+
+Cloud = AwsMetadata | AzureMetadata
+
+
+class CloudService(ServiceProcess):
+    """As `ServiceProcess`, with VMs of a cloud whose metadata services a test scripts."""
+
+    def __init__(self, folder: Path, source: NoticeSource) -> None:
+        super().__init__(folder)
+        self._source = source
+
+    def _command(self) -> list[str]:
+        agent = [sys.executable, str(HERE / "cloud_agent.py"), self._source.model_dump_json()]
+        return [sys.executable, "-c", PROGRAM, str(self.home), json.dumps(agent)]
+
+
+@contextmanager
+def cloud(
+    folder: Path, kind: str, make: Callable[[str], Cloud]
+) -> Iterator[tuple[CloudService, dict[str, Cloud]]]:
+    """A manager whose VMs have a metadata service each, by VM."""
+    services: dict[str, Cloud] = {}
+
+    def answer(request: Request) -> Answer:
+        vm, _, path = request.path.lstrip("/").partition("/")
+        service = services.setdefault(vm, make(vm))
+        return service.answer(Request(request.method, f"/{path}", request.headers, request.body))
+
+    with answering(answer) as url:
+        service = CloudService(folder, NoticeSource.model_validate({"kind": kind, "metadata_url": url}))
+        service.start()
+        try:
+            yield service, services
+        finally:
+            service.close()
+
+
+@cache
+def reference() -> str:
+    job = settings(Path("/unused"), **BATCH, **SHAPE, numerics="exact")
+    _, state = uninterrupted(models.slow_gpt(nap_s=0.0), job, STEPS)
+    kept = {name: tensor for name, tensor in state.items() if name.startswith(("weights/", "buffers/"))}
+    return tensors_sha256({name.split("/", 1)[1]: tensor for name, tensor in kept.items()})
+
+
+def submit(service: ServiceProcess) -> str:
+    return service.submit(
+        Path(models.__file__).read_text(),
+        entrypoint="train:slow_gpt",
+        training={**BATCH, "steps": STEPS, "numerics": "exact"},
+        parallelism=SHAPE,
+        resources={"min_nodes": 2, "max_nodes": 3},
+        checkpoint={"interval": 50},
+    )
+
+
+def member(service: ServiceProcess, job: str) -> str:
+    """A VM that trains, once two do."""
+    view = service.wait(
+        job,
+        lambda seen: seen["status"] == "running" and seen["step"] >= 5 and len(seen["placement"]) >= 2,
+        "two VMs to train",
+    )
+    return str(view["placement"][-1]["vm"])
+
+
+def vm_of(view: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(vm for vm in view["vms"] if vm["vm"] == name)
+
+
+def agent_of(service: ServiceProcess, vm: str) -> psutil.Process:
+    return next(p for p in service.vm_processes(vm) if p.cmdline()[-1].endswith("boot.json"))
+
+
+def lost(view: dict[str, Any]) -> int:
+    return sum(morph["lost_steps"] for morph in view["morphs"])
+
+
+def announce(service: Cloud) -> None:
+    if isinstance(service, AwsMetadata):
+        service.interrupt()
+    else:
+        service.announce("Preempt", 120.0)
+
+
+@pytest.mark.parametrize("kind", ["aws", "azure"])
+def test_a_notice_leads_to_a_switch_without_a_lost_step(tmp_path: Path, kind: str) -> None:
+    make = (lambda vm: AwsMetadata()) if kind == "aws" else (lambda vm: AzureMetadata(name=vm))
+    with cloud(tmp_path, kind, make) as (service, services):
+        job = submit(service)
+        doomed = member(service, job)
+        announce(services[doomed])
+        view = service.wait(
+            job, lambda seen: vm_of(seen, doomed)["status"] == "ended", "the VM to be released"
+        )
+        assert vm_of(view, doomed)["detail"] == "handed over before its notice ran out"
+        view = service.wait_status(job, "finished")
+        assert lost(view) == 0
+        assert view["export_sha256"] == reference()
+        told = services[doomed]
+        if isinstance(told, AzureMetadata):
+            wait_for(lambda: told.started == ["e-1"], "the acknowledgement", service.logs)
+
+
+def test_a_withdrawn_notice_leads_to_nothing(tmp_path: Path) -> None:
+    with cloud(tmp_path, "aws", lambda vm: AwsMetadata()) as (service, services):
+        job = submit(service)
+        spared = member(service, job)
+        told = services[spared]
+        assert isinstance(told, AwsMetadata)
+        told.interrupt()
+        service.wait(job, lambda seen: vm_of(seen, spared)["notice"] == "terminate", "the notice")
+        told.action = None
+        view = service.wait_status(job, "finished")
+        facts = [entry["fact"]["fact"] for entry in service.client.get(f"/jobs/{job}/events")["events"]]
+        assert "vm_noticed" in facts
+        assert lost(view) == 0
+        assert view["export_sha256"] == reference()
+
+
+def test_a_sigterm_that_is_a_notice_leads_to_a_switch_without_a_lost_step(tmp_path: Path) -> None:
+    service = CloudService(tmp_path, NoticeSource(kind="none", sigterm_s=120.0))
+    service.start()
+    try:
+        job = submit(service)
+        doomed = member(service, job)
+        agent_of(service, doomed).send_signal(signal.SIGTERM)
+        view = service.wait(
+            job, lambda seen: vm_of(seen, doomed)["status"] == "ended", "the VM to be released"
+        )
+        assert vm_of(view, doomed)["reason"] == "released"
+        view = service.wait_status(job, "finished")
+        assert lost(view) == 0
+        assert view["export_sha256"] == reference()
+    finally:
+        service.close()

@@ -1,0 +1,88 @@
+"""How a VM ends itself: once its manager has released or refused it, or was not seen for too long.
+
+It is billed for until it is gone, whether or not its agent runs, so what fails is tried again for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import httpx
+
+from ...protocol.messages import VmEnding
+from .notices.metadata import Metadata, read_object
+from .notices.notice import Unanswered
+
+log = logging.getLogger("makara.agent")
+
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
+_DELETED_S = 300.0  # for a deletion that was accepted; then it is asked for again
+_TIMEOUT_S = 30.0
+_POWER_OFF = ("systemctl", "poweroff")
+_COMPUTE, _COMPUTE_VERSION = "/metadata/instance/compute", "2021-02-01"
+_TOKEN, _TOKEN_VERSION = "/metadata/identity/oauth2/token", "2018-02-01"
+_AUDIENCE = "https://management.azure.com/"
+_VMS_VERSION = "2024-07-01"
+_ACCEPTED = (200, 202, 204)
+
+
+async def end_vm(ending: VmEnding) -> None:
+    """End the VM in its own way. Of one that deletes itself, this returns only by the end of its process."""
+    delay_s = _FIRST_RETRY_S
+    while ending.kind != "exit":
+        try:
+            if ending.kind == "power_off":
+                await _power_off()
+                return
+            await _delete_azure(ending)
+            log.info("Azure deletes this VM")
+            await asyncio.sleep(_DELETED_S)
+        except (Unanswered, OSError) as error:
+            log.error("this VM cannot end itself yet: %s", error)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+
+
+async def _power_off() -> None:
+    """AWS terminates an instance that is shut down from inside, where it was created to do so."""
+    process = await asyncio.create_subprocess_exec(*_POWER_OFF)
+    status = await process.wait()
+    if status:
+        raise OSError(f"{' '.join(_POWER_OFF)}: exit status {status}")
+
+
+async def _delete_azure(ending: VmEnding) -> None:
+    """Have Azure delete this VM, by the right of its own identity: one that is only shut down is billed on.
+
+    learn.microsoft.com: managed-identities-azure-resources/how-to-use-vm-token, rest/api/compute/
+    virtual-machines/delete.
+    """
+    metadata = Metadata(ending.metadata_url, _TIMEOUT_S)
+    try:
+        compute = await _ask(metadata, _COMPUTE, {"api-version": _COMPUTE_VERSION})
+        identity = {"client_id": ending.client_id} if ending.client_id else {}
+        params = {"api-version": _TOKEN_VERSION, "resource": _AUDIENCE, **identity}
+        token = await _ask(metadata, _TOKEN, params)
+        resource, secret = compute.get("resourceId"), token.get("access_token")
+    finally:
+        await metadata.close()
+    if not isinstance(resource, str) or not isinstance(secret, str):
+        raise Unanswered("the metadata service gives no resourceId, or no access_token")
+    await _delete(ending.management_url + resource, secret)
+
+
+async def _ask(metadata: Metadata, path: str, params: dict[str, str]) -> dict[str, Any]:
+    return read_object(await metadata.ask("GET", path, headers={"Metadata": "true"}, params=params))
+
+
+async def _delete(url: str, token: str) -> None:
+    try:
+        async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
+            headers = {"Authorization": f"Bearer {token}"}
+            response = await client.delete(url, params={"api-version": _VMS_VERSION}, headers=headers)
+    except httpx.HTTPError as error:
+        raise Unanswered(f"DELETE {url}: {error!r}") from error
+    if response.status_code not in _ACCEPTED:
+        raise Unanswered(f"DELETE {url}: HTTP {response.status_code}: {response.text[:500]}")
