@@ -1,13 +1,11 @@
 """Notices of clouds in whole runs: a real manager, agents and trainers; the metadata services are stand-ins.
 
-A notice leads to a switch in which no step is lost, a withdrawn one to nothing; the weights are the
-uninterrupted run's either way.
+A notice leads to a switch in which no step is lost, and the weights are the uninterrupted run's.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import models
-import psutil
 import pytest
 from fleet import settings
 from http_answers import Answer, Request, answering
@@ -107,10 +104,6 @@ def vm_of(view: dict[str, Any], name: str) -> dict[str, Any]:
     return next(vm for vm in view["vms"] if vm["vm"] == name)
 
 
-def agent_of(service: ServiceProcess, vm: str) -> psutil.Process:
-    return next(p for p in service.vm_processes(vm) if p.cmdline()[-1].endswith("boot.json"))
-
-
 def lost(view: dict[str, Any]) -> int:
     return sum(morph["lost_steps"] for morph in view["morphs"])
 
@@ -139,37 +132,3 @@ def test_a_notice_leads_to_a_switch_without_a_lost_step(tmp_path: Path, kind: st
         told = services[doomed]
         if isinstance(told, AzureMetadata):
             wait_for(lambda: told.started == ["e-1"], "the acknowledgement", service.logs)
-
-
-def test_a_withdrawn_notice_leads_to_nothing(tmp_path: Path) -> None:
-    with cloud(tmp_path, "aws", lambda vm: AwsMetadata()) as (service, services):
-        job = submit(service)
-        spared = member(service, job)
-        told = services[spared]
-        assert isinstance(told, AwsMetadata)
-        told.interrupt()
-        service.wait(job, lambda seen: vm_of(seen, spared)["notice"] == "terminate", "the notice")
-        told.action = None
-        view = service.wait_status(job, "finished")
-        facts = [entry["fact"]["fact"] for entry in service.client.get(f"/jobs/{job}/events")["events"]]
-        assert "vm_noticed" in facts
-        assert lost(view) == 0
-        assert view["export_sha256"] == reference()
-
-
-def test_a_sigterm_that_is_a_notice_leads_to_a_switch_without_a_lost_step(tmp_path: Path) -> None:
-    service = CloudService(tmp_path, NoticeSource(kind="none", sigterm_s=120.0))
-    service.start()
-    try:
-        job = submit(service)
-        doomed = member(service, job)
-        agent_of(service, doomed).send_signal(signal.SIGTERM)
-        view = service.wait(
-            job, lambda seen: vm_of(seen, doomed)["status"] == "ended", "the VM to be released"
-        )
-        assert vm_of(view, doomed)["reason"] == "released"
-        view = service.wait_status(job, "finished")
-        assert lost(view) == 0
-        assert view["export_sha256"] == reference()
-    finally:
-        service.close()
