@@ -31,6 +31,7 @@ class Kind(StrEnum):
     PLANNING = "planning"
     RANKING = "ranking"  # of plans, for those who look at one
     LIST_VMS = "list_vms"  # by provider
+    OFFERS = "offers"  # by provider
     REQUEST_VM = "request_vm"  # by provider
     RELEASE_VM = "release_vm"  # by provider
     STORE = "store"  # by job and command
@@ -48,6 +49,7 @@ class ThreadBounds:
     planning: int = 2  # it keeps a core busy; more would only slow the event loop
     ranking: int = 1
     list_vms: int = 1
+    offers: int = 1
     request_vm: int = 8
     release_vm: int = 8
     store: int = 2

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ...protocol.messages import CheckpointRef
+from ..spec.placement import Attempt
 from ..spec.start_source import StartSource
 from ..spec.values import Value
 
@@ -23,11 +24,19 @@ class _Command(Value):
 
 
 class RequestVm(_Command):
+    """Have the VM of `attempt` exist; answer with `AttemptSucceeded` or `AttemptFailed`.
+
+    `attempt` None, as in commands of earlier versions: the first, at the job's provider.
+    """
+
     command: Literal["request_vm"] = "request_vm"
     vm: str
+    attempt: Attempt | None = None
 
 
 class ReleaseVm(_Command):
+    """Have nothing of the VM exist; answer with `VmTerminated` once that is certain."""
+
     command: Literal["release_vm"] = "release_vm"
     vm: str
 

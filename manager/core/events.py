@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ...protocol.messages import CheckpointRef, Report
+from ..spec.placement import Offer
 from ..spec.start_source import StartSource
 from ..spec.values import Value
-from .facts import Resumption
+from .facts import RefusalKind, Resumption
 
 
 class JobSubmitted(Value):
@@ -61,6 +62,35 @@ class VmRequestFailed(Value):
     now: float
     vm: str
     error: str
+
+
+class AttemptSucceeded(Value):
+    """Answer to `RequestVm`: the provider has the VM, under an id of its own."""
+
+    event: Literal["attempt_succeeded"] = "attempt_succeeded"
+    now: float
+    vm: str
+    number: int
+    id: str
+
+
+class AttemptFailed(Value):
+    """Answer to `RequestVm`: nothing of this attempt exists."""
+
+    event: Literal["attempt_failed"] = "attempt_failed"
+    now: float
+    vm: str
+    number: int
+    kind: RefusalKind
+    error: str
+
+
+class OffersSeen(Value):
+    """What the job's providers offer now, in the order in which it is to be tried."""
+
+    event: Literal["offers_seen"] = "offers_seen"
+    now: float
+    offers: tuple[Offer, ...]
 
 
 class VmTerminated(Value):
@@ -208,6 +238,9 @@ Event = Annotated[
     | ConnectionClosed
     | ManagerStarted
     | VmRequestFailed
+    | AttemptSucceeded
+    | AttemptFailed
+    | OffersSeen
     | VmTerminated
     | DrainRequested
     | Together

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ...protocol.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, Survey
+from ..spec.placement import Attempt, Price
 from ..spec.start_source import StartSource
 from ..spec.values import Value
 
@@ -54,6 +55,43 @@ class VmRequested(_Fact):
     vm: str
 
 
+class AttemptMade(_Fact):
+    """The provider is asked for the VM, as `attempt` says; it may cost `price` from now on."""
+
+    fact: Literal["attempt_made"] = "attempt_made"
+    vm: str
+    attempt: Attempt
+    price: Price
+
+
+class RefusalKind(StrEnum):
+    """Why a provider gave no VM, so that nothing of the attempt exists."""
+
+    NO_CAPACITY = "no_capacity"  # none to be had there now
+    QUOTA = "quota"  # the account may not have more of these
+    NOT_ALLOWED = "not_allowed"  # refused for good
+    ENDED = "ended"  # there was one, and it has ended
+
+
+class AttemptRefused(_Fact):
+    """Nothing came of an attempt, and nothing of it exists."""
+
+    fact: Literal["attempt_refused"] = "attempt_refused"
+    vm: str
+    number: int
+    kind: RefusalKind
+    message: str
+
+
+class VmCreated(_Fact):
+    """The provider has the VM, under an id of its own."""
+
+    fact: Literal["vm_created"] = "vm_created"
+    vm: str
+    number: int  # of the attempt
+    id: str
+
+
 class VmJoined(_Fact):
     fact: Literal["vm_joined"] = "vm_joined"
     vm: str
@@ -95,6 +133,14 @@ class VmEnded(_Fact):
     vm: str
     reason: EndReason
     detail: str = ""
+    gone: bool = True  # the provider says so; else it counts until `VmGone` (earlier versions: never)
+
+
+class VmGone(_Fact):
+    """The provider says that nothing of a VM that had ended exists any more."""
+
+    fact: Literal["vm_gone"] = "vm_gone"
+    vm: str
 
 
 class IsolationChanged(_Fact):
@@ -373,12 +419,16 @@ Fact = Annotated[
     Submitted
     | StartCopied
     | VmRequested
+    | AttemptMade
+    | AttemptRefused
+    | VmCreated
     | VmJoined
     | VmNoticed
     | VmNoticeWithdrawn
     | VmRiskChanged
     | VmDrained
     | VmEnded
+    | VmGone
     | IsolationChanged
     | WorkerFailed
     | ProfilerChosen

@@ -10,7 +10,7 @@ from typing import Any
 from ...pipeline.plan import shape_of
 from ...protocol.messages import CheckpointRef
 from ..spec.job_spec import JobSpec
-from . import fold_continuing, fold_measuring, fold_notices
+from . import fold_continuing, fold_measuring, fold_notices, fold_renting
 from .facts import (
     BitsFixed,
     CheckpointPublished,
@@ -85,7 +85,7 @@ def _vm_joined(state: JobState, fact: VmJoined) -> JobState:
     joined = replace(
         vm, status=VmStatus.JOINED, joined_at=fact.at, address=fact.address, devices=fact.devices
     )
-    return state.with_vm(joined).changed(request_failures=0)
+    return fold_renting.with_joined(state.with_vm(joined).changed(request_failures=0), joined)
 
 
 def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
@@ -93,7 +93,8 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
     if vm is None or not vm.live:
         return state
     counted = vm.requested_at < state.request_failed_at <= fact.at  # not if the clock was set back since
-    if fact.reason is EndReason.REQUEST_FAILED and not counted:
+    refused = vm.attempt is not None and vm.attempted_at is None  # that place is left alone, not the others
+    if fact.reason is EndReason.REQUEST_FAILED and not counted and not refused:
         # VMs asked for together and refused together are one failure: the wait doubles once, not six times.
         state = state.changed(request_failures=state.request_failures + 1, request_failed_at=fact.at)
     if fact.reason in (EndReason.WORKERS_DIED, EndReason.UNFIT):
@@ -113,7 +114,8 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
             state = state.changed(unfit_rounds=Rounds())
     ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)
     forgotten = {name: _without(fact.vm, getattr(state, name)) for name in ("slow", "times_slow")}
-    return state.changed(**forgotten).with_vm(ended)
+    state = state.changed(**forgotten).with_vm(ended)
+    return fold_renting.with_ended(state, ended, gone=fact.gone)
 
 
 def _is_last_host(state: JobState, vm: str) -> bool:
@@ -377,6 +379,8 @@ def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
         hold=False,
         impossible=None,
         unfit_rounds=Rounds(),
+        refusals=MappingProxyType({}),
+        never_joined=0,
         last_generation=max(state.last_generation, fact.head_generation),
         head_generation=max(state.head_generation, fact.head_generation),
     )
@@ -405,6 +409,7 @@ _RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
     **fold_measuring.RULES,
     **fold_continuing.RULES,
     **fold_notices.RULES,
+    **fold_renting.RULES,
     Submitted: _submitted,
     VmRequested: _vm_requested,
     VmJoined: _vm_joined,

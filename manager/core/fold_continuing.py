@@ -60,6 +60,9 @@ _NO_FAILURES: dict[str, Any] = {
     "replaced_at": 0.0,
     "request_failures": 0,
     "request_failed_at": 0.0,
+    "refusals": MappingProxyType({}),
+    "spot_absent_since": None,
+    "never_joined": 0,
 }
 
 

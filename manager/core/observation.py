@@ -13,6 +13,7 @@ from .events import (
     Event,
     JobSubmitted,
     ManagerStarted,
+    OffersSeen,
     ReportReceived,
     Tick,
     Together,
@@ -34,6 +35,8 @@ def observe(state: JobState, vitals: Vitals, event: Event, timing: Timing) -> Vi
             return Vitals(started_at=event.now) if state.spec is None else vitals
         case ContinueRequested():
             return Vitals(started_at=event.now) if state.ended is not None else vitals
+        case OffersSeen():
+            return replace(vitals, offers=event.offers)
         case Tick():
             vitals = _pruned(state, _ticked(vitals, event.now, timing))
             return silence.judge(state, vitals, event.now, timing)

@@ -13,8 +13,9 @@ from typing import Any
 from ...protocol.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, Survey
 from ...simulator.calibration.assembly import done_in
 from ..spec.job_spec import JobSpec
+from ..spec.placement import Attempt, Price
 from ..spec.start_source import StartSource
-from .facts import EndReason, JobEnded, Resumption
+from .facts import EndReason, JobEnded, RefusalKind, Resumption
 from .failures import Death, Rounds
 from .vm_table import VmTable
 
@@ -63,6 +64,10 @@ class Vm:
     reason: EndReason | None = None
     detail: str = ""
     number: int = 0  # how many were requested before it
+    attempt: Attempt | None = None  # the newest; None in journals of earlier versions
+    attempted_at: float | None = None  # when that was made; None: nothing of it exists
+    price: Price | None = None  # of that
+    id: str = ""  # the provider's own, once it has it
 
     @property
     def live(self) -> bool:
@@ -75,6 +80,25 @@ class Vm:
     def is_as_new_as(self, other: Vm) -> bool:
         """Whether it was asked for together with the other or later."""
         return self.requested_at == other.requested_at or self.number >= other.number
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What came of the last attempts in one place."""
+
+    kind: RefusalKind
+    at: float
+    message: str
+    count: int = 1  # in a row
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """USD for VMs that are gone: as expected, and at most."""
+
+    spot: float = 0.0
+    on_demand: float = 0.0
+    at_most: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +210,12 @@ class JobState:
     copying: bool = False  # that is not its own yet
     num_facts: int = 0  # facts folded so far; the version of orders
     vms: VmTable[Vm] = field(default_factory=VmTable[Vm])
+    leaving: Mapping[str, Vm] = field(default_factory=lambda: _EMPTY)  # ended, and not gone for certain
+    spent: Spent = field(default_factory=Spent)  # for those that are gone
+    refusals: Mapping[str, Refusal] = field(default_factory=lambda: _EMPTY)  # by place; see `renting`
+    spot_absent_since: float | None = None
+    joined_from: frozenset[str] = frozenset()  # providers
+    never_joined: int = 0  # VMs in a row that a cloud created, none from there having joined
     profiler: Seat | None = None
     measuring: Measuring | None = None
     recipe: Recipe | None = None
@@ -287,6 +317,11 @@ class JobState:
     def live_vms(self) -> tuple[Vm, ...]:
         """In the order in which they were requested."""
         return tuple(self.vms.live.values())
+
+    @property
+    def counted_vms(self) -> tuple[Vm, ...]:
+        """Those that live, and those that are not gone for certain: bounds and caps count them all."""
+        return (*self.live_vms, *self.leaving.values())
 
     @property
     def running(self) -> bool:

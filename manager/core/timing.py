@@ -15,6 +15,9 @@ class Timing:
     request_timeout_s: float = 900.0  # a VM that has not joined by then never will
     request_backoff_s: float = 5.0  # after a refused request; doubles with each
     longest_backoff_s: float = 300.0
+    release_s: float = 120.0  # what the release of VMs may take; kept in reserve of a budget
+    least_use_s: float = 600.0  # no VM is asked for that a budget cannot pay for so long
+    max_never_joined: int = 3  # VMs of a cloud from which none has joined yet: the job waits for a person
     settle_s: float = 3.0  # newcomers are gathered for this long before a plan takes them in
     suspect_grace_s: float = 1.5  # a closed connection, or a broken generation without a known death
     measuring_s: float = 30.0  # sections that are not measured by then, of an m that can be missed, are not
@@ -52,6 +55,15 @@ class Timing:
     max_deaths: int = 9  # on all VMs, without a new step in between: the job fails
     max_unfit_vms: int = 5  # times that only such VMs came, with none that is fit: the job waits for a person
     leases: Leases = field(default_factory=Leases)  # what agents are told
+
+    def backoff_s(self, failures: int) -> float:
+        """Seconds after the last of so many failures in a row before VMs are asked for again."""
+        return min(self.request_backoff_s * 2 ** min(failures - 1, 16), self.longest_backoff_s)
+
+    @property
+    def end_reserve_s(self) -> float:
+        """For how long VMs may still be paid for after a job has ended, or its manager is lost."""
+        return self.given_up_after_s + self.release_s
 
     @property
     def given_up_after_s(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...protocol.messages import Phase, WorkerReport
+from ..spec.resources import CLOUDS
 from .commands import Command, ReleaseVm
 from .events import Event
 from .facts import EndReason, Fact, GenerationClosed, VmEnded
@@ -226,10 +227,14 @@ class Turn:
 
     # ---- what several rules do ----------------------------------------------------------------------------
 
-    def end_vm(self, vm: str, reason: EndReason, detail: str = "", *, release: bool = True) -> None:
-        """The VM is no longer part of the job; unless the cloud says that it is gone, have it released."""
-        self.fact(VmEnded(at=self.now, vm=vm, reason=reason, detail=detail))
-        if release:
+    def end_vm(self, vm: str, reason: EndReason, detail: str = "", *, gone: bool = False) -> None:
+        """The VM is no longer part of the job; it is released, unless the provider says that it is `gone`.
+
+        What a cloud leaves of one that is gone (disks, addresses) is released all the same.
+        """
+        attempt = self.state.vms[vm].attempt
+        self.fact(VmEnded(at=self.now, vm=vm, reason=reason, detail=detail, gone=gone))
+        if not gone or (attempt is not None and attempt.placement.provider in CLOUDS):
             self.command(ReleaseVm(key=f"{vm}/release", vm=vm))
 
     def close_generations(self, reason: str) -> None:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...protocol.messages import At, Report, WorkerReport
+from ..spec.placement import Offer
 from .state import Seat
 from .timing import Timing
 
@@ -107,6 +108,8 @@ class Vitals:
     ticked_at: float | None = None
     pulses: Mapping[str, Pulse] = field(default_factory=lambda: _EMPTY)  # by VM; see `with_pulses`
     places: Mapping[str, tuple[Pulse, int]] = field(default_factory=lambda: _EMPTY)  # by worker: its report
+    offers: tuple[Offer, ...] | None = None  # of the job's providers; None: not known yet
+    why_no_vm: str = ""  # why no more VMs are asked for, though more are wanted
     asks_singly_s: float | None = None  # one VM at a time is asked for, so long after the last unfit one
     newest_step: int = 0  # highest step that a member of the open generation reported, once that has formed
     usable: frozenset[Seat] = frozenset()  # as last seen, to notice growth
@@ -144,6 +147,10 @@ class Vitals:
             for number, worker in enumerate(pulse.report.workers)
         }
         return replace(self, pulses=MappingProxyType(dict(pulses)), places=MappingProxyType(places))
+
+    def told_why_no_vm(self, why: str) -> Vitals:
+        """With why no more VMs are asked for; empty if they are."""
+        return self if why == self.why_no_vm else replace(self, why_no_vm=why)
 
     def report_of(self, seat: Seat) -> WorkerReport | None:
         """The newest report of exactly this incarnation."""

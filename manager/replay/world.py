@@ -162,6 +162,7 @@ class World:
                 self._hand_out()
             case ReleaseVm():
                 self._release(command.vm)
+                self.handle(VmTerminated(now=self.now, vm=command.vm))
             case ComputePlan():
                 self._asked = command
                 self.after(self.costs.plan_s, self._answer, command)

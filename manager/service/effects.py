@@ -12,35 +12,28 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from ...checkpoint import CheckpointError, Export, Store
-from ...protocol.messages import BootConfig
 from ..core.commands import Command, ComputePlan, CopyCheckpoint, OpenHead, ReleaseVm, RequestVm
-from ..core.events import CommandStuck, Event, JobCommandFailed, VmRequestFailed, VmTerminated
+from ..core.events import CommandStuck, Event, JobCommandFailed
 from ..core.state import JobState
-from ..providers import NoCapacity, Provider, ProviderError, Throttled
-from ..spec.placement import Attempt, Placement
+from ..providers import Provider
 from ..spec.start_source import StartSource
 from ..threads import Kind, Threads, told_when_slow
 from .planning import Planner
 from .quarantine import Quarantined
+from .renting import Abandoned, Renting
 from .store_commands import HOUSEKEEPING, StoreCommands
 from .tokens import TokenStore
 
 log = logging.getLogger("makara.manager")
 T = TypeVar("T")
 
-JOIN_TTL_S = 1800.0
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
 _FAILED = (CommandStuck, JobCommandFailed)
-
-
-class Abandoned(Exception):
-    """The job ended while a command was being tried again; nobody waits for its result any more."""
 
 
 class Effects:
@@ -72,12 +65,6 @@ class Effects:
         store_patience_s: float = 600.0,
     ) -> None:
         self.trouble: dict[str, dict[str, str]] = {}
-        self._providers = providers
-        self._tokens = tokens
-        self._manager_url = manager_url
-        self._manager_ca = manager_ca
-        self._join_secret = join_secret
-        self._vm_directory = vm_directory
         self._state_of = state_of
         self._emit = emit
         self._mark_done = mark_done
@@ -90,6 +77,18 @@ class Effects:
         self._held: dict[str, list[Command]] = {}  # of jobs that are set aside: run again when taken up
         self._job_of: dict[str, str] = {}
         self._planner = Planner(threads, state_of, clock)
+        self._renting = Renting(
+            providers=providers,
+            tokens=tokens,
+            threads=threads,
+            manager_url=manager_url,
+            manager_ca=manager_ca,
+            join_secret=join_secret,
+            vm_directory=vm_directory,
+            state_of=state_of,
+            persist=self._persist,
+            clock=clock,
+        )
         self._store = StoreCommands(
             scratch=scratch,
             open_store=open_store,
@@ -131,7 +130,7 @@ class Effects:
 
     def requesting(self, vm: str) -> bool:
         """Whether a request for this VM is still under way: its absence means nothing yet."""
-        return f"{vm}/request" in self._tasks
+        return self._renting.requesting(vm)
 
     def releasing(self, vm: str) -> bool:
         return f"{vm}/release" in self._tasks
@@ -194,74 +193,13 @@ class Effects:
     async def _carry_out(self, job: str, command: Command) -> Event | None:
         match command:
             case RequestVm():
-                return await self._request(job, command)
+                return await self._renting.request(job, command)
             case ReleaseVm():
-                return await self._release(job, command)
+                return await self._renting.release(job, command)
             case ComputePlan():
                 return await self._planner.answer(job, command)
             case _:
                 return await self._store.carry_out(job, command)
-
-    async def _request(self, job: str, command: RequestVm) -> Event | None:
-        state = self._state_of(job)
-        assert state.spec is not None, "a VM is requested for a submitted job only"
-        vm = state.vms.get(command.vm)
-        if vm is None or not vm.live:
-            return None  # it was given up before this manager came to it
-        resources = state.spec.resources
-        name = resources.providers[0]
-        attempt = Attempt(vm=command.vm, placement=Placement(provider=name))
-        token = await self._join_token(job, attempt)
-        boot = BootConfig(
-            vm=command.vm,
-            job=job,
-            manager_url=self._manager_url(),
-            ca=self._manager_ca(),
-            join_token=token,
-            directory=str(self._vm_directory(command.vm)),
-            num_devices=resources.workers_per_node,
-            device_memory_bytes=resources.device_memory,
-        )
-        provider = self._providers[name]
-        try:
-            await self._persist(
-                job,
-                command,
-                lambda: provider.create(attempt, boot),
-                NoCapacity,
-                Throttled,
-                wanted=lambda: self._state_of(job).vms[command.vm].live,
-                longest_delay_s=1.0,
-            )
-        except ProviderError as error:
-            return VmRequestFailed(now=self._clock(), vm=command.vm, error=str(error))
-        return None
-
-    async def _join_token(self, job: str, attempt: Attempt) -> str:
-        issue = partial(
-            self._tokens.issue_join,
-            self._join_secret,
-            job=job,
-            vm=attempt.vm,
-            attempt=attempt.name,
-            ttl_s=JOIN_TTL_S,
-        )
-        return await self._threads.run(Kind.TOKENS, issue)
-
-    async def _release(self, job: str, command: ReleaseVm) -> Event:
-        spec = self._state_of(job).spec
-        names = spec.resources.providers if spec is not None else tuple(self._providers)  # not readable: all
-        for provider in [self._providers[name] for name in names]:
-            # For ever: a VM that is not released bills for ever.
-            await self._persist(
-                job,
-                command,
-                partial(_release_whole, provider, command.vm),
-                ProviderError,
-                wanted=lambda: True,
-            )
-        await self._threads.run(Kind.TOKENS, self._tokens.revoke_vm, job, command.vm)
-        return VmTerminated(now=self._clock(), vm=command.vm)
 
     # ---- trying again --------------------------------------------------------------------------------------
 
@@ -302,9 +240,7 @@ class Effects:
     def _thread_of(self, job: str, command: Command) -> tuple[Kind, str]:
         """Which threads run `command`: those of its provider, or of the job's store for this command."""
         if isinstance(command, RequestVm | ReleaseVm):
-            spec = self._state_of(job).spec
-            kind = Kind.REQUEST_VM if isinstance(command, RequestVm) else Kind.RELEASE_VM
-            return kind, spec.resources.providers[0] if spec is not None else ""
+            return self._renting.thread_of(job, command)
         return Kind.STORE, f"{job} {command.command}"
 
     def _tell_trouble(self, job: str, command: Command, what: str) -> None:
@@ -312,9 +248,3 @@ class Effects:
 
     def _clear_trouble(self, job: str, command: Command) -> None:
         self.trouble.get(job, {}).pop(command.key, None)
-
-
-def _release_whole(provider: Provider, vm: str) -> None:
-    """Raises `ProviderError` until nothing of the VM is left."""
-    if not provider.release(vm):
-        raise ProviderError(f"VM {vm} is ending")

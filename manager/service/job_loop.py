@@ -226,9 +226,10 @@ class JobLoops:
         return True
 
 
-def _told(vitals: Vitals) -> str | None:
-    """What users are told of a lack of progress."""
-    return vitals.no_progress.describe() if vitals.no_progress is not None else None
+def _told(vitals: Vitals) -> tuple[str | None, str]:
+    """What users are told of a lack of progress, and of VMs."""
+    progress = vitals.no_progress.describe() if vitals.no_progress is not None else None
+    return progress, vitals.why_no_vm
 
 
 def _as_reported(job: Job, now: float, since: float) -> Vitals:

@@ -47,7 +47,7 @@ from .runtime import RECENT_STEPS, Connection, Job
 from .store_access import at_source, open_for
 from .tokens import TokenStore
 from .views import job_view, step_view, to_json
-from .watch import ProviderWatch
+from .watch import Market, ProviderWatch
 
 log = logging.getLogger("makara.manager")
 T = TypeVar("T")
@@ -126,6 +126,14 @@ class Service:
             )
             for name, provider in providers.items()
         }
+        self._market = Market(
+            providers=providers,
+            jobs=self.jobs,
+            effects=self.effects,
+            threads=self.threads,
+            handle=self.handle,
+            clock=self.clock,
+        )
         self._timing = replace(timing or Timing(), leases=self.leases)
         self._loops = JobLoops(
             Outlets(
@@ -179,10 +187,9 @@ class Service:
         for job in self.active():
             with contextlib.suppress(Quarantined):  # what it is, the job shows
                 await self.handle(job.job, ManagerStarted(now=self.clock()))
-        self._tasks = [
-            asyncio.create_task(self._guard(loop))
-            for loop in (self._tick, self._sweep, *(self._watching(name) for name in self.providers))
-        ]
+        watches = [self._watching(name) for name in self.providers]
+        loops = (self._tick, self._sweep, self._market.run, *watches)
+        self._tasks = [asyncio.create_task(self._guard(loop)) for loop in loops]
 
     async def _start_pending(self) -> None:
         """Run what was under way again; of a job that is set aside, once it is taken up."""

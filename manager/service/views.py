@@ -235,7 +235,9 @@ def _notes(job: Job) -> list[str]:
     state = job.state
     bits_hash = state.recipe.bits_hash if state.recipe is not None else None
     choices = state.start.other_choices(bits_hash) if state.start is not None else ""
-    return [note for note in (choices, unused_vms(job), beyond_use(state)) if note]
+    why_no_vm = job.vitals.why_no_vm if state.active else ""
+    asks_no_more = f"no more VMs are asked for now: {why_no_vm}" if why_no_vm else ""
+    return [note for note in (choices, unused_vms(job), beyond_use(state), asks_no_more) if note]
 
 
 def measured_s(job: Job) -> float | None:

@@ -1,4 +1,4 @@
-"""What a provider says of its VMs: which of ours are gone, and which are there that nobody wants."""
+"""What providers say: which of our VMs are gone, what is there that nobody wants, and what is to be had."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from ..core.events import Event, Together, VmTerminated
-from ..core.state import JobState
-from ..providers import Provider, ProviderError, ResourceStatus, statuses
+from ..core.events import Event, OffersSeen, Together, VmTerminated
+from ..core.state import JobState, Vm
+from ..providers import Provider, ProviderError, Resource, ResourceStatus, statuses
+from ..spec.job_spec import Resources
+from ..spec.placement import Offer
+from ..spec.resources import CLOUDS
 from ..threads import Kind, Threads, told_when_slow
 from .effects import Effects
 from .quarantine import Quarantined
+from .renting import may_appear
 from .runtime import Job
 
 log = logging.getLogger("makara.manager")
+_THERE = (ResourceStatus.PENDING, ResourceStatus.RUNNING)
+_OFFERS_S = 300.0  # prices change, and so does what there is
+_OFFERS_RETRY_S = 15.0
+_LOOK_S = 1.0
 _PATIENCE = 2  # lists in a row without a VM before it counts as gone: a cloud's lists lag behind
 
 
@@ -46,6 +54,7 @@ class ProviderWatch:
         self._clock = clock
         self._slow_call_s = slow_call_s
         self._missing: dict[str, int] = {}
+        self._expected = frozenset[str]()  # VMs that should be listed, unless they are gone
         self._releasing: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, every_s: float) -> None:
@@ -60,7 +69,14 @@ class ProviderWatch:
 
     async def look(self) -> None:
         """Once."""
-        listing = self._threads.run(Kind.LIST_VMS, self._provider.list, owner=self._name)
+        now, states = self._clock(), [job.state for job in self._jobs.values()]
+        self._expected = frozenset(
+            vm.vm
+            for state in states
+            for vm in state.live_vms
+            if provider_of(state, vm) == self._name and not may_appear(state, vm, now)
+        )
+        listing = self._threads.run(Kind.LIST_VMS, self._list, owner=self._name)
         try:
             slow = f"no answer for {self._slow_call_s:g} s"
             present = await told_when_slow(listing, self._slow_call_s, lambda: self._tell_trouble(slow))
@@ -71,11 +87,19 @@ class ProviderWatch:
         self._clear_trouble()
         await self.compare(statuses(present))
 
+    def _list(self) -> list[Resource]:
+        """What there is: VMs that the list lacks are asked for by name, as lists of clouds lag behind."""
+        listed = list(self._provider.list())
+        if self._name in CLOUDS:
+            for vm in self._expected.difference(resource.vm for resource in listed):
+                listed += self._provider.look(vm)
+        return listed
+
     async def compare(self, present: Mapping[str, ResourceStatus]) -> None:
-        """Tell jobs which of their VMs are gone; release those that nobody wants."""
+        """Tell jobs which of their VMs are gone; release what nobody wants."""
         states = [runtime.state for runtime in self._jobs.values()]
-        for job, vms in vanished(states, self._effects, self._name, present, self._missing).items():
-            now = self._clock()
+        now = self._clock()
+        for job, vms in vanished(states, self._effects, self._name, present, self._missing, now).items():
             gone = tuple(VmTerminated(now=now, vm=vm) for vm in vms)
             with contextlib.suppress(Quarantined):  # the next list says it again
                 await self._handle(job, Together(now=now, events=gone))
@@ -113,6 +137,7 @@ def vanished(
     provider: str,
     present: Mapping[str, ResourceStatus],
     missing: dict[str, int],
+    now: float,
 ) -> dict[str, list[str]]:
     """By job, live VMs that `provider` no longer has. `missing` counts absences from call to call."""
     found: dict[str, list[str]] = {}
@@ -121,21 +146,88 @@ def vanished(
     for vm in [vm for vm in missing if vm not in live]:
         del missing[vm]
     for state in states:
-        if state.spec is None or provider not in state.spec.resources.providers:
-            continue
         for vm in state.live_vms:
-            if effects.requesting(vm.vm):
+            if provider_of(state, vm) != provider or effects.requesting(vm.vm):
                 continue
             status = present.get(vm.vm)
-            missing[vm.vm] = missing.get(vm.vm, 0) + 1 if status is None else 0
+            absent = status is None and not may_appear(state, vm, now)
+            missing[vm.vm] = missing.get(vm.vm, 0) + 1 if absent else 0
             if status is ResourceStatus.GONE or missing[vm.vm] >= _PATIENCE:
                 found.setdefault(state.job, []).append(vm.vm)
     return found
 
 
+def provider_of(state: JobState, vm: Vm) -> str | None:
+    """Where the VM was asked for; None if that cannot be known."""
+    if vm.attempt is not None:
+        return vm.attempt.placement.provider
+    return state.spec.resources.providers[0] if state.spec is not None else None
+
+
 def unwanted(jobs: Iterable[Job], effects: Effects, present: Mapping[str, ResourceStatus]) -> list[str]:
-    """Running VMs that no job has, and whose release is not under way: left over from the unforeseen."""
+    """VMs, and parts of some, that no job has, and whose release is not under way: left over from the
+    unforeseen."""
     jobs = [job for job in jobs if job.state.ended is None]
     wanted = {vm.vm for job in jobs for vm in job.state.live_vms}
-    running = [vm for vm, status in present.items() if status is ResourceStatus.RUNNING and vm not in wanted]
-    return [vm for vm in running if not effects.releasing(vm) and not any(job.may_own(vm) for job in jobs)]
+    there = [vm for vm, status in present.items() if status in _THERE and vm not in wanted]
+    return [vm for vm in there if not effects.releasing(vm) and not any(job.may_own(vm) for job in jobs)]
+
+
+class Market:
+    """Tells each job that rents from a cloud what it may have. Runs on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        providers: Mapping[str, Provider],
+        jobs: Mapping[str, Job],
+        effects: Effects,
+        threads: Threads,
+        handle: Callable[[str, Event], Awaitable[None]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._providers = providers
+        self._jobs = jobs
+        self._effects = effects
+        self._threads = threads
+        self._handle = handle
+        self._clock = clock
+        self._asked_at: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_LOOK_S)
+
+    async def look(self) -> None:
+        """Once, for every job whose offers are old."""
+        self._asked_at = {job: at for job, at in self._asked_at.items() if job in self._jobs}
+        for name, job in list(self._jobs.items()):
+            spec = job.state.spec
+            if job.active and spec is not None and spec.resources.clouds and self._is_due(name, job):
+                self._asked_at[name] = self._clock()
+                await self._tell(name, spec.resources)
+
+    def _is_due(self, name: str, job: Job) -> bool:
+        asked_at = self._asked_at.get(name)
+        wait_s = _OFFERS_S if job.vitals.offers is not None else _OFFERS_RETRY_S
+        return asked_at is None or not 0.0 <= self._clock() - asked_at < wait_s
+
+    async def _tell(self, name: str, resources: Resources) -> None:
+        offers: list[Offer] = []
+        trouble = self._effects.trouble.setdefault(name, {})
+        for provider in resources.providers:
+            try:
+                offers += await self._offers(provider, resources)
+            except ProviderError as error:
+                log.warning("job %s: no offers of %s: %s", name, provider, error)
+                trouble[f"offers/{provider}"] = f"prices of {provider}: {error}"
+                return  # what was known before holds for now
+            trouble.pop(f"offers/{provider}", None)
+        with contextlib.suppress(Quarantined):  # it is told again
+            await self._handle(name, OffersSeen(now=self._clock(), offers=tuple(offers)))
+
+    async def _offers(self, provider: str, resources: Resources) -> list[Offer]:
+        call = self._providers[provider].offers
+        return list(await self._threads.run(Kind.OFFERS, lambda: call(resources), owner=provider))

@@ -14,6 +14,7 @@ from makara.manager.core.facts import (
     GenerationPlanned,
     GenerationPrepared,
     VmEnded,
+    VmRequested,
 )
 from makara.manager.core.fold import fold
 from makara.manager.core.state import order_of
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 def check_facts(world: Cluster, facts: tuple[Fact, ...]) -> None:
     """After each decision."""
     state = world.state
-    if len(state.live_vms) > world.max_nodes:
-        raise Broken(f"{len(state.live_vms)} VMs, max_nodes is {world.max_nodes}")
+    counted, alive = {vm.vm for vm in state.counted_vms}, {vm.name for vm in world.vms.values() if vm.alive}
+    if len(counted) > world.max_nodes and any(isinstance(fact, VmRequested) for fact in facts):
+        raise Broken(f"{len(counted)} VMs, max_nodes is {world.max_nodes}")  # which may be less than before
+    if not alive <= counted:
+        raise Broken(f"{sorted(alive)} are there, {sorted(counted)} are counted")
     if state.planned and state.current and state.planned.number <= state.current.number:
         raise Broken("a planned generation is older than the open one")
     for fact in facts:
@@ -90,5 +94,5 @@ def check_end(world: Cluster) -> None:
     for ref in world.store.listed:
         if order_of(ref) <= state.retired and ref not in state.published and ref != world.store.base:
             raise Broken(f"{ref} was published and never retired")
-    if world.state.live_vms or world.state.current or world.state.planned:
+    if world.state.counted_vms or world.state.current or world.state.planned:
         raise Broken("something of the job outlives it")

@@ -19,12 +19,14 @@ from makara.manager.core.commands import (
     SweepStore,
 )
 from makara.manager.core.events import (
+    AttemptSucceeded,
     CheckpointDeleted,
     Event,
     HeadOpened,
     HeadSeen,
     PlanComputed,
     VmRequestFailed,
+    VmTerminated,
     WeightsExported,
 )
 from makara.pipeline.plan import Range, grid
@@ -80,14 +82,15 @@ def _boot(world: Cluster, command: RequestVm) -> None:
             trainer = Trainer(f"{name}.{index}", vm)
             vm.trainers.append(trainer)
             world.after(world.random.uniform(0.2, 2.0), started, world, trainer)
-        _done(world, command)
+        number = command.attempt.number if command.attempt is not None else 1
+        _done(world, command, AttemptSucceeded(now=world.now, vm=name, number=number, id=f"id of {name}"))
         world.after(0.1, world.heartbeat, name)
 
 
 def _release(world: Cluster, command: ReleaseVm) -> None:
     world.released.add(command.vm)
     world.kill_vm(command.vm, told=False)
-    _done(world, command)
+    _done(world, command, VmTerminated(now=world.now, vm=command.vm))
 
 
 def _plan(world: Cluster, command: ComputePlan) -> None:

@@ -7,8 +7,16 @@ from typing import Any, TypeVar
 
 from calibrations import uniform
 from makara.manager.core import Decision, Timing, Vitals, decide
-from makara.manager.core.commands import Command, ComputePlan, OpenHead
-from makara.manager.core.events import Event, HeadOpened, JobSubmitted, PlanComputed, ReportReceived, Tick
+from makara.manager.core.commands import Command, ComputePlan, OpenHead, ReleaseVm
+from makara.manager.core.events import (
+    Event,
+    HeadOpened,
+    JobSubmitted,
+    PlanComputed,
+    ReportReceived,
+    Tick,
+    VmTerminated,
+)
 from makara.manager.core.facts import Fact
 from makara.manager.core.fold import fold
 from makara.manager.core.state import JobState
@@ -62,7 +70,10 @@ def plan_json(depth: int, replicas: int) -> dict[str, Any]:
 
 @dataclass
 class Script:
-    """State, vitals and all facts and commands so far. Time stands still unless `wait` moves it."""
+    """State, vitals and all facts and commands so far. Time stands still unless `wait` moves it.
+
+    What is released is gone at once, unless the provider is not `releasing`.
+    """
 
     timing: Timing = field(default_factory=Timing)
     now: float = 100.0
@@ -72,6 +83,7 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     workers: dict[str, WorkerReport] = field(default_factory=dict)
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)
+    releasing: bool = True
     _sequence: int = 0
     _ids: int = 0
 
@@ -81,6 +93,9 @@ class Script:
         self.commands += decision.commands
         self.state, self.vitals = decision.state, decision.vitals
         assert fold(self.facts) == self.state
+        for command in decision.commands if self.releasing else ():
+            if isinstance(command, ReleaseVm):
+                self.event(VmTerminated(now=self.now, vm=command.vm))
         return decision
 
     def submit(self, **changes: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ def take(turn: Turn) -> None:
             reason = f"as requested; trained {state.finished.step} steps, whose weights are not exported"
             end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
         case StopRequested() if state.finished is None and state.stop_ordered_at is None:
-            _order_stop(turn)
+            order_stop(turn)
         case WeightsExported() if state.finished is not None:
             reason = f"trained {state.finished.step} steps"
             if event.step != state.finished.step:
@@ -56,7 +56,8 @@ def take(turn: Turn) -> None:
             pass
 
 
-def _order_stop(turn: Turn, failure: JobEnded | None = None) -> None:
+def order_stop(turn: Turn, failure: JobEnded | None = None) -> None:
+    """Have workers save; then the job ends, as a person wanted or as `failure` says."""
     turn.fact(StopOrdered(at=turn.now, failure=failure))
     turn.vitals = replace(turn.vitals, planned_for=frozenset())  # the planner is asked for the save
     _drop_planned(turn)
@@ -112,7 +113,7 @@ def give_up(turn: Turn) -> None:
         return
     failure = JobEnded(at=turn.now, status="failed", reason=reason, traceback=state.last_traceback)
     if state.stop_ordered_at is None and _can_save(turn):
-        _order_stop(turn, failure)
+        order_stop(turn, failure)
     else:
         end(turn, failure)
 

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 from ....protocol.hashes import short
 from ....protocol.messages import Failure, Phase, WorkerReport
-from ..commands import RequestVm
 from ..events import Tick, VmRequestFailed, VmTerminated
-from ..facts import EndReason, IsolationChanged, VmJoined, VmRequested, WorkerFailed
+from ..facts import EndReason, IsolationChanged, VmGone, VmJoined, WorkerFailed
 from ..failures import num_rounds, on_vm
 from ..silence import heard_at
 from ..state import Vm, VmStatus, vm_of, wanted_vms
 from ..turn import Turn, has_ended, own_steps
-from . import fitness, notices
+from . import fitness, notices, renting
 
 
 def take(turn: Turn) -> None:
@@ -22,15 +21,17 @@ def take(turn: Turn) -> None:
     if not isinstance(event, VmRequestFailed | VmTerminated):
         return
     vm = turn.state.vms.get(event.vm)
+    if isinstance(event, VmTerminated) and event.vm in turn.state.leaving:
+        turn.fact(VmGone(at=turn.now, vm=event.vm))
     if vm is None or not vm.live:
         return
     if isinstance(event, VmRequestFailed):
         # Released all the same: a request that failed half way may have left something running.
         turn.end_vm(event.vm, EndReason.REQUEST_FAILED, event.error)
     elif vm.joined:
-        turn.end_vm(event.vm, EndReason.PREEMPTED, release=False)
+        turn.end_vm(event.vm, EndReason.PREEMPTED, gone=True)
     else:
-        turn.end_vm(event.vm, EndReason.REQUEST_FAILED, "gone before it joined", release=False)
+        turn.end_vm(event.vm, EndReason.REQUEST_FAILED, "gone before it joined", gone=True)
 
 
 def join_vms(turn: Turn) -> None:
@@ -150,15 +151,14 @@ def request_vms(turn: Turn) -> None:
         return
     # A VM at risk is counted on by plans, but not to stay: where there is room, a spare is asked for.
     num_staying = sum(vm.status is not VmStatus.NOTICED and not vm.at_risk for vm in state.live_vms)
-    missing = min(wanted_vms(state) - num_staying, state.spec.resources.max_nodes - len(state.live_vms))
+    missing = min(wanted_vms(state) - num_staying, state.spec.resources.max_nodes - len(state.counted_vms))
     if singly:
         missing = min(missing, 0 if fitness.on_trial(turn) else 1)
     if missing <= 0:
+        turn.vitals = turn.vitals.told_why_no_vm("")
         return
     fresh = [vm for vm in event.new_vms if vm not in state.vms]
-    for vm in fresh[:missing]:
-        turn.fact(VmRequested(at=turn.now, vm=vm))
-        turn.command(RequestVm(key=f"{vm}/request", vm=vm))
+    renting.request(turn, fresh[:missing])
 
 
 def _waits(turn: Turn, failures: int, failed_at: float) -> bool:
@@ -167,17 +167,11 @@ def _waits(turn: Turn, failures: int, failed_at: float) -> bool:
         return False
     if failed_at > turn.now:
         failed_at = turn.vitals.started_at  # the clock was set back before this manager began
-    return turn.now - failed_at < _wait_s(turn, failures)
-
-
-def _wait_s(turn: Turn, failures: int) -> float:
-    """Seconds after the last of so many failures in a row before VMs are asked for again."""
-    doubled_s = turn.timing.request_backoff_s * 2 ** min(failures - 1, 16)
-    return min(doubled_s, turn.timing.longest_backoff_s)
+    return turn.now - failed_at < turn.timing.backoff_s(failures)
 
 
 def _say_singly(turn: Turn, num_replaced: int | None) -> None:
     """Keep for the job's view that VMs are asked for one at a time, and how long after each other."""
-    wait_s = _wait_s(turn, num_replaced) if num_replaced is not None else None
+    wait_s = turn.timing.backoff_s(num_replaced) if num_replaced is not None else None
     if wait_s != turn.vitals.asks_singly_s:
         turn.vitals = replace(turn.vitals, asks_singly_s=wait_s)

@@ -41,7 +41,7 @@ def ask_for_fit_vms(turn: Turn) -> None:
     reason = f"VMs that cannot meet the recipe came {times} times in a row; the last: {state.why_unfit}"
     # From step 0 is not what was asked for where it starts from a checkpoint, whose bits these VMs lack.
     offers = (Resumption.AGAIN, Resumption.RESTART) if state.start is None else (Resumption.AGAIN,)
-    _wait(turn, reason, offers)
+    wait(turn, reason, offers)
 
 
 def release_vms(turn: Turn) -> None:
@@ -69,7 +69,7 @@ def _head_differs(turn: Turn, event: HeadDiffers) -> None:
     offers = (Resumption.AGAIN, Resumption.RESTART)
     if event.difference != "missing":
         offers = (Resumption.AGAIN, Resumption.FROM_HEAD, Resumption.RESTART)
-    _wait(turn, event.reason, offers, event)
+    wait(turn, event.reason, offers, event)
 
 
 def _matters(turn: Turn, event: CommandStuck) -> bool:
@@ -87,14 +87,15 @@ def _matters(turn: Turn, event: CommandStuck) -> bool:
 def _stuck(turn: Turn, event: CommandStuck) -> None:
     reason, state = f"{event.command}: {event.error}", turn.state
     if event.generation is None or state.current is None:
-        _wait(turn, reason, (Resumption.AGAIN,))
+        wait(turn, reason, (Resumption.AGAIN,))
         return
     # The open generation goes on without the change; `planning` asks for another soon.
     turn.fact(GenerationClosed(at=turn.now, number=event.generation, reason=reason))
     turn.vitals = replace(turn.vitals, planned_for=frozenset())
 
 
-def _wait(turn: Turn, reason: str, offers: tuple[Resumption, ...], found: HeadDiffers | None = None) -> None:
+def wait(turn: Turn, reason: str, offers: tuple[Resumption, ...], found: HeadDiffers | None = None) -> None:
+    """The job waits until a person gives one of these answers."""
     planned = turn.state.planned
     if planned is not None:
         turn.fact(GenerationClosed(at=turn.now, number=planned.number, reason=reason))

@@ -1,0 +1,102 @@
+"""How facts about attempts to have VMs, and about VMs that are gone, change a job's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from ..spec.placement import Market, Placement
+from ..spec.resources import CLOUDS
+from .cost import with_bill
+from .facts import AttemptMade, AttemptRefused, EndReason, RefusalKind, VmCreated, VmGone
+from .state import JobState, Refusal, Vm
+
+
+def place_of(placement: Placement, kind: RefusalKind) -> str:
+    """What a refusal of this kind is about: quotas are the same in all zones."""
+    zone = "" if kind is RefusalKind.QUOTA else placement.zone
+    parts = (placement.provider, placement.region, zone, placement.instance_type, placement.market)
+    return "/".join((kind, *parts))
+
+
+def with_joined(state: JobState, vm: Vm) -> JobState:
+    """VMs from its provider can join."""
+    provider = vm.attempt.placement.provider if vm.attempt is not None else ""
+    if provider not in CLOUDS or provider in state.joined_from:
+        return state
+    return state.changed(joined_from=state.joined_from | {provider}, never_joined=0)
+
+
+def with_ended(state: JobState, vm: Vm, *, gone: bool) -> JobState:
+    """A VM has ended; it counts, and is paid for, until it is gone for certain."""
+    provider = vm.attempt.placement.provider if vm.attempt is not None else ""
+    failed = vm.reason is EndReason.REQUEST_FAILED and vm.attempted_at is not None
+    if failed and provider in CLOUDS and provider not in state.joined_from:
+        state = state.changed(never_joined=state.never_joined + 1)
+    if gone:
+        assert vm.ended_at is not None, "it has ended"
+        return state.changed(spent=with_bill(state.spent, vm, vm.ended_at))
+    return state.changed(leaving=MappingProxyType({**state.leaving, vm.vm: vm}))
+
+
+def _attempt_made(state: JobState, fact: AttemptMade) -> JobState:
+    vm = state.vms.get(fact.vm)
+    if vm is None or not vm.live:
+        return state
+    return state.with_vm(replace(vm, attempt=fact.attempt, attempted_at=fact.at, price=fact.price))
+
+
+def _attempt_refused(state: JobState, fact: AttemptRefused) -> JobState:
+    """Those that were made before the last was refused, and are refused as well, are one refusal."""
+    vm = state.vms.get(fact.vm)
+    if vm is None or vm.attempt is None or vm.attempt.number != fact.number or vm.attempted_at is None:
+        return state
+    placement, place = vm.attempt.placement, place_of(vm.attempt.placement, fact.kind)
+    before = state.refusals.get(place)
+    count = before.count if before is not None else 0
+    if before is None or not vm.attempted_at < before.at <= fact.at:
+        count += 1
+    refusal = Refusal(fact.kind, fact.at, fact.message, count)
+    state = state.changed(refusals=MappingProxyType({**state.refusals, place: refusal}))
+    if fact.kind is RefusalKind.ENDED:
+        return state  # there was one, which is paid for
+    if placement.market is Market.SPOT and state.spot_absent_since is None:
+        state = state.changed(spot_absent_since=fact.at)
+    if not vm.live:  # it was given up meanwhile, and of its attempt nothing exists after all
+        return state.changed(leaving=_without(state.leaving, vm.vm))
+    return state.with_vm(replace(vm, attempted_at=None, price=None))
+
+
+def _created(state: JobState, fact: VmCreated) -> JobState:
+    vm = state.vms.get(fact.vm)
+    if vm is None or vm.attempt is None or vm.attempt.number != fact.number:
+        return state
+    placement = vm.attempt.placement
+    places = {place_of(placement, kind) for kind in RefusalKind}
+    kept = {place: refusal for place, refusal in state.refusals.items() if place not in places}
+    if len(kept) < len(state.refusals):
+        state = state.changed(refusals=MappingProxyType(kept))
+    if placement.market is Market.SPOT:
+        state = state.changed(spot_absent_since=None)
+    return state.with_vm(replace(vm, id=fact.id)) if vm.live else state
+
+
+def _gone(state: JobState, fact: VmGone) -> JobState:
+    vm = state.leaving.get(fact.vm)
+    if vm is None:
+        return state
+    return state.changed(leaving=_without(state.leaving, fact.vm), spent=with_bill(state.spent, vm, fact.at))
+
+
+def _without(leaving: Mapping[str, Vm], vm: str) -> Mapping[str, Vm]:
+    return MappingProxyType({name: known for name, known in leaving.items() if name != vm})
+
+
+RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
+    AttemptMade: _attempt_made,
+    AttemptRefused: _attempt_refused,
+    VmCreated: _created,
+    VmGone: _gone,
+}

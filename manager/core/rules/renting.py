@@ -1,0 +1,225 @@
+"""Where VMs are asked for, and what an answer leads to: the first offer that is allowed, not backed off from,
+and within the caps. What the provider was asked is in the journal before it is asked.
+
+A VM's next attempt follows only when nothing of the last exists. All VMs of a job are at one site, so long as
+one of them lives: a region, and a zone of it unless the job file lists several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ...spec.job_spec import Resources
+from ...spec.placement import Attempt, Market, Offer, Placement, Price
+from ..commands import RequestVm
+from ..cost import hourly_ceiling
+from ..events import AttemptFailed, AttemptSucceeded
+from ..facts import (
+    AttemptMade,
+    AttemptRefused,
+    EndReason,
+    RefusalKind,
+    Resumption,
+    VmCreated,
+    VmEnded,
+    VmRequested,
+)
+from ..fold_renting import place_of
+from ..state import Vm
+from ..turn import Turn
+from . import spending, waiting
+
+_NOT_WANTED = "its market is not wanted now"
+
+
+def take(turn: Turn) -> None:
+    """The provider's answers."""
+    event = turn.event
+    if not isinstance(event, AttemptSucceeded | AttemptFailed):
+        return
+    vm = turn.state.vms.get(event.vm)
+    if vm is None or vm.attempt is None or vm.attempt.number != event.number:
+        return
+    if isinstance(event, AttemptSucceeded):
+        if not vm.id:
+            turn.fact(VmCreated(at=turn.now, vm=vm.vm, number=event.number, id=event.id))
+    elif vm.attempted_at is not None and (vm.live or event.kind is not RefusalKind.ENDED):
+        _refused(turn, vm.attempt, event)
+
+
+def request(turn: Turn, names: Sequence[str]) -> None:
+    """Ask for VMs of these names, or for as many of them as may be had."""
+    state, spec = turn.state, turn.state.spec
+    assert spec is not None, "VMs are for submitted jobs"
+    if _stops_asking(turn, spec.resources):
+        return
+    why = ""
+    for name in names:
+        offer = next_offer(turn) if not _on_trial(turn, spec.resources) else None
+        if offer is None or isinstance(offer, str):
+            why = offer or f"the first VM from {spec.resources.providers[0]} is tried alone until it joins"
+            break
+        turn.fact(VmRequested(at=turn.now, vm=name))
+        _attempt(turn, name, 1, *offer)
+    turn.vitals = turn.vitals.told_why_no_vm(why)
+    if why == spending.SPENT and not state.counted_vms:
+        spending.order_stop(turn, f"its budget of {spec.resources.budget:g} USD pays for no more VMs")
+
+
+def next_offer(turn: Turn) -> tuple[Placement, Price] | str:
+    """The place to ask for one more VM, and its price; or why there is none."""
+    spec, faults = turn.state.spec, dict[str, None]()
+    assert spec is not None, "VMs are for submitted jobs"
+    if not spec.resources.clouds:
+        free = Price(hourly=0.0, ceiling=0.0, at=turn.now, source="nobody bills")
+        return Placement(provider=spec.resources.providers[0]), free
+    if turn.vitals.offers is None:
+        return "prices are not known yet"
+    for offer in turn.vitals.offers:
+        price = _price(spec.resources, offer)
+        found = _fault(turn, spec.resources, offer, price)
+        if not found and price is not None:
+            return offer.placement, price
+        faults[found] = None
+    if spending.SPENT in faults and faults.keys() <= {spending.SPENT, _NOT_WANTED}:
+        return spending.SPENT
+    faults.pop(_NOT_WANTED, None)
+    return next(iter(faults), "there is no offer")
+
+
+def _attempt(turn: Turn, vm: str, number: int, placement: Placement, price: Price) -> None:
+    spec = turn.state.spec
+    assert spec is not None, "VMs are for submitted jobs"
+    bid = spec.resources.max_price if placement.market is Market.SPOT else None
+    attempt = Attempt(vm=vm, number=number, placement=placement, max_price=bid)
+    turn.fact(AttemptMade(at=turn.now, vm=vm, attempt=attempt, price=price))
+    key = f"{vm}/request" if number == 1 else f"{vm}/request/{number}"
+    turn.command(RequestVm(key=key, vm=vm, attempt=attempt))
+
+
+def _refused(turn: Turn, attempt: Attempt, event: AttemptFailed) -> None:
+    """Ask elsewhere, or give the VM up: what is asked for later is another one."""
+    number, kind = attempt.number, event.kind
+    state = turn.state
+    is_cloud = state.spec is not None and bool(state.spec.resources.clouds)
+    if is_cloud or kind is RefusalKind.ENDED:
+        refused = AttemptRefused(at=turn.now, vm=attempt.vm, number=number, kind=kind, message=event.error)
+        turn.fact(refused)
+    if attempt.vm not in state.vms.live:
+        return
+    offer = next_offer(turn) if is_cloud and state.active and kind is not RefusalKind.ENDED else ""
+    if isinstance(offer, str):
+        gone = is_cloud and kind is not RefusalKind.ENDED
+        if gone:
+            fact = VmEnded(at=turn.now, vm=attempt.vm, reason=EndReason.REQUEST_FAILED, detail=event.error)
+            turn.fact(fact)
+        else:
+            turn.end_vm(attempt.vm, EndReason.REQUEST_FAILED, event.error)
+    else:
+        _attempt(turn, attempt.vm, number + 1, *offer)
+
+
+# ---- what is wrong with an offer ---------------------------------------------------------------------------
+
+
+def _price(resources: Resources, offer: Offer) -> Price | None:
+    """What the VM costs as its provider says, else as the user does."""
+    if offer.price is not None or resources.hourly_price is None:
+        return offer.price
+    hourly, bid = resources.hourly_price, resources.max_price
+    ceiling = bid if bid is not None and offer.placement.market is Market.SPOT else hourly
+    return Price(hourly=min(hourly, ceiling), ceiling=ceiling, at=0.0, source="resources.hourly_price")
+
+
+def _fault(turn: Turn, resources: Resources, offer: Offer, price: Price | None) -> str:
+    """Why the offer cannot be taken now; empty if it can."""
+    placement = offer.placement
+    if placement.provider not in resources.providers:
+        return f"{placement.provider} is not in resources.provider"
+    if not _is_on_site(turn, resources, placement):
+        return "no other place is asked while VMs of the job live in one"
+    if placement.market is Market.ON_DEMAND and not _on_demand_allowed(turn, resources, placement):
+        return _NOT_WANTED
+    if placement.market is Market.SPOT and not resources.spot:
+        return _NOT_WANTED
+    refused = _backed_off(turn, placement)
+    if refused:
+        return refused
+    if price is None:
+        what = f"{placement.instance_type} of {placement.provider}"
+        return f"no price is known for {what}: resources.hourly_price says one"
+    return spending.fault(turn, resources, price.ceiling, hourly_ceiling(turn.state))
+
+
+def _is_on_site(turn: Turn, resources: Resources, placement: Placement) -> bool:
+    for other in _sites(turn):
+        if (other.provider, other.region) != (placement.provider, placement.region):
+            return False
+        if other.zone != placement.zone and len(resources.zones_of(placement.provider)) < 2:
+            return False
+    return True
+
+
+def _sites(turn: Turn) -> Iterator[Placement]:
+    for vm in turn.state.live_vms:
+        if vm.attempt is not None and vm.attempted_at is not None:
+            yield vm.attempt.placement
+
+
+def _on_demand_allowed(turn: Turn, resources: Resources, placement: Placement) -> bool:
+    if not resources.spot or placement.provider not in resources.clouds:
+        return True
+    absent_since = turn.state.spot_absent_since
+    if not resources.on_demand_nodes or absent_since is None:
+        return False
+    if turn.elapsed_s(absent_since) < resources.on_demand_after_s:
+        return False
+    return sum(_is_on_demand(vm) for vm in turn.state.counted_vms) < resources.on_demand_nodes
+
+
+def _is_on_demand(vm: Vm) -> bool:
+    if vm.attempt is None or vm.attempted_at is None:
+        return False
+    return vm.attempt.placement.market is Market.ON_DEMAND
+
+
+def _backed_off(turn: Turn, placement: Placement) -> str:
+    """Why this place is left alone for now; empty if it is not."""
+    for kind in RefusalKind:
+        refusal = turn.state.refusals.get(place_of(placement, kind))
+        if refusal is None:
+            continue
+        if kind is RefusalKind.NOT_ALLOWED:
+            return refusal.message
+        longest_s = turn.timing.longest_backoff_s
+        wait_s = longest_s if kind is RefusalKind.QUOTA else turn.timing.backoff_s(refusal.count)
+        if turn.elapsed_s(refusal.at) < wait_s:
+            return refusal.message
+    return ""
+
+
+# ---- asking stops ------------------------------------------------------------------------------------------
+
+
+def _on_trial(turn: Turn, resources: Resources) -> bool:
+    """Whether a cloud's first VM is on its way: another is asked for once it has joined."""
+    providers = {placement.provider for placement in _sites(turn)} & set(resources.clouds)
+    return bool(providers - turn.state.joined_from)
+
+
+def _stops_asking(turn: Turn, resources: Resources) -> bool:
+    """Whether a person is asked instead: nothing is allowed, or nothing that is rented ever joins."""
+    state, why = turn.state, ""
+    if not resources.clouds or state.live_vms:
+        return False
+    if state.never_joined >= turn.timing.max_never_joined:
+        why = f"{state.never_joined} VMs in a row were rented and did not join"
+    spot_alone = resources.spot and not resources.on_demand_nodes
+    offers = [offer.placement for offer in turn.vitals.offers or ()]
+    wanted = [place for place in offers if place.market is Market.SPOT or not spot_alone]
+    refused = [state.refusals.get(place_of(placement, RefusalKind.NOT_ALLOWED)) for placement in wanted]
+    if refused and all(refused):
+        why = " ".join(dict.fromkeys(refusal.message for refusal in refused if refusal is not None))
+    if why:
+        waiting.wait(turn, why, (Resumption.AGAIN,))
+    return bool(why)

@@ -1,0 +1,57 @@
+"""What a job may cost: an hour, and in all. Both are held at ceilings, for every VM until it is gone.
+
+Of its budget a job keeps what saving and releasing may cost, and what its VMs may cost until they end
+themselves once their manager is lost. When no more than that is left it saves and stops; when it has no time
+left to save either, it ends as it is.
+"""
+
+from __future__ import annotations
+
+from ...spec.job_spec import Resources
+from ..cost import hourly_ceiling, spent_by
+from ..events import Tick
+from ..facts import EndReason, JobEnded
+from ..turn import Turn
+from . import ending
+
+SPENT = "the budget pays for no more VMs"
+_ROUNDING = 1e-9
+
+
+def fault(turn: Turn, resources: Resources, ceiling: float, hourly: float) -> str:
+    """Why a VM of this ceiling would be too much beside those that cost `hourly`; empty if it would not."""
+    most, budget, timing = resources.max_hourly_cost, resources.budget, turn.timing
+    if most is not None and hourly + ceiling > most + _ROUNDING:
+        return f"one more VM would pass resources.max_hourly_cost ({most:g} USD)"
+    if budget is None:
+        return ""
+    left = budget - spent_by(turn.state, turn.now).at_most
+    needed_s = timing.least_use_s + timing.stop_timeout_s + timing.end_reserve_s
+    return SPENT if (hourly + ceiling) * needed_s / 3600.0 > left + _ROUNDING else ""
+
+
+def keep_budget(turn: Turn) -> None:
+    """Save and stop while that can still be paid for."""
+    state = turn.state
+    budget = state.spec.resources.budget if state.spec is not None else None
+    hourly = hourly_ceiling(state)
+    if budget is None or hourly == 0.0 or not isinstance(turn.event, Tick):
+        return
+    left_s = (budget - spent_by(state, turn.now).at_most) / hourly * 3600.0
+    end_s = turn.timing.end_reserve_s
+    if left_s > end_s + turn.timing.stop_timeout_s:
+        return
+    why = f"its budget of {budget:g} USD is spent, but for what ending costs"
+    if state.finished is not None:
+        for vm in state.live_vms:  # the weights are exported without them
+            turn.end_vm(vm.vm, EndReason.RELEASED, why)
+        return
+    if state.stop_ordered_at is None:
+        order_stop(turn, why)
+    if left_s <= end_s:
+        ending.end_stopped(turn, "the budget left no time to save")
+
+
+def order_stop(turn: Turn, why: str) -> None:
+    """The job saves and stops, for this reason."""
+    ending.order_stop(turn, JobEnded(at=turn.now, status="stopped", reason=why))

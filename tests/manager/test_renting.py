@@ -1,0 +1,288 @@
+"""Where the core asks for VMs, what follows from a cloud's answers, and that no cap is passed meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from core_script import Script
+from makara.manager.core import Vitals, fold
+from makara.manager.core.commands import ReleaseVm, RequestVm
+from makara.manager.core.cost import hourly_ceiling, spent_by
+from makara.manager.core.events import (
+    AttemptFailed,
+    AttemptSucceeded,
+    ManagerStarted,
+    OffersSeen,
+    VmTerminated,
+)
+from makara.manager.core.facts import (
+    AttemptMade,
+    AttemptRefused,
+    EndReason,
+    JobEnded,
+    PersonNeeded,
+    RefusalKind,
+    StopOrdered,
+    VmCreated,
+    VmEnded,
+    VmGone,
+    VmRequested,
+)
+from makara.manager.core.state import VmStatus
+from makara.manager.spec.placement import Market, Offer, Placement, Price
+from makara.protocol.messages import Phase, WorkerReport
+
+SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
+CLOUD: dict[str, Any] = {"provider": "aws", "instance_type": ["small", "large"], "max_nodes": 3}
+
+
+def offer(
+    zone: str = "a", kind: str = "small", market: Market = SPOT, *, ceiling: float | None = 1.0
+) -> Offer:
+    placement = Placement(provider="aws", market=market, region="r", zone=zone, instance_type=kind)
+    if ceiling is None:
+        return Offer(placement=placement, price=None)
+    price = Price(hourly=ceiling / 2, ceiling=ceiling, at=0.0, source="a test")
+    return Offer(placement=placement, price=price)
+
+
+def rented(script: Script, *offers: Offer, joined: bool = True, **resources: Any) -> Script:
+    """A job on a cloud that has these offers; VMs from there have joined before, unless told otherwise."""
+    script.submit(resources={**CLOUD, **resources})
+    script.event(OffersSeen(now=script.now, offers=offers))
+    if joined:
+        script.wait()
+        vm = script.last(RequestVm).vm
+        succeed(script)
+        script.report(WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE))
+    return script
+
+
+def asked(script: Script) -> list[tuple[str, str, str]]:
+    """(VM, zone, type) of every attempt."""
+    made = [fact.attempt for fact in script.facts if isinstance(fact, AttemptMade)]
+    return [(it.name, it.placement.zone, it.placement.instance_type) for it in made]
+
+
+def markets(script: Script) -> list[Market]:
+    made = [fact.attempt for fact in script.facts if isinstance(fact, AttemptMade)]
+    return [it.placement.market for it in made]
+
+
+def pass_time(script: Script, seconds: float) -> None:
+    """As a manager sees it that is not suspended; who has joined goes on reporting."""
+    for _ in range(int(seconds / 5.0)):
+        script.wait(5.0)
+        script.report()
+
+
+def fail(script: Script, kind: RefusalKind = RefusalKind.NO_CAPACITY, error: str = "none there") -> None:
+    """The newest request is refused."""
+    attempt = script.last(RequestVm).attempt
+    assert attempt is not None
+    number = attempt.number
+    script.event(AttemptFailed(now=script.now, vm=attempt.vm, number=number, kind=kind, error=error))
+
+
+def succeed(script: Script) -> None:
+    """The newest request gives a VM."""
+    attempt = script.last(RequestVm).attempt
+    assert attempt is not None
+    vm, number = attempt.vm, attempt.number
+    script.event(AttemptSucceeded(now=script.now, vm=vm, number=number, id=f"i-{vm}"))
+
+
+def test_an_attempt_is_journalled_with_the_command_that_makes_it() -> None:
+    script = rented(Script(), offer(), joined=False, max_price=0.4)
+    script.wait()
+    made, command = script.last(AttemptMade), script.last(RequestVm)
+    assert made.attempt == command.attempt
+    assert made.attempt.name == f"{made.vm}-1"
+    assert made.attempt.max_price == 0.4
+    assert made.price.ceiling == 1.0
+    succeed(script)
+    assert script.last(VmCreated).id == script.state.vms[made.vm].id == f"i-{made.vm}"
+
+
+def test_nothing_is_asked_for_before_prices_are_known() -> None:
+    script = Script()
+    script.submit(resources=CLOUD)
+    script.wait()
+    assert script.count(VmRequested) == 0
+    assert script.vitals.why_no_vm == "prices are not known yet"
+
+
+def test_a_place_without_capacity_leads_to_the_next_and_is_tried_again_later() -> None:
+    script = rented(Script(), offer("a"), offer("a", "large"), offer("b"), joined=False)
+    script.wait()
+    fail(script)
+    fail(script)
+    fail(script)
+    assert asked(script) == [("v0-1", "a", "small"), ("v0-2", "a", "large"), ("v0-3", "b", "small")]
+    assert script.last(VmEnded).reason is EndReason.REQUEST_FAILED
+    assert not script.state.counted_vms, "nothing of it exists"
+    script.wait(1.0)
+    assert len(asked(script)) == 3
+    script.wait(script.timing.request_backoff_s)
+    assert asked(script)[3][1:] == ("a", "small")
+
+
+def test_a_quota_holds_in_all_zones_and_not_for_other_types() -> None:
+    script = rented(Script(), offer("a"), offer("b"), offer("b", "large"), joined=False)
+    script.wait()
+    fail(script, RefusalKind.QUOTA)
+    assert asked(script)[-1] == ("v0-2", "b", "large")
+
+
+def test_while_a_vm_lives_no_other_zone_is_asked_unless_several_are_listed() -> None:
+    here = rented(Script(), offer("a"), offer("b"))
+    here.wait()
+    fail(here)
+    assert {zone for _, zone, _ in asked(here)} == {"a"}
+    listed = rented(Script(), offer("a"), offer("b"), zones=["a", "b"])
+    listed.wait()
+    fail(listed)
+    assert asked(listed)[-1][1] == "b"
+
+
+def test_where_nothing_is_allowed_a_person_is_asked_and_nobody_else() -> None:
+    script = rented(Script(), offer(), offer(market=ON_DEMAND), joined=False)
+    script.wait()
+    fail(script, RefusalKind.NOT_ALLOWED, "you may not")
+    script.wait(1.0)
+    assert script.last(PersonNeeded).reason == "you may not"
+    script.wait(3600.0)
+    assert script.count(RequestVm) == 1
+
+
+def test_on_demand_vms_stand_in_up_to_a_number_once_spot_was_absent_for_long() -> None:
+    script = rented(
+        Script(), offer(), offer(market=ON_DEMAND), joined=False, on_demand_nodes=1, on_demand_after="20m"
+    )
+    for _ in range(238):
+        script.wait(5.0)
+        if script.state.live_vms:
+            fail(script)
+    assert set(markets(script)) == {SPOT}
+    for _ in range(100):
+        if markets(script)[-1] is SPOT:
+            fail(script)
+            script.wait(5.0)
+    succeed(script)
+    vm = script.last(RequestVm).vm
+    for _ in range(100):
+        script.report(WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE))
+        script.wait(5.0)
+        for other in script.state.live_vms:
+            if other.status is VmStatus.REQUESTED:
+                fail(script)
+    assert script.state.vms[vm].live
+    assert markets(script).count(ON_DEMAND) == 1
+
+
+def test_a_vm_counts_until_it_is_gone() -> None:
+    script = rented(Script(releasing=False), offer())
+    script.wait()
+    assert len(script.state.live_vms) == 3
+    pass_time(script, script.timing.request_timeout_s + 60.0)
+    assert len(script.state.leaving) == 2, "those that never joined"
+    assert len(script.state.counted_vms) == 3
+    requested, hourly = script.count(RequestVm), hourly_ceiling(script.state)
+    assert hourly == 3.0
+    for vm in list(script.state.leaving):
+        script.event(VmTerminated(now=script.now, vm=vm))
+    assert script.count(VmGone) == 2
+    pass_time(script, 30.0)
+    assert script.count(RequestVm) == requested + 2
+
+
+def test_a_refusal_that_comes_late_settles_what_was_given_up() -> None:
+    script = rented(Script(releasing=False), offer(), joined=False)
+    script.wait()
+    pass_time(script, script.timing.request_timeout_s + 5.0)
+    assert len(script.state.leaving) == 1
+    fail(script)
+    assert not script.state.counted_vms
+    assert spent_by(script.state, script.now).at_most == 0.0
+
+
+def test_a_cloud_that_lost_a_vm_is_told_to_release_it_all_the_same() -> None:
+    script = rented(Script(), offer())
+    vm = script.state.live_vms[0].vm
+    script.event(VmTerminated(now=script.now, vm=vm))
+    assert script.last(ReleaseVm).vm == vm
+
+
+def test_max_hourly_cost_holds_at_ceilings() -> None:
+    script = rented(Script(releasing=False), offer(), max_hourly_cost=2.5)
+    script.wait()
+    assert hourly_ceiling(script.state) == 2.0
+    assert "max_hourly_cost" in script.vitals.why_no_vm
+    script.event(OffersSeen(now=script.now, offers=(offer(ceiling=0.5),)))
+    script.wait()
+    assert hourly_ceiling(script.state) == 2.5
+
+
+def test_what_has_no_price_is_not_asked_for_unless_the_user_states_one() -> None:
+    script = rented(Script(), offer(ceiling=None), joined=False)
+    script.wait()
+    assert script.count(RequestVm) == 0
+    assert "resources.hourly_price" in script.vitals.why_no_vm
+    stated = rented(Script(), offer(ceiling=None), joined=False, hourly_price=0.7)
+    stated.wait()
+    assert stated.last(AttemptMade).price.ceiling == 0.7
+
+
+def test_a_job_saves_and_stops_while_its_budget_still_pays_for_the_end() -> None:
+    script = rented(Script(), offer(ceiling=1.0), max_nodes=1, budget=1.0)
+    for _ in range(1000):
+        if script.count(StopOrdered):
+            break
+        pass_time(script, 5.0)
+        assert spent_by(script.state, script.now).at_most < 1.0
+    timing, left = script.timing, 1.0 - spent_by(script.state, script.now).at_most
+    assert left >= (timing.end_reserve_s + timing.stop_timeout_s - 5.0) / 3600.0
+    pass_time(script, 1000.0)
+    ended = script.last(JobEnded)
+    assert ended.status == "stopped"
+    assert ended.reason.startswith("its budget of 1 USD is spent")
+    assert spent_by(script.state, script.now).at_most < 1.0
+
+
+def test_a_budget_that_pays_for_no_vm_ends_the_job() -> None:
+    script = rented(Script(), offer(ceiling=10.0), joined=False, budget=1.0)
+    script.wait()
+    script.wait()
+    assert script.count(RequestVm) == 0
+    assert "budget of 1 USD pays for no more VMs" in script.last(JobEnded).reason
+
+
+def test_a_clouds_first_vm_is_asked_for_alone_until_it_joins() -> None:
+    script = rented(Script(), offer(), joined=False)
+    script.wait()
+    script.wait(5.0)
+    assert script.count(RequestVm) == 1
+    succeed(script)
+    script.report(WorkerReport(worker=f"{script.last(RequestVm).vm}.0", incarnation=1, phase=Phase.IDLE))
+    script.wait()
+    assert script.count(RequestVm) == 3
+
+
+def test_after_three_vms_that_never_join_a_person_is_asked() -> None:
+    script = rented(Script(), offer(), joined=False)
+    pass_time(script, 4000.0)
+    assert script.count(RequestVm) == 3
+    assert script.last(PersonNeeded).reason == "3 VMs in a row were rented and did not join"
+
+
+@pytest.mark.parametrize("kind", list(RefusalKind))
+def test_a_manager_that_died_goes_on_with_what_the_journal_has(kind: RefusalKind) -> None:
+    script = rented(Script(), offer("a"), offer("b"), joined=False)
+    script.wait()
+    script.state, script.vitals = fold(script.facts), Vitals()
+    script.event(ManagerStarted(now=script.now))
+    fail(script, kind)
+    fail(script, kind)  # the command was run twice: its answer comes twice
+    assert script.count(AttemptRefused) == 1
+    assert script.count(RequestVm) == 1, "what there is to have is not known to this manager yet"
