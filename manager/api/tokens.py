@@ -1,4 +1,4 @@
-"""`/api/v1/tokens`: tokens of users, made, listed and revoked by the administrator."""
+"""`/api/v1/tokens`: tokens of users and of machines, made, listed and revoked by the administrator."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ router = APIRouter(prefix="/api/v1", tags=["tokens"])
 
 
 class NewToken(BaseModel):
-    """`ttl_s`: for how long it is good; None: until it is revoked."""
+    """`ttl_s`: for how long it is good; None: until it is revoked. `uses`: how many machines may join with
+    it; for scope `machine`, and no other."""
 
     name: str = Field(min_length=1, max_length=100)
-    scope: Literal["user"] = "user"
+    scope: Literal["user", "machine"] = "user"
     ttl_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    uses: int | None = Field(default=None, ge=1, le=10_000)
 
 
 class IssuedToken(BaseModel):
@@ -38,6 +40,8 @@ class TokenView(BaseModel):
     scope: str
     created_at: float
     expires_at: float | None
+    uses: int | None = None
+    used: int = 0
 
 
 class TokensView(BaseModel):
@@ -46,18 +50,26 @@ class TokensView(BaseModel):
 
 @router.post("/tokens", status_code=201)
 async def new_token(body: NewToken, request: Request, _: Admin) -> IssuedToken:
-    """A token for a user, shown this once. Admin token only."""
+    """A token for a user, or for machines that are to join, shown this once. Admin token only."""
     service = service_of(request)
-    issue = partial(service.tokens.issue, Scope(body.scope), name=body.name, ttl_s=body.ttl_s)
+    scope = Scope(body.scope)
+    if (scope is Scope.MACHINE) != (body.uses is not None):
+        raise HTTPException(422, "uses: expected with scope machine, and with no other")
+    issue = partial(service.tokens.issue, scope, name=body.name, ttl_s=body.ttl_s, uses=body.uses)
     token = await service.threads.run(Kind.TOKENS, issue)
     return IssuedToken(id=id_of(token), token=token)
 
 
 @router.get("/tokens")
 async def tokens(request: Request, _: Admin) -> TokensView:
-    """The tokens of users and the admin's own that are good, oldest first. Admin token only."""
+    """The tokens of users and machines and the admin's own that are good, oldest first. Admin token only."""
     service = service_of(request)
     found = await service.threads.run(Kind.TOKENS, service.tokens.listed)
+    used = {
+        grant.token_id: await service.threads.run(Kind.TOKENS, service.tokens.used, grant.token_id)
+        for grant, _ in found
+        if grant.uses is not None
+    }
     return TokensView(
         tokens=[
             TokenView(
@@ -66,6 +78,8 @@ async def tokens(request: Request, _: Admin) -> TokensView:
                 scope=grant.scope.value,
                 created_at=created,
                 expires_at=grant.expires,
+                uses=grant.uses,
+                used=used.get(grant.token_id, 0),
             )
             for grant, created in found
         ]

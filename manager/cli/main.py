@@ -193,8 +193,23 @@ def _parser() -> argparse.ArgumentParser:
     about = "have a VM hand over and released, and another asked for in its place"
     command = add("drain", _lazily("show", "drain"), about, client)
     command.add_argument("vm", help="its id, as `makara status` shows it")
-    about = "make, list and revoke tokens of users (with the admin token)"
+    about = "make, list and revoke tokens of users and machines (with the admin token)"
     _token_arguments(commands.add_parser("token", help=about, description=about), client)
+    about = "lend this machine to a manager, until Ctrl-C"
+    command = add("join", _lazily("machines.join", "join"), about, common)
+    command.add_argument("url", help="of the manager, as https://manager.example:8700")
+    command.add_argument("--token-file", type=Path, help="holds a join token; needed the first time")
+    command.add_argument("--folder", type=Path, help="of this machine's key and VMs (machine, below --home)")
+    command.add_argument("--name", help="for people (default: the host's)")
+    command.add_argument(
+        "--address", help="where other machines reach this one (default: as the manager is reached)"
+    )
+    command.add_argument(
+        "--ca-file",
+        type=Path,
+        help="whom to trust, as PEM: ca.pem of the manager's home (default: the system's)",
+    )
+    add("machines", _lazily("machines.listing", "machines"), "list the machines that joined", client)
     about = "replay a job over an availability trace, in virtual time"
     simulate = add("simulate", cli_simulate.simulate, about, client)
     cli_simulate.add_arguments(simulate)
@@ -219,14 +234,16 @@ def _lazily(module: str, name: str) -> Callable[[argparse.Namespace], int]:
 def _token_arguments(command: argparse.ArgumentParser, client: argparse.ArgumentParser) -> None:
     kinds = command.add_subparsers(required=True, metavar="add|list|revoke")
     for name, run, about in (
-        ("add", "add", "make a token for a user, and print it this once"),
+        ("add", "add", "make a token for a user or for machines, and print it this once"),
         ("list", "list_", "list the tokens that are good"),
         ("revoke", "revoke", "have a token, and the sessions that it signed in, end at once"),
     ):
         kind = kinds.add_parser(name, help=about, description=about, parents=[client])
         kind.set_defaults(run=_lazily("tokens", run))
         if name == "add":
-            kind.add_argument("name", help="whose it is")
+            kind.add_argument("name", nargs="?", help="whose it is (of machines: for people, as `lab`)")
+            kind.add_argument("--join", action="store_true", help="by which machines join, with --uses")
+            kind.add_argument("--uses", type=positive, metavar="N", help="how many machines may join with it")
             kind.add_argument("--days", type=float, help="for how long it is good (default: until revoked)")
         if name == "revoke":
             kind.add_argument("id", help="as `makara token list` shows it: the part before the dot")

@@ -1,4 +1,4 @@
-"""`makara token`: make, list and revoke tokens of users; it needs the admin token."""
+"""`makara token`: make, list and revoke tokens of users and of machines; it needs the admin token."""
 
 from __future__ import annotations
 
@@ -9,12 +9,24 @@ from datetime import datetime
 from rich.console import Console
 from rich.table import Table
 
+from ..config import ConfigError
 from .client import connect
 
 
 def add(options: argparse.Namespace) -> int:
     """Make a token and print it, this once."""
-    body = {"name": options.name, "ttl_s": None if options.days is None else 86400.0 * options.days}
+    if options.join and options.uses is None:
+        raise ConfigError("--uses: say how many machines may join with this token")
+    if options.uses is not None and not options.join:
+        raise ConfigError("--uses: goes with --join only")
+    if options.name is None and not options.join:
+        raise ConfigError("name: say whose token it is, or --join for one by which machines join")
+    body = {
+        "name": options.name or "machines",
+        "scope": "machine" if options.join else "user",
+        "ttl_s": None if options.days is None else 86400.0 * options.days,
+        "uses": options.uses,
+    }
     with connect(options) as client:
         made = client.post("/tokens", json=body)
     print(json.dumps(made) if options.json else made["token"])
@@ -27,10 +39,11 @@ def list_(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(answer))
         return 0
-    table = Table("ID", "NAME", "SCOPE", "MADE", "EXPIRES", box=None, pad_edge=False)
+    table = Table("ID", "NAME", "SCOPE", "MADE", "EXPIRES", "USED", box=None, pad_edge=False)
     for token in answer["tokens"]:
         expires = "never" if token["expires_at"] is None else _time(token["expires_at"])
-        table.add_row(token["id"], token["name"], token["scope"], _time(token["created_at"]), expires)
+        used = "" if token["uses"] is None else f"{token['used']} of {token['uses']}"
+        table.add_row(token["id"], token["name"], token["scope"], _time(token["created_at"]), expires, used)
     Console(highlight=False, markup=False).print(table)
     return 0
 

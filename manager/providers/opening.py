@@ -1,4 +1,4 @@
-"""The providers of one manager: this machine, and each cloud that its settings name."""
+"""The providers of one manager: this machine, those that joined it, and each cloud that its settings name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ..config import ConfigError, ServerConfig
 from ..spec.placement import Attempt
 from . import Provider
 from .local import LocalProvider
+from .pool import MachinePool
 from .settings import FILE, CloudSettings, read_settings
+from .static import StaticProvider
 
 log = logging.getLogger("makara.manager")
 
@@ -32,7 +34,11 @@ def open_providers(config: ServerConfig, identity: str, render: Render | None) -
                 "clouds.yaml: %s is not used: this version cannot boot VMs of clouds into workers", name
             )
     clouds = {} if render is None else _clouds(settings, identity, render)
-    return {"local": LocalProvider(config.home / "vms", command=config.agent_command), **clouds}
+    return {
+        "local": LocalProvider(config.home / "vms", command=config.agent_command),
+        "static": StaticProvider(MachinePool(config.home / "machines.sqlite3")),
+        **clouds,
+    }
 
 
 def _clouds(settings: CloudSettings, identity: str, render: Render) -> dict[str, Provider]:

@@ -31,6 +31,7 @@ class Scope(StrEnum):
     SESSION = "session"  # a browser that signed in with a user or admin token
     JOIN = "join"  # connections of one VM of one job, until it shows its worker token; then it is used
     WORKER = "worker"  # later connections of that VM, its bundle and its secrets
+    MACHINE = "machine"  # machines of people's own join the pool with it: so many, once each
 
 
 class TokenRefused(Exception):
@@ -48,6 +49,7 @@ class Grant:
     vm: str | None = None
     expires: float | None = None  # Unix seconds
     parent: str | None = None  # id of the token with which a session signed in; it ends with that
+    uses: int | None = None  # how many machines may join with it
 
 
 class TokenStore:
@@ -62,10 +64,10 @@ class TokenStore:
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")
         self._database.executescript(_TABLES)
-        if "parent" not in {row[1] for row in self._database.execute("PRAGMA table_info(tokens)")}:
-            self._database.execute("ALTER TABLE tokens ADD COLUMN parent TEXT")
-        if "used" not in {row[1] for row in self._database.execute("PRAGMA table_info(tokens)")}:
-            self._database.execute("ALTER TABLE tokens ADD COLUMN used INTEGER NOT NULL DEFAULT 0")
+        columns = {row[1] for row in self._database.execute("PRAGMA table_info(tokens)")}
+        for column in _LATER_COLUMNS:
+            if column.split()[0] not in columns:
+                self._database.execute(f"ALTER TABLE tokens ADD COLUMN {column}")
         self._database.execute("INSERT OR IGNORE INTO identity VALUES (0, ?)", (secrets.token_hex(16),))
         self.identity: str = self._database.execute("SELECT name FROM identity").fetchone()[0]
         """Which manager this is: made with the file. Whoever lost it cannot judge the tokens of before."""
@@ -83,12 +85,14 @@ class TokenStore:
         vm: str | None = None,
         ttl_s: float | None = None,
         parent: str | None = None,
+        uses: int | None = None,
     ) -> str:
         """A new token, shown this once. `ttl_s` None: it does not expire; it ends with its `parent`."""
+        assert (scope is Scope.MACHINE) == (uses is not None), "machines are counted, and nothing else"
         if scope in (Scope.JOIN, Scope.WORKER):
             assert None not in (job, vm, ttl_s), "bound to a VM of a job, and short-lived"
         token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        self._insert(token_id, secret, scope, name, job, vm, ttl_s, parent)
+        self._insert(token_id, secret, scope, name, job, vm, ttl_s, parent, uses)
         return f"{token_id}.{secret}"
 
     def issue_join(self, secret: bytes, *, job: str, vm: str, attempt: str, ttl_s: float) -> str:
@@ -99,7 +103,7 @@ class TokenStore:
         """
         token_id = _derived(secret, "id", job, attempt)[:8].hex()
         text = urlsafe_b64encode(_derived(secret, "secret", job, attempt)).decode().rstrip("=")
-        self._insert(token_id, text, Scope.JOIN, "", job, vm, ttl_s, None)
+        self._insert(token_id, text, Scope.JOIN, "", job, vm, ttl_s, None, None)
         return f"{token_id}.{text}"
 
     def check(self, token: str, *scopes: Scope) -> Grant:
@@ -114,7 +118,7 @@ class TokenStore:
             matches = hmac.compare_digest(_hash(secret), stored)
             if row is None or not matches:
                 raise TokenRefused("unknown token")
-            grant = Grant(token_id, Scope(row[1]), *row[2:7])
+            grant = Grant(token_id, Scope(row[1]), *row[2:7], uses=row[8])
             if row[7]:
                 raise TokenRefused("this join token has been used")
             if not self._lives(token_id):
@@ -125,17 +129,36 @@ class TokenStore:
                 self._database.execute(_USE_JOIN, (Scope.JOIN.value, grant.job, grant.vm))
         return grant
 
+    def spend(self, token: str, machine: str) -> None:
+        """Let `machine` join with `token`; shown twice by one machine, it is used once.
+
+        Raises `TokenRefused`.
+        """
+        grant = self.check(token, Scope.MACHINE)
+        assert grant.uses is not None
+        with self._lock:
+            joined = {row[0] for row in self._database.execute(_JOINED, (grant.token_id,))}
+            if machine not in joined and len(joined) >= grant.uses:
+                raise TokenRefused(f"this token has let in {grant.uses} machines, and lets in no more")
+            self._database.execute("INSERT OR IGNORE INTO joined VALUES (?, ?)", (grant.token_id, machine))
+
+    def used(self, token_id: str) -> int:
+        """How many machines joined with it."""
+        with self._lock:
+            return len(self._database.execute(_JOINED, (token_id,)).fetchall())
+
     def lives(self, token_id: str) -> bool:
         """Whether a token that was good still is."""
         with self._lock:
             return self._lives(token_id)
 
     def listed(self) -> list[tuple[Grant, float]]:
-        """Tokens of people that are good, oldest first, each with when it was made, Unix seconds."""
+        """What people made and is good, oldest first, each with when it was made, Unix seconds."""
         with self._lock:
-            rows = self._database.execute(_LISTED, (Scope.ADMIN.value, Scope.USER.value)).fetchall()
+            people = (Scope.ADMIN.value, Scope.USER.value, Scope.MACHINE.value)
+            rows = self._database.execute(_LISTED, people).fetchall()
             return [
-                (Grant(row[0], Scope(row[1]), row[2], expires=row[4]), row[3])
+                (Grant(row[0], Scope(row[1]), row[2], expires=row[4], uses=row[5]), row[3])
                 for row in rows
                 if self._lives(row[0])
             ]
@@ -143,6 +166,7 @@ class TokenStore:
     def revoke(self, token_id: str) -> bool:
         """Forget one token, and with it the sessions that it signed in; whether there was one."""
         with self._lock:
+            self._database.execute("DELETE FROM joined WHERE token = ?", (token_id,))
             return self._database.execute("DELETE FROM tokens WHERE id = ?", (token_id,)).rowcount > 0
 
     def revoke_vm(self, job: str, vm: str) -> None:
@@ -191,13 +215,13 @@ class TokenStore:
         return row[6] is not None and self._lives(row[6])  # None: signed in before sessions knew their token
 
     def _insert(self, token_id: str, secret: str, scope: Scope, *rest: object) -> None:
-        name, job, vm, ttl_s, parent = rest
+        name, job, vm, ttl_s, parent, uses = rest
         now = self._clock()
         expires = now + ttl_s if isinstance(ttl_s, int | float) else None
         with self._lock:
             self._database.execute(
                 _INSERT,
-                (token_id, _hash(secret), scope.value, name, job, vm, now, expires, parent),
+                (token_id, _hash(secret), scope.value, name, job, vm, now, expires, parent, uses),
             )
 
 
@@ -222,18 +246,23 @@ def _hash(secret: str) -> bytes:
 _TABLES = """
 CREATE TABLE IF NOT EXISTS tokens (
     id TEXT PRIMARY KEY, hash BLOB NOT NULL, scope TEXT NOT NULL, name TEXT NOT NULL,
-    job TEXT, vm TEXT, created REAL NOT NULL, expires REAL, parent TEXT
+    job TEXT, vm TEXT, created REAL NOT NULL, expires REAL, parent TEXT, uses INTEGER
 ) STRICT;
 CREATE INDEX IF NOT EXISTS tokens_of_vms ON tokens (job, vm);
+CREATE TABLE IF NOT EXISTS joined (token TEXT, machine TEXT, PRIMARY KEY (token, machine)) STRICT;
 CREATE TABLE IF NOT EXISTS identity (one INTEGER PRIMARY KEY CHECK (one = 0), name TEXT NOT NULL) STRICT;
 """
 _INSERT = """
-INSERT INTO tokens (id, hash, scope, name, job, vm, created, expires, parent)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO tokens (id, hash, scope, name, job, vm, created, expires, parent, uses)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET expires = excluded.expires
 """
 _USE_JOIN = "UPDATE tokens SET used = 1 WHERE scope = ? AND job = ? AND vm = ? AND used = 0"
 _LATE_S = 86400.0
 _SWEEP = "DELETE FROM tokens WHERE expires <= ? AND (scope != ? OR expires <= ?)"
-_LISTED = "SELECT id, scope, name, created, expires FROM tokens WHERE scope IN (?, ?) ORDER BY created"
-_FIND = "SELECT hash, scope, name, job, vm, expires, parent, used FROM tokens WHERE id = ?"
+_LISTED = (
+    "SELECT id, scope, name, created, expires, uses FROM tokens WHERE scope IN (?, ?, ?) ORDER BY created"
+)
+_FIND = "SELECT hash, scope, name, job, vm, expires, parent, used, uses FROM tokens WHERE id = ?"
+_JOINED = "SELECT machine FROM joined WHERE token = ?"
+_LATER_COLUMNS = ("parent TEXT", "used INTEGER NOT NULL DEFAULT 0", "uses INTEGER")

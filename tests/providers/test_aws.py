@@ -331,9 +331,10 @@ def test_without_user_data_no_cloud_is_opened(
     region = stand.settings.regions[REGION].model_dump()
     (tmp_path / "clouds.yaml").write_text(str({"aws": {"regions": {REGION: region}}}).replace("'", '"'))
     providers = open_providers(ServerConfig(home=tmp_path), "m", render=None)
-    assert list(providers) == ["local"]
+    assert list(providers) == ["local", "static"]
     assert "clouds.yaml: aws is not used" in caplog.text
-    providers["local"].close()
+    for provider in providers.values():
+        provider.close()
 
 
 def test_a_manager_without_that_section_imports_nothing_of_it() -> None:

@@ -38,7 +38,7 @@ def test_a_section_opens_azure_with_the_credentials_of_the_environment(
     monkeypatch.setenv("AZURE_AUTHORITY_HOST", cloud.stand_in.address)
     write(tmp_path, cloud.settings().model_dump(exclude_none=True))
     providers = open_providers(ServerConfig(home=tmp_path), "manager", user_data)
-    assert set(providers) == {"local", "azure"}
+    assert set(providers) == {"local", "static", "azure"}
     assert list(providers["azure"].list()) == []
     for provider in providers.values():
         provider.close()

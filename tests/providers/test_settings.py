@@ -10,9 +10,9 @@ from makara.manager.providers.opening import open_providers
 from makara.manager.providers.settings import read_settings
 
 
-def test_without_the_file_there_is_this_machine_alone(tmp_path: Path) -> None:
+def test_without_the_file_there_are_no_clouds(tmp_path: Path) -> None:
     providers = open_providers(ServerConfig(home=tmp_path), "manager", render=None)
-    assert list(providers) == ["local"]
+    assert list(providers) == ["local", "static"]
     for provider in providers.values():
         provider.close()
 

@@ -18,9 +18,12 @@ from aws_stand import AwsStand, aws_stand
 from azure_stand import AzureStand, azure_stand
 from makara.manager.providers import FaultInjector, Provider
 from makara.manager.providers.local import LocalProvider
+from makara.manager.providers.pool import MachinePool
+from makara.manager.providers.static import StaticProvider
 from makara.manager.spec.job_spec import Resources
 from makara.manager.spec.placement import Attempt, Placement
 from makara.protocol.messages import BootConfig
+from pooled_machine import PooledMachine
 from provider_troubles import CONSOLE, Trouble
 
 
@@ -139,6 +142,77 @@ def _lives(pid: int) -> bool:
 @contextmanager
 def local_stand(folder: Path) -> Iterator[Stand]:
     stand = LocalStand(folder)
+    try:
+        yield stand
+    finally:
+        stand.close()
+
+
+class StaticStand:
+    """Six machines for each manager, on this one."""
+
+    troubles = frozenset({Trouble.NO_CAPACITY})
+    counts_attempts = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._machines: dict[str, list[PooledMachine]] = {}
+        self._providers: dict[str, StaticProvider] = {}
+
+    def provider(self, manager: str = "first") -> Provider:
+        folder = self._folder / manager
+        if manager not in self._machines:
+            self._machines[manager] = [PooledMachine(folder / f"machine{n}", CONSOLE) for n in range(6)]
+        pool = MachinePool(folder / "machines.sqlite3")
+        for machine in self._machines[manager]:
+            machine.join(pool)
+        if manager in self._providers:
+            self._providers[manager].close()
+        self._providers[manager] = StaticProvider(pool)
+        return self._providers[manager]
+
+    def attempt(self, vm: str, number: int = 1) -> Attempt:
+        return Attempt(vm=vm, number=number, placement=Placement(provider="static"))
+
+    def resources(self, **changes: object) -> Resources:
+        return Resources.model_validate({"provider": "static", "max_nodes": 2, **changes})
+
+    def trouble(self, trouble: Trouble) -> None:
+        for machine in self._all():
+            machine.leave()
+
+    def relieve(self, trouble: Trouble) -> None:
+        for manager, machines in self._machines.items():
+            for machine in machines:
+                machine.join(self._providers[manager].pool)
+
+    def end(self, vm: str) -> None:
+        self.wait()
+        for machine in self._all():
+            if machine.vm == vm:
+                machine.kill()
+
+    def wait(self) -> None:
+        for machine in self._all():
+            machine.settle()
+
+    def billed(self) -> list[str]:
+        self.wait()
+        return [machine.vm for machine in self._all() if machine.vm is not None]
+
+    def close(self) -> None:
+        for machine in self._all():
+            machine.close()
+        for provider in self._providers.values():
+            provider.close()
+
+    def _all(self) -> list[PooledMachine]:
+        return [machine for machines in self._machines.values() for machine in machines]
+
+
+@contextmanager
+def static_stand(folder: Path) -> Iterator[Stand]:
+    stand = StaticStand(folder)
     try:
         yield stand
     finally:

@@ -1,0 +1,41 @@
+"""`makara machines`: which machines joined, and what each is doing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..client import connect
+
+
+def machines(options: argparse.Namespace) -> int:
+    with connect(options) as client:
+        answer = client.get("/machines")
+    if options.json:
+        print(json.dumps(answer))
+        return 0
+    table = Table("MACHINE", "NAME", "CPUS", "MEMORY", "JOINED", "NOW", box=None, pad_edge=False)
+    for machine in answer["machines"]:
+        memory = f"{machine['memory_bytes'] / 1e9:.1f} GB"
+        joined = _time(machine["joined_at"])
+        cpus = str(machine["num_cpus"])
+        table.add_row(machine["machine"], machine["name"], cpus, memory, joined, _now(machine))
+    Console(highlight=False, markup=False).print(table)
+    return 0
+
+
+def _now(machine: dict[str, Any]) -> str:
+    vm = f"VM {machine['vm']}" if machine["vm"] else "free"
+    if machine["connected"]:
+        return vm
+    away = f"away since {_time(machine['seen_at'])}"
+    return f"{away}, {vm}" if machine["vm"] else away
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")

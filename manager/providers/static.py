@@ -1,0 +1,79 @@
+"""Machines of a person's own, which joined by themselves (`makara join`) and are leased one VM at a time.
+
+A VM is a lease: its name is new each time, and ending it wipes the job's folder on the machine and puts the
+machine back into the pool. No machine is ever powered off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ...protocol.messages import BootConfig
+from ..spec.placement import Attempt, Market, Offer, Placement, Price
+from ..spec.resources import Resources
+from . import Ended, NoCapacity, Resource, ResourceStatus
+from .pool import Leased, MachinePool, Stage
+
+_STATUS = {
+    Stage.GIVEN: ResourceStatus.PENDING,
+    Stage.RUNNING: ResourceStatus.RUNNING,
+    Stage.ENDING: ResourceStatus.ENDING,
+    Stage.GONE: ResourceStatus.GONE,
+}
+
+
+class StaticProvider:
+    """The machines of `pool`."""
+
+    def __init__(self, pool: MachinePool) -> None:
+        self.pool = pool
+
+    def create(self, attempt: Attempt, boot: BootConfig) -> str:
+        lease = self.pool.lease(attempt.name, attempt.vm, attempt.number, boot)
+        if lease is None:
+            raise NoCapacity(f"no machine is free: {self._told()}")
+        if lease.stage in (Stage.ENDING, Stage.GONE):
+            raise Ended(f"{attempt.name} has ended on machine {lease.machine}")
+        return _resource(lease).id
+
+    def release(self, vm: str) -> bool:
+        return self.pool.release(vm)
+
+    def look(self, vm: str) -> Sequence[Resource]:
+        return [resource for resource in self.list() if resource.vm == vm]
+
+    def list(self) -> Sequence[Resource]:
+        return [_resource(lease) for lease in self.pool.leases()]
+
+    def check(self, resources: Resources) -> Sequence[tuple[str, str]]:
+        """Nothing: machines that are not there yet may join while the job waits."""
+        return []
+
+    def offers(self, resources: Resources) -> Sequence[Offer]:
+        """Any machine, for nothing: its owner pays for it in any case."""
+        price = Price(hourly=0.0, ceiling=0.0, at=time.time(), source="your own machines")
+        return [Offer(placement=Placement(provider="static", market=Market.ON_DEMAND), price=price)]
+
+    def console(self, vm: str) -> str:
+        return self.pool.console(vm)
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def _told(self) -> str:
+        machines = self.pool.machines()
+        if not machines:
+            return "none has joined; see `makara join`"
+        leased = sum(machine.vm is not None for machine in machines)
+        away = sum(not machine.connected for machine in machines)
+        return f"of {len(machines)} that joined, {leased} are leased and {away} are not connected"
+
+
+def _resource(lease: Leased) -> Resource:
+    return Resource(
+        vm=lease.vm,
+        attempt=lease.attempt,
+        id=f"{lease.machine}/{lease.name}",
+        status=_STATUS[lease.stage],
+    )

@@ -1,0 +1,177 @@
+"""The processes of a VM that shares its machine with others: found again, and ended whole.
+
+`<folder>/vm.json` names the agent by process id and start time. Whatever the agent starts carries two marks
+in its environment: MAKARA_VM is the VM's name, and MAKARA_VM_FOLDER its folder, since others on this machine
+may have VMs of the same name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+RECORD = "vm.json"
+_NAME = "MAKARA_VM"
+_PLACE = "MAKARA_VM_FOLDER"
+_TERM_GRACE_S = 3.0
+
+
+class VmProcesses:
+    """Those of VM `vm` in `folder`, of whichever process started them."""
+
+    def __init__(self, vm: str, folder: Path) -> None:
+        self._vm = vm
+        self._folder = folder
+
+    def start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start the agent as the leader of a session. The caller writes `record` to the folder."""
+        with open(self._folder / "agent.log", "ab") as log:
+            return subprocess.Popen(
+                command,
+                cwd=self._folder,
+                env={**os.environ, _NAME: self._vm, _PLACE: _place(self._folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # SIGINT in the user's terminal is not for VMs
+            )
+
+    def recorded(self) -> dict[str, Any] | None:
+        """What `vm.json` says; None if there is none."""
+        try:
+            return json.loads((self._folder / RECORD).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def leader(self) -> psutil.Process | None:
+        """The living agent that `vm.json` names."""
+        found = self.recorded()
+        if found is None or "pid" not in found:
+            return None
+        return _living(int(found["pid"]), float(found["started"]), found.get("boot"))
+
+    def unrecorded_leader(self) -> int | None:
+        """The process id of an agent whose starter had no time to write it down."""
+        return next((p.pid for p in self._tagged() if _session(p.pid) == p.pid), None)
+
+    def members(self) -> list[psutil.Process]:
+        """All living processes of the VM: its session, and what carries its marks."""
+        leader = self.leader()
+        found = {} if leader is None else {leader.pid: leader}
+        if leader is not None:
+            for process in _children(leader):
+                found[process.pid] = process
+        for process in self._tagged():
+            found[process.pid] = process
+        return list(found.values())
+
+    def signal(self, number: signal.Signals, *, to_leader: bool = True) -> None:
+        """To all members, or to all but the agent."""
+        leader = self.leader()
+        for process in self.members():
+            if to_leader or leader is None or process.pid != leader.pid:
+                _signal(process, number)
+
+    def end(self) -> None:
+        """Let the agent end, and kill whatever is left a moment later. Blocking."""
+        self.signal(signal.SIGCONT)
+        leader = self.leader()
+        if leader is not None:
+            _signal(leader, signal.SIGTERM)
+            psutil.wait_procs([leader], timeout=_TERM_GRACE_S)
+        self.kill()
+
+    def kill(self) -> None:
+        leader = self.leader()
+        if leader is not None and _session(leader.pid) == leader.pid:
+            with contextlib.suppress(ProcessLookupError):  # it was faster
+                os.killpg(leader.pid, signal.SIGKILL)
+        for process in self.members():
+            _signal(process, signal.SIGKILL)
+
+    def _tagged(self) -> Iterator[psutil.Process]:
+        """What earlier versions started has no folder in its marks."""
+        place = _place(self._folder)
+        for process in psutil.process_iter():
+            try:
+                marks = process.environ()
+                ours = marks.get(_NAME) == self._vm and marks.get(_PLACE, place) == place
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+            except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+                continue  # gone meanwhile, or another user's: not ours
+
+
+def record(pid: int) -> bytes:
+    """The text of `vm.json` for an agent that was just started."""
+    return json.dumps({"pid": pid, "started": _start_time(pid), "boot": _boot_id()}).encode()
+
+
+def _living(pid: int, started: float, boot: str | None) -> psutil.Process | None:
+    """The process if it lives and is the one that was started then (ids are used again); a zombie is dead.
+
+    A record without `boot` is of an earlier version, which wrote Unix seconds.
+    """
+    try:
+        process = psutil.Process(pid)
+        if boot is None:
+            same = abs(process.create_time() - started) < 0.05
+        else:
+            same = boot == _boot_id() and _start_time(pid) == started
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _start_time(pid: int) -> float:
+    """When the process began, in a unit of the system's own that does not change when the wall clock is set.
+
+    0.0 if it has ended already: no process has this start time.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat")
+        if stat.exists():
+            ticks = stat.read_text().rpartition(")")[2].split()[19]  # field 22: since the boot
+            return float(ticks)
+        return psutil.Process(pid).create_time()
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        return 0.0
+
+
+def _boot_id() -> str:
+    """Names this run of the machine: start times of another are not to be compared."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _place(folder: Path) -> str:
+    return str(folder.resolve())
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it was faster
+        process.send_signal(number)

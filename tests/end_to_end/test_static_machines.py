@@ -1,0 +1,109 @@
+"""A job on machines that joined by themselves: real managers, machines and trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import models
+import psutil
+import pytest
+from fleet import settings
+from joined_machine import JoinedMachine
+from makara.checkpoint.tensors import tensors_sha256
+from service_process import ServiceProcess, wait_for
+from uninterrupted import uninterrupted
+
+STEPS = 40
+TRAINING = {"global_batch_size": 32, "seed": 7, "numerics": "exact"}
+SHAPE = {"microbatch_size": 2, "num_sections": 8}
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    process = ServiceProcess(tmp_path, options=("--tls",))
+    process.start()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def machines(service: ServiceProcess) -> Iterator[list[JoinedMachine]]:
+    """Two that joined."""
+    token = service.client.post("/tokens", json={"name": "lab", "scope": "machine", "uses": 2})["token"]
+    url, ca_file = service.client.url, service.home / "ca.pem"
+    made = [JoinedMachine(service.folder / f"lab{n}", url, token, ca_file) for n in range(2)]
+    for machine in made:
+        machine.start()
+    yield made
+    for machine in made:
+        machine.stop()
+        assert machine.vms() == []
+        assert machine.vm_processes() == []
+
+
+def submit(service: ServiceProcess) -> str:
+    return service.submit(
+        Path(models.__file__).read_text(),
+        entrypoint="train:slow_gpt",
+        training={**TRAINING, "steps": STEPS},
+        parallelism=SHAPE,
+        resources={"provider": "static", "max_nodes": 2},
+        checkpoint={"interval": 5},
+    )
+
+
+def reference() -> str:
+    """The weight hash of the uninterrupted run."""
+    job = settings(Path("/unused"), **TRAINING, **SHAPE)
+    _, state = uninterrupted(models.slow_gpt(nap_s=0.0), job, STEPS)
+    kept = {name: tensor for name, tensor in state.items() if name.startswith(("weights/", "buffers/"))}
+    return tensors_sha256({name.split("/", 1)[1]: tensor for name, tensor in kept.items()})
+
+
+def pool(service: ServiceProcess) -> dict[str, str | None]:
+    """By name of a connected machine, which VM it is."""
+    found = service.client.get("/machines")["machines"]
+    return {machine["name"]: machine["vm"] for machine in found if machine["connected"]}
+
+
+def logs(service: ServiceProcess, machines: list[JoinedMachine]) -> Callable[[], str]:
+    return lambda: "\n".join([service.logs(), *(machine.log() for machine in machines)])
+
+
+def test_a_machine_that_is_killed_and_comes_back_changes_nothing_in_the_result(
+    service: ServiceProcess, machines: list[JoinedMachine]
+) -> None:
+    job = submit(service)
+    service.wait(job, lambda view: view["step"] >= 5 and len(view["placement"]) == 2, "both to train")
+    lost = pool(service)["lab1"]
+    machines[1].kill()
+    machines[1].start()
+
+    def is_another_vm() -> bool:
+        return pool(service).get("lab1") not in (None, lost)
+
+    wait_for(is_another_vm, "the machine to be leased again", logs(service, machines))
+    view = service.wait_status(job, "finished")
+    assert view["export_sha256"] == reference()
+    assert sorted(service.losses(job)) == list(range(1, STEPS + 1))
+    wait_for(lambda: pool(service) == {"lab0": None, "lab1": None}, "a free pool", logs(service, machines))
+    assert [machine.vms() for machine in machines] == [[], []]
+
+
+def test_neither_the_manager_nor_makara_join_is_needed_for_steps(
+    service: ServiceProcess, machines: list[JoinedMachine]
+) -> None:
+    job = submit(service)
+    view = service.wait(job, lambda view: view["step"] >= 5 and len(view["placement"]) == 2, "both to train")
+    before = pool(service)
+    agents = {process.pid for machine in machines for process in machine.vm_processes()}
+    service.kill()
+    machines[0].kill(with_vm=False)
+    service.start()
+    machines[0].start()
+    wait_for(lambda: pool(service) == before, "both to be the same VMs again", logs(service, machines))
+    assert agents <= {process.pid for process in psutil.process_iter()}
+    view = service.wait_status(job, "finished")
+    assert len(view["vms"]) == 2
+    assert view["export_sha256"] == reference()

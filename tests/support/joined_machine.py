@@ -1,0 +1,72 @@
+"""`makara join`, run as its own process: a machine that a test lends to a manager."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+
+class JoinedMachine:
+    """One machine in a folder of its own."""
+
+    def __init__(self, folder: Path, url: str, token: str, ca_file: Path | None = None) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self._url = url
+        self._trust = ["--ca-file", str(ca_file)] if ca_file is not None else []
+        self._token_file = folder / "join.token"
+        self._token_file.write_text(f"{token}\n")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "makara.manager.cli", "join", self._url, "--name", self.folder.name]
+        command += self._trust
+        with (self.folder / "join.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--token-file", str(self._token_file), "--folder", str(self.folder / "machine")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def kill(self, *, with_vm: bool = True) -> None:
+        """SIGKILL to `makara join`; and to all that its VM is, as when the machine loses its power."""
+        assert self._process is not None
+        victims = self.vm_processes() if with_vm else []
+        for process in [psutil.Process(self._process.pid), *victims]:
+            process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def wait(self) -> int:
+        """Until it ends by itself; its exit status."""
+        assert self._process is not None
+        return self._process.wait(timeout=60)
+
+    def stop(self) -> None:
+        """SIGTERM, and wait for its end."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
+
+    def vm_processes(self) -> list[psutil.Process]:
+        """The agent and the trainers on it."""
+        where = f"{self.folder}/machine/vms/"
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if any(part.startswith(where) for part in process.info["cmdline"] or ())
+        ]
+
+    def vms(self) -> list[str]:
+        """The names of the folders of its VMs."""
+        return sorted(path.name for path in (self.folder / "machine" / "vms").glob("*"))
+
+    def log(self) -> str:
+        agent = [path.read_text() for path in self.folder.glob("machine/vms/*/agent.log")]
+        return "\n".join([(self.folder / "join.log").read_text(), *agent])

@@ -1,0 +1,6 @@
+from .machine import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    main()

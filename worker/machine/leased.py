@@ -1,0 +1,126 @@
+"""The VM that this machine is at the moment: an agent in a folder of its own, of which nothing is left after.
+
+`<folder>/vms/<lease>/` holds the boot file (mode 0600), the agent's log, the job's code, and whatever that
+writes. Blocking; used from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...protocol.machines import CONSOLE_BYTES, Lease, MachineOrders, MachineReport
+from ...protocol.messages import BootConfig
+from ...protocol.vm_processes import RECORD, VmProcesses, record
+from ..agent.shown_token import write_secret
+
+log = logging.getLogger("makara.machine")
+AGENT = (sys.executable, "-P", "-m", "makara.worker.agent")
+_LEASE = "lease.json"
+
+
+class LeasedVm:
+    """At most one VM. A machine whose process is started again finds the agent that still runs."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        url: str,
+        ca: str | None = None,
+        address: str | None = None,
+        command: Sequence[str] = AGENT,
+    ) -> None:
+        """`url`, `ca`: by which this machine reaches the manager and whom it trusts to be that, whatever the
+        manager thinks. `address`: where the agent listens for its peers; None: as the boot file says."""
+        self._folder = folder / "vms"
+        self._url = url
+        self._ca = ca
+        self.address = address
+        self._command = command
+        self._ended: str | None = None
+        self._lease: Lease | None = None
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._find()
+
+    def obey(self, orders: MachineOrders | None) -> MachineReport:
+        """Be what the orders say, and tell what this machine is then. None: no orders yet."""
+        if self._lease is not None and (not self._runs() or _differs(orders, self._lease)):
+            self._end(self._lease)
+        wanted = orders.lease if orders is not None else None
+        is_new = wanted is not None and wanted.name != self._ended and self._lease is None
+        if wanted is not None and wanted.boot is not None and is_new:
+            self._start(wanted, wanted.boot)
+        return MachineReport(
+            obeyed=orders.version if orders is not None else 0,
+            lease=self._lease.name if self._lease is not None else None,
+            ended=self._ended,
+            console=self._console(),
+        )
+
+    def _start(self, lease: Lease, boot: BootConfig) -> None:
+        place = self._folder / lease.name
+        place.mkdir(mode=0o700)
+        changes = {"directory": str(place), "manager_url": self._url, "ca": self._ca}
+        if self.address is not None:
+            changes["address"] = self.address
+        boot = boot.model_copy(update=changes)
+        write_secret(place / _LEASE, lease.model_copy(update={"boot": None}).model_dump_json())
+        write_secret(place / "boot.json", boot.model_dump_json())
+        child = VmProcesses(lease.vm, place).start([*self._command, str(place / "boot.json")])
+        write_secret(place / RECORD, record(child.pid).decode())
+        self._children.append(child)
+        self._lease = lease
+        log.info("this machine is VM %s", lease.vm)
+
+    def _end(self, lease: Lease) -> None:
+        place = self._folder / lease.name
+        VmProcesses(lease.vm, place).end()
+        self._children = [child for child in self._children if child.poll() is None]
+        shutil.rmtree(place)
+        self._lease, self._ended = None, lease.name
+        log.info("this machine is no longer VM %s: its folder is wiped", lease.vm)
+
+    def _runs(self) -> bool:
+        assert self._lease is not None
+        return VmProcesses(self._lease.vm, self._folder / self._lease.name).leader() is not None
+
+    def _find(self) -> None:
+        """Take over the agent that a process before this one started; wipe what is left of others."""
+        for place in self._folder.iterdir():
+            if not (place / _LEASE).exists():
+                shutil.rmtree(place)  # nothing was started in it
+                continue
+            lease = Lease.model_validate_json((place / _LEASE).read_bytes())
+            processes = VmProcesses(lease.vm, place)
+            leader = processes.unrecorded_leader() if processes.recorded() is None else None
+            if leader is not None:
+                write_secret(place / RECORD, record(leader).decode())
+            if self._lease is None and processes.leader() is not None:
+                self._lease = lease
+            else:
+                self._end_found(lease)
+
+    def _end_found(self, lease: Lease) -> None:
+        kept = self._lease
+        self._end(lease)
+        self._lease = kept
+
+    def _console(self) -> str:
+        if self._lease is None:
+            return ""
+        try:
+            data = (self._folder / self._lease.name / "agent.log").read_bytes()
+        except FileNotFoundError:
+            return ""
+        return data[-CONSOLE_BYTES // 4 :].decode(errors="replace")
+
+
+def _differs(orders: MachineOrders | None, lease: Lease) -> bool:
+    """Whether the orders are for something else than this lease; without any, it goes on."""
+    return orders is not None and (orders.lease is None or orders.lease.name != lease.name)
