@@ -1,11 +1,13 @@
 """Notices of clouds in whole runs: a real manager, agents and trainers; the metadata services are stand-ins.
 
-A notice leads to a switch in which no step is lost, and the weights are the uninterrupted run's.
+A notice leads to a switch in which no step is lost, a withdrawn one to nothing; the weights are the
+uninterrupted run's either way.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import models
+import psutil
 import pytest
 from fleet import settings
 from http_answers import Answer, Request, answering
@@ -79,13 +82,13 @@ def reference() -> str:
     return tensors_sha256({name.split("/", 1)[1]: tensor for name, tensor in kept.items()})
 
 
-def submit(service: ServiceProcess) -> str:
+def submit(service: ServiceProcess, *, min_nodes: int = 2) -> str:
     return service.submit(
         Path(models.__file__).read_text(),
         entrypoint="train:slow_gpt",
         training={**BATCH, "steps": STEPS, "numerics": "exact"},
         parallelism=SHAPE,
-        resources={"min_nodes": 2, "max_nodes": 3},
+        resources={"min_nodes": min_nodes, "max_nodes": 3},
         checkpoint={"interval": 50},
     )
 
@@ -102,6 +105,10 @@ def member(service: ServiceProcess, job: str) -> str:
 
 def vm_of(view: dict[str, Any], name: str) -> dict[str, Any]:
     return next(vm for vm in view["vms"] if vm["vm"] == name)
+
+
+def agent_of(service: ServiceProcess, vm: str) -> psutil.Process:
+    return next(p for p in service.vm_processes(vm) if p.cmdline()[-1].endswith("boot.json"))
 
 
 def lost(view: dict[str, Any]) -> int:
@@ -132,3 +139,38 @@ def test_a_notice_leads_to_a_switch_without_a_lost_step(tmp_path: Path, kind: st
         told = services[doomed]
         if isinstance(told, AzureMetadata):
             wait_for(lambda: told.started == ["e-1"], "the acknowledgement", service.logs)
+
+
+def test_a_withdrawn_notice_leads_to_nothing(tmp_path: Path) -> None:
+    """No plan does without the VM, so that the notice stands for as long as the cloud says so."""
+    with cloud(tmp_path, "aws", lambda vm: AwsMetadata()) as (service, services):
+        job = submit(service, min_nodes=3)
+        spared = member(service, job)
+        told = services[spared]
+        assert isinstance(told, AwsMetadata)
+        told.interrupt()
+        service.wait(job, lambda seen: vm_of(seen, spared)["notice"] == "terminate", "the notice")
+        told.action = None
+        service.wait(job, lambda seen: vm_of(seen, spared)["notice"] == "", "the notice to be withdrawn")
+        view = service.wait_status(job, "finished")
+        assert len(view["vms"]) == 3
+        assert lost(view) == 0
+        assert view["export_sha256"] == reference()
+
+
+def test_a_sigterm_that_is_a_notice_leads_to_a_switch_without_a_lost_step(tmp_path: Path) -> None:
+    service = CloudService(tmp_path, NoticeSource(kind="none", sigterm_s=120.0))
+    service.start()
+    try:
+        job = submit(service)
+        doomed = member(service, job)
+        agent_of(service, doomed).send_signal(signal.SIGTERM)
+        view = service.wait(
+            job, lambda seen: vm_of(seen, doomed)["status"] == "ended", "the VM to be released"
+        )
+        assert vm_of(view, doomed)["reason"] == "released"
+        view = service.wait_status(job, "finished")
+        assert lost(view) == 0
+        assert view["export_sha256"] == reference()
+    finally:
+        service.close()
