@@ -5,10 +5,16 @@ const bare = (text, job) => String(text).replaceAll(`${job}-`, "");
 const shapeText = (shape) => shape.replaceAll("x", "×");
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
+const placeText = (at) => [at.provider, at.zone || at.region, at.instance_type].filter(Boolean).join(" ");
+
 const SAYS = {
   submitted: (f) => ["Submitted", f.job],
   start_copied: (f) => ["Starts", `from step ${f.checkpoint.step} of another job, whose checkpoint was copied`, "key"],
   vm_requested: (f) => ["VM requested", f.vm],
+  attempt_made: (f) => ["Asked", `${f.vm}, attempt ${f.attempt.number}: ${placeText(f.attempt.placement)}${f.price.ceiling ? `, at most $${f.price.ceiling}/h` : ""}`],
+  attempt_refused: (f) => ["Refused", `${f.vm}, attempt ${f.number}: ${f.kind.replaceAll("_", " ")}: ${f.message}`, "warn"],
+  vm_created: (f) => ["Created", `${f.vm} is ${f.id} at its provider`],
+  vm_gone: (f) => ["Gone", `nothing of ${f.vm} is left at its provider`],
   vm_joined: (f) => ["VM joined", `${f.vm}, ${plural(f.devices.length, "device")}`],
   vm_noticed: (f) => ["Notice", `${f.vm} will be taken at ${clock(f.deadline)}${f.action ? ` (${f.action})` : ""}`, "warn"],
   vm_notice_withdrawn: (f) => ["Notice withdrawn", `${f.vm} stays`],
