@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Tests at a time. Most wait for processes of their own; each copy takes about one core and 2 GB.
 JOBS ?= 2
 
-.PHONY: demo verify test soak check format bench setup azurite clean
+.PHONY: demo verify test soak clouds check format bench setup azurite clean
 
 demo: setup
 	$(BIN)/makara demo
@@ -14,10 +14,13 @@ verify: setup
 	$(BIN)/makara demo --verify
 
 test: setup azurite
-	$(BIN)/python -m pytest -q -m "not soak" -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -q -m "not soak and not clouds" -n $(JOBS) --dist worksteal
 
 soak: setup azurite
 	$(BIN)/python -m pytest -q -m soak
+
+clouds: setup
+	$(BIN)/python -m pytest -q -m clouds
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -1,0 +1,40 @@
+"""What a VM fetches before it has an agent, with its join or worker token."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+from ..boot.payload import constraints, torch_version, wheel
+from ..service.tokens import Scope, TokenRefused
+from ..threads import Kind
+from .auth import bearer, service_of
+
+router = APIRouter(prefix="/api/v1", tags=["agents"])
+
+
+class Part(StrEnum):
+    WHEEL = "wheel"
+    CONSTRAINTS = "constraints"
+    TORCH = "torch"
+
+
+@router.get("/jobs/{job}/boot/{part}")
+async def boot_part(job: str, part: Part, request: Request) -> Response:
+    """`wheel`: the worker's side of this version. `constraints`: what it needs, as pip reads it. `torch`: the
+    version that this job's VMs are to have. For the VMs of this job alone."""
+    service = service_of(request)
+    try:
+        grant = await service.threads.run(
+            Kind.TOKENS, service.tokens.check, bearer(request) or "", Scope.JOIN, Scope.WORKER
+        )
+    except TokenRefused as refusal:
+        raise HTTPException(401, str(refusal)) from refusal
+    if grant.job != job or job not in service.jobs:
+        raise HTTPException(403, "this token is for another job")
+    if part is Part.TORCH:
+        recipe = service.jobs[job].state.recipe
+        return Response(torch_version(recipe.torch_version if recipe is not None else None))
+    data = await service.threads.run(Kind.FILES, wheel if part is Part.WHEEL else constraints)
+    return Response(data, media_type="application/octet-stream")

@@ -1,0 +1,130 @@
+"""What a VM fetches from its manager at its birth: the worker's side of this very version, as a wheel, and
+the versions of everything that it needs.
+
+Both are made of what is installed here, and are the same bytes as long as that is.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOMS = ("pipeline", "protocol", "model", "simulator", "checkpoint", "morphing", "worker")
+"""The packages that run on a VM."""
+
+_TORCH = "torch"
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can tell
+_WHEEL = "Wheel-Version: 1.0\nGenerator: makara\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """By what a VM knows that it has what this manager serves."""
+
+    wheel: str  # file name
+    wheel_sha256: str
+    constraints_sha256: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@cache
+def payload() -> Payload:
+    return Payload(
+        wheel=f"makara-{_makara().version}-py3-none-any.whl",
+        wheel_sha256=hashlib.sha256(wheel()).hexdigest(),
+        constraints_sha256=hashlib.sha256(constraints()).hexdigest(),
+    )
+
+
+@cache
+def wheel() -> bytes:
+    """A wheel of `ROOMS`, in a fixed order and without times."""
+    makara = _makara()
+    info = f"makara-{makara.version}.dist-info"
+    entries = [(f"makara/{room}{path}", data) for room in ROOMS for path, data in _files_of(room)]
+    entries += [(f"{info}/METADATA", _metadata(makara)), (f"{info}/WHEEL", _WHEEL.encode())]
+    record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in entries)
+    entries.append((f"{info}/RECORD", f"{record}{info}/RECORD,,\n".encode()))
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries:
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
+    return raw.getvalue()
+
+
+@cache
+def constraints() -> bytes:
+    """`name==version` for each library that Makara needs, as it is installed here; torch apart."""
+    found: dict[str, str] = {}
+    _follow(_makara(), found)
+    lines = [f"{name}=={version}" for name, version in sorted(found.items()) if name != _TORCH]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def torch_version(of_recipe: str | None) -> str:
+    """What the VMs of a job are to have: that of its recipe, else the one installed here.
+
+    Without the part that names a build: the index that a VM uses has its own.
+    """
+    return (of_recipe or distribution(_TORCH).version).partition("+")[0]
+
+
+def _makara() -> Distribution:
+    return distribution("makara")
+
+
+def _files_of(room: str) -> Iterator[tuple[str, bytes]]:
+    yield from _walk(files(f"makara.{room}"), "")
+
+
+def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        path = f"{prefix}/{entry.name}"
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                yield from _walk(entry, path)
+        elif entry.name.endswith((".py", ".typed")):
+            yield path, entry.read_bytes()
+
+
+def _metadata(makara: Distribution) -> bytes:
+    needs = "".join(f"Requires-Dist: {need}\n" for need in _needs(makara))
+    return f"Metadata-Version: 2.1\nName: makara\nVersion: {makara.version}\n{needs}".encode()
+
+
+def _needs(of: Distribution) -> list[Requirement]:
+    """Without extras, and for this machine."""
+    needs = [Requirement(line) for line in of.requires or []]
+    return [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+
+
+def _follow(of: Distribution, found: dict[str, str]) -> None:
+    for need in _needs(of):
+        name = canonicalize_name(need.name)
+        if name in found or re.match(r"nvidia-|triton$", name):  # those of torch come with torch
+            continue
+        try:
+            installed = distribution(name)
+        except PackageNotFoundError:
+            continue  # of another platform or an extra: the VM's pip chooses
+        found[name] = installed.version
+        _follow(installed, found)
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
