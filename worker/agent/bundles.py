@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import shutil
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -88,8 +89,18 @@ def _unpack(data: bytes, folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)  # what an attempt before left
     temporary.mkdir(parents=True)
     with opened(data) as archive:
-        archive.extractall(temporary, members(archive, ANY_SIZE), filter="data")
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(temporary, members(archive, ANY_SIZE), filter="data")
+        else:  # before Python 3.11.4, which Debian 12 has: by the same rules
+            archive.extractall(temporary, map(_owned, members(archive, ANY_SIZE)))
     temporary.rename(folder)
+
+
+def _owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """With the rights that the filter `data` leaves a plain file or folder, and without an owner."""
+    member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    return member
 
 
 async def _set_up(command: str, folder: Path, environment: Mapping[str, str], log: Path) -> None:
