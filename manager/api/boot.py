@@ -21,7 +21,7 @@ class Part(StrEnum):
 
 
 @router.get("/jobs/{job}/boot/{part}")
-async def boot_part(job: str, part: Part, request: Request) -> Response:
+async def boot_part(job: str, part: str, request: Request) -> Response:
     """`wheel`: the worker's side of this version. `constraints`: what it needs, as pip reads it. `torch`: the
     version that this job's VMs are to have. For the VMs of this job alone."""
     service = service_of(request)
@@ -33,8 +33,10 @@ async def boot_part(job: str, part: Part, request: Request) -> Response:
         raise HTTPException(401, str(refusal)) from refusal
     if grant.job != job or job not in service.jobs:
         raise HTTPException(403, "this token is for another job")
-    if part is Part.TORCH:
+    if part not in set(Part):
+        raise HTTPException(404, f"part: expected {', '.join(Part)}")
+    if part == Part.TORCH:
         recipe = service.jobs[job].state.recipe
         return Response(torch_version(recipe.torch_version if recipe is not None else None))
-    data = await service.threads.run(Kind.FILES, wheel if part is Part.WHEEL else constraints)
+    data = await service.threads.run(Kind.FILES, wheel if part == Part.WHEEL else constraints)
     return Response(data, media_type="application/octet-stream")

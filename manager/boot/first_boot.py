@@ -62,7 +62,7 @@ def prepare(boot: dict[str, Any]) -> None:
     pip = [os.path.join(VENV, "bin", "python"), "-m", "pip", "install", "--no-input"]
     if not has_torch:
         cpu = [] if glob.glob("/proc/driver/nvidia/gpus/*") else ["--extra-index-url", CPU_INDEX]
-        run(*pip, *cpu, torch)
+        run(*pip, *cpu, "-c", constraints, torch)
     run(*pip, "-c", constraints, torch, wheel)
     open(DONE, "w").close()
 

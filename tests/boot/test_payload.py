@@ -85,6 +85,8 @@ def test_a_vm_fetches_with_its_join_token_and_nobody_else_does(manager: Manager,
     assert first_boot.fetch(boot, "constraints") == constraints()
     assert first_boot.fetch(boot, "torch").decode() == torch_version(None)
     path = f"/api/v1/jobs/{job}/boot/wheel"
+    join = {"Authorization": f"Bearer {boot['join_token']}"}
+    assert manager.http.get(f"/api/v1/jobs/{job}/boot/other", headers=join).status_code == 404
     worker = {"Authorization": f"Bearer {token_of(manager, job, Scope.WORKER)}"}
     assert manager.http.get(path, headers=worker).status_code == 200
     assert manager.http.get(path).status_code == 401

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from makara.manager.api import agents, prometheus, site
+from makara.manager.api import agents, boot, draining, machines, prometheus, site
 from makara.manager.api import jobs as api
 from makara.manager.api import plans as api_plan
 from makara.manager.api import tokens as api_tokens
@@ -21,10 +21,16 @@ from starlette.routing import Route, WebSocketRoute
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-PUBLIC = {("GET", "/healthz"), ("GET", "/"), ("GET", "/docs"), ("GET", "/page/{name}")}
+PUBLIC = {
+    ("GET", "/healthz"),
+    ("GET", "/"),
+    ("GET", "/docs"),
+    ("GET", "/page/{name}"),
+    ("GET", "/api/v1/machines/challenge"),
+}
 ROUTES = [
     route
-    for module in (api, api_plan, api_tokens, agents, prometheus, site)
+    for module in (api, draining, api_plan, api_tokens, agents, boot, machines, prometheus, site)
     for route in module.router.routes
 ]
 
@@ -195,12 +201,13 @@ def test_every_route_refuses_who_shows_no_token(manager: Manager) -> None:
 
 def test_sockets_refuse_who_shows_no_token_of_that_vm(manager: Manager) -> None:
     paths = [route.path for route in ROUTES if isinstance(route, WebSocketRoute)]
-    assert paths == ["/api/v1/agents/{vm}"]
-    url = manager.url.replace("http", "ws") + "/api/v1/agents/vm"
-    for headers in ({}, {"Authorization": "Bearer x.y"}, {"Authorization": f"Bearer {manager.token}"}):
-        with pytest.raises(InvalidStatus) as refused:
-            connect(url, additional_headers=headers)
-        assert refused.value.response.status_code == 403
+    assert paths == ["/api/v1/agents/{vm}", "/api/v1/machines/connection"]
+    for path, status in zip(paths, (403, 401), strict=True):
+        url = manager.url.replace("http", "ws") + path.format(vm="vm")
+        for headers in ({}, {"Authorization": "Bearer x.y"}, {"Authorization": f"Bearer {manager.token}"}):
+            with pytest.raises(InvalidStatus) as refused:
+                connect(url, additional_headers=headers)
+            assert refused.value.response.status_code == status
 
 
 def test_a_user_works_with_jobs_and_not_with_faults_or_tokens(manager: Manager, tmp_path: Path) -> None:
