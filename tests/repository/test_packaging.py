@@ -208,6 +208,12 @@ def test_no_folder_is_a_heap() -> None:
             assert all(count <= MOST_MODULES for count in counts.values()), counts.most_common(1)
 
 
+def test_no_two_tests_have_one_name() -> None:
+    """Found: without packages pytest collects one of them, and ends with an error where it runs serially."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_rooms_find_each_other_by_relative_imports() -> None:
     """Which resolve by the files alone, in a checkout and in an installation."""
     for path in sources(*(room for floor in FLOORS for room in floor), *BESIDE):
