@@ -32,6 +32,7 @@ JOB: dict[str, Any] = {
     "training": {"global_batch_size": 4, "steps": 12},
     "checkpoint": {"uri": "./checkpoints", "interval": 5},
 }
+RENTED = {"provider": "aws", "region": "us-east-1", "instance_type": "m5.large", "max_nodes": 1}
 MODEL = {
     "num_parameters": 1200, "num_sections": 2, "shared_parameters": {"w": [0, 1]}, "seconds": 1.0,
     "not_compared": None, "largest_differences": {"loss": 0.0},
@@ -182,7 +183,7 @@ def test_what_the_manager_refuses_is_said_before_the_code_is_tried(
     job_file.write_text(yaml.safe_dump(JOB | {"checkpoint": {"uri": "file:///dev/null/x"}}))
     assert run(manager, "apply", "-f", job_file) == cli.MISTAKE
     assert "job.yaml:2: checkpoint.uri: file:///dev/null/x" in capsys.readouterr().err
-    job_file.write_text(yaml.safe_dump(JOB | {"resources": {"provider": "static", "max_nodes": 1}}))
+    job_file.write_text(yaml.safe_dump(JOB | {"resources": RENTED}))
     assert run(manager, "apply", "-f", job_file) == cli.MISTAKE
     assert run(manager, "apply", "-f", job_file, "--token", "a.b") == cli.MISTAKE
     assert tried == []

@@ -122,6 +122,7 @@ def test_a_view_holds_what_lives_and_the_last_that_ended(tmp_path: Path) -> None
                 for vm in here.vms("j"):
                     report = here.report_of(vm).model_copy(update={"leaving": "its time is over"})
                     await here.service.report("j", report)
+                await here.until(lambda: not here.service.effects._tasks)  # they count until they are gone
             await here.tick(1.0)
             vm = here.vms("j")[0]
             await here.report("j", vm, Phase.IDLE)

@@ -147,7 +147,11 @@ def refusal(response: httpx.Response) -> dict[str, str]:
         ({"parallelism": {"microbatch_size": 3}}, "training.global_batch_size", "not divisible"),
         ({"resources": {"provider": "moon"}}, "resources.provider", "unknown provider 'moon'"),
         ({"resources": {"provider": ["local", 7]}}, "resources.provider", "a list of texts"),
-        ({"resources": {"provider": "static"}}, "resources.provider", "has no provider static; it has local"),
+        (
+            {"resources": {"provider": "aws", "instance_type": "m5.large", "region": "us-east-1"}},
+            "resources.provider",
+            "has no provider aws; it has local, static",
+        ),
         ({"envs": {"A": "x\0"}}, "envs.A", "NUL"),
         ({"envs": {"A=B": "x"}}, "envs", "no name of an environment variable"),
         ({"envs": {"A": "\ud800"}}, "job file", "surrogate"),
