@@ -95,6 +95,17 @@ def generation_closed(scene: Scene) -> Noticed | None:
     return None
 
 
+def peer_lost(one: str, other: str, at: float) -> Sign:
+    """The generation is closed for it; or, where a newcomer's has taken over just then, a trainer's log says
+    so."""
+
+    def logged(scene: Scene) -> Noticed | None:
+        lines = [line for vm in (one, other) for line in scene.lines(vm, r"generation \d+: lost ranks")]
+        return min((line for line in lines if line.at > at), key=lambda line: line.at, default=None)
+
+    return first_of(generation_closed, logged)
+
+
 def store_trouble(scene: Scene) -> Noticed | None:
     """The job's status says in the store's own words what cannot be saved, or deleted."""
     told = [line for line in scene.view()["trouble"] if "_checkpoint: " in line]

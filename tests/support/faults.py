@@ -28,8 +28,8 @@ from fault_signs import (
     Played,
     agent_lost_manager,
     first_of,
-    generation_closed,
     isolation_shown,
+    peer_lost,
     silent,
     stalled_by,
     store_trouble,
@@ -129,7 +129,8 @@ def workers_cut_off(scene: Scene) -> Iterator[Played]:
     """Two workers reach the manager, the store and everyone else, but not each other."""
     one, other = neighbours(scene)
     scene.network.cut(one, scene.network.address(other))
-    yield Played(time.time(), generation_closed, LINK_S)
+    at = time.time()
+    yield Played(at, peer_lost(one, other, at), LINK_S)
     scene.network.heal()
 
 
@@ -138,7 +139,8 @@ def half_open_between_workers(scene: Scene) -> Iterator[Played]:
     """All packets of the connections between two workers vanish, as behind a router that forgot them."""
     one, other = neighbours(scene)
     cut_connections(scene, one, scene.service.trainer(one), scene.network.address(other))
-    yield Played(time.time(), generation_closed, LINK_S)
+    at = time.time()
+    yield Played(at, peer_lost(one, other, at), LINK_S)
     scene.network.heal()
 
 
