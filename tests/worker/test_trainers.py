@@ -280,8 +280,8 @@ def test_peers_that_fell_back_past_an_unreadable_checkpoint_keep_their_state_at_
         run.fleet.start("a")
         run.fleet.form(run.plan(1, []), ["a"])
         run.finish("a")
-        for newest in run.published()[:2]:
-            for part in (tmp_path / "store").rglob(f"sections/{newest.step}-g1/0.0.safetensors"):
+        for newer in run.published()[:-1]:  # a busy machine drops some: how many there are is not known
+            for part in (tmp_path / "store").rglob(f"sections/{newer.step}-g1/0.0.safetensors"):
                 part.write_bytes(part.read_bytes()[:-8])
         run.fleet.start("b", "c")
         run.fleet.hold = True
