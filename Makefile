@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Tests at a time. Most wait for processes of their own; each copy takes about one core and 2 GB.
 JOBS ?= 2
 
-.PHONY: demo verify test soak clouds check format bench setup azurite clean
+.PHONY: demo verify test soak clouds compose check format bench setup azurite clean
 
 demo: setup
 	$(BIN)/makara demo
@@ -14,13 +14,17 @@ verify: setup
 	$(BIN)/makara demo --verify
 
 test: setup azurite
-	$(BIN)/python -m pytest -q -m "not soak and not clouds" -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -q -m "not soak and not clouds and not compose" -n $(JOBS) --dist worksteal
 
 soak: setup azurite
 	$(BIN)/python -m pytest -q -m soak
 
-clouds: setup
-	$(BIN)/python -m pytest -q -m clouds
+clouds: setup azurite
+	$(BIN)/python -m pytest -q -m clouds $(CLOUDS)
+
+# As root, with podman: the image is built, and the services of deploy/docker-compose.yml run. Minutes.
+compose: setup
+	$(BIN)/python -m pytest -q -m compose tests/deploy
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -31,7 +35,8 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# All parts take about fifty minutes, half of them `choices`; one alone: make bench PARTS=planning
+# All parts take about two hours: an hour of them `clouds`, half of one `choices`. One alone: make bench PARTS=planning,
+# or PARTS="clouds --minutes 10".
 bench: setup
 	$(BIN)/python -m benchmarks $(PARTS)
 

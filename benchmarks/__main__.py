@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import itertools
+import sys
+from pathlib import Path
 
 import torch
 
@@ -19,6 +21,7 @@ PARTS = {
     "planning": "what planning and gradient sums cost (half a minute)",
     "replay": "a whole job over an availability trace, a month, a thousand VMs (1 minute)",
     "manager": "a manager with 1,000 VMs in one job, 10,000 ever, through sockets (2 minutes)",
+    "clouds": "a manager that rents 150 VMs for three jobs from a stand-in of AWS (an hour, or --minutes)",
     "networks": "GPipe and Varuna, deep and shallow pipelines over slower networks, simulated (seconds)",
     "overhead": "what the executor costs for each operation (1 minute)",
     "throughput": "against torch.distributed.pipelining, undisturbed (6 minutes)",
@@ -37,13 +40,16 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
-    parts: list[str] = parser.parse_args().parts or list(PARTS)
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long `clouds` watches")
+    arguments = parser.parse_args()
+    parts: list[str] = arguments.parts or list(PARTS)
     if unknown := [part for part in parts if part not in PARTS]:
         parser.error(f"part: {unknown[0]!r} is none of {', '.join(PARTS)}")
     torch.set_num_threads(1)
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
     for part in parts:
         module = importlib.import_module(f".{part}", __package__)
-        rows = module.rows()
+        rows = module.rows(arguments.minutes) if part == "clouds" else module.rows()
         for _, alike in itertools.groupby(rows, key=list):  # one table for all rows with the same columns
             show(part, module.TITLE, list(alike))
         save(part, module.TITLE, rows)

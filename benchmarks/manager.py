@@ -179,7 +179,7 @@ async def _measure(service: Service, agents: asyncio.StreamWriter) -> dict[str, 
     found |= await _share(job, f"heartbeats, and a step in {STEP_S:g} s")
     assert job.state.running, "nothing happened to the generation"
     assert job.vitals.newest_step >= WATCHED_S / STEP_S, "steps were told of"
-    found["a view of the job, s"], _ = _timed(lambda: job_view(job, {}).model_dump_json())
+    found["a view of the job, s"], _ = _timed(lambda: job_view(job, {}, 0.0).model_dump_json())
     found["/metrics, s"], _ = _timed(lambda: exposition(service))
     return found
 
@@ -218,7 +218,7 @@ class _Cloud:
     def create(self, attempt: Attempt, boot: BootConfig) -> str:
         raise AssertionError("no VM is missing")
 
-    def release(self, vm: str) -> bool:
+    def release(self, vm: str, attempts: int = 1) -> bool:
         raise AssertionError("every VM is wanted")
 
     def list(self) -> Sequence[Resource]:

@@ -25,7 +25,7 @@ from makara.protocol.messages import (
     WorkerReport,
 )
 from makara.worker.agent import connection
-from makara.worker.agent.reports import Backlog, as_beat
+from makara.worker.agent.reports import as_beat, metrics_backlog
 
 DEVICE = DeviceInfo(kind="cpu", name="cpu0", memory_bytes=1 << 34)
 _AT_A_TIME = 5  # connections that are being opened
@@ -34,18 +34,16 @@ _AT_A_TIME = 5  # connections that are being opened
 class Vm:
     """One VM with one worker; a `makara.worker.agent.connection.Peer`."""
 
-    def __init__(self, url: str, folder: Path, vm: str, token: str) -> None:
-        directory = folder / vm
-        directory.mkdir()
-        boot = BootConfig(vm=vm, job="j", manager_url=url, join_token=token, directory=str(directory))
+    def __init__(self, boot: BootConfig) -> None:
+        Path(boot.directory).mkdir()
         self.connection = connection.ManagerConnection(boot, self)
         self.connected = asyncio.Event()
-        self._vm = vm
+        self._vm = boot.vm
         self._orders = Orders(version=0, action="idle")
-        self._backlog = Backlog()
+        self._backlog = metrics_backlog()
         self._sequence = self._count = 0
         self._told: Report | None = None
-        self._worker = WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.STARTING)
+        self._worker = WorkerReport(worker=f"{boot.vm}.0", incarnation=1, phase=Phase.STARTING)
 
     def obey(self, orders: Orders) -> None:
         self._orders, generation = orders, orders.generation
@@ -105,7 +103,10 @@ connection.read_to_agent = functools.lru_cache(maxsize=16)(connection.read_to_ag
 
 async def main(url: str, folder: Path, step_s: float) -> None:
     tokens = dict(line.split() for line in iter(sys.stdin.readline, "\n"))
-    vms = [Vm(url, folder, vm, token) for vm, token in tokens.items()]
+    vms = [
+        Vm(BootConfig(vm=vm, job="j", manager_url=url, join_token=token, directory=str(folder / vm)))
+        for vm, token in tokens.items()
+    ]
     connections: list[asyncio.Task[None]] = []
     for begin in range(0, len(vms), _AT_A_TIME):
         some = vms[begin : begin + _AT_A_TIME]

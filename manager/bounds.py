@@ -14,6 +14,8 @@ from .core.orders import Leases
 OF_SERVER = (
     "store_patience_s",
     "slow_call_s",
+    "cloud_check_s",
+    "cloud_list_s",
     "close_timeout_s",
     "quarantine_retry_s",
     "quarantine_longest_retry_s",
@@ -26,6 +28,7 @@ _LEAST: Mapping[str, tuple[float, str]] = {
     "vm_lease_s": (5.0, "an agent reports every second, and several reports must be missing"),
     "link_timeout_s": (4.0, "the kernel asks once a second, and three answers must be missing"),
     "orphan_timeout_s": (20.0, "an agent tries to reach its manager every 5 s, and a manager may restart"),
+    "cloud_list_s": (5.0, "clouds count calls, and a list of AWS is kept for so long in any case"),
     "stacks_s": (2.0, "a trainer has a second to write them"),
     "log_bytes": (1 << 16, "stacks and last words are read from the log"),
     **dict.fromkeys(

@@ -51,7 +51,7 @@ class ServerConfig:
     heartbeats_per_s: float = 250.0
     """Of one job, about: agents of a job with more VMs report less often, but four times in a VM's lease."""
     tick_s: float = 0.25
-    """How often time passes for the core, and how often providers are asked for dead VMs."""
+    """How often time passes for the core, and how often this machine is asked for dead VMs."""
     quarantine_retry_s: float = 10.0
     """After so long a job that the manager failed to decide about is taken up again; doubles each time."""
     quarantine_longest_retry_s: float = 600.0
@@ -66,6 +66,10 @@ class ServerConfig:
     """But for so long at most."""
     slow_call_s: float = 30.0
     """A call of a provider or a store that takes longer is shown as trouble."""
+    cloud_list_s: float = 15.0
+    """How often a cloud is asked what VMs it has, for all jobs together; more rarely while it has none."""
+    cloud_check_s: float = 45.0
+    """How long a submission waits for what clouds say of it; the command line waits for 60 s in all."""
     close_timeout_s: float = 10.0
     """A manager that ends waits for its journal for so long at most."""
     threads: ThreadBounds = field(default_factory=ThreadBounds)

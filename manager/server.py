@@ -15,6 +15,7 @@ import uvicorn
 from ..simulator import warm_up
 from .api.app import create_app
 from .authority import Authority, is_wildcard, names_of
+from .boot.user_data import render
 from .bounds import bounds_of, defaults, differing, told, with_bounds
 from .clock import SteadyClock
 from .collector import rare_collections
@@ -48,7 +49,7 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
     url = f"{'http' if authority is None else 'https'}://{_local(config.host)}:{port}"
     clock = SteadyClock()
     tokens = TokenStore(config.home / "tokens.sqlite3", clock)
-    providers = open_providers(config, tokens.identity, render=None)
+    providers = open_providers(config, tokens.identity, render)
     try:
         admin_token = tokens.ensure_admin(config.admin_token_file)
         service = Service(

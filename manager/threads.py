@@ -32,6 +32,7 @@ class Kind(StrEnum):
     RANKING = "ranking"  # of plans, for those who look at one
     LIST_VMS = "list_vms"  # by provider
     OFFERS = "offers"  # by provider
+    CHECK_WISH = "check_wish"  # by provider: what is wrong with a job before it is accepted
     REQUEST_VM = "request_vm"  # by provider
     RELEASE_VM = "release_vm"  # by provider
     STORE = "store"  # by job and command
@@ -50,6 +51,7 @@ class ThreadBounds:
     ranking: int = 1
     list_vms: int = 1
     offers: int = 1
+    check_wish: int = 4
     request_vm: int = 8
     release_vm: int = 8
     store: int = 2

@@ -499,6 +499,25 @@ class VmEnding(Message):
     metadata_url: str = METADATA_URL
     management_url: str = "https://management.azure.com"
     client_id: str = ""  # of the identity that may delete the VM, where it has several
+    identity_id: str = ""  # or its resource's id
+
+
+class StoreIdentity(Message):
+    """How trainers sign in to a store for which their job has no keys."""
+
+    # none: as their process can by itself. Otherwise the agent asks the metadata service for short-lived
+    # credentials of the VM and hands them on: trainers cannot reach that service.
+    kind: Literal["none", "aws", "azure"] = "none"
+    metadata_url: str = METADATA_URL
+    identity_id: str = ""  # the id of the resource, where the VM has several
+
+
+class TrainerUser(Message):
+    """As whom an agent that is root runs what is the job's: its `setup` and its trainers."""
+
+    name: str
+    home: str
+    python: str  # the interpreter, in an environment of this user's own
 
 
 class BootConfig(Message):
@@ -516,6 +535,8 @@ class BootConfig(Message):
     device_memory_bytes: int | None = None  # a cap on what one worker may use; None is all that there is
     notices: NoticeSource = NoticeSource()
     ending: VmEnding = VmEnding()
+    store_identity: StoreIdentity = StoreIdentity()
+    trainer_user: TrainerUser | None = None  # None: the agent's own
 
 
 class NoticeFile(Message):

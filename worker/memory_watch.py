@@ -70,6 +70,12 @@ def oom_kills(root: Path = _ROOT) -> int | None:
     return max((count for count in counts if count is not None), default=None)
 
 
+def total_bytes(root: Path = _ROOT) -> int:
+    """The machine's memory, or the part of it that its cgroup may use: a container's own limit, say."""
+    limits = (_number(path) for path in _cgroup_files(root, "memory.max", "memory.limit_in_bytes"))
+    return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
+
+
 def available_bytes(root: Path = _ROOT) -> int:
     """What may still be taken: of the machine's memory, or of what its cgroup leaves of it."""
     available = psutil.virtual_memory().available
@@ -86,18 +92,20 @@ def available_bytes(root: Path = _ROOT) -> int:
 
 
 def _cgroup_files(root: Path, *names: str) -> list[Path]:
-    """Those of the files that are there, of this process's cgroup: of version 2, or the memory one of 1."""
-    folders: list[Path] = []
+    """Those of the files that are there, of this process's cgroup and of those around it, which bound it as
+    well: of version 2, or the memory ones of 1."""
+    folders: dict[Path, None] = {}
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
-            mounts = [root / "sys/fs/cgroup"]
+            mount = root / "sys/fs/cgroup"
         elif "memory" in controllers.split(","):
-            mounts = [root / "sys/fs/cgroup/memory"]
+            mount = root / "sys/fs/cgroup/memory"
         else:
             continue
         # In a container the path is often that on the host, and the mount is the cgroup itself.
-        folders += [folder for mount in mounts for folder in (mount / path.lstrip("/"), mount)]
+        own = mount / path.lstrip("/")
+        folders |= dict.fromkeys([own, *(folder for folder in own.parents if folder.is_relative_to(mount))])
     return [folder / name for folder in folders for name in names if (folder / name).is_file()]
 
 

@@ -6,7 +6,8 @@ import uuid
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from ..errors import Conflict, StoreRefused
+from ..errors import StoreRefused
+from .conditions import check_conditions
 from .credentials import AzureCredentials, Credentials, S3Credentials
 from .local import LocalStore
 from .store import Store
@@ -80,19 +81,4 @@ def check_writable(
     store = open_store(uri, endpoint=endpoint, region=region, credentials=credentials)
     if not make_folders and isinstance(store, LocalStore) and store.could_be_made():
         return
-    key = f"probe-{uuid.uuid4().hex}"
-    etag = store.swap(key, b"first", None)
-    try:
-        store.swap(key, b"second", etag)
-        for stale in (None, etag):
-            try:
-                store.swap(key, b"stale", stale)
-            except Conflict:
-                continue
-            raise StoreRefused(f"checkpoint.uri {uri}: the store ignores If-Match or If-None-Match")
-        if store.get(key) != b"second":
-            raise StoreRefused(f"checkpoint.uri {uri}: the store does not return what was just written")
-    except Conflict as error:
-        raise StoreRefused(f"checkpoint.uri {uri}: an untouched object cannot be swapped: {error}") from error
-    finally:
-        store.delete(key)
+    check_conditions(store, f"probe-{uuid.uuid4().hex}")

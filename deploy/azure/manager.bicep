@@ -42,7 +42,6 @@ resource renter 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
     permissions: [
       {
         actions: [
-          'Microsoft.Resources/subscriptions/resourceGroups/read'
           'Microsoft.Compute/virtualMachines/read'
           'Microsoft.Compute/virtualMachines/write'
           'Microsoft.Compute/virtualMachines/delete'
@@ -75,11 +74,8 @@ resource attacher 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
     permissions: [
       {
         actions: [
-          'Microsoft.Network/virtualNetworks/subnets/read'
           'Microsoft.Network/virtualNetworks/subnets/join/action'
-          'Microsoft.Network/networkSecurityGroups/read'
           'Microsoft.Network/networkSecurityGroups/join/action'
-          'Microsoft.ManagedIdentity/userAssignedIdentities/read'
           'Microsoft.ManagedIdentity/userAssignedIdentities/assign/action'
         ]
       }
@@ -118,7 +114,6 @@ resource leaver 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
     permissions: [
       {
         actions: [
-          'Microsoft.Compute/virtualMachines/read'
           'Microsoft.Compute/virtualMachines/delete'
         ]
       }
@@ -168,4 +163,6 @@ output region string = region
 output subnet_id string = network.outputs.subnetId
 output security_group_id string = network.outputs.securityGroupId
 output identity_id string = network.outputs.workerIdentityId
+output store_identity_id string = network.outputs.storeIdentityId
 output manager_identity_id string = network.outputs.managerIdentityId
+output store_principal string = network.outputs.storePrincipal // to be given the right to an account's blobs

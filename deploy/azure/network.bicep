@@ -1,4 +1,4 @@
-// The workers' network, with a way out and none in, and the two identities.
+// The workers' network, with a way out and none in, and the three identities.
 
 param name string
 param region string
@@ -55,9 +55,17 @@ resource worker 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = 
   location: region
 }
 
+// As whom trainers write checkpoints: users' code can have its tokens, so it is none that may delete VMs.
+resource store 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = {
+  name: '${name}-store'
+  location: region
+}
+
 output subnetId string = '${network.id}/subnets/workers'
 output securityGroupId string = securityGroup.id
 output managerIdentityId string = manager.id
 output managerPrincipal string = manager.properties.principalId
 output workerIdentityId string = worker.id
 output workerPrincipal string = worker.properties.principalId
+output storeIdentityId string = store.id
+output storePrincipal string = store.properties.principalId

@@ -22,6 +22,7 @@ from . import jobs as api
 from . import plans as api_plan
 from . import tokens as api_tokens
 from .auth import user
+from .before_renting import CloudAway
 from .continuing import CannotGoOn
 from .submission import KeyUsed
 
@@ -110,7 +111,7 @@ async def _conflict(_: Request, error: Exception) -> Response:
     return problem(409, str(error))
 
 
-async def _store_away(_: Request, error: Exception) -> Response:
+async def _away(_: Request, error: Exception) -> Response:
     return problem(503, f"{error}; nothing was stored")
 
 
@@ -120,7 +121,8 @@ _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Respon
     JobSpecError: _spec_error,
     KeyUsed: _conflict,
     CannotGoOn: _conflict,
-    StoreUnavailable: _store_away,
+    StoreUnavailable: _away,
+    CloudAway: _away,
 }
 _HEADERS = {
     "Content-Security-Policy": (

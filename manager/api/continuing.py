@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..core import can_go_on
+from ..core.cost import spent_by
 from ..core.facts import Resumption
 from ..service.runtime import Job
 from ..service.service import Service
 from ..spec.job_spec import JobSpec, parse_spec
 from ..threads import Kind
+from .before_renting import check_renting
 from .submission import check_providers, check_secrets, check_store
 
 
@@ -21,20 +23,20 @@ async def go_on(
     service: Service,
     job: Job,
     secrets: Mapping[str, str],
-    *,
-    min_nodes: int | None = None,
-    max_nodes: int | None = None,
+    changes: Mapping[str, float],
 ) -> None:
-    """Have an ended job train on, on as many VMs as before unless numbers are given. Durable on return.
+    """Have an ended job train on, with these `changes` of its `resources`. Durable on return.
 
     `secrets`: the values of all that its job file names; those of an ended job are forgotten. Raises
-    `CannotGoOn`, `JobSpecError` with every fault, `StoreUnavailable`; then nothing was stored.
+    `CannotGoOn`, `JobSpecError` with every fault, `StoreUnavailable`, `CloudAway`; then nothing was stored.
     """
-    spec = _resized(_spec_of(job), min_nodes, max_nodes)
+    spec = _changed(_spec_of(job), changes)
     check_providers(spec, service)
     given = check_secrets(spec, secrets)
     stores = service.config.stores
     await service.threads.run(Kind.SUBMISSION, check_store, spec, job.job, given, stores)
+    if job.state.finished is None:  # else no VM is needed: its weights are exported
+        await check_renting(service, spec, spent_by(job.state, service.clock()).at_most)
     if not await service.go_on(job.job, spec.resources, given):
         _spec_of(job)  # it went on meanwhile, and this says so
         raise CannotGoOn(f"job {job.job} cannot go on")
@@ -45,8 +47,7 @@ async def is_going_on(
     job: Job,
     how: Resumption,
     secrets: Mapping[str, str],
-    min_nodes: int | None,
-    max_nodes: int | None,
+    changes: Mapping[str, float],
 ) -> bool:
     """Whether this very request has taken effect before: whoever lost its answer asks again."""
     state = job.state
@@ -54,8 +55,7 @@ async def is_going_on(
         return False
     if state.stop_ordered_at is not None:
         return False  # it was told to stop since
-    resources = state.spec.resources
-    if min_nodes not in (None, resources.min_nodes) or max_nodes not in (None, resources.max_nodes):
+    if any(getattr(state.spec.resources, name) != value for name, value in changes.items()):
         return False
     kept = await service.threads.run(Kind.FILES, service.files.secrets, job.job)
     return not secrets or dict(secrets) == kept
@@ -75,9 +75,8 @@ def _spec_of(job: Job) -> JobSpec:
     return state.spec
 
 
-def _resized(spec: JobSpec, min_nodes: int | None, max_nodes: int | None) -> JobSpec:
-    """The same job for other numbers of VMs. Raises `JobSpecError` if it cannot run on these."""
+def _changed(spec: JobSpec, changes: Mapping[str, float]) -> JobSpec:
+    """The same job with other `resources`. Raises `JobSpecError` if it cannot run on these."""
     value = spec.model_dump(mode="json")
-    given = {"min_nodes": min_nodes, "max_nodes": max_nodes}
-    value["resources"] |= {name: number for name, number in given.items() if number is not None}
+    value["resources"] |= changes
     return parse_spec(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, HTTPException, Request
 
 from ..core.events import DrainRequested
+from ..service.costs.views import Costs
 from ..service.views import VmView, vm_view
 from .auth import User, service_of
 
@@ -26,4 +27,4 @@ async def drain(vm: str, request: Request, _: User) -> VmView:
             409, f"vm: job {job.job} is {job.state.status.value}: it asks for no VM in its place"
         )
     await service.handle(job.job, DrainRequested(now=service.clock(), vm=vm))
-    return vm_view(job, job.state.vms[vm])
+    return vm_view(job, job.state.vms[vm], Costs(job, service.clock()))

@@ -17,6 +17,8 @@ from ...protocol.messages import CheckpointRef
 from ..core.facts import Resumption
 from ..providers import FaultKind, ProviderError
 from ..providers.local import LocalProvider
+from ..service.costs.quote import Quote
+from ..service.costs.views import Costs
 from ..service.live import Subscription
 from ..service.runtime import Job
 from ..service.service import Service
@@ -24,6 +26,7 @@ from ..service.tokens import Grant
 from ..service.views import JobView, StepView, VmView, job_view, step_view, surviving, to_json, vm_view
 from ..threads import Kind
 from .auth import Admin, User, service_of
+from .before_renting import Machine
 from .continuing import go_on, is_going_on
 from .exporting import ExportView, export_now
 from .job_names import AskedJob
@@ -43,12 +46,15 @@ class Submitted(BaseModel):
 
 
 class Accepted(BaseModel):
-    """The largest bundle of code that this manager takes, and what the job starts from: None is step 0."""
+    """The largest bundle of code that this manager takes, what the job starts from (None: step 0), the types
+    of VM that it may rent, and at what price (None: it rents nothing, or was submitted before)."""
 
     packed_bytes: int
     unpacked_bytes: int
     files: int
     start: StartView | None
+    machines: list[Machine]
+    quote: Quote | None
 
 
 class FactView(BaseModel):
@@ -102,13 +108,21 @@ class Answer(BaseModel):
     """`again`: what was wrong is put right; `from_head`: from what the head lists; `restart`: from step 0.
 
     The others are for a job that was stopped or failed, which goes on `again`: the values of the secrets that
-    its job file names, and other numbers of VMs than it had.
+    its job file names, and other numbers of VMs and caps in USD than it had. `budget` is for its whole life,
+    what it has cost included.
     """
 
     how: Resumption = Resumption.AGAIN
     secrets: dict[str, str] = Field(default_factory=dict)
     min_nodes: int | None = None
     max_nodes: int | None = None
+    max_hourly_cost: float | None = None
+    budget: float | None = None
+
+    @property
+    def changes(self) -> dict[str, float]:
+        """Of the job's `resources`."""
+        return self.model_dump(exclude={"how", "secrets"}, exclude_none=True)
 
 
 class Wanted(BaseModel):
@@ -151,13 +165,15 @@ async def check(
     """Whether a job would be accepted, but for its code, and how much code there may be. Its store is tried,
     no job stored. 422: faults."""
     service = service_of(request)
-    start = await check_settings(service, spec, secrets, idempotency_key)
+    preview = await check_settings(service, spec, secrets, idempotency_key)
     bounds = service.config.bundle_bounds
     return Accepted(
         packed_bytes=service.config.max_bundle_bytes,
         unpacked_bytes=bounds.unpacked_bytes,
         files=bounds.members,
-        start=start,
+        start=preview.start,
+        machines=list(preview.machines),
+        quote=preview.quote,
     )
 
 
@@ -188,17 +204,17 @@ async def resume(job: AskedJob, body: Answer, request: Request) -> JobView:
     """Have a job go on that was stopped or failed, or say how one that waits for a person is to: one of its
     `waiting.offers`. A repeated request changes nothing. 409: it can do neither."""
     service = service_of(request)
-    if await is_going_on(service, job, body.how, body.secrets, body.min_nodes, body.max_nodes):
+    if await is_going_on(service, job, body.how, body.secrets, body.changes):
         return _view(service, job)
     waiting = job.state.waiting
     if waiting is None or job.state.ended is not None:
         if body.how is not Resumption.AGAIN:
             why = f"how: job {job.job} does not wait for you: it goes on from its newest checkpoint (`again`)"
             raise HTTPException(409, why)
-        await go_on(service, job, body.secrets, min_nodes=body.min_nodes, max_nodes=body.max_nodes)
+        await go_on(service, job, body.secrets, body.changes)
         return _view(service, job)
-    if body.secrets or body.min_nodes is not None or body.max_nodes is not None:
-        what = "secrets, min_nodes and max_nodes are for a job that was stopped or failed"
+    if body.secrets or body.changes:
+        what = "secrets, numbers of VMs and caps are for a job that was stopped or failed"
         raise HTTPException(409, f"{what}; job {job.job} waits for you with those that it has")
     if not await service.resume(job.job, body.how):
         offers = ", ".join(waiting.offers)
@@ -244,12 +260,14 @@ async def calibration(job: AskedJob) -> dict[str, Any]:
 @router.get("/jobs/{job}/vms")
 async def vms(
     job: AskedJob,
+    request: Request,
     offset: Annotated[int, Query(ge=0)] = 0,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
 ) -> VmsView:
     """Every VM that the job ever requested, in that order; `limit` of them from `offset` on."""
     names = islice(job.state.vms, offset, offset + limit)
-    return VmsView(vms=[vm_view(job, job.state.vms[name]) for name in names])
+    costs = Costs(job, service_of(request).clock())
+    return VmsView(vms=[vm_view(job, job.state.vms[name], costs) for name in names])
 
 
 @router.get("/jobs/{job}/checkpoints")
@@ -305,7 +323,7 @@ def _local(service: Service) -> LocalProvider:
 
 
 def _view(service: Service, runtime: Job) -> JobView:
-    return job_view(runtime, service.effects.trouble.get(runtime.job, {}))
+    return job_view(runtime, service.effects.trouble.get(runtime.job, {}), service.clock())
 
 
 async def _history(service: Service, job: str, since: int) -> list[FactView]:

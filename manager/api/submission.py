@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets as random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ...checkpoint import StoreRefused
 from ...protocol.archives import BadArchive, BundleBounds, check
+from ..service.costs.quote import Quote, quote_of
 from ..service.service import Service
 from ..service.store_access import NotAllowed, check_usable
 from ..spec.job_spec import JobSpec, JobSpecError, parse_spec, to_settings
+from ..spec.resources import CLOUDS
 from ..threads import Kind
+from .before_renting import Machine, check_renting, machines_of
 from .starting import StartView, pinned, start_of, start_view
 
 
@@ -32,10 +35,20 @@ class Submission:
     idempotency_key: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What becomes of a job if it is submitted: what it starts from (None is step 0), the types of VM that it
+    may rent, and at what price (None: it rents nothing)."""
+
+    start: StartView | None = None
+    machines: Sequence[Machine] = ()
+    quote: Quote | None = None
+
+
 async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
     """The id of the job, durably stored, and whether it is new (False: this very submission came before).
 
-    Raises `JobSpecError` with every fault that was found, `KeyUsed`, `StoreUnavailable`.
+    Raises `JobSpecError` with every fault that was found, `KeyUsed`, `StoreUnavailable`, `CloudAway`.
     """
     spec = _spec(submission.spec_text)
     check_providers(spec, service)
@@ -47,6 +60,7 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
         return job, False
     stores = service.config.stores
     await service.threads.run(Kind.SUBMISSION, check_store, spec, job, secrets, stores)
+    await check_renting(service, spec)
     start = await start_of(service, spec, secrets)
     if job in service.jobs:  # the same submission came a second time while the store was asked
         return job, False
@@ -54,12 +68,10 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
     return job, True
 
 
-async def check_settings(
-    service: Service, spec_text: str, secrets_text: str, key: str | None
-) -> StartView | None:
+async def check_settings(service: Service, spec_text: str, secrets_text: str, key: str | None) -> Preview:
     """Raises what `accept` would, as far as that can be told without the job's code; stores nothing.
 
-    Returns what the job would start from; None if it begins at step 0, or was submitted before.
+    Of a job that was submitted before it tells nothing.
     """
     spec = _spec(spec_text)
     check_providers(spec, service)
@@ -68,8 +80,13 @@ async def check_settings(
     if job not in service.jobs:
         check = partial(check_store, spec, job, secrets, service.config.stores, make_folders=False)
         await service.threads.run(Kind.SUBMISSION, check)
-        return await start_view(service, spec, secrets)
-    return None
+        offers = await check_renting(service, spec)
+        return Preview(
+            await start_view(service, spec, secrets),
+            machines_of(spec.resources, offers),
+            quote_of(spec.resources, offers, service.clock()),
+        )
+    return Preview()
 
 
 def _spec(text: str) -> JobSpec:
@@ -91,12 +108,16 @@ def check_providers(spec: JobSpec, service: Service) -> None:
     """Raises `JobSpecError` for those that this manager was not set up with."""
     known = ", ".join(service.providers)
     faults = [
-        ("resources.provider", f"this manager has no provider {name}; it has {known}")
+        ("resources.provider", f"this manager has no provider {name}; it has {known}{_how(name)}")
         for name in spec.resources.providers
         if name not in service.providers
     ]
     if faults:
         raise JobSpecError(faults)
+
+
+def _how(name: str) -> str:
+    return f"; clouds.yaml in its home is to have a section {name}" if name in CLOUDS else ""
 
 
 def check_secrets(spec: JobSpec, value: object) -> dict[str, str]:

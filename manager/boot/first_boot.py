@@ -1,12 +1,14 @@
 """Runs on a VM, from its user data, with the image's own Python: prepares it once, then becomes the agent.
 
-Written to /etc/makara beside boot.json and payload.json. Run again after a reboot, it only becomes the agent.
+Written to /etc/makara beside boot.json and payload.json. Run again after a reboot, it only bars the metadata
+service to all but root, which the agent is and the job's code is not, and becomes the agent.
 """
 
 import glob
 import hashlib
 import json
 import os
+import pwd
 import shutil
 import socket
 import ssl
@@ -18,11 +20,25 @@ from typing import Any
 from urllib.parse import urlsplit
 
 ETC, VENV = "/etc/makara", "/opt/makara/venv"
+# The job's code has a user and an environment of its own; packages that it installs hide those of VENV.
+USER, USERS_VENV = "makara-trainer", "/opt/makara/trainers"
 BOOT = os.path.join(ETC, "boot.json")
 DONE = os.path.join(VENV, ".makara-complete")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PATIENCE_S, PAUSE_S = 1200, 5
-# Images with GPU drivers bring a Python that has torch.
+# By TCP a VM hears there who it is and what it may do; UDP (names, leases) and names by TCP are for all.
+RULES = """
+table inet makara
+delete table inet makara
+table inet makara {
+  chain output {
+    type filter hook output priority 0; policy accept;
+    meta skuid != 0 ip daddr { 169.254.169.254, 168.63.129.16 } tcp dport != 53 reject with tcp reset
+    meta skuid != 0 ip6 daddr fd00:ec2::254 tcp dport != 53 reject with tcp reset
+  }
+}
+"""
+# Images with GPU drivers bring a Python that has torch, often in an environment of its own.
 PYTHONS = [
     "/opt/pytorch/bin/python3",
     "/opt/conda/bin/python3",
@@ -38,6 +54,9 @@ def main() -> None:
     os.makedirs(boot["directory"], exist_ok=True)
     if not os.path.exists(DONE):
         prepare(boot)
+    bar_metadata()
+    open_gpus()
+    boot["trainer_user"] = trainer_user(boot)
     boot["address"] = address_towards(boot["manager_url"])
     with open(BOOT, "w") as file:
         json.dump(boot, file)
@@ -54,17 +73,49 @@ def prepare(boot: dict[str, Any]) -> None:
     constraints = os.path.join(ETC, "constraints.txt")
     keep(wheel, fetch(boot, "wheel"), payload["wheel_sha256"])
     keep(constraints, fetch(boot, "constraints"), payload["constraints_sha256"])
-    python, has_torch = choose(torch)
-    shutil.rmtree(VENV, ignore_errors=True)
+    python, torch_at = choose(torch)
     have_venv(python)
-    shared = ["--system-site-packages"] if has_torch else []
-    run(python, "-m", "venv", *shared, VENV)
+    before = os.umask(0o022)  # what is not root's reads it
+    make_venv(python, torch_at)
+    make_users_venv(python, torch_at)
+    make_user(trainer_user(boot))
     pip = [os.path.join(VENV, "bin", "python"), "-m", "pip", "install", "--no-input"]
-    if not has_torch:
+    if torch_at is None:
         cpu = [] if glob.glob("/proc/driver/nvidia/gpus/*") else ["--extra-index-url", CPU_INDEX]
         run(*pip, *cpu, "-c", constraints, torch)
     run(*pip, "-c", constraints, torch, wheel)
+    os.umask(before)
     open(DONE, "w").close()
+
+
+def bar_metadata() -> None:
+    """Raises `CalledProcessError`: without the rule no job's code runs here."""
+    if shutil.which("nft") is None:  # Ubuntu's images have it
+        install("nftables")
+    subprocess.run(["nft", "-f", "-"], input=RULES, text=True, check=True)
+
+
+def open_gpus() -> None:
+    """Make their device files, which CUDA makes only for who may become root."""
+    if glob.glob("/proc/driver/nvidia/gpus/*") and shutil.which("nvidia-modprobe"):
+        subprocess.run(["nvidia-modprobe", "-u", "-c=0"])
+
+
+def trainer_user(boot: dict[str, Any]) -> dict[str, str]:
+    """Who runs the job's code."""
+    home = os.path.join(boot["directory"], "home")
+    return {"name": USER, "home": home, "python": os.path.join(USERS_VENV, "bin", "python")}
+
+
+def make_user(user: dict[str, str]) -> None:
+    home, shell = user["home"], shutil.which("nologin") or "/bin/false"
+    try:
+        pwd.getpwnam(USER)
+    except KeyError:
+        run("useradd", "--system", "--user-group", "--home-dir", home, "--shell", shell, USER)
+    os.makedirs(home, exist_ok=True)
+    run("chown", "-R", f"{USER}:", home, USERS_VENV)
+    os.chmod(os.path.dirname(home), 0o711)  # on the way to what is theirs
 
 
 def fetch(boot: dict[str, Any], name: str) -> bytes:
@@ -94,25 +145,60 @@ def keep(path: str, data: bytes, sha256: str) -> None:
         file.write(data)
 
 
-def choose(torch: str) -> tuple[str, bool]:
-    """The Python to use, and whether it has this torch."""
+def choose(torch: str) -> tuple[str, str | None]:
+    """The Python to use, and the folder where it has this torch."""
     found = [path for pattern in PYTHONS for path in sorted(glob.glob(pattern), reverse=True)]
-    usable = [path for path in found if answers(path, "import sys; assert sys.version_info >= (3, 11)")]
+    usable = [
+        path for path in found if told(path, "import sys; assert sys.version_info >= (3, 11)") is not None
+    ]
     if not usable:
         raise SystemExit(f"no Python of at least 3.11 in this image: {found}")
     version = torch.partition("==")[2]
-    has = f"from importlib.metadata import version; assert version('torch').partition('+')[0] == {version!r}"
-    return next(((path, True) for path in usable if answers(path, has)), (usable[0], False))
+    where = (
+        "from importlib.metadata import distribution; found = distribution('torch');"
+        f"assert found.version.partition('+')[0] == {version!r}; print(found.locate_file(''))"
+    )
+    for path in usable:
+        if folder := told(path, where):
+            return path, folder
+    return usable[0], None
+
+
+def make_venv(python: str, packages: str | None) -> None:
+    """The agent's. It sees `packages`, which lie in an environment that a new one does not see by itself."""
+    new_venv(python, VENV, packages)
+
+
+def make_users_venv(python: str, packages: str | None) -> None:
+    """For the job's code: it sees what the agent's sees."""
+    new_venv(python, USERS_VENV, packages_of(VENV), packages)
+
+
+def new_venv(python: str, folder: str, *seen: str | None) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    run(python, "-m", "venv", folder)
+    with open(os.path.join(packages_of(folder), "image.pth"), "w") as file:
+        file.writelines(f"{path}\n" for path in seen if path is not None)
+
+
+def packages_of(venv: str) -> str:
+    (found,) = glob.glob(venv + "/lib/python3*/site-packages")
+    return found
 
 
 def have_venv(python: str) -> None:
     """Debian and Ubuntu have it in a package of its own."""
-    if not answers(python, "import ensurepip"):
-        version = subprocess.check_output(
-            [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], text=True
-        )
-        run("apt-get", "update")
-        run("apt-get", "install", "-y", "--no-install-recommends", f"python{version.strip()}-venv")
+    if told(python, "import ensurepip") is None:
+        version = told(python, "import sys; print('%d.%d' % sys.version_info[:2])")
+        install(f"python{version}-venv")
+
+
+def install(package: str) -> None:
+    if shutil.which("apt-get") is None:
+        run("dnf", "install", "-y", package)
+        return
+    run("apt-get", "update")
+    run("apt-get", "install", "-y", "--no-install-recommends", package)
 
 
 def address_towards(url: str) -> str:
@@ -125,8 +211,10 @@ def address_towards(url: str) -> str:
         return probe.getsockname()[0]
 
 
-def answers(python: str, program: str) -> bool:
-    return subprocess.run([python, "-c", program], capture_output=True).returncode == 0
+def told(python: str, program: str) -> str | None:
+    """What it prints; None if it fails."""
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def run(*command: str) -> None:

@@ -26,6 +26,8 @@ ROOMS = ("pipeline", "protocol", "model", "simulator", "checkpoint", "morphing",
 """The packages that run on a VM."""
 
 _TORCH = "torch"
+# What stores on Azure need; VMs get it if the manager has it.
+_AZURE, _OF_AZURE = "azure", ("azure-core", "azure-identity", "azure-storage-blob", "requests")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can tell
 _WHEEL = "Wheel-Version: 1.0\nGenerator: makara\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -71,7 +73,7 @@ def wheel() -> bytes:
 def constraints() -> bytes:
     """`name==version` for each library that Makara needs, as it is installed here; torch apart."""
     found: dict[str, str] = {}
-    _follow(_makara(), found)
+    _follow(_worker_needs(_makara()), found)
     lines = [f"{name}=={version}" for name, version in sorted(found.items()) if name != _TORCH]
     return ("\n".join(lines) + "\n").encode()
 
@@ -103,27 +105,43 @@ def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _metadata(makara: Distribution) -> bytes:
-    needs = "".join(f"Requires-Dist: {need}\n" for need in _needs(makara))
+    needs = "".join(f"Requires-Dist: {need}\n" for need in _worker_needs(makara))
     return f"Metadata-Version: 2.1\nName: makara\nVersion: {makara.version}\n{needs}".encode()
 
 
-def _needs(of: Distribution) -> list[Requirement]:
-    """Without extras, and for this machine."""
+def _worker_needs(makara: Distribution) -> list[Requirement]:
+    """Of the wheel: without extras, but with what workers use of Azure's, if it is installed here."""
+    needs = {need.name: need for need in _needs(makara)}
+    for need in _needs(makara, _AZURE):
+        if need.name in _OF_AZURE and _installed(need.name) is not None:
+            need.marker = None
+            needs.setdefault(need.name, need)
+    return list(needs.values())
+
+
+def _needs(of: Distribution, extra: str = "") -> list[Requirement]:
+    """For this machine."""
     needs = [Requirement(line) for line in of.requires or []]
-    return [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    return [need for need in needs if need.marker is None or need.marker.evaluate({"extra": extra})]
 
 
-def _follow(of: Distribution, found: dict[str, str]) -> None:
-    for need in _needs(of):
+def _installed(name: str) -> Distribution | None:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _follow(needs: list[Requirement], found: dict[str, str]) -> None:
+    for need in needs:
         name = canonicalize_name(need.name)
         if name in found or re.match(r"nvidia-|triton$", name):  # those of torch come with torch
             continue
-        try:
-            installed = distribution(name)
-        except PackageNotFoundError:
+        installed = _installed(name)
+        if installed is None:
             continue  # of another platform or an extra: the VM's pip chooses
         found[name] = installed.version
-        _follow(installed, found)
+        _follow(_needs(installed), found)
 
 
 def _digest(data: bytes) -> str:

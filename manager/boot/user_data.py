@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from ...protocol.messages import BootConfig
+from ..providers import NotAllowed
 from ..spec.placement import Attempt
 from .payload import Payload, payload
 
@@ -19,7 +20,7 @@ _STATE = "/var/lib/makara"
 _UNIT = "makara-agent.service"
 
 
-class TooLarge(ValueError):
+class TooLarge(NotAllowed):
     """No cloud would take it."""
 
 

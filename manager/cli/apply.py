@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from ..spec.start_source import other_weights
 from .bundle import pack
 from .check import summary
 from .client import Client, Unreachable, connect
+from .costs.asking import check_somebody_answers, is_wanted
 from .progress import ProgressDisplay, ways_on
 from .resume import values_of
 from .trial import UserCodeRefused, settings_of, try_out
 
 _ENDED = ("finished", "stopped", "failed")
+NOT_WANTED = 1  # the exit status, which is that of a job that failed as well
 _RETRY_S = 1.0
 _GO_ON = (
     "Where the model's forward, backward or weights differ and that is well so: --skip-comparison leaves the "
@@ -44,19 +46,24 @@ class Checked:
 
 
 def apply(options: argparse.Namespace) -> int:
-    """Check, pack, submit, follow."""
+    """Check, pack, ask if it costs money, submit, follow."""
     spec, workdir = read_job(options.file)
     form = {"spec": spec.model_dump_json(), "secrets": json.dumps(values_of(spec.secrets))}
     headers = {"Idempotency-Key": options.idempotency_key} if options.idempotency_key else {}
     with connect(options) as client:
         # First, for it takes no time: the code is tried for half a minute.
         answer = client.post("/jobs/check", data=form, headers=headers) or {}
+    quote = answer.get("quote")
+    check_somebody_answers(options, quote)
     bundle = packed(spec, workdir, answer)
     start = answer.get("start")
     model = _try_out(_as_started(spec, start), workdir, compare=not options.skip_comparison)
     _check_start(start, model)
+    _check_sizes(spec, answer.get("machines", ()), model)
     if not options.json:
         print(summary(model), file=sys.stderr)
+    if quote is not None and not is_wanted(options, spec, quote):
+        return NOT_WANTED
     with connect(options) as client:
         answer = submit(client, form, bundle, headers)
         accepted = f"job {answer['job']} accepted; status page: {client.url}"
@@ -136,6 +143,45 @@ def _check_start(start: dict[str, Any] | None, model: dict[str, Any]) -> None:
     if differs:
         what = f"step {start['step']} of job {start['job']} is of another model: {differs}"
         raise JobSpecError([("checkpoint.start_from", what)])
+
+
+def _check_sizes(spec: JobSpec, machines: Sequence[Mapping[str, Any]], model: dict[str, Any]) -> None:
+    """Raises `JobSpecError` for types of VM that hold no part of the model, or too few VMs for all of it.
+
+    `machines`: what the manager says of the types. Only weights and their gradients are counted, so that what
+    passes may be too small still.
+    """
+    if not machines:
+        return
+    sizes = _least_bytes(model)
+    largest = max(sizes)
+    known = {it["instance_type"]: it["worker_bytes"] for it in machines if it["worker_bytes"] is not None}
+    needs = f"section {sizes.index(largest)} of the model needs {_mib(largest)} for weights and gradients"
+    faults = [
+        ("resources.instance_type", f"{name} has {_mib(has)} for each worker, and {needs}")
+        for name, has in known.items()
+        if has < largest
+    ]
+    most = spec.resources.most_workers * max(known.values(), default=0)
+    if len(known) == len(machines) and not faults and most < sum(sizes):
+        needs = f"weights and gradients of the model need {_mib(sum(sizes))}"
+        faults.append(("resources.max_nodes", f"all workers together have {_mib(most)}, and {needs}"))
+    if faults:
+        raise JobSpecError(faults)
+
+
+def _least_bytes(model: dict[str, Any]) -> list[int]:
+    """Of each section: what a worker that hosts it holds at least."""
+    each = 4 if model["parameter_types"] == ["float32"] else 2
+    frozen = set(model["frozen_sections"])
+    return [
+        each * section["num_parameters"] * (1 if index in frozen else 2)
+        for index, section in enumerate(model["sections"])
+    ]
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"
 
 
 def _local_store(spec: JobSpec) -> tuple[Path, ...]:

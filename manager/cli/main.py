@@ -1,4 +1,4 @@
-"""`makara`: the command line. Exit status: 0 done, 1 job failed, 2 a user's mistake, 3 no manager."""
+"""`makara`: the command line. Exit status: 0 done, 1 job failed or unwanted, 2 a mistake, 3 no manager."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from ..service.journal import JournalError
 from ..spec.job_file import placed, told
 from ..spec.job_spec import JobSpecError
 from ..spec.reading import BadFile, positive
+from ..spec.resources import CLOUDS
 from . import calibrate as cli_calibrate
 from . import plan as cli_plan
 from . import simulate as cli_simulate
 from .bundle import BundleError
 from .client import Refused, Unreachable
+from .costs.asking import NobodyToAsk
 from .plan import NoPlan
 from .trial import UserCodeRefused
 
@@ -61,6 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         ConfigError,
         InvalidCalibration,
         JournalError,
+        NobodyToAsk,
         NoPlan,
         ReplayError,
         UserCodeRefused,
@@ -140,6 +143,8 @@ def _parser() -> argparse.ArgumentParser:
     command = add("apply", _lazily("apply", "apply"), about, client)
     command.add_argument("-f", "--file", type=Path, required=True, help="the job file")
     command.add_argument("--detach", action="store_true", help="do not follow the job")
+    yes = "submit a job that rents VMs without asking whether its price is wanted"
+    command.add_argument("-y", "--yes", action="store_true", help=yes)
     command.add_argument("--idempotency-key", help="a repeated submission with it is the same job")
     command.add_argument("--skip-comparison", action="store_true", help=_SKIP)
     about = "check a job, and say how it would run on so many VMs and why; submits nothing"
@@ -184,6 +189,10 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--min-nodes", type=positive, metavar="N", help="the least with which it trains, likewise"
             )
+            budget = "what its whole life may cost, what it has cost included, likewise"
+            command.add_argument("--budget", type=float, metavar="USD", help=budget)
+            hourly = "what its VMs may cost an hour, likewise"
+            command.add_argument("--max-hourly-cost", type=float, metavar="USD", help=hourly)
         if name == "export":
             command.add_argument("--step", type=int, help="of which checkpoint (default: the newest)")
             to = "copy them here, too: a folder, or a file that ends in .safetensors"
@@ -210,6 +219,11 @@ def _parser() -> argparse.ArgumentParser:
         help="whom to trust, as PEM: ca.pem of the manager's home (default: the system's)",
     )
     add("machines", _lazily("machines.listing", "machines"), "list the machines that joined", client)
+    about = "show what this home's manager has at clouds, and have nothing be left of it"
+    command = add("down", _lazily("clouds.down", "down"), about, common)
+    command.add_argument("cloud", nargs="?", choices=CLOUDS, help="(default: all that clouds.yaml names)")
+    command.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    command.add_argument("--json", action="store_true", help="print JSON")
     about = "replay a job over an availability trace, in virtual time"
     simulate = add("simulate", cli_simulate.simulate, about, client)
     cli_simulate.add_arguments(simulate)

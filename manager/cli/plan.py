@@ -9,12 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...morphing import Candidate, Impossible, Request, Slot
+from ...morphing import Candidate, Impossible
 from ...simulator import Calibration, simulate
 from ...simulator.timeline import Timeline, chrome_trace, timeline_of
 from ...simulator.timeline import draw as draw_timeline
 from ..replay import Prices
-from ..service.planning import offload
 from ..service.ranking import Ranking, rank
 from ..spec.job_file import read_spec
 from ..spec.job_spec import JobSpec, size_of
@@ -22,13 +21,12 @@ from ..spec.reading import BadFile, positive, write_file
 from .calibration_source import Source, of_file, of_manager, of_this_machine
 from .client import Unreachable
 from .fast_code import wait_for_code
-from .plan_text import Cluster, report
+from .plan_text import Cluster, report, request
 
 if TYPE_CHECKING:
     from .apply import Checked
 
 _WRITERS: dict[str, Callable[[Timeline], str]] = {".svg": draw_timeline, ".json": chrome_trace}
-_NO_LIMIT = 2**62
 
 
 class NoPlan(ValueError):
@@ -100,28 +98,6 @@ def plan(options: argparse.Namespace) -> int:
     if timeline is not None:
         print(f"timeline: {timeline}")
     return 0
-
-
-def request(spec: JobSpec, calibration: Calibration, cluster: Cluster) -> Request:
-    """What the manager would ask the planner about these VMs, were they all there."""
-    parallelism = spec.parallelism
-    memory_bytes = _NO_LIMIT if cluster.memory_bytes is None else cluster.memory_bytes
-    workers = [
-        Slot(f"vm{vm}.{index}", f"vm{vm}", memory_bytes)
-        for vm in range(cluster.num_vms)
-        for index in range(cluster.workers_per_vm)
-    ]
-    return Request(
-        calibration=calibration,
-        num_sections=calibration.num_sections,
-        num_micro_batches=spec.training.global_batch_size // calibration.microbatch_size,
-        workers=workers,
-        generation=1,
-        pipeline_parallel_degree=parallelism.pipeline_parallel_degree,
-        data_parallel_degree=parallelism.data_parallel_degree,
-        recompute=parallelism.recompute,
-        optimizer_offload=offload(spec),
-    )
 
 
 # ---- the job and its calibration ---------------------------------------------------------------------------

@@ -1,17 +1,20 @@
-"""A ranking of plans as a table for people, with what it costs and what was assumed."""
+"""The VMs that plans are ranked for, and the ranking for people: a table, its costs and assumptions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...morphing import Candidate
+from ...morphing import Candidate, Request, Slot
 from ...simulator import Calibration
 from ...simulator.quantities import seconds, size
 from ..replay import Prices
+from ..service.planning import offload
 from ..service.ranking import Ranking, shape
 from ..spec.job_spec import JobSpec
 from .calibration_text import aligned
+
+_NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,28 @@ class Cluster:
         if vm_hour is None or row.predicted_s is None:
             return None
         return vm_hour * self.num_vms * row.predicted_s / 3600 / global_batch_size * 1e6
+
+
+def request(spec: JobSpec, calibration: Calibration, cluster: Cluster) -> Request:
+    """What the manager would ask the planner about these VMs, were they all there."""
+    parallelism = spec.parallelism
+    memory_bytes = _NO_LIMIT if cluster.memory_bytes is None else cluster.memory_bytes
+    workers = [
+        Slot(f"vm{vm}.{index}", f"vm{vm}", memory_bytes)
+        for vm in range(cluster.num_vms)
+        for index in range(cluster.workers_per_vm)
+    ]
+    return Request(
+        calibration=calibration,
+        num_sections=calibration.num_sections,
+        num_micro_batches=spec.training.global_batch_size // calibration.microbatch_size,
+        workers=workers,
+        generation=1,
+        pipeline_parallel_degree=parallelism.pipeline_parallel_degree,
+        data_parallel_degree=parallelism.data_parallel_degree,
+        recompute=parallelism.recompute,
+        optimizer_offload=offload(spec),
+    )
 
 
 def report(

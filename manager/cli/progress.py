@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .costs.shown import usd
+
 _FIELDS = ("loss", "rate", "shape", "doing")
 
 
@@ -87,7 +89,17 @@ def how_it_goes_on(job: dict[str, Any]) -> str:
         return "exports its weights"
     where = f"goes on from step {newest} of {job['steps']} with up to {counted(job['max_nodes'], 'VM')}"
     named = ", ".join(job["secrets"])
-    return where + (f"; sends {named} of your environment again" if named else "")
+    sends = f"; sends {named} of your environment again" if named else ""
+    return where + sends + _budget_left(job)
+
+
+def _budget_left(job: dict[str, Any]) -> str:
+    cost = job["cost"]
+    if cost is None or cost["budget"] is None:
+        return ""
+    return (
+        f"; of its budget of {usd(cost['budget'])} {usd(cost['budget_left'])} is left, --budget says another"
+    )
 
 
 def ways_on(job: dict[str, Any]) -> list[str]:

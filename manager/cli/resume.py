@@ -14,12 +14,14 @@ from ..spec.job_spec import JobSpecError
 from .client import connect
 from .progress import how_it_goes_on
 
+_CHANGES = ("min_nodes", "max_nodes", "max_hourly_cost", "budget")
+
 
 def resume(options: argparse.Namespace) -> int:
     how = "from_head" if options.from_head else "restart" if options.restart else "again"
     body: dict[str, Any] = {"how": how}
-    sizes = {"min_nodes": options.min_nodes, "max_nodes": options.max_nodes}
-    body |= {name: number for name, number in sizes.items() if number is not None}
+    changes = {name: getattr(options, name) for name in _CHANGES}
+    body |= {name: value for name, value in changes.items() if value is not None}
     with connect(options) as client:
         job = client.get(f"/jobs/{options.job}")
         ended = job["status"] in ("stopped", "failed")

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from .client import connect
+from .costs.shown import ended_vms, of_vm, rate, usd
+from .costs.shown import lines as cost_lines
 from .progress import answers, describe_morph, ways_on
 
 
@@ -20,15 +22,22 @@ def ps(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(answer))
         return 0
-    table = Table("JOB", "STATUS", "STEP", "LOSS", "PxD", "VMS", "SUBMITTED", box=None, pad_edge=False)
+    heads = ("JOB", "STATUS", "STEP", "LOSS", "PxD", "VMS", "COST", "AN HOUR", "SUBMITTED")
+    table = Table(*heads, box=None, pad_edge=False)
     for job in answer["jobs"]:
-        loss = "" if job["loss"] is None else f"{job['loss']:.3f}"
-        step, vms = f"{job['step']}/{job['steps']}", str(job["num_live_vms"])
-        table.add_row(
-            job["job"], job["status"], step, loss, job["shape"] or "", vms, _time(job["submitted_at"])
-        )
+        table.add_row(*_row(job))
     Console(highlight=False).print(table)
     return 0
+
+
+def _row(job: dict[str, Any]) -> tuple[str, ...]:
+    loss = "" if job["loss"] is None else f"{job['loss']:.3f}"
+    cost = job["cost"]
+    costs = ("", "") if cost is None else (usd(cost["spent"]), rate(cost["hourly"]))
+    step, vms = f"{job['step']}/{job['steps']}", str(job["num_live_vms"])
+    return (
+        job["job"], job["status"], step, loss, job["shape"] or "", vms, *costs, _time(job["submitted_at"]),
+    )  # fmt: skip
 
 
 def status(options: argparse.Namespace) -> int:
@@ -135,13 +144,19 @@ def _lines(job: dict[str, Any]) -> list[tuple[str, str]]:
         where = f"replica {seat['replica']} stage {seat['stage']}"
         sections = f"sections {seat['start']}..{seat['stop'] - 1}"
         lines.append(("worker", f"{seat['worker']}  {where}  {sections}  {seat['phase'] or ''}"))
-    live = [vm for vm in job["vms"] if vm["status"] != "ended"]
-    lines += [("VM", "  ".join(filter(None, (vm[key] for key in _OF_VM)))) for vm in live]
+    there = [vm for vm in job["vms"] if vm["status"] != "ended" or _is_paid(vm)]
+    lines += [("VM", "  ".join(filter(None, (*(vm[k] for k in _OF_VM), of_vm(vm["cost"]))))) for vm in there]
+    lines += ended_vms(job, there)
+    lines += cost_lines(job["cost"])
     kept = ", ".join(str(ref["step"]) for ref in job["checkpoints"])
     lines.append(("checkpoints", f"{job['checkpoint_uri']}" + (f" (steps {kept})" if kept else "")))
     if job["export_uri"]:
         lines += [("weights", job["export_uri"]), ("weight hash", job["export_sha256"])]
     return lines
+
+
+def _is_paid(vm: dict[str, Any]) -> bool:
+    return vm["cost"] is not None and vm["cost"]["hourly_at_most"] > 0
 
 
 def _time(at: float) -> str:

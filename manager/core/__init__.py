@@ -105,6 +105,7 @@ def decide(state: JobState, vitals: Vitals, event: Event, timing: Timing = _DEFA
             continue  # observed; the rules look at what is reported
         turn.event = part
         for intake in (
+            spending.take,
             resuming.take,
             ending.take,
             starting.take,

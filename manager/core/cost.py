@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from ..spec.placement import Market
+from dataclasses import replace
+
+from ..spec.job_spec import Resources
+from ..spec.placement import STATED, Market, Offer, Price
 from .state import JobState, Spent, Vm
 
 _LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, a minute at least
+
+
+def price_of(resources: Resources, offer: Offer, now: float) -> Price | None:
+    """What such a VM costs as its provider says, else as the user does."""
+    if offer.price is not None or resources.hourly_price is None:
+        return offer.price
+    hourly, bid = resources.hourly_price, resources.max_price
+    ceiling = bid if bid is not None and offer.placement.market is Market.SPOT else hourly
+    return Price(hourly=min(hourly, ceiling), ceiling=ceiling, at=now, source=STATED)
 
 
 def hourly_ceiling(state: JobState) -> float:
@@ -15,18 +27,45 @@ def hourly_ceiling(state: JobState) -> float:
 
 def spent_by(state: JobState, now: float) -> Spent:
     """What the job has cost until now."""
-    spent = state.spent
-    for vm in state.counted_vms:
-        spent = with_bill(spent, vm, now)
-    return spent
+    return sum((bill(vm, now) for vm in state.counted_vms), start=state.spent)
 
 
-def with_bill(spent: Spent, vm: Vm, until: float) -> Spent:
-    """With what the VM's newest attempt has cost until then."""
+def cost_of(state: JobState, vm: Vm, now: float) -> Spent:
+    """What one of its VMs has cost until now, or until it was gone."""
+    if is_paid(state, vm):
+        return bill(vm, now)
+    known = state.bills.get(vm.vm)
+    return known.spent if known is not None else Spent()
+
+
+def is_paid(state: JobState, vm: Vm) -> bool:
+    """Whether it may cost something now: it is not gone for certain."""
+    return vm.live or vm.vm in state.leaving
+
+
+def bill(vm: Vm, until: float) -> Spent:
+    """What the VM's newest attempt has cost until then; nothing came of the others."""
     if vm.attempt is None or vm.attempted_at is None or vm.price is None:
-        return spent
-    hours = max(_LEAST_BILLED_S, until - vm.attempted_at) / 3600.0
-    expected, at_most = hours * vm.price.hourly, spent.at_most + hours * vm.price.ceiling
-    if vm.attempt.placement.market is Market.SPOT:
-        return Spent(spent.spot + expected, spent.on_demand, at_most)
-    return Spent(spent.spot, spent.on_demand + expected, at_most)
+        return Spent()
+    if vm.noted_at is None:
+        return _cost_for(vm, vm.price, max(_LEAST_BILLED_S, until - vm.attempted_at))
+    return vm.noted + _cost_for(vm, vm.price, max(0.0, until - vm.noted_at))
+
+
+def noted(vm: Vm, at: float, unseen_s: float) -> Vm:
+    """The VM with what it has cost by then, and in so many seconds more, as what it cost for certain."""
+    if vm.attempted_at is None or vm.price is None:
+        return vm
+    return replace(vm, noted=bill(vm, at) + _cost_for(vm, vm.price, unseen_s), noted_at=at)
+
+
+def is_ahead(vm: Vm, now: float) -> bool:
+    """Whether what is known of the VM's cost is from later than now: the clock was set back."""
+    return vm.attempted_at is not None and now < (vm.attempted_at if vm.noted_at is None else vm.noted_at)
+
+
+def _cost_for(vm: Vm, price: Price, seconds: float) -> Spent:
+    expected, at_most = seconds / 3600.0 * price.hourly, seconds / 3600.0 * price.ceiling
+    if vm.attempt is not None and vm.attempt.placement.market is Market.SPOT:
+        return Spent(spot=expected, at_most=at_most)
+    return Spent(on_demand=expected, at_most=at_most)

@@ -57,13 +57,6 @@ class ManagerStarted(Value):
     now: float
 
 
-class VmRequestFailed(Value):
-    event: Literal["vm_request_failed"] = "vm_request_failed"
-    now: float
-    vm: str
-    error: str
-
-
 class AttemptSucceeded(Value):
     """Answer to `RequestVm`: the provider has the VM, under an id of its own."""
 
@@ -189,12 +182,14 @@ class ResumeRequested(Value):
 
 
 class ContinueRequested(Value):
-    """A person has a job go on that had ended, on so many VMs."""
+    """A person has a job go on that had ended, on so many VMs, which may cost so much; None: as it was."""
 
     event: Literal["continue_requested"] = "continue_requested"
     now: float
     min_nodes: int
     max_nodes: int
+    max_hourly_cost: float | None = None
+    budget: float | None = None
 
 
 class CheckpointCopied(Value):
@@ -237,7 +232,6 @@ Event = Annotated[
     | ReportReceived
     | ConnectionClosed
     | ManagerStarted
-    | VmRequestFailed
     | AttemptSucceeded
     | AttemptFailed
     | OffersSeen

@@ -143,6 +143,14 @@ class VmGone(_Fact):
     vm: str
 
 
+class CostNoted(_Fact):
+    """What VMs have cost so far is settled, with `unseen_s` seconds more for each: no clock that is set later
+    makes it less."""
+
+    fact: Literal["cost_noted"] = "cost_noted"
+    unseen_s: float = 0.0
+
+
 class IsolationChanged(_Fact):
     """This manager seems to be cut off from its VMs, or hears of them again."""
 
@@ -392,11 +400,15 @@ class JobResumed(_Fact):
 
 
 class JobContinued(_Fact):
-    """A person has a job go on that was stopped or failed, on so many VMs; failures are counted anew."""
+    """A person has a job go on that was stopped or failed, on so many VMs, which may cost so much.
+
+    Failures are counted anew."""
 
     fact: Literal["job_continued"] = "job_continued"
     min_nodes: int
     max_nodes: int
+    max_hourly_cost: float | None = None  # None: as it was
+    budget: float | None = None  # of the job's whole life; None: as it was
 
 
 class JobEnded(_Fact):
@@ -429,6 +441,7 @@ Fact = Annotated[
     | VmDrained
     | VmEnded
     | VmGone
+    | CostNoted
     | IsolationChanged
     | WorkerFailed
     | ProfilerChosen

@@ -19,8 +19,10 @@ def _continued(state: JobState, fact: JobContinued) -> JobState:
     """
     if state.ended is None or state.spec is None:
         return state
-    nodes = {"min_nodes": fact.min_nodes, "max_nodes": fact.max_nodes}
-    resources = state.spec.resources.model_copy(update=nodes)
+    changes: dict[str, float] = {"min_nodes": fact.min_nodes, "max_nodes": fact.max_nodes}
+    caps = {"max_hourly_cost": fact.max_hourly_cost, "budget": fact.budget}
+    changes |= {name: amount for name, amount in caps.items() if amount is not None}
+    resources = state.spec.resources.model_copy(update=changes)
     progress_step = max((checkpoint.step for checkpoint in state.published), default=0)
     recipe = state.recipe
     if recipe is not None and (state.restarting or (state.head_generation == 0 and state.start is None)):

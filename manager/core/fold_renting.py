@@ -9,9 +9,9 @@ from typing import Any
 
 from ..spec.placement import Market, Placement
 from ..spec.resources import CLOUDS
-from .cost import with_bill
-from .facts import AttemptMade, AttemptRefused, EndReason, RefusalKind, VmCreated, VmGone
-from .state import JobState, Refusal, Vm
+from .cost import bill, noted
+from .facts import AttemptMade, AttemptRefused, CostNoted, EndReason, RefusalKind, VmCreated, VmGone
+from .state import Bill, JobState, Refusal, Spent, Vm
 
 
 def place_of(placement: Placement, kind: RefusalKind) -> str:
@@ -37,7 +37,7 @@ def with_ended(state: JobState, vm: Vm, *, gone: bool) -> JobState:
         state = state.changed(never_joined=state.never_joined + 1)
     if gone:
         assert vm.ended_at is not None, "it has ended"
-        return state.changed(spent=with_bill(state.spent, vm, vm.ended_at))
+        return _paid(state, vm, vm.ended_at)
     return state.changed(leaving=MappingProxyType({**state.leaving, vm.vm: vm}))
 
 
@@ -45,7 +45,11 @@ def _attempt_made(state: JobState, fact: AttemptMade) -> JobState:
     vm = state.vms.get(fact.vm)
     if vm is None or not vm.live:
         return state
-    return state.with_vm(replace(vm, attempt=fact.attempt, attempted_at=fact.at, price=fact.price))
+    return state.with_vm(
+        replace(
+            vm, attempt=fact.attempt, attempted_at=fact.at, price=fact.price, noted=Spent(), noted_at=None
+        )
+    )
 
 
 def _attempt_refused(state: JobState, fact: AttemptRefused) -> JobState:
@@ -87,7 +91,23 @@ def _gone(state: JobState, fact: VmGone) -> JobState:
     vm = state.leaving.get(fact.vm)
     if vm is None:
         return state
-    return state.changed(leaving=_without(state.leaving, fact.vm), spent=with_bill(state.spent, vm, fact.at))
+    return _paid(state.changed(leaving=_without(state.leaving, fact.vm)), vm, fact.at)
+
+
+def _paid(state: JobState, vm: Vm, until: float) -> JobState:
+    """The VM costs nothing from then on."""
+    spent = bill(vm, until)
+    if not spent.at_most:
+        return state
+    bills = state.bills.with_vm(Bill(vm.vm, vm.number, spent))
+    return state.changed(spent=state.spent + spent, bills=bills)
+
+
+def _cost_noted(state: JobState, fact: CostNoted) -> JobState:
+    leaving = {name: noted(vm, fact.at, fact.unseen_s) for name, vm in state.leaving.items()}
+    for vm in state.live_vms:
+        state = state.with_vm(noted(vm, fact.at, fact.unseen_s))
+    return state.changed(leaving=MappingProxyType(leaving))
 
 
 def _without(leaving: Mapping[str, Vm], vm: str) -> Mapping[str, Vm]:
@@ -99,4 +119,5 @@ RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
     AttemptRefused: _attempt_refused,
     VmCreated: _created,
     VmGone: _gone,
+    CostNoted: _cost_noted,
 }

@@ -47,6 +47,19 @@ class VmStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """USD for VMs: as expected, and at most."""
+
+    spot: float = 0.0
+    on_demand: float = 0.0
+    at_most: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        spot, on_demand = self.spot + other.spot, self.on_demand + other.on_demand
+        return Spent(spot, on_demand, self.at_most + other.at_most)
+
+
+@dataclass(frozen=True, slots=True)
 class Vm:
     """One VM that was ever requested."""
 
@@ -67,6 +80,8 @@ class Vm:
     attempt: Attempt | None = None  # the newest; None in journals of earlier versions
     attempted_at: float | None = None  # when that was made; None: nothing of it exists
     price: Price | None = None  # of that
+    noted: Spent = Spent()  # what that had cost for certain ...
+    noted_at: float | None = None  # ... by then; None: nothing is
     id: str = ""  # the provider's own, once it has it
 
     @property
@@ -76,6 +91,11 @@ class Vm:
     @property
     def joined(self) -> bool:
         return self.status in (VmStatus.JOINED, VmStatus.NOTICED)
+
+    @property
+    def num_attempts(self) -> int:
+        """How many were made to have it, at least."""
+        return self.attempt.number if self.attempt is not None else 1
 
     def is_as_new_as(self, other: Vm) -> bool:
         """Whether it was asked for together with the other or later."""
@@ -93,12 +113,16 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """USD for VMs that are gone: as expected, and at most."""
+class Bill:
+    """What a VM has cost that is gone."""
 
-    spot: float = 0.0
-    on_demand: float = 0.0
-    at_most: float = 0.0
+    vm: str
+    number: int  # the VM's
+    spent: Spent
+
+    @property
+    def live(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +236,7 @@ class JobState:
     vms: VmTable[Vm] = field(default_factory=VmTable[Vm])
     leaving: Mapping[str, Vm] = field(default_factory=lambda: _EMPTY)  # ended, and not gone for certain
     spent: Spent = field(default_factory=Spent)  # for those that are gone
+    bills: VmTable[Bill] = field(default_factory=VmTable[Bill])  # of those that are gone and cost anything
     refusals: Mapping[str, Refusal] = field(default_factory=lambda: _EMPTY)  # by place; see `renting`
     spot_absent_since: float | None = None
     joined_from: frozenset[str] = frozenset()  # providers

@@ -61,6 +61,11 @@ class Timing:
         return min(self.request_backoff_s * 2 ** min(failures - 1, 16), self.longest_backoff_s)
 
     @property
+    def least_paid_s(self) -> float:
+        """For how long a budget must pay for a VM that is asked for, and for all beside it."""
+        return self.least_use_s + self.stop_timeout_s + self.end_reserve_s
+
+    @property
     def end_reserve_s(self) -> float:
         """For how long VMs may still be paid for after a job has ended, or its manager is lost."""
         return self.given_up_after_s + self.release_s

@@ -96,7 +96,8 @@ function jobCard(entry) {
   bar.append(inside);
   const loss = entry.loss === null ? "" : `loss ${entry.loss.toFixed(3)} · `;
   const shape = entry.shape ? ` · ${shapeText(entry.shape)}` : "";
-  card.append(head, bar, element("p", "quiet", `${loss}step ${entry.step} of ${entry.steps}${shape} · ${vmCount(entry)} VMs`));
+  const cost = entry.cost ? ` · ${costShort(entry.cost)}` : "";
+  card.append(head, bar, element("p", "quiet", `${loss}step ${entry.step} of ${entry.steps}${shape} · ${vmCount(entry)} VMs${cost}`));
   return card;
 }
 

@@ -3,6 +3,7 @@
 
 const ENDED = ["finished", "stopped", "failed"];
 const RETRY_MS = 3000;
+const COST_MS = 30000; // VMs cost also while nothing happens
 let job = null;
 let steps = [];
 let facts = new Map(); // by sequence number
@@ -26,6 +27,7 @@ async function followJob(name, mine) {
   show("job");
   at("legend").replaceChildren(phaseLegend());
   drawJob();
+  setTimeout(costOn, COST_MS, base, mine);
   source = new EventSource(`${base}/stream`);
   // The stream brings what happens from now on; what came before, or while it was away, is asked for.
   source.onopen = () => catchUp(base, mine).catch(lost);
@@ -39,6 +41,19 @@ async function followJob(name, mine) {
   });
   source.addEventListener("step", (event) => addSteps([JSON.parse(event.data)]));
   source.addEventListener("fact", (event) => addFacts([JSON.parse(event.data)]));
+}
+
+async function costOn(base, mine) {
+  if (mine !== visit) return;
+  if (job.cost?.hourly_at_most) {
+    const view = await call("GET", base).catch(() => null); // the stream says when the manager is away
+    if (mine === visit && view) {
+      job.cost = view.cost;
+      job.vms = view.vms;
+      drawSoon();
+    }
+  }
+  setTimeout(costOn, COST_MS, base, mine);
 }
 
 async function catchUp(base, mine) {
@@ -98,6 +113,7 @@ function drawJob() {
   at("bar").style.width = `${percent}%`;
   at("bar").parentElement.setAttribute("aria-valuenow", Math.round(percent));
   drawNumbers();
+  drawCost();
   at("loss").replaceChildren(lossChart(steps, job.morphs, job.steps, Math.max(240, at("loss").clientWidth)));
   drawPlacement();
   explain();
@@ -178,12 +194,22 @@ function drawNumbers() {
     const skipped = steps.filter((step) => step.skipped).length;
     values["Loss scale"] = `2^${Math.log2(newest.loss_scale)}, ${skipped} skipped`;
   }
-  const nodes = Object.entries(values).map(([name, value]) => {
+  at("numbers").replaceChildren(...figures(Object.entries(values)));
+}
+
+function figures(pairs) {
+  return pairs.map(([name, value]) => {
     const pair = element("div");
     pair.append(element("dt", "", name), element("dd", "", value));
     return pair;
   });
-  at("numbers").replaceChildren(...nodes);
+}
+
+function drawCost() {
+  at("cost-card").hidden = !job.cost;
+  if (!job.cost) return;
+  at("cost").replaceChildren(...figures(costFigures(job.cost)));
+  at("cost-sources").textContent = costSources(job.cost);
 }
 
 function vmCount(entry) {
@@ -255,8 +281,10 @@ function drawVms() {
     noticed(vm),
     vm.detail === "silent" ? "silent" : vm.workers.map((worker) => worker.split(": ")[1]).join(", ") || (vm.reason || "").replaceAll("_", " "),
     clock(vm.ended_at || vm.joined_at || vm.requested_at),
+    ...(job.cost ? vmCostCells(vm) : []),
   ]);
-  at("vms").replaceChildren(rows.length ? table(["VM", "Status", "Workers", "Since"], rows) : element("p", "quiet", "None yet."));
+  const heads = ["VM", "Status", "Workers", "Since", ...(job.cost ? VM_COST_HEADS : [])];
+  at("vms").replaceChildren(rows.length ? table(heads, rows) : element("p", "quiet", "None yet."));
 }
 
 function drawCheckpoints() {

@@ -14,6 +14,7 @@ const SAYS = {
   attempt_made: (f) => ["Asked", `${f.vm}, attempt ${f.attempt.number}: ${placeText(f.attempt.placement)}${f.price.ceiling ? `, at most $${f.price.ceiling}/h` : ""}`],
   attempt_refused: (f) => ["Refused", `${f.vm}, attempt ${f.number}: ${f.kind.replaceAll("_", " ")}: ${f.message}`, "warn"],
   vm_created: (f) => ["Created", `${f.vm} is ${f.id} at its provider`],
+  cost_noted: () => ["Cost noted", "what VMs have cost so far is kept"],
   vm_gone: (f) => ["Gone", `nothing of ${f.vm} is left at its provider`],
   vm_joined: (f) => ["VM joined", `${f.vm}, ${plural(f.devices.length, "device")}`],
   vm_noticed: (f) => ["Notice", `${f.vm} will be taken at ${clock(f.deadline)}${f.action ? ` (${f.action})` : ""}`, "warn"],
@@ -63,7 +64,7 @@ const SAYS = {
   stop_ordered: (f) => [f.failure ? "Fails" : "Stop ordered", `${f.failure ? `${f.failure.reason}; ` : ""}a checkpoint is published first`, f.failure ? "bad" : ""],
   person_needed: (f) => ["Waits for a person", f.reason, "bad"],
   job_resumed: (f) => ["Goes on", { again: "tried again", from_head: "from what the head lists", restart: "from step 0" }[f.how], "key"],
-  job_continued: (f) => ["Goes on", `after its end, with up to ${plural(f.max_nodes, "VM")}`, "key"],
+  job_continued: (f) => ["Goes on", `after its end, with up to ${plural(f.max_nodes, "VM")}${f.budget === null ? "" : ` and a budget of $${f.budget}`}`, "key"],
   training_finished: (f) => ["Trained", `step ${f.checkpoint.step} is published`, "key"],
   job_ended: (f) => [`Job ${f.status}`, f.reason, f.status === "failed" ? "bad" : "key"],
 };

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from ...protocol.messages import BootConfig
 from ..spec.job_spec import Resources
-from ..spec.placement import Attempt, Offer
+from ..spec.placement import Attempt, Offer, Placement
 
 
 class ResourceStatus(StrEnum):
@@ -37,6 +37,7 @@ class Resource:
     status: ResourceStatus
     kind: Literal["vm", "interface", "disk", "address"] = "vm"
     created_at: float | None = None  # Unix seconds
+    placement: Placement | None = None  # of a VM, where a cloud tells it
 
 
 class ProviderError(Exception):
@@ -70,22 +71,25 @@ class Provider(Protocol):
     """Blocking calls, run off the event loop; safe to use from several threads. All raise `ProviderError`."""
 
     def create(self, attempt: Attempt, boot: BootConfig) -> str:
-        """Have the VM of this attempt exist, or do nothing if it does; its id.
+        """Have the VM of this attempt exist, or do nothing if it does; its id. The VM boots with `boot`, in
+        which this provider says how its VMs hear of notices and how they end.
 
         Raises `NoCapacity`, `QuotaExceeded`, `NotAllowed` (nothing of it exists), `Throttled`, `Ended`. After
         any other error the outcome is unknown, and the same call is made again until it is known.
         """
         ...
 
-    def release(self, vm: str) -> bool:
+    def release(self, vm: str, attempts: int = 1) -> bool:
         """Have nothing of VM `vm` exist, whichever attempt created it.
 
+        `attempts`: how many were made, as far as the caller knows; the provider may know of later ones.
         True once the provider says that all of it is gone, or never was; until then it is called again.
         """
         ...
 
-    def look(self, vm: str) -> Sequence[Resource]:
-        """What there is of one VM, asked for by name: newer than `list`, which may lag behind."""
+    def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
+        """What there is of one VM, asked for by name: newer than `list`, which may lag behind. `attempts`: as
+        for `release`."""
         ...
 
     def list(self) -> Sequence[Resource]:
@@ -101,8 +105,11 @@ class Provider(Protocol):
         """What can be asked for, in the order in which it is to be tried, with prices."""
         ...
 
-    def console(self, vm: str) -> str:
-        """The end of what the VM wrote while it booted; empty if there is none."""
+    def console(self, vm: str, attempts: int = 1) -> str:
+        """The end of what the VM wrote while it booted; empty if there is none.
+
+        `attempts`: as for `release`.
+        """
         ...
 
     def close(self) -> None:
@@ -116,6 +123,14 @@ def statuses(resources: Iterable[Resource]) -> dict[str, ResourceStatus]:
     for resource in resources:
         known = found.get(resource.vm, ResourceStatus.GONE)
         found[resource.vm] = min(known, resource.status, key=_LIFE.index)
+    return found
+
+
+def newest_attempts(resources: Iterable[Resource]) -> dict[str, int]:
+    """By VM, the number of its newest attempt that anything is of."""
+    found: dict[str, int] = {}
+    for resource in resources:
+        found[resource.vm] = max(resource.attempt, found.get(resource.vm, 1))
     return found
 
 
@@ -145,5 +160,6 @@ __all__ = [
     "Resource",
     "ResourceStatus",
     "Throttled",
+    "newest_attempts",
     "statuses",
 ]

@@ -79,7 +79,7 @@ class LocalProvider:
                 raise NotAllowed(f"cannot start local VM {boot.vm}: {error}") from error
         return boot.vm
 
-    def release(self, vm: str) -> bool:
+    def release(self, vm: str, attempts: int = 1) -> bool:
         timer = self._notices.pop(vm, None)
         if timer is not None:
             timer.cancel()
@@ -87,7 +87,7 @@ class LocalProvider:
         self._remember_end(vm)
         return True
 
-    def look(self, vm: str) -> Sequence[Resource]:
+    def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
         return [resource for resource in self.list() if resource.vm == vm]
 
     def list(self) -> Sequence[Resource]:
@@ -103,7 +103,7 @@ class LocalProvider:
         price = Price(hourly=0.0, ceiling=0.0, at=time.time(), source="this machine")
         return [Offer(placement=Placement(provider="local", market=Market.ON_DEMAND), price=price)]
 
-    def console(self, vm: str) -> str:
+    def console(self, vm: str, attempts: int = 1) -> str:
         try:
             return (self._folder / vm / "agent.log").read_bytes()[-_CONSOLE_BYTES:].decode(errors="replace")
         except FileNotFoundError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ...protocol.messages import BootConfig
+from ...protocol.messages import BootConfig, NoticeSource
 from ..spec.placement import Attempt, Market, Offer, Placement, Price
 from ..spec.resources import Resources
 from . import Ended, NoCapacity, Resource, ResourceStatus
@@ -30,6 +30,7 @@ class StaticProvider:
         self.pool = pool
 
     def create(self, attempt: Attempt, boot: BootConfig) -> str:
+        boot = boot.model_copy(update={"notices": NoticeSource(kind="none")})  # nobody takes it back
         lease = self.pool.lease(attempt.name, attempt.vm, attempt.number, boot)
         if lease is None:
             raise NoCapacity(f"no machine is free: {self._told()}")
@@ -37,10 +38,10 @@ class StaticProvider:
             raise Ended(f"{attempt.name} has ended on machine {lease.machine}")
         return _resource(lease).id
 
-    def release(self, vm: str) -> bool:
+    def release(self, vm: str, attempts: int = 1) -> bool:
         return self.pool.release(vm)
 
-    def look(self, vm: str) -> Sequence[Resource]:
+    def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
         return [resource for resource in self.list() if resource.vm == vm]
 
     def list(self) -> Sequence[Resource]:
@@ -55,7 +56,7 @@ class StaticProvider:
         price = Price(hourly=0.0, ceiling=0.0, at=time.time(), source="your own machines")
         return [Offer(placement=Placement(provider="static", market=Market.ON_DEMAND), price=price)]
 
-    def console(self, vm: str) -> str:
+    def console(self, vm: str, attempts: int = 1) -> str:
         return self.pool.console(vm)
 
     def close(self) -> None:

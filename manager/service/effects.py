@@ -18,7 +18,7 @@ from typing import TypeVar
 from ...checkpoint import CheckpointError, Export, Store
 from ..core.commands import Command, ComputePlan, CopyCheckpoint, OpenHead, ReleaseVm, RequestVm
 from ..core.events import CommandStuck, Event, JobCommandFailed
-from ..core.state import JobState
+from ..core.state import JobState, Vm
 from ..providers import Provider
 from ..spec.start_source import StartSource
 from ..threads import Kind, Threads, told_when_slow
@@ -127,6 +127,15 @@ class Effects:
         """The job can be decided on again: run what was held."""
         for command in self._held.pop(job, []):
             self.start(job, command)
+
+    def inherit(self, command: Command) -> None:
+        """It is from the journal: the manager before this one may have begun it."""
+        if isinstance(command, RequestVm):
+            self._renting.inherit(command)
+
+    def may_appear(self, state: JobState, vm: Vm) -> bool:
+        """Whether a VM that its cloud does not list may be there all the same."""
+        return self._renting.may_appear(state, vm)
 
     def requesting(self, vm: str) -> bool:
         """Whether a request for this VM is still under way: its absence means nothing yet."""

@@ -110,7 +110,7 @@ class SqliteJournal:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock_file = _lock(path.with_name(f"{path.name}.lock"))
+        self._lock_file = hold(path)
         self._mutex = threading.Lock()
         self._reading = threading.Lock()
         try:
@@ -237,8 +237,10 @@ class SqliteJournal:
             return self._reader.execute(query, values).fetchall()
 
 
-def _lock(path: Path) -> IO[str]:
-    """The lock file, held until it is closed or the process ends, however it ends."""
+def hold(journal: Path) -> IO[str]:
+    """A file by which this process alone has the journal, until it is closed or the process ends, however it
+    ends. Raises `JournalLocked`."""
+    path = journal.with_name(f"{journal.name}.lock")
     file = path.open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,26 +5,25 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from ...protocol.messages import BootConfig
-from ..core.commands import Command, ReleaseVm, RequestVm
+from ..core.commands import ReleaseVm, RequestVm
 from ..core.events import AttemptFailed, AttemptSucceeded, Event, VmTerminated
 from ..core.facts import RefusalKind
 from ..core.state import JobState, Vm
-from ..providers import Ended, NoCapacity, NotAllowed, Provider, ProviderError, QuotaExceeded
+from ..providers import Ended, NoCapacity, NotAllowed, Provider, ProviderError, QuotaExceeded, Throttled
 from ..spec.placement import Attempt, Placement
 from ..spec.resources import CLOUDS
 from ..threads import Kind, Threads
+from .store_commands import Persist
 from .tokens import TokenStore
-
-T = TypeVar("T")
 
 JOIN_TTL_S = 1800.0
 ABSENCE_S = 180.0  # after a cloud was asked for a VM, its not being listed means nothing for so long
+_IN_FLIGHT_S = 60.0  # a call whose answer was lost, or whose caller died, may take effect for so long
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
 _KINDS: Mapping[type[ProviderError], RefusalKind] = {
@@ -37,21 +36,6 @@ _KINDS: Mapping[type[ProviderError], RefusalKind] = {
 
 class Abandoned(Exception):
     """Nobody waits any more for the result of a command that was being tried again."""
-
-
-class Persist(Protocol):
-    """`call` in a thread, again while it raises `temporary` and is `wanted`; else `Abandoned` is raised."""
-
-    def __call__(
-        self,
-        job: str,
-        command: Command,
-        call: Callable[[], T],
-        *temporary: type[Exception],
-        wanted: Callable[[], bool] | None = None,
-        longest_delay_s: float = ...,
-        alone: asyncio.Lock | None = None,
-    ) -> Awaitable[T]: ...
 
 
 class Renting:
@@ -82,10 +66,30 @@ class Renting:
         self._persist = persist
         self._clock = clock
         self._requesting: Counter[str] = Counter()
+        # The manager before this one may have asked for any VM until this one began.
+        self._began_at = clock()
+        self._asked_at: dict[str, float] = {}  # by VM, when a call that asks for it last began or ended
+        self._lost_at: dict[str, float] = {}  # by attempt, when the outcome of a call was last not known
 
     def requesting(self, vm: str) -> bool:
         """Whether a request for this VM is under way."""
         return self._requesting[vm] > 0
+
+    def inherit(self, command: RequestVm) -> None:
+        """The manager before this one may have begun this, and nobody heard its answer."""
+        if command.attempt is not None:
+            self._lost_at[command.attempt.name] = self._began_at
+
+    def may_appear(self, state: JobState, vm: Vm) -> bool:
+        """Whether a cloud was asked for the VM so lately that it may be there though it is not listed."""
+        if vm.attempt is None or vm.attempted_at is None or vm.attempt.placement.provider not in CLOUDS:
+            return False
+        if not vm.live and vm.vm not in state.leaving:
+            return False  # the provider has said already that it is gone
+        now, asked_at = self._clock(), self._asked_at.get(vm.vm, self._began_at)
+        if vm.attempted_at <= now:  # else by the clock of an earlier manager
+            asked_at = max(asked_at, vm.attempted_at)
+        return now - asked_at <= ABSENCE_S
 
     def thread_of(self, job: str, command: RequestVm | ReleaseVm) -> tuple[Kind, str]:
         """Which threads call the provider."""
@@ -104,26 +108,67 @@ class Renting:
             self._requesting[command.vm] -= 1
             if not self._requesting[command.vm]:
                 del self._requesting[command.vm]
+            if command.attempt is not None:
+                self._lost_at.pop(command.attempt.name, None)
 
     async def _request(self, job: str, command: RequestVm) -> Event | None:
         attempt = self._attempt(job, command)
         if not self._wants(job, attempt):
             return None  # it was given up before this manager came to it
         boot = await self._boot(job, attempt)
-        provider = self._providers[attempt.placement.provider]
-        answer = await self._persist(
-            job,
-            command,
-            partial(_create, provider, attempt, boot),
-            ProviderError,
-            wanted=lambda: self._wants(job, attempt),
-            longest_delay_s=1.0 if attempt.placement.provider not in CLOUDS else _LONGEST_DELAY_S,
-        )
+        answer = await self._answer(job, command, attempt, boot)
+        while not isinstance(answer, str | Ended) and (wait_s := self._in_doubt_s(attempt)) > 0.0:
+            await asyncio.sleep(wait_s)
+            if not self._wants(job, attempt):
+                return None
+            answer = await self._answer(job, command, attempt, boot)
         now, vm, number = self._clock(), attempt.vm, attempt.number
         if isinstance(answer, str):
             return AttemptSucceeded(now=now, vm=vm, number=number, id=answer)
         kind = next(kind for error, kind in _KINDS.items() if isinstance(answer, error))
         return AttemptFailed(now=now, vm=vm, number=number, kind=kind, error=str(answer))
+
+    async def _answer(
+        self, job: str, command: RequestVm, attempt: Attempt, boot: BootConfig
+    ) -> str | ProviderError:
+        is_cloud = attempt.placement.provider in CLOUDS
+        return await self._persist(
+            job,
+            command,
+            partial(self._create, attempt, boot),
+            ProviderError,
+            wanted=lambda: self._wants(job, attempt),
+            longest_delay_s=_LONGEST_DELAY_S if is_cloud else 1.0,
+        )
+
+    def _create(self, attempt: Attempt, boot: BootConfig) -> str | ProviderError:
+        """The VM's id, or why there is none; raises `ProviderError` if the same is to be asked again.
+
+        Blocking. Where there is one place alone to have VMs from, one is waited for there.
+        """
+        self._asked_at[attempt.vm] = self._clock()
+        try:
+            return self._providers[attempt.placement.provider].create(attempt, boot)
+        except NoCapacity as error:
+            if attempt.placement.provider not in CLOUDS:
+                raise
+            return error
+        except (QuotaExceeded, NotAllowed, Ended) as error:
+            return error
+        except Throttled:
+            raise
+        except ProviderError:
+            self._lost_at[attempt.name] = self._clock()
+            raise
+        finally:
+            self._asked_at[attempt.vm] = self._clock()
+
+    def _in_doubt_s(self, attempt: Attempt) -> float:
+        """For how long an earlier call of this attempt may still make the VM that a later one was refused."""
+        lost_at = self._lost_at.get(attempt.name)
+        if lost_at is None or attempt.placement.provider not in CLOUDS:
+            return 0.0
+        return lost_at + _IN_FLIGHT_S - self._clock()
 
     def _attempt(self, job: str, command: RequestVm) -> Attempt:
         if command.attempt is not None:
@@ -133,9 +178,9 @@ class Renting:
         return Attempt(vm=command.vm, placement=Placement(provider=spec.resources.providers[0]))
 
     def _wants(self, job: str, attempt: Attempt) -> bool:
-        """Whether the VM lives, and this is its newest attempt."""
+        """Whether the VM lives, and this is its newest attempt, which has not been answered."""
         vm = self._state_of(job).vms.get(attempt.vm)
-        return vm is not None and vm.live and vm.attempt in (None, attempt)
+        return vm is not None and vm.live and vm.attempt in (None, attempt) and not vm.id
 
     async def _boot(self, job: str, attempt: Attempt) -> BootConfig:
         spec = self._state_of(job).spec
@@ -166,6 +211,7 @@ class Renting:
         for name in self._providers_of(job, command.vm):
             await self._release_at(job, command, self._providers[name])
         await self._threads.run(Kind.TOKENS, self._tokens.revoke_vm, job, command.vm)
+        self._asked_at.pop(command.vm, None)
         return VmTerminated(now=self._clock(), vm=command.vm)
 
     async def _release_at(self, job: str, command: ReleaseVm, provider: Provider) -> None:
@@ -173,7 +219,7 @@ class Renting:
         delay_s = _FIRST_DELAY_S
         while True:
             settled = self._is_settled(job, command.vm)
-            call = partial(provider.release, command.vm)
+            call = partial(provider.release, command.vm, self._num_attempts(job, command.vm))
             gone = await self._persist(job, command, call, ProviderError, wanted=lambda: True)
             if gone and settled:
                 return
@@ -181,10 +227,19 @@ class Renting:
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 
     def _is_settled(self, job: str, name: str) -> bool:
-        """Whether no attempt is under way, nor one whose VM a cloud may not show yet."""
+        """Whether no attempt is under way, nor one whose VM a cloud may not show yet.
+
+        That a VM whose id is known is gone is the provider's own word.
+        """
         state = self._state_of(job)
         vm = state.vms.get(name)
-        return not self.requesting(name) and (vm is None or not may_appear(state, vm, self._clock()))
+        if self.requesting(name):
+            return False
+        return vm is None or bool(vm.id) or not self.may_appear(state, vm)
+
+    def _num_attempts(self, job: str, name: str) -> int:
+        vm = self._state_of(job).vms.get(name)
+        return vm.num_attempts if vm is not None else 1
 
     def _providers_of(self, job: str, name: str) -> tuple[str, ...]:
         state = self._state_of(job)
@@ -192,27 +247,3 @@ class Renting:
         if vm is not None and vm.attempt is not None:
             return (vm.attempt.placement.provider,)
         return state.spec.resources.providers if state.spec is not None else tuple(self._providers)
-
-
-def may_appear(state: JobState, vm: Vm, now: float) -> bool:
-    """Whether a cloud was asked for the VM so lately that it may be there though it is not listed."""
-    if vm.attempt is None or vm.attempted_at is None or vm.attempt.placement.provider not in CLOUDS:
-        return False
-    if not vm.live and vm.vm not in state.leaving:
-        return False  # the provider has said already that it is gone
-    return 0.0 <= now - vm.attempted_at <= ABSENCE_S
-
-
-def _create(provider: Provider, attempt: Attempt, boot: BootConfig) -> str | ProviderError:
-    """The VM's id, or why there is none; raises `ProviderError` if the same is to be asked again.
-
-    Where there is one place alone to have VMs from, one is waited for there.
-    """
-    try:
-        return provider.create(attempt, boot)
-    except NoCapacity as error:
-        if attempt.placement.provider not in CLOUDS:
-            raise
-        return error
-    except (QuotaExceeded, NotAllowed, Ended) as error:
-        return error

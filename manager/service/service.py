@@ -34,6 +34,7 @@ from ..core.facts import Fact, Resumption, VmEnded
 from ..core.orders import Leases, is_same, orders
 from ..providers import Provider
 from ..spec.job_spec import JobSpec, Resources
+from ..spec.resources import CLOUDS
 from ..spec.start_source import StartSource
 from ..threads import Kind, Threads
 from .effects import Effects
@@ -74,6 +75,7 @@ class Service:
         timing: Timing | None = None,
         leases: Leases | None = None,
         clock: Callable[[], float] | None = None,
+        threads: Threads | None = None,
     ) -> None:
         self.config = config
         self.journal = journal
@@ -93,7 +95,7 @@ class Service:
         self._submitting = asyncio.Lock()
         self._submissions: set[asyncio.Task[Any]] = set()
         self._continuing: set[str] = set()  # jobs whose secrets are stored before they go on
-        self.threads = Threads(config.threads)
+        self.threads = threads or Threads(config.threads)
         self.effects = Effects(
             providers=providers,
             tokens=tokens,
@@ -134,7 +136,7 @@ class Service:
             handle=self.handle,
             clock=self.clock,
         )
-        self._timing = replace(timing or Timing(), leases=self.leases)
+        self.timing = replace(timing or Timing(), leases=self.leases)
         self._loops = JobLoops(
             Outlets(
                 append=self._append,
@@ -144,7 +146,7 @@ class Service:
                 fatal=self._fail,
                 clock=self.clock,
             ),
-            self._timing,
+            self.timing,
             config,
         )
 
@@ -152,7 +154,7 @@ class Service:
         """How often an agent of the job reports when nothing changes."""
         spec = self.jobs[job].state.spec
         num_vms = spec.resources.max_nodes if spec is not None else 1
-        rarest_s = max(self.config.heartbeat_s, self._timing.vm_lease_s / _BEATS_IN_A_LEASE)
+        rarest_s = max(self.config.heartbeat_s, self.timing.vm_lease_s / _BEATS_IN_A_LEASE)
         return min(max(self.config.heartbeat_s, num_vms / self.config.heartbeats_per_s), rarest_s)
 
     def vm_directory(self, vm: str) -> Path:
@@ -198,7 +200,9 @@ class Service:
             if isinstance(command, Unreadable):
                 fault = ValueError(f"a command in its journal cannot be read: {command.error}")
                 runtime.quarantine = runtime.quarantine or quarantine_for(fault, self.clock(), None)
-            elif runtime.quarantine is not None and runtime.active:
+                continue
+            self.effects.inherit(command)
+            if runtime.quarantine is not None and runtime.active:
                 self.effects.hold(job, command)
             else:
                 self.effects.start(job, command)
@@ -282,7 +286,7 @@ class Service:
         return True
 
     async def go_on(self, job: str, resources: Resources, secrets: Mapping[str, str]) -> bool:
-        """Have a job that was stopped or failed go on with so many VMs; False if it is no such job.
+        """Have a job that was stopped or failed go on with these caps; False if it is no such job.
 
         Durable, with its secrets, when this returns, also if the caller is cancelled.
         """
@@ -296,8 +300,13 @@ class Service:
             try:
                 await self.threads.run(Kind.FILES, self.files.store_secrets, runtime.job, secrets)
                 runtime.quarantine = None  # what it was set aside for is judged anew
-                most, least = resources.max_nodes, resources.min_nodes
-                asked = ContinueRequested(now=self.clock(), min_nodes=least, max_nodes=most)
+                asked = ContinueRequested(
+                    now=self.clock(),
+                    min_nodes=resources.min_nodes,
+                    max_nodes=resources.max_nodes,
+                    max_hourly_cost=resources.max_hourly_cost,
+                    budget=resources.budget,
+                )
                 await self.handle(runtime.job, asked)
             except Quarantined:
                 # Nothing was stored. After any other error the next manager looks at what was.
@@ -409,7 +418,7 @@ class Service:
     def _publish_status(self, runtime: Job) -> None:
         runtime.dirty = False
         if self.hub.watched(runtime.job):
-            view = job_view(runtime, self.effects.trouble.get(runtime.job, {}))
+            view = job_view(runtime, self.effects.trouble.get(runtime.job, {}), self.clock())
             self.hub.publish(runtime.job, Update("status", to_json(view)))
 
     # ---- time and providers --------------------------------------------------------------------------------
@@ -447,7 +456,8 @@ class Service:
                 self._publish_status(runtime)
 
     def _watching(self, name: str) -> Callable[[], Any]:
-        return lambda: self.watches[name].run(self.config.tick_s)
+        every_s = self.config.cloud_list_s if name in CLOUDS else self.config.tick_s
+        return lambda: self.watches[name].run(every_s)
 
     async def end_streams(self) -> None:
         """End live updates for those whose token has ended since they asked."""

@@ -6,6 +6,7 @@ live in a small SQLite file of their own, so that agents and users stay signed i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -223,6 +224,15 @@ class TokenStore:
                 _INSERT,
                 (token_id, _hash(secret), scope.value, name, job, vm, now, expires, parent, uses),
             )
+
+
+def identity_in(path: Path) -> str | None:
+    """Which manager the tokens of this file are of; None if no manager has run there."""
+    if not path.exists():
+        return None
+    with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+        row = database.execute("SELECT name FROM identity").fetchone()
+    return str(row[0])
 
 
 def id_of(token: str) -> str:

@@ -15,6 +15,7 @@ from ...pipeline import Plan
 from ...protocol.messages import CheckpointRef, Phase, StepMetrics, WorkerReport
 from ..core.state import Generation, JobState, Vm, vm_of
 from .activity import activity
+from .costs.views import Costs, JobCost, VmCost
 from .quarantine import STATUS
 from .runtime import Job
 from .waiting_view import WaitingView, beyond_use, unused_vms, waiting_view, waits_for_vms
@@ -79,6 +80,7 @@ class VmView(BaseModel):
     reason: str | None
     detail: str
     workers: list[str]
+    cost: VmCost | None
 
 
 class JobView(BaseModel):
@@ -122,6 +124,7 @@ class JobView(BaseModel):
     export_sha256: str | None
     checkpoint_uri: str
     max_nodes: int
+    cost: JobCost | None
     secrets: list[str]  # names: their values are needed to have it go on once it has ended
 
 
@@ -143,7 +146,7 @@ def step_view(metrics: StepMetrics) -> StepView:
     )
 
 
-def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
+def job_view(job: Job, trouble: Mapping[str, str], now: float) -> JobView:
     """Everything about one job that changes while it runs."""
     state = job.state
     last = job.recent[-1] if job.recent else None
@@ -151,6 +154,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
     workers = {w.worker: w for report in job.reports.values() for w in report.workers}
     generation = state.current
     aside = job.quarantine if job.set_aside else None
+    costs = Costs(job, now)
     return JobView(
         job=job.job,
         name=state.spec.name if state.spec else job.job,
@@ -180,7 +184,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         morphs=morphs(state, job.first_steps),
         num_morphs=len(state.history) + (state.current is not None) + (state.planned is not None),
         checkpoints=list(reversed(state.published)),
-        vms=_shown_vms(job),
+        vms=_shown_vms(job, costs),
         num_vms=len(state.vms),
         num_live_vms=len(state.live_vms),
         submitted_at=state.submitted_at,
@@ -189,6 +193,7 @@ def job_view(job: Job, trouble: Mapping[str, str]) -> JobView:
         export_sha256=state.ended.export_sha256 if state.ended else None,
         checkpoint_uri=state.spec.checkpoint.uri if state.spec else "",
         max_nodes=state.spec.resources.max_nodes if state.spec else 0,
+        cost=costs.of_job(),
         secrets=state.spec.secrets if state.spec else [],
     )
 
@@ -343,7 +348,7 @@ def _morph(generation: Generation, before: str | None, first_step_at: float | No
     )
 
 
-def vm_view(job: Job, vm: Vm) -> VmView:
+def vm_view(job: Job, vm: Vm, costs: Costs) -> VmView:
     report = job.reports.get(vm.vm) if vm.live else None
     silent = vm.live and vm.vm in job.vitals.unheard
     workers, unfit = report.workers if report is not None else [], job.state.unfit
@@ -359,6 +364,7 @@ def vm_view(job: Job, vm: Vm) -> VmView:
         reason=vm.reason.value if vm.reason is not None else None,
         detail=vm.detail or ("silent" if silent else unused),
         workers=[f"{w.worker}: {'unfit' if w.worker in unfit else w.phase.value}" for w in workers],
+        cost=costs.of_vm(vm),
     )
 
 
@@ -370,10 +376,10 @@ def _notice(vm: Vm) -> str:
     return "drained" if vm.drained_at is not None else "at risk" if vm.at_risk else ""
 
 
-def _shown_vms(job: Job) -> list[VmView]:
-    """Those that live and the last that ended, in the order in which they were requested."""
-    vms = [*job.state.live_vms, *job.state.vms.ended(-_MOST_ENDED)]
-    return [vm_view(job, vm) for vm in sorted(vms, key=lambda vm: vm.number)]
+def _shown_vms(job: Job, costs: Costs) -> list[VmView]:
+    """Those that are there and the last that ended, in the order in which they were requested."""
+    vms = {vm.vm: vm for vm in (*job.state.counted_vms, *job.state.vms.ended(-_MOST_ENDED))}
+    return [vm_view(job, vm, costs) for vm in sorted(vms.values(), key=lambda vm: vm.number)]
 
 
 def _traceback(state: JobState) -> str | None:

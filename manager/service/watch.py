@@ -5,26 +5,48 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..core.events import Event, OffersSeen, Together, VmTerminated
 from ..core.state import JobState, Vm
-from ..providers import Provider, ProviderError, Resource, ResourceStatus, statuses
+from ..providers import (
+    Provider,
+    ProviderError,
+    Resource,
+    ResourceStatus,
+    Throttled,
+    newest_attempts,
+    statuses,
+)
 from ..spec.job_spec import Resources
 from ..spec.placement import Offer
 from ..spec.resources import CLOUDS
 from ..threads import Kind, Threads, told_when_slow
 from .effects import Effects
 from .quarantine import Quarantined
-from .renting import may_appear
 from .runtime import Job
 
 log = logging.getLogger("makara.manager")
-_THERE = (ResourceStatus.PENDING, ResourceStatus.RUNNING)
 _OFFERS_S = 300.0  # prices change, and so does what there is
 _OFFERS_RETRY_S = 15.0
 _LOOK_S = 1.0
+_IDLE = 4.0  # a cloud that has nothing is asked so many times more rarely
+_LONGEST_S = 300.0  # a cloud that throttles is asked so often at least
 _PATIENCE = 2  # lists in a row without a VM before it counts as gone: a cloud's lists lag behind
+
+
+class Pace:
+    """How long to wait before a provider is asked again: ever longer while it throttles."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self.wait_s = every_s
+
+    def answered(self, *, throttled: bool) -> None:
+        if throttled:
+            self.wait_s = max(self.wait_s, min(2 * self.wait_s, _LONGEST_S))
+        else:
+            self.wait_s = max(self._every_s, self.wait_s / 2)
 
 
 class ProviderWatch:
@@ -54,28 +76,38 @@ class ProviderWatch:
         self._clock = clock
         self._slow_call_s = slow_call_s
         self._missing: dict[str, int] = {}
-        self._expected = frozenset[str]()  # VMs that should be listed, unless they are gone
+        self._expected: dict[str, int] = {}  # VMs that should be listed, unless they are gone; their attempts
+        self._is_used = True  # whether the last list had anything
         self._releasing: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, every_s: float) -> None:
         """Ask for the list, and act on it, for ever."""
+        pace = Pace(every_s)
         try:
             while True:
-                await asyncio.sleep(every_s)
-                await self.look()
+                await asyncio.sleep(pace.wait_s * (_IDLE if self._is_idle() else 1.0))
+                pace.answered(throttled=await self.look())
         finally:
             for task in self._releasing.values():
                 task.cancel()
 
-    async def look(self) -> None:
-        """Once."""
-        now, states = self._clock(), [job.state for job in self._jobs.values()]
-        self._expected = frozenset(
-            vm.vm
+    def _is_idle(self) -> bool:
+        """Whether this is a cloud that had nothing, and of which no job has a VM."""
+        return self._name in CLOUDS and not self._is_used and not any(self._counted())
+
+    def _counted(self) -> Iterator[Vm]:
+        for job in self._jobs.values():
+            yield from (vm for vm in job.state.counted_vms if provider_of(job.state, vm) == self._name)
+
+    async def look(self) -> bool:
+        """Once. Whether the provider says that it is asked too often."""
+        states = [job.state for job in self._jobs.values()]
+        self._expected = {
+            vm.vm: vm.num_attempts
             for state in states
             for vm in state.live_vms
-            if provider_of(state, vm) == self._name and not may_appear(state, vm, now)
-        )
+            if provider_of(state, vm) == self._name and not self._effects.may_appear(state, vm)
+        }
         listing = self._threads.run(Kind.LIST_VMS, self._list, owner=self._name)
         try:
             slow = f"no answer for {self._slow_call_s:g} s"
@@ -83,36 +115,39 @@ class ProviderWatch:
         except ProviderError as error:
             log.warning("cannot list VMs: %s", error)
             self._tell_trouble(str(error))
-            return
+            return isinstance(error, Throttled)
         self._clear_trouble()
-        await self.compare(statuses(present))
+        self._is_used = bool(present)
+        await self.compare(present)
+        return False
 
     def _list(self) -> list[Resource]:
         """What there is: VMs that the list lacks are asked for by name, as lists of clouds lag behind."""
         listed = list(self._provider.list())
         if self._name in CLOUDS:
-            for vm in self._expected.difference(resource.vm for resource in listed):
-                listed += self._provider.look(vm)
+            for vm in self._expected.keys() - {resource.vm for resource in listed}:
+                listed += self._provider.look(vm, self._expected[vm])
         return listed
 
-    async def compare(self, present: Mapping[str, ResourceStatus]) -> None:
+    async def compare(self, resources: Sequence[Resource]) -> None:
         """Tell jobs which of their VMs are gone; release what nobody wants."""
+        present, attempts = statuses(resources), newest_attempts(resources)
         states = [runtime.state for runtime in self._jobs.values()]
         now = self._clock()
-        for job, vms in vanished(states, self._effects, self._name, present, self._missing, now).items():
+        for job, vms in vanished(states, self._effects, self._name, present, self._missing).items():
             gone = tuple(VmTerminated(now=now, vm=vm) for vm in vms)
             with contextlib.suppress(Quarantined):  # the next list says it again
                 await self._handle(job, Together(now=now, events=gone))
         for vm in unwanted(self._jobs.values(), self._effects, present):
             if vm not in self._releasing:
                 log.warning("VM %s belongs to no running job: releasing it", vm)
-                task = asyncio.create_task(self._release(vm))
+                task = asyncio.create_task(self._release(vm, attempts[vm]))
                 self._releasing[vm] = task
                 task.add_done_callback(lambda _, vm=vm: self._releasing.pop(vm))
 
-    async def _release(self, vm: str) -> None:
+    async def _release(self, vm: str, attempts: int) -> None:
         try:
-            await self._threads.run(Kind.RELEASE_VM, self._provider.release, vm, owner=self._name)
+            await self._threads.run(Kind.RELEASE_VM, self._provider.release, vm, attempts, owner=self._name)
         except ProviderError as error:
             log.warning("cannot release VM %s: %s; trying again", vm, error)
 
@@ -137,7 +172,6 @@ def vanished(
     provider: str,
     present: Mapping[str, ResourceStatus],
     missing: dict[str, int],
-    now: float,
 ) -> dict[str, list[str]]:
     """By job, live VMs that `provider` no longer has. `missing` counts absences from call to call."""
     found: dict[str, list[str]] = {}
@@ -150,7 +184,7 @@ def vanished(
             if provider_of(state, vm) != provider or effects.requesting(vm.vm):
                 continue
             status = present.get(vm.vm)
-            absent = status is None and not may_appear(state, vm, now)
+            absent = status is None and not effects.may_appear(state, vm)
             missing[vm.vm] = missing.get(vm.vm, 0) + 1 if absent else 0
             if status is ResourceStatus.GONE or missing[vm.vm] >= _PATIENCE:
                 found.setdefault(state.job, []).append(vm.vm)
@@ -169,7 +203,7 @@ def unwanted(jobs: Iterable[Job], effects: Effects, present: Mapping[str, Resour
     unforeseen."""
     jobs = [job for job in jobs if job.state.ended is None]
     wanted = {vm.vm for job in jobs for vm in job.state.live_vms}
-    there = [vm for vm, status in present.items() if status in _THERE and vm not in wanted]
+    there = [vm for vm, status in present.items() if status is not ResourceStatus.GONE and vm not in wanted]
     return [vm for vm in there if not effects.releasing(vm) and not any(job.may_own(vm) for job in jobs)]
 
 

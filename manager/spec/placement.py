@@ -26,6 +26,10 @@ class Placement(Value):
     instance_type: str = ""
 
 
+STATED = "the job file"
+"""The source of a price that the user says."""
+
+
 class Price(Value):
     """What a VM costs, in USD an hour, with disk and address as far as they are known."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import closing
-from importlib.metadata import version
+from importlib.metadata import distribution, version
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,18 @@ def test_the_versions_are_those_that_are_installed_here() -> None:
     for name in ("numpy", "pydantic", "websockets", "anyio"):  # the last is no need of our own
         assert lines[name] == version(name)
     assert not {"torch", "pytest", "makara"} & lines.keys()
+
+
+def test_vms_get_what_stores_on_azure_need_and_nothing_to_rent_vms_there() -> None:
+    lines = dict(line.split("==") for line in constraints().decode().split())
+    with zipfile.ZipFile(io.BytesIO(wheel())) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+        needs = archive.read(name).decode()
+    assert "Requires-Dist: azure-storage-blob" in needs
+    assert lines["azure-storage-blob"] == version("azure-storage-blob")
+    assert "msal" in lines  # of azure-identity
+    assert "azure-mgmt" not in needs
+    assert "extra ==" not in needs
 
 
 def test_the_version_of_torch_is_that_of_the_recipe() -> None:
@@ -103,11 +117,25 @@ def test_what_is_not_as_the_user_data_says_is_not_kept(tmp_path: Path) -> None:
 
 def test_the_image_is_searched_for_a_python_with_the_right_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_boot, "PYTHONS", [sys.executable])
-    assert first_boot.choose(f"torch=={torch_version(None)}") == (sys.executable, True)
-    assert first_boot.choose("torch==2.0.0") == (sys.executable, False)
+    there = str(distribution("torch").locate_file(""))
+    assert first_boot.choose(f"torch=={torch_version(None)}") == (sys.executable, there)
+    assert first_boot.choose("torch==2.0.0") == (sys.executable, None)
     monkeypatch.setattr(first_boot, "PYTHONS", ["/nowhere/python3"])
     with pytest.raises(SystemExit, match=r"no Python of at least 3\.11"):
         first_boot.choose("torch==2.0.0")
+
+
+def test_the_torch_of_an_images_own_environment_is_not_installed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_boot, "VENV", str(tmp_path / "venv"))
+    there = str(distribution("torch").locate_file(""))  # of the environment that this test runs in
+    first_boot.make_venv(sys.executable, there)
+    pip = [str(tmp_path / "venv/bin/python"), "-m", "pip", "install", "--no-index", "--dry-run"]
+    wanted = [f"torch=={torch_version(None)}", "--no-deps"]
+    found = subprocess.run([*pip, *wanted], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert f"Requirement already satisfied: torch=={torch_version(None)}" in found.stdout
 
 
 def test_trainers_are_bound_to_the_address_on_the_way_to_the_manager() -> None:

@@ -18,6 +18,7 @@ import botocore.auth
 import minio.time
 import pytest
 from http_answers import Answer, Request, answering
+from lax_s3 import ABSENT, OLDER, PRESENT, LaxS3
 from makara.checkpoint import Cancelled, StoreRefused, StoreUnavailable, check_writable, open_store, retrying
 from makara.checkpoint.stores.advice import about_answer
 from makara.checkpoint.stores.local import LocalStore
@@ -252,9 +253,32 @@ def test_a_store_that_ignores_conditions_is_refused(tmp_path: Path, monkeypatch:
         return "tag"
 
     monkeypatch.setattr(LocalStore, "swap", careless)
-    with pytest.raises(StoreRefused, match="ignores If-Match"):
+    with pytest.raises(StoreRefused, match="lets a write through that must fail: If-None-Match"):
         check_writable((tmp_path / "store").as_uri())
     assert list(open_store((tmp_path / "store").as_uri()).list("")) == []
+
+
+@pytest.mark.parametrize("ignored", [ABSENT, OLDER, PRESENT])
+def test_a_service_that_ignores_one_condition_is_refused_and_the_condition_named(
+    ignored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    service = LaxS3(ignored)
+    with service.serving() as endpoint:
+        with pytest.raises(StoreRefused, match=re.escape(ignored)) as refused:
+            check_writable("s3://bucket/x", endpoint=endpoint)
+        assert service.objects == {}
+    assert "use a newer version of this service" in str(refused.value)
+
+
+def test_a_service_that_keeps_all_conditions_passes_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    service = LaxS3()
+    with service.serving() as endpoint:
+        check_writable("s3://bucket/x", endpoint=endpoint)
+    assert service.objects == {}
 
 
 def test_objects_outlive_a_server_that_fails_and_callers_outlast_it(

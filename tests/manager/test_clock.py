@@ -11,7 +11,7 @@ from makara.manager.clock import SteadyClock
 from makara.manager.config import ServerConfig
 from makara.manager.core import Vitals
 from makara.manager.core.commands import RequestVm
-from makara.manager.core.events import ManagerStarted, StopRequested, VmRequestFailed
+from makara.manager.core.events import ManagerStarted, StopRequested
 from makara.manager.core.facts import EndReason, GenerationClosed, JobEnded, VmEnded, VmNoticed
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.service import Service
@@ -158,7 +158,7 @@ def test_refused_vms_are_asked_for_after_the_same_waits() -> None:
     script = Script(now=1e9)
     script.submit(resources={"max_nodes": 1})
     script.wait()
-    script.event(VmRequestFailed(now=script.now, vm=script.last(RequestVm).vm, error="no capacity"))
+    script.refuse()
     restarted(script, -HOUR_S)
     for number, wait_s in enumerate((5, 10, 20), 1):
         assert script.count(RequestVm) == number
@@ -166,7 +166,7 @@ def test_refused_vms_are_asked_for_after_the_same_waits() -> None:
         assert script.count(RequestVm) == number
         pass_time(script, 2)
         assert script.count(RequestVm) == number + 1
-        script.event(VmRequestFailed(now=script.now, vm=script.last(RequestVm).vm, error="no capacity"))
+        script.refuse()
 
 
 @both_ways

@@ -21,7 +21,6 @@ from makara.manager.core.events import (
     ManagerStarted,
     PlanComputed,
     StopRequested,
-    VmRequestFailed,
     VmTerminated,
     WeightsExported,
 )
@@ -78,14 +77,15 @@ def test_refused_vms_are_asked_for_again_after_a_growing_wait() -> None:
     script.submit(resources={"max_nodes": 3})
     script.wait()
     assert script.count(RequestVm) == 3
+    script.now += 1
     for vm in list(script.state.vms):
-        script.event(VmRequestFailed(now=script.now + 1, vm=vm, error="no capacity"))
+        script.refuse(vm)
     assert script.state.request_failures == 1  # refused together: one failure
     script.wait(2.0)
     assert script.count(RequestVm) == 3
     script.wait(4.1)
     assert script.count(RequestVm) == 6
-    script.event(VmRequestFailed(now=script.now, vm=script.last(RequestVm).vm, error="no capacity"))
+    script.refuse()
     assert script.state.request_failures == 2
     script.wait(5.1)
     assert script.count(RequestVm) == 6
@@ -479,7 +479,7 @@ def test_a_job_that_fails_has_its_newest_steps_saved_first() -> None:
     assert {slot.worker for slot in script.last(ComputePlan).workers} == set(workers[:3])
     job = Job("j", [], [])
     job.state, job.vitals = script.state, script.vitals
-    assert job_view(job, {}).reason == "fails, once its workers have saved their steps: ValueError: boom"
+    assert job_view(job, {}, 0.0).reason == "fails, once its workers have saved their steps: ValueError: boom"
     script.answer(2, 1)
     script.prepare()
     script.open(CheckpointRef(step=20, generation=1))

@@ -479,14 +479,14 @@ def test_a_job_says_that_vms_are_asked_for_one_at_a_time_and_why() -> None:
     script.workers.clear()
     script.wait(1.0)
     job.state, job.vitals = script.state, script.vitals
-    (trouble,) = job_view(job, {}).trouble
+    (trouble,) = job_view(job, {}, 0.0).trouble
     assert trouble.startswith("request_vm: the newest VMs cannot meet the recipe (its graph hash is 0ther")
     assert trouble.endswith("one at a time is asked for, 5 s after the last")
     worker = replacement(script)
     script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
     script.wait(1.0)
     job.state, job.vitals = script.state, script.vitals
-    assert job_view(job, {}).trouble == []
+    assert job_view(job, {}, 0.0).trouble == []
 
 
 def two_workers_on_one_vm(script: Script) -> tuple[str, str]:
@@ -517,7 +517,7 @@ def test_a_vm_is_kept_as_long_as_one_of_its_workers_is_fit_and_the_others_are_sh
     assert script.count(VmEnded) == 0
     job.state, job.vitals = script.state, script.vitals
     job.reports = {vm: pulse.report for vm, pulse in script.vitals.pulses.items()}
-    (vm,) = job_view(job, {}).vms
+    (vm,) = job_view(job, {}, 0.0).vms
     assert vm.workers == [f"{good}: running", f"{bad}: unfit"]
     assert vm.detail == f"{bad} is not used: its graph hash is 0ther, the job's is 5ec7"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core_script import Script
 from makara.manager.core.commands import ComputePlan, ReleaseVm
-from makara.manager.core.events import DrainRequested, VmRequestFailed
+from makara.manager.core.events import DrainRequested
 from makara.manager.core.facts import (
     CheckpointPublished,
     EndReason,
@@ -150,7 +150,7 @@ def test_a_spare_is_asked_for_where_there_is_room_and_only_one() -> None:
     parallelism = {"pipeline_parallel_degree": 2, "data_parallel_degree": 1}  # no plan uses more than two VMs
     workers = script.run(2, resources={"max_nodes": 4}, parallelism=parallelism)
     for vm in script.state.live_vms[2:]:
-        script.event(VmRequestFailed(now=script.now, vm=vm.vm, error="no capacity"))
+        script.refuse(vm.vm)
     requested = script.count(VmRequested)
     script.wait(600.0)
     script.report()

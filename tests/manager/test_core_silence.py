@@ -80,7 +80,7 @@ def test_isolation_is_told_truly_while_leases_end_one_after_the_other() -> None:
     pass_time(script, 11, silent=workers)
     job.state, job.vitals = script.state, script.vitals
     assert script.vitals.unheard == {vm_of(workers[0])}
-    assert job_view(job, {}).isolated == TOLD.format(1, 3)
+    assert job_view(job, {}, 0.0).isolated == TOLD.format(1, 3)
 
 
 def test_a_manager_that_hears_nobody_says_so() -> None:
@@ -88,14 +88,14 @@ def test_a_manager_that_hears_nobody_says_so() -> None:
     workers = script.run(4)
     pass_time(script, 14, silent=workers)
     job.state, job.vitals = script.state, script.vitals
-    assert job_view(job, {}).isolated is None
+    assert job_view(job, {}, 0.0).isolated is None
     pass_time(script, 3, silent=workers)
     job.state, job.vitals = script.state, script.vitals
-    assert job_view(job, {}).isolated == TOLD.format(4, 4)
-    assert {vm.detail for vm in job_view(job, {}).vms} == {"silent"}
+    assert job_view(job, {}, 0.0).isolated == TOLD.format(4, 4)
+    assert {vm.detail for vm in job_view(job, {}, 0.0).vms} == {"silent"}
     script.report()
     job.vitals = script.vitals
-    assert job_view(job, {}).isolated is None
+    assert job_view(job, {}, 0.0).isolated is None
 
 
 def test_an_isolated_manager_opens_no_generation_that_is_prepared() -> None:

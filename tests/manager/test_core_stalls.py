@@ -537,16 +537,16 @@ def test_a_user_reads_of_it_before_anything_happens() -> None:
     script.report()
     pass_time(script, 25.0)
     job.state, job.vitals = script.state, script.vitals
-    assert job_view(job, {}).stalled is None
+    assert job_view(job, {}, 0.0).stalled is None
     pass_time(script, 15.0)
     job.state, job.vitals = script.state, script.vitals
     told = f"no progress for 40 s of 600 s (data_wait_s): {a} is waiting for data, {b} is waiting for a peer"
-    assert job_view(job, {}).stalled == told
+    assert job_view(job, {}, 0.0).stalled == told
     at(script, a, At.DATA, 102)
     script.report()
     script.wait(1.0)
     job.state, job.vitals = script.state, script.vitals
-    assert job_view(job, {}).stalled is None
+    assert job_view(job, {}, 0.0).stalled is None
 
 
 def test_every_bound_can_be_set_and_a_mistake_is_told() -> None:

@@ -46,6 +46,11 @@ async def joined(here: Desk) -> list[str]:
     return vms
 
 
+async def answered(here: Desk, decided: list[Event], num_vms: int) -> None:
+    """The provider has answered for all of them, so that no answer comes between what a test decides."""
+    await here.until(lambda: sum(isinstance(event, AttemptSucceeded) for event in decided) == num_vms)
+
+
 def test_reports_that_come_together_are_decided_on_together(tmp_path: Path, decided: list[Event]) -> None:
     async def play() -> None:
         async with desk(tmp_path) as here:
@@ -67,6 +72,7 @@ def test_a_job_rests_after_a_decision_and_gathers_meanwhile(tmp_path: Path, deci
             await here.submit("j", resources={"max_nodes": 4})
             await here.tick()
             vms = here.vms("j")
+            await answered(here, decided, 4)
             await here.report("j", vms[0])  # after a quiet time: at once
             waiting = []
             for vm in vms[1:]:
@@ -123,6 +129,7 @@ def test_a_beat_shows_that_a_vm_lives_and_gets_on(tmp_path: Path, decided: list[
             await here.submit("j", resources={"max_nodes": 2})
             await here.tick()
             vm, _ = here.vms("j")
+            await answered(here, decided, 2)
             socket: Any = Socket()
             serving = asyncio.create_task(AgentConnection(here.service, socket, "j", vm).serve())
 

@@ -126,7 +126,7 @@ def test_a_view_holds_what_lives_and_the_last_that_ended(tmp_path: Path) -> None
             await here.tick(1.0)
             vm = here.vms("j")[0]
             await here.report("j", vm, Phase.IDLE)
-            view = job_view(here.service.jobs["j"], {})
+            view = job_view(here.service.jobs["j"], {}, 0.0)
             assert (view.num_vms, view.num_live_vms, len(view.vms)) == (350, 50, 150)
             assert next(shown for shown in view.vms if shown.vm == vm).workers == [f"{vm}.0: idle"]
 

@@ -13,7 +13,6 @@ from makara.manager import core
 from makara.manager.core.commands import ReleaseVm
 from makara.manager.core.events import Event, ReportReceived, Together
 from makara.manager.core.facts import VmNoticed
-from makara.manager.providers import statuses
 from makara.manager.service import job_loop
 from makara.manager.service.views import JobView, job_view
 from makara.protocol.messages import Phase
@@ -44,7 +43,7 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
 
 
 def view(here: Desk, job: str = BAD) -> JobView:
-    return job_view(here.service.jobs[job], {})
+    return job_view(here.service.jobs[job], {}, 0.0)
 
 
 async def two_jobs(here: Desk) -> None:
@@ -179,13 +178,13 @@ def test_a_journal_with_an_unreadable_fact_of_one_job_starts_the_others(
             assert connection.orders == [], "nobody knows what it was told"
             await here.report(GOOD, here.vms(GOOD)[0])
             await here.tick(1.0)
-            await here.service.watches["local"].compare(statuses(provider.list()))
+            await here.service.watches["local"].compare(provider.list())
             assert len(provider.list()) == 4, "a VM may be one of those that cannot be read of"
             assert view(here, GOOD).status != "quarantined"
             await here.service.stop(BAD)
             assert connection.orders[-1].action == "shutdown"
             await here.until(lambda: not here.service.effects._tasks)
-            await here.service.watches["local"].compare(statuses(provider.list()))
+            await here.service.watches["local"].compare(provider.list())
             await here.until(lambda: not any(vm.startswith(BAD) for vm in provider.vms))
         async with desk(tmp_path, provider) as here:
             assert view(here).status == "stopped"

@@ -19,6 +19,7 @@ from makara.manager.core.events import (
 from makara.manager.core.facts import (
     AttemptMade,
     AttemptRefused,
+    CostNoted,
     EndReason,
     JobEnded,
     PersonNeeded,
@@ -103,6 +104,13 @@ def test_an_attempt_is_journalled_with_the_command_that_makes_it() -> None:
     assert made.price.ceiling == 1.0
     succeed(script)
     assert script.last(VmCreated).id == script.state.vms[made.vm].id == f"i-{made.vm}"
+
+
+def test_an_attempt_asks_for_the_jobs_image_and_disk() -> None:
+    script = rented(Script(), offer(), joined=False, image="ami-1", disk_gb=80)
+    script.wait()
+    attempt = script.last(AttemptMade).attempt
+    assert (attempt.image, attempt.disk_gb) == ("ami-1", 80)
 
 
 def test_nothing_is_asked_for_before_prices_are_known() -> None:
@@ -248,6 +256,26 @@ def test_a_job_saves_and_stops_while_its_budget_still_pays_for_the_end() -> None
     assert ended.status == "stopped"
     assert ended.reason.startswith("its budget of 1 USD is spent")
     assert spent_by(script.state, script.now).at_most < 1.0
+
+
+def test_a_clock_that_is_set_back_makes_nothing_cheaper() -> None:
+    script = rented(Script(), offer(ceiling=1.0), max_nodes=1, budget=4.0)
+    pass_time(script, 3600.0)
+    spent, hour = spent_by(script.state, script.now).at_most, 1.0
+    assert spent > 0.99 * hour
+    script.state, script.vitals = fold(script.facts), Vitals()
+    script.now -= 100_000.0
+    script.event(ManagerStarted(now=script.now))
+    again = spent_by(script.state, script.now).at_most
+    assert again >= spent
+    pass_time(script, 1800.0)
+    assert spent_by(script.state, script.now).at_most >= again + 0.49 * hour
+
+
+def test_what_a_budget_was_spent_on_is_noted_a_hundred_times_at_most() -> None:
+    script = rented(Script(), offer(ceiling=1.0), max_nodes=1, budget=1.0)
+    pass_time(script, 5000.0)
+    assert 10 < script.count(CostNoted) <= 100
 
 
 def test_a_budget_that_pays_for_no_vm_ends_the_job() -> None:

@@ -127,7 +127,7 @@ def test_a_vm_without_work_is_told_why() -> None:
 def shown(script: Script) -> JobView:
     job = Job("j", [], [])
     job.state, job.vitals = script.state, script.vitals
-    return job_view(job, {})
+    return job_view(job, {}, 0.0)
 
 
 def test_a_resumed_job_waits_for_its_vms_to_gather_as_a_new_one_does() -> None:
@@ -283,7 +283,7 @@ def test_a_resume_while_the_job_stops_is_not_taken_for_the_one_before() -> None:
     assert script.state.status is Status.STOPPING
     job, nobody = Job("j", [], []), cast(Service, None)  # whom it need not ask
     job.state = script.state.changed(answered=Resumption.AGAIN)
-    assert not asyncio.run(is_going_on(nobody, job, Resumption.AGAIN, {}, None, None))
+    assert not asyncio.run(is_going_on(nobody, job, Resumption.AGAIN, {}, {}))
 
 
 def test_a_copy_that_fails_after_the_job_has_its_checkpoint_says_nothing(tmp_path: Path) -> None:

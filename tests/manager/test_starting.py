@@ -166,7 +166,7 @@ def test_another_optimizer_on_machines_that_are_alike_is_told_and_makes_nobody_u
     assert "another seed, data or optimizer" in fixed.note
     job = Job("j", [], [])
     job.state, job.vitals = script.state, script.vitals
-    [note] = job_view(job, {}).notes
+    [note] = job_view(job, {}, 0.0).notes
     assert note.startswith("goes on from job other with another seed, data or optimizer")
     script.answer(2, 1)
     script.report(script.change(workers[1], **{**shown, "bits_hash": "dddd"}))
@@ -229,7 +229,7 @@ def test_to_begin_anew_says_that_it_is_not_from_the_other_job() -> None:
     script.event(lacks)
     job = Job("j", [], [])
     job.state, job.vitals = script.state, script.vitals
-    shown = "\n".join(answers(job_view(job, {}).model_dump(mode="json")))
+    shown = "\n".join(answers(job_view(job, {}, 0.0).model_dump(mode="json")))
     assert "--restart    begin at step 0, NOT from other; the checkpoints" in shown
 
 

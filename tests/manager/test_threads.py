@@ -54,10 +54,10 @@ class SlowProvider(FakeProvider):
         self.gate = gate
         self.lists_hang = False
 
-    def release(self, vm: str) -> bool:
+    def release(self, vm: str, attempts: int = 1) -> bool:
         if vm.startswith("a-"):
             self.gate()
-        return super().release(vm)
+        return super().release(vm, attempts)
 
     def list(self) -> Sequence[Resource]:
         if self.lists_hang:

@@ -260,7 +260,7 @@ def shown(script: Script) -> JobView:
     step = max((worker.step for worker in script.workers.values()), default=0)
     told = StepMetrics(step=step, generation=1, loss=1.0, grad_norm=1.0, seconds=0.1, samples=4)
     job.add_steps([told], script.now)
-    return job_view(job, {})
+    return job_view(job, {}, 0.0)
 
 
 def lines(script: Script) -> list[str]:

@@ -10,10 +10,11 @@ from core_script import spec
 from in_service import FakeProvider
 from makara.manager.config import ServerConfig
 from makara.manager.core.facts import VmEnded
-from makara.manager.providers import ProviderError, Resource
+from makara.manager.providers import ProviderError, Resource, ResourceStatus, Throttled
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
+from makara.manager.service.watch import Pace
 from makara.manager.spec.job_spec import JobSpec
 
 
@@ -70,3 +71,84 @@ def test_a_list_that_fails_says_nothing(tmp_path: Path) -> None:
     during, after = asyncio.run(_play(tmp_path))
     assert during == []
     assert len(after) == 1
+
+
+def test_a_cloud_that_throttles_is_asked_ever_less_and_then_as_before() -> None:
+    pace = Pace(15.0)
+    waits: list[float] = []
+    for throttled in (True, True, True, True, True, True, False, False, False, False, False, False):
+        pace.answered(throttled=throttled)
+        waits.append(pace.wait_s)
+    assert waits == [30.0, 60.0, 120.0, 240.0, 300.0, 300.0, 150.0, 75.0, 37.5, 18.75, 15.0, 15.0]
+
+
+class Numbered(Cloud):
+    """Has one VM, of which seven attempts were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vms["nobody's"] = ResourceStatus.RUNNING
+        self.released: list[tuple[str, int]] = []
+
+    def list(self) -> Sequence[Resource]:
+        self.num_lists += 1
+        return [
+            Resource(vm=vm, attempt=number, id=f"{vm}-{number}", status=status)
+            for vm, status in self.vms.items()
+            for number in (7, 3)
+        ]
+
+    def release(self, vm: str, attempts: int = 1) -> bool:
+        self.released.append((vm, attempts))
+        return super().release(vm, attempts)
+
+
+async def _watch(home: Path, local: Cloud, cloud: Cloud, *, cloud_list_s: float) -> None:
+    """A manager without a job, until it has asked this machine ten times."""
+    config = ServerConfig(home=home, tick_s=0.001, cloud_list_s=cloud_list_s)
+    journal, tokens = SqliteJournal(config.journal_path), TokenStore(home / "tokens.sqlite3")
+    service = Service(config, journal, tokens, {"local": local, "aws": cloud})
+    try:
+        await service.start()
+        await _more_lists(local, 10)
+        if cloud_list_s < 1.0:
+            await _more_lists(cloud, 2)
+    finally:
+        await service.close()
+        tokens.close()
+        journal.close()
+
+
+def test_each_provider_is_asked_at_its_own_interval(tmp_path: Path) -> None:
+    cloud = Cloud()
+    asyncio.run(_watch(tmp_path, Cloud(), cloud, cloud_list_s=3600.0))
+    assert cloud.num_lists == 0
+
+
+def test_a_vm_that_no_job_has_is_released_with_all_attempts_that_are_listed(tmp_path: Path) -> None:
+    cloud = Numbered()
+    asyncio.run(_watch(tmp_path, Cloud(), cloud, cloud_list_s=0.001))
+    assert cloud.released == [("nobody's", 7)]
+
+
+class Throttling(Cloud):
+    def list(self) -> Sequence[Resource]:
+        self.num_lists += 1
+        raise Throttled("too many calls")
+
+
+def test_only_a_provider_that_throttles_says_so(tmp_path: Path) -> None:
+    async def looks() -> list[bool]:
+        config = ServerConfig(home=tmp_path)
+        journal, tokens = SqliteJournal(config.journal_path), TokenStore(tmp_path / "tokens.sqlite3")
+        away, throttling = Cloud(), Throttling()
+        away.is_away = True
+        service = Service(config, journal, tokens, {"aws": throttling, "azure": away, "local": Cloud()})
+        try:
+            return [await service.watches[name].look() for name in ("aws", "azure", "local")]
+        finally:
+            await service.close()
+            tokens.close()
+            journal.close()
+
+    assert asyncio.run(looks()) == [True, False, False]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from aws_stand import ADDRESS_HOUR, DISK_MONTH, PRICES, REGION, SPOT, TYPE, ZONES, AwsStand, aws_stand
-from makara.manager.config import ServerConfig
+from makara.manager.config import ConfigError, ServerConfig
 from makara.manager.providers import (
     Ended,
     NoCapacity,
@@ -25,9 +26,11 @@ from makara.manager.providers import (
 )
 from makara.manager.providers.aws.checks import quota_code
 from makara.manager.providers.aws.launching import launch_request, token_of
+from makara.manager.providers.aws.lists import SharedList
 from makara.manager.providers.aws.provider import AwsProvider
 from makara.manager.providers.opening import open_providers
 from makara.manager.spec.placement import Attempt, Market
+from makara.protocol.messages import BootConfig
 from provider_stands import boot_of
 
 EXTRA = 100 * DISK_MONTH / 730 + ADDRESS_HOUR
@@ -132,7 +135,7 @@ def test_what_could_never_be_had_is_not_allowed(stand: AwsStand, changes: dict[s
 
 
 def test_user_data_that_is_too_long_is_not_sent(stand: AwsStand) -> None:
-    stand.user_data = lambda attempt: b"x" * (16385)
+    stand.user_data = lambda attempt, boot: b"x" * (16385)
     with pytest.raises(NotAllowed, match="16385 bytes"):
         create(stand.aws_provider(), stand.attempt("vm-a"))
     assert "RunInstances" not in stand.aws.calls
@@ -143,7 +146,7 @@ def test_user_data_that_is_too_long_is_not_sent(stand: AwsStand) -> None:
 
 def test_a_repeat_with_other_bytes_finds_what_the_first_one_made(stand: AwsStand) -> None:
     first = create(stand.aws_provider(), stand.attempt("vm-a"))
-    stand.user_data = lambda attempt: b"#cloud-config\n# of a later version\n"
+    stand.user_data = lambda attempt, boot: b"#cloud-config\n# of a later version\n"
     assert create(stand.aws_provider(), stand.attempt("vm-a")) == first
     stand.end("vm-a")
     with pytest.raises(Ended):
@@ -152,7 +155,7 @@ def test_a_repeat_with_other_bytes_finds_what_the_first_one_made(stand: AwsStand
 
 def test_while_it_is_not_listed_the_outcome_of_such_a_repeat_is_unknown(stand: AwsStand) -> None:
     first = create(stand.aws_provider(), stand.attempt("vm-a"))
-    stand.user_data = lambda attempt: b"#cloud-config\n# of a later version\n"
+    stand.user_data = lambda attempt, boot: b"#cloud-config\n# of a later version\n"
     stand.aws.hidden.add(first)
     with pytest.raises(ProviderError) as caught:
         create(stand.aws_provider(), stand.attempt("vm-a"))
@@ -205,6 +208,7 @@ def test_disks_and_interfaces_without_a_vm_are_listed_and_deleted(stand: AwsStan
 
 
 def test_a_list_is_shared_for_some_seconds(stand: AwsStand) -> None:
+    stand.now = lambda: 1e9  # time does not pass by itself
     provider = stand.aws_provider()
     for _ in range(20):
         provider.list()
@@ -215,6 +219,39 @@ def test_a_list_is_shared_for_some_seconds(stand: AwsStand) -> None:
     assert stand.aws.calls.count("DescribeVolumes") == 1
     create(provider, stand.attempt("vm-a"))
     assert [resource.vm for resource in provider.list()] == ["vm-a"]
+
+
+def test_vms_that_are_released_together_share_lists_and_are_ended_once(stand: AwsStand) -> None:
+    stand.now = lambda: 1e9
+    stand.aws.page_size = None
+    provider, vms = stand.aws_provider(), [f"vm-{number}" for number in range(5)]
+    for vm in vms:
+        create(provider, stand.attempt(vm))
+    stand.aws.calls.clear()
+    for _ in range(4):
+        assert not any(provider.release(vm) for vm in vms)
+    assert Counter(stand.aws.calls) == {"DescribeInstances": 1, "TerminateInstances": 5}
+    stand.wait()
+    assert all(provider.release(vm) for vm in vms)
+    looked = {"DescribeInstances": 2, "DescribeVolumes": 1, "DescribeNetworkInterfaces": 1}
+    assert Counter(stand.aws.calls) == {**looked, "TerminateInstances": 5}
+    assert not stand.billed()
+
+
+def test_what_is_asked_for_while_something_changes_is_not_kept() -> None:
+    changed: list[SharedList[int]] = []
+    answers = iter(range(9))
+
+    def ask() -> int:
+        for one in changed:
+            one.forget()
+        changed.clear()
+        return next(answers)
+
+    shared = SharedList(ask, lambda: 5.0)
+    changed.append(shared)
+    assert [shared.get(since=0.0) for _ in range(3)] == [(5.0, 0), (5.0, 1), (5.0, 1)]
+    assert shared.get(since=6.0) == (5.0, 2)
 
 
 # ---- prices ------------------------------------------------------------------------------------------------
@@ -325,16 +362,24 @@ def test_the_section_of_the_settings_opens_the_provider(
         provider.close()
 
 
-def test_without_user_data_no_cloud_is_opened(
-    stand: AwsStand, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_profile_that_is_not_there_is_a_fault_of_the_settings(
+    stand: AwsStand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
     region = stand.settings.regions[REGION].model_dump()
     (tmp_path / "clouds.yaml").write_text(str({"aws": {"regions": {REGION: region}}}).replace("'", '"'))
-    providers = open_providers(ServerConfig(home=tmp_path), "m", render=None)
-    assert list(providers) == ["local", "static"]
-    assert "clouds.yaml: aws is not used" in caplog.text
-    for provider in providers.values():
-        provider.close()
+    with pytest.raises(ConfigError, match=r"clouds.yaml: aws: .*nobody"):
+        open_providers(ServerConfig(home=tmp_path), "m", lambda attempt, boot: b"data")
+
+
+def test_a_vm_is_told_how_it_hears_of_its_end_and_how_it_ends(stand: AwsStand, tmp_path: Path) -> None:
+    boots: list[BootConfig] = []
+    stand.user_data = lambda attempt, boot: boots.append(boot) or b"data"
+    attempt = stand.attempt("vm-a")
+    stand.provider().create(attempt, boot_of(attempt, tmp_path))
+    (boot,) = boots
+    assert (boot.notices.kind, boot.ending.kind, boot.store_identity.kind) == ("aws", "power_off", "aws")
+    assert stand.aws.requests[0]["InstanceInitiatedShutdownBehavior"] == "terminate"
 
 
 def test_a_manager_without_that_section_imports_nothing_of_it() -> None:

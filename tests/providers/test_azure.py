@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from azure_account import ADDRESSES, ASYNCHRONOUS, INTERFACES, MACHINES, Failing
-from azure_stand import AzureCloud, azure_cloud, user_data
+from azure_stand import AzureCloud, StaticCredential, azure_cloud, user_data
 from makara.manager.providers import (
     Ended,
     NoCapacity,
@@ -20,6 +20,7 @@ from makara.manager.providers import (
 )
 from makara.manager.providers.azure.provider import AzureProvider
 from makara.manager.spec.placement import Attempt, Market
+from makara.protocol.messages import BootConfig
 from provider_stands import boot_of
 
 IDENTITY = (
@@ -94,6 +95,44 @@ def test_the_vm_boots_what_was_rendered_in_the_zone_of_its_attempt(cloud: AzureC
     assert asked["zones"] == ["2"]
 
 
+@pytest.mark.parametrize(("identity", "kind"), [(IDENTITY, "azure"), (None, "power_off")])
+def test_a_vm_that_has_an_identity_deletes_itself(cloud: AzureCloud, identity: str | None, kind: str) -> None:
+    boots: list[BootConfig] = []
+    provider = AzureProvider(
+        cloud.settings(identity_id=identity),
+        "first",
+        lambda attempt, boot: boots.append(boot) or b"data",
+        credential=StaticCredential(),
+        poll_s=0.001,
+    )
+    create(provider, cloud.attempt())
+    provider.close()
+    (boot,) = boots
+    assert (boot.notices.kind, boot.ending.kind) == ("azure", kind)
+    if identity is not None:
+        assert boot.ending.management_url == cloud.stand_in.address
+        assert boot.ending.identity_id == identity
+    assert boot.store_identity.kind == "none"
+
+
+def test_a_vm_has_one_identity_for_its_end_and_another_for_the_store(cloud: AzureCloud) -> None:
+    boots: list[BootConfig] = []
+    store = IDENTITY.removesuffix("worker") + "store"
+    provider = AzureProvider(
+        cloud.settings(identity_id=IDENTITY, store_identity_id=store),
+        "first",
+        lambda attempt, boot: boots.append(boot) or b"data",
+        credential=StaticCredential(),
+        poll_s=0.001,
+    )
+    create(provider, cloud.attempt())
+    provider.close()
+    assert boots[0].ending.identity_id == IDENTITY
+    assert (boots[0].store_identity.kind, boots[0].store_identity.identity_id) == ("azure", store)
+    (machine,) = [body for (kind, _), body in cloud.account.resources.items() if kind == MACHINES]
+    assert set(machine["identity"]["userAssignedIdentities"]) == {IDENTITY, store}
+
+
 def test_long_names_of_jobs_fit_and_stay_apart(cloud: AzureCloud) -> None:
     provider = cloud.provider("0123456789ab")
     for vm in ("j" * 63 + "-vm1", "j" * 63 + "-vm2"):
@@ -153,6 +192,18 @@ def test_an_interface_that_outlives_its_failed_vm_is_deleted_until_it_is_gone(cl
         create(later, cloud.attempt())
     assert not cloud.account.resources
     assert cloud.account.deletions.count((INTERFACES, "gpt-vm0-1-first-nic")) > 2
+
+
+def test_an_interface_that_azure_named_otherwise_is_found_by_its_tags_and_deleted(cloud: AzureCloud) -> None:
+    cloud.account.suffix = "-9d41c3b0"
+    provider = cloud.provider(public_address=True)
+    create(provider, cloud.attempt())
+    cloud.account.settle()
+    cloud.account.resources.pop((MACHINES, cloud.names()[0]))
+    assert {one.kind for one in provider.list()} == {"interface", "disk", "address"}
+    while not provider.release("gpt-vm0"):
+        cloud.account.settle()
+    assert not cloud.account.resources
 
 
 def test_while_leftovers_stay_the_outcome_is_unknown(cloud: AzureCloud) -> None:
@@ -224,11 +275,11 @@ def test_lists_have_all_pages_and_disks_without_tags(cloud: AzureCloud) -> None:
 
 def test_what_is_not_listed_yet_is_found_and_released_by_its_name(cloud: AzureCloud) -> None:
     cloud.account.lists_late = True
-    create(cloud.provider(), cloud.attempt(number=2))
+    create(cloud.provider(), cloud.attempt(number=7))
     later = cloud.provider()
     assert not later.list()
-    assert {one.attempt for one in later.look("gpt-vm0")} == {2}
-    while not later.release("gpt-vm0"):
+    assert {one.attempt for one in later.look("gpt-vm0", 7)} == {7}
+    while not later.release("gpt-vm0", 7):
         pass
     assert not cloud.account.resources
 

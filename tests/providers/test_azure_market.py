@@ -68,6 +68,13 @@ def test_rights_that_are_missing_are_told(cloud: AzureCloud) -> None:
         ({"instance_type": "Standard_M8ms"}, "instance_type", "NotAvailableForSubscription"),
         ({"instance_type": "Standard_B2s"}, "instance_type", "cannot be had as a spot VM"),
         ({"instance_type": "Standard_D8s_v5", "zones": ["3"]}, "zones", "zones that have it: 1, 2"),
+        ({"workers_per_node": 5}, "instance_type", "has 4 vCPUs; workers_per_node times threads is 5"),
+        ({"device_memory": "17GiB"}, "instance_type", "has 16384 MiB for a worker, fewer than device_memory"),
+        (
+            {"instance_type": "Standard_NC4as_T4_v3", "workers_per_node": 2},
+            "instance_type",
+            "has 1 GPUs, fewer than workers_per_node (2)",
+        ),
         ({"region": "eastus"}, "region", "is in westeurope"),
         ({"image": "ubuntu"}, "image", "neither publisher:offer:sku:version"),
         ({"min_nodes": 13, "max_nodes": 13}, "min_nodes", "0 of 50 are in use: ask for more quota"),

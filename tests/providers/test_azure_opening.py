@@ -1,8 +1,7 @@
-"""From the manager's settings to a provider, and what a manager may do on Azure."""
+"""From the manager's settings to a provider."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +14,6 @@ from azure_stand_in import CLIENT_SECRET
 from makara.manager.config import ConfigError, ServerConfig
 from makara.manager.providers.opening import open_providers
 from makara.manager.providers.settings import read_settings
-from provider_stands import boot_of
-from repository import ROOT
 
 
 @pytest.fixture
@@ -85,55 +82,3 @@ def test_a_manager_without_a_section_imports_nothing_of_azure(tmp_path: Path) ->
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-# ---- the template ------------------------------------------------------------------------------------------
-
-_RIGHTS = {
-    ("GET", "Microsoft.Compute/virtualMachines"): "Microsoft.Compute/virtualMachines/read",
-    ("PUT", "Microsoft.Compute/virtualMachines"): "Microsoft.Compute/virtualMachines/write",
-    ("DELETE", "Microsoft.Compute/virtualMachines"): "Microsoft.Compute/virtualMachines/delete",
-    ("POST", "Microsoft.Compute/virtualMachines"): (
-        "Microsoft.Compute/virtualMachines/retrieveBootDiagnosticsData/action"
-    ),
-    ("GET", "Microsoft.Compute/disks"): "Microsoft.Compute/disks/read",
-    ("DELETE", "Microsoft.Compute/disks"): "Microsoft.Compute/disks/delete",
-    ("GET", "Microsoft.Network/networkInterfaces"): "Microsoft.Network/networkInterfaces/read",
-    ("DELETE", "Microsoft.Network/networkInterfaces"): "Microsoft.Network/networkInterfaces/delete",
-    ("GET", "Microsoft.Compute/locations"): "Microsoft.Compute/locations/operations/read",
-    ("GET", "Microsoft.Compute/skus"): "Microsoft.Compute/skus/read",
-}
-
-
-def roles() -> dict[str, set[str]]:
-    """The actions of each role that the template defines."""
-    text = (ROOT / "deploy" / "azure" / "manager.bicep").read_text()
-    found = re.findall(r"roleName: '\$\{name\} (\w+)'.*?actions: \[(.*?)\]", text, re.S)
-    return {role: set(re.findall(r"'([^']+)'", actions)) for role, actions in found}
-
-
-def test_a_worker_may_delete_vms_and_nothing_else() -> None:
-    assert roles()["leaver"] == {
-        "Microsoft.Compute/virtualMachines/read",
-        "Microsoft.Compute/virtualMachines/delete",
-    }
-
-
-def test_a_manager_may_do_what_it_asks_for(cloud: AzureCloud, tmp_path: Path) -> None:
-    provider, attempt = cloud.provider(), cloud.attempt()
-    provider.create(attempt, boot_of(attempt, tmp_path))
-    provider.console("gpt-vm0")
-    provider.offers(cloud.resources())
-    provider.list()
-    name = cloud.names()[0]
-    cloud.account.resources.pop(("Microsoft.Compute/virtualMachines", name))
-    while not provider.release("gpt-vm0"):
-        pass
-    asked = {
-        (method, "/".join(path.partition("/providers/")[2].split("/")[:2]))
-        for method, path in cloud.stand_in.requests
-        if "/providers/" in path
-    }
-    allowed = {action for role in ("renter", "attacher", "shopper") for action in roles()[role]}
-    assert {_RIGHTS[call] for call in asked} <= allowed
-    assert not any("*" in action for action in allowed)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from makara.manager.boot.user_data import render
 from makara.manager.config import ConfigError, ServerConfig
 from makara.manager.providers.opening import open_providers
 from makara.manager.providers.settings import read_settings
 
 
 def test_without_the_file_there_are_no_clouds(tmp_path: Path) -> None:
-    providers = open_providers(ServerConfig(home=tmp_path), "manager", render=None)
+    providers = open_providers(ServerConfig(home=tmp_path), "manager", render)
     assert list(providers) == ["local", "static"]
     for provider in providers.values():
         provider.close()

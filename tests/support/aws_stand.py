@@ -14,6 +14,7 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +25,11 @@ from xml.etree import ElementTree
 import boto3
 from makara.manager.providers import Provider
 from makara.manager.providers.aws import AwsProvider
+from makara.manager.providers.opening import Render
 from makara.manager.providers.settings import AwsRegion, AwsSettings
 from makara.manager.spec.job_spec import Resources
 from makara.manager.spec.placement import Attempt, Market, Placement
+from makara.protocol.messages import BootConfig
 from moto.backends import get_backend
 from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -39,7 +42,6 @@ PRICES = {TYPE: 0.526}  # on demand; disks and addresses below
 SPOT = {"us-east-1a": 0.17, "us-east-1b": 0.21}
 DISK_MONTH, ADDRESS_HOUR = 0.08, 0.005
 LATE_S = 600.0
-_PAGE = "2"
 _FORMS = ("ec2", "sts", "cloudformation")  # how their requests are written
 _NS = "{http://ec2.amazonaws.com/doc/2016-11-15/}"
 _CODES = {
@@ -61,10 +63,13 @@ class Aws:
         self.expired = False  # the credentials
         self.listed: dict[str, float] = dict(PRICES)  # what the price list has
         self.calls: list[str] = []
+        self.later_pages: Counter[str] = Counter()  # those among them that went on with a list
+        self.page_size: int | None = 2  # of lists; None: as it was asked for
         self.requests: list[dict[str, str]] = []  # of RunInstances, as they came
         self.hidden: set[str] = set()  # instances that no list has yet
         self.ending: set[str] = set()
         self.refusal: tuple[str, int] | None = None  # of the next RunInstances
+        self.allows: Callable[[str, str, dict[str, str]], bool] = _everything
         self._tokens: dict[tuple[str, str], tuple[str, bytes]] = {}
         self._lock = threading.Lock()
         self._moto = DomainDispatcherApplication(create_backend_app)
@@ -79,6 +84,7 @@ class Aws:
         form = dict(parse_qsl(body.decode())) if service in _FORMS else {}
         action = form.get("Action") or environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
         self.calls.append(action)
+        self.later_pages[action] += "NextToken" in form
         if Trouble.UNREACHABLE in self.troubles:
             return _dropped(environ)
         status, answer, kept = self._answered(environ, action, form, body)
@@ -93,6 +99,8 @@ class Aws:
     ) -> tuple[int, bytes, bool]:
         if self.expired:
             return *_refused("ExpiredToken", 400), True
+        if not self.allows(environ["HTTP_AUTHORIZATION"], action, form):
+            return *_not_authorized(environ), True
         if Trouble.THROTTLED in self.troubles:
             return *_refused("RequestLimitExceeded", 503), True
         match action:
@@ -173,8 +181,8 @@ class Aws:
         return ElementTree.tostring(root)
 
     def _forward(self, environ: dict[str, Any], form: dict[str, str]) -> Answer:
-        if "MaxResults" in form:
-            form = {**form, "MaxResults": _PAGE}
+        if "MaxResults" in form and self.page_size is not None:
+            form = {**form, "MaxResults": str(self.page_size)}
         body = urlencode(form).encode()
         inner = {
             **environ,
@@ -194,28 +202,31 @@ class Aws:
     def _products(self, question: dict[str, Any]) -> bytes:
         wanted = {entry["Field"]: entry["Value"] for entry in question["Filters"]}
         if question["ServiceCode"] == "AmazonVPC":
-            found = [("Hrs", ADDRESS_HOUR)]
+            found = [
+                ("USE1-PublicIPv4:InUseAddress", "Hrs", ADDRESS_HOUR),
+                ("USE1-PublicIPv4:ContiguousBlock", "Hrs", 2 * ADDRESS_HOUR),
+            ]
         elif "volumeApiName" in wanted:
-            found = [("GB-Mo", DISK_MONTH)]
+            found = [("EBS:VolumeUsage.gp3", "GB-Mo", DISK_MONTH)]
         else:
-            found = (
-                [("Hrs", self.listed[wanted["instanceType"]])]
-                if wanted["instanceType"] in self.listed
-                else []
-            )
-        products = [
-            json.dumps(
-                {
-                    "terms": {
-                        "OnDemand": {
-                            "t": {"priceDimensions": {"d": {"unit": unit, "pricePerUnit": {"USD": str(usd)}}}}
-                        }
-                    }
-                }
-            )
-            for unit, usd in [*found, *((unit, 0.0) for unit, _ in found)]
-        ]
+            named = wanted["instanceType"]
+            found = [(f"BoxUsage:{named}", "Hrs", self.listed[named])] if named in self.listed else []
+        free = [(usage, unit, 0.0) for usage, unit, _ in found]
+        products = [json.dumps(_product(*entry)) for entry in (*found, *free)]
         return json.dumps({"FormatVersion": "aws_v1", "PriceList": products}).encode()
+
+
+def _product(usage: str, unit: str, usd: float) -> dict[str, Any]:
+    dimension = {"unit": unit, "pricePerUnit": {"USD": str(usd)}}
+    return {
+        "product": {"attributes": {"usagetype": usage}},
+        "terms": {"OnDemand": {"t": {"priceDimensions": {"d": dimension}}}},
+    }
+
+
+def _everything(authorization: str, action: str, form: dict[str, str]) -> bool:
+    """Whoever signed a request may make it."""
+    return True
 
 
 def _refused(code: str, status: int) -> Answer:
@@ -223,6 +234,13 @@ def _refused(code: str, status: int) -> Answer:
         f"<Response><Errors><Error><Code>{code}</Code><Message>told by the stand</Message></Error></Errors>"
     )
     return status, f"{text}<RequestID>r</RequestID></Response>".encode()
+
+
+def _not_authorized(environ: dict[str, Any]) -> Answer:
+    """In the form of the service that was asked."""
+    if environ["HTTP_AUTHORIZATION"].split("/")[3] in _FORMS:
+        return _refused("UnauthorizedOperation", 403)
+    return 400, json.dumps({"__type": "AccessDeniedException", "message": "told by the stand"}).encode()
 
 
 def _dropped(environ: dict[str, Any]) -> Iterable[bytes]:
@@ -299,7 +317,8 @@ class AwsStand:
         self.aws = aws
         self.endpoint = endpoint
         self.passed_s = 0.0
-        self.user_data = lambda attempt: f"#cloud-config\n# {attempt.name}\n".encode()
+        self.now: Callable[[], float] = time.time
+        self.user_data: Render = _user_data
         backend = aws.ec2
         self.image = next(i.id for i in backend.describe_images() if i.architecture == "x86_64")
         subnets = {subnet.availability_zone: subnet for subnet in backend.describe_subnets()}
@@ -318,13 +337,15 @@ class AwsStand:
     def provider(self, manager: str = "first") -> Provider:
         return self.aws_provider(manager)
 
-    def aws_provider(self, manager: str = "first", **changes: Any) -> AwsProvider:
+    def aws_provider(
+        self, manager: str = "first", session: boto3.Session | None = None, **changes: Any
+    ) -> AwsProvider:
         return AwsProvider(
             self.settings.model_copy(update=changes),
             manager=manager,
-            render=lambda attempt, boot: self.user_data(attempt),
-            session=_SESSION,
-            clock=lambda: time.time() + self.passed_s,
+            render=lambda attempt, boot: self.user_data(attempt, boot),
+            session=session or _SESSION,
+            clock=lambda: self.now() + self.passed_s,
         )
 
     def attempt(self, vm: str, number: int = 1) -> Attempt:
@@ -346,6 +367,12 @@ class AwsStand:
         ids = [i.id for i in self.aws.ec2.all_instances() if _vm_of(i) == vm]
         self.aws.ec2.terminate_instances(ids)
 
+    def leave_disk(self, manager: str, vm: str) -> None:
+        """One that hangs on no instance, as of a VM of that manager."""
+        disk = self.aws.ec2.create_volume(size=8, zone_name=ZONES[0])
+        tags = {"makara:manager": manager, "makara:vm": vm, "makara:attempt": "1"}
+        self.aws.ec2.create_tags([disk.id], tags)
+
     def wait(self) -> None:
         self.passed_s += LATE_S
         self.aws.hidden.clear()
@@ -355,6 +382,10 @@ class AwsStand:
         backend = self.aws.ec2
         living = [i for i in backend.all_instances() if i.state != "terminated"]
         return [_vm_of(thing) for thing in (*living, *backend.volumes.values(), *backend.enis.values())]
+
+
+def _user_data(attempt: Attempt, boot: BootConfig) -> bytes:
+    return f"#cloud-config\n# {attempt.name}\n".encode()
 
 
 def _vm_of(thing: Any) -> str:

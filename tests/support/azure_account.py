@@ -66,6 +66,7 @@ class AzureAccount:
     fails_once: bool = False
     lists_late: bool = False
     tagged_disks: bool = True  # whether a disk is given the tags of its VM
+    suffix: str = ""  # of the names that interfaces and addresses get
     reserved: int = 0  # times that the interface of a failed VM cannot be deleted
     resources: dict[Key, dict[str, Any]] = field(default_factory=dict)
     user_data: dict[str, bytes] = field(default_factory=dict)  # by VM
@@ -187,7 +188,7 @@ class AzureAccount:
         owner = machine["id"]
         self._add(
             INTERFACES,
-            interface["name"],
+            interface["name"] + self.suffix,
             {**interface["properties"], "virtualMachine": {"id": owner}},
             interface.get("tags", {}),
         )
@@ -196,7 +197,9 @@ class AzureAccount:
             "publicIPAddressConfiguration"
         )
         if address is not None:
-            self._add(ADDRESSES, address["name"], dict(address["properties"]), address.get("tags", {}))
+            self._add(
+                ADDRESSES, address["name"] + self.suffix, dict(address["properties"]), address.get("tags", {})
+            )
         machine["properties"]["provisioningState"] = "Creating"
 
     def _add(
@@ -252,11 +255,11 @@ class AzureAccount:
         inner = interface["properties"]["ipConfigurations"][0]["properties"]
         address = inner.get("publicIPAddressConfiguration")
         made = [
-            ((INTERFACES, interface["name"]), interface["properties"]),
+            ((INTERFACES, interface["name"] + self.suffix), interface["properties"]),
             ((DISKS, properties["storageProfile"]["osDisk"]["name"]), properties["storageProfile"]["osDisk"]),
         ]
         if address is not None:
-            made.append(((ADDRESSES, address["name"]), address["properties"]))
+            made.append(((ADDRESSES, address["name"] + self.suffix), address["properties"]))
         for part, options in made:
             if options.get("deleteOption") == "Delete":
                 self.resources.pop(part, None)

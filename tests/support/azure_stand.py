@@ -33,8 +33,8 @@ class StaticCredential:
 class AzureCloud:
     """A stand-in, and providers that use it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.stand_in = AzureStandIn(folder)
+    def __init__(self, folder: Path, host: str) -> None:
+        self.stand_in = AzureStandIn(folder, host=host)
         self.account = self.stand_in.account
         self._providers: list[AzureProvider] = []
 
@@ -179,8 +179,9 @@ def user_data(attempt: Attempt, boot: BootConfig) -> bytes:
 
 
 @contextmanager
-def azure_cloud(folder: Path) -> Iterator[AzureCloud]:
-    cloud = AzureCloud(folder)
+def azure_cloud(folder: Path, host: str = "127.0.0.1") -> Iterator[AzureCloud]:
+    """`host`: the address of this machine that it listens on."""
+    cloud = AzureCloud(folder, host)
     try:
         yield cloud
     finally:

@@ -1,4 +1,4 @@
-"""A stand-in of Azure on loopback: resource manager, token endpoint, price list and consoles, over HTTPS.
+"""A stand-in of Azure: resource manager, token endpoint, price list and consoles, over HTTPS.
 
 Its certificate is of an authority of its own, `ca_file`. What it holds is an `AzureAccount`.
 """
@@ -28,13 +28,14 @@ _COMPUTE = f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Compute/"
 class AzureStandIn:
     """Serves from its start to `close`."""
 
-    def __init__(self, folder: Path, *, page_size: int = 2) -> None:
+    def __init__(self, folder: Path, *, page_size: int = 2, host: str = "127.0.0.1") -> None:
         self.account = AzureAccount()
         self.page_size = page_size
         self.retry_after: int | None = None  # seconds, told with whatever is under way
         self.throttled = False
         self.unreachable = False
         self.forbidden = False
+        self.expired = False  # the credentials
         self.loses_answers_of: set[str] = set()  # methods; each once
         self.console = ""
         self.requests: list[tuple[str, str]] = []  # method and path
@@ -42,11 +43,12 @@ class AzureStandIn:
         self.ca_file = folder / "azure-ca.pem"
         authority.cert_pem.write_to_path(str(self.ca_file))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        authority.issue_cert("localhost").configure_cert(context)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        name = "localhost" if host == "127.0.0.1" else host
+        authority.issue_cert(name).configure_cert(context)
+        self._server = ThreadingHTTPServer((host, 0), _handler(self))
         self._server.daemon_threads = True
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.address = f"https://localhost:{self._server.server_address[1]}"
+        self.address = f"https://{name}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
@@ -133,6 +135,8 @@ class _Exchange(BaseHTTPRequestHandler):
             raise Refusal(400, "MissingApiVersionParameter", "The api-version query parameter is required")
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             raise Refusal(401, "InvalidAuthenticationToken", "The access token is invalid.")
+        if self.stand.expired:
+            raise Refusal(401, "ExpiredAuthenticationToken", "The access token expiry is in the past.")
         if self.stand.throttled:
             raise Refusal(429, "TooManyRequests", "too many requests; try again later")
         if self.stand.forbidden:

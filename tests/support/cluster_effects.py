@@ -19,16 +19,17 @@ from makara.manager.core.commands import (
     SweepStore,
 )
 from makara.manager.core.events import (
+    AttemptFailed,
     AttemptSucceeded,
     CheckpointDeleted,
     Event,
     HeadOpened,
     HeadSeen,
     PlanComputed,
-    VmRequestFailed,
     VmTerminated,
     WeightsExported,
 )
+from makara.manager.core.facts import RefusalKind
 from makara.pipeline.plan import Range, grid
 
 if TYPE_CHECKING:
@@ -71,18 +72,19 @@ def _done(world: Cluster, command: Command, event: Event | None = None) -> None:
 
 
 def _boot(world: Cluster, command: RequestVm) -> None:
-    name = command.vm
+    name, number = command.vm, command.attempt.number if command.attempt is not None else 1
     if name in world.vms or name in world.released:
         _done(world, command)
     elif world.now < world.faults_until and world.random.random() < 0.15:
-        _done(world, command, VmRequestFailed(now=world.now, vm=name, error="no capacity"))
+        kind = RefusalKind.NO_CAPACITY
+        refused = AttemptFailed(now=world.now, vm=name, number=number, kind=kind, error="no capacity")
+        _done(world, command, refused)
     else:
         vm = world.vms[name] = SimVm(name, pace=world.random.choice((1.0, 1.0, world.pace, 2.0)))
         for index in range(world.workers_per_node):
             trainer = Trainer(f"{name}.{index}", vm)
             vm.trainers.append(trainer)
             world.after(world.random.uniform(0.2, 2.0), started, world, trainer)
-        number = command.attempt.number if command.attempt is not None else 1
         _done(world, command, AttemptSucceeded(now=world.now, vm=name, number=number, id=f"id of {name}"))
         world.after(0.1, world.heartbeat, name)
 

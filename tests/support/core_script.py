@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from calibrations import uniform
 from makara.manager.core import Decision, Timing, Vitals, decide
-from makara.manager.core.commands import Command, ComputePlan, OpenHead, ReleaseVm
+from makara.manager.core.commands import Command, ComputePlan, OpenHead, ReleaseVm, RequestVm
 from makara.manager.core.events import (
+    AttemptFailed,
     Event,
     HeadOpened,
     JobSubmitted,
@@ -17,7 +18,7 @@ from makara.manager.core.events import (
     Tick,
     VmTerminated,
 )
-from makara.manager.core.facts import Fact
+from makara.manager.core.facts import Fact, RefusalKind
 from makara.manager.core.fold import fold
 from makara.manager.core.state import JobState
 from makara.pipeline.plan import Range, grid
@@ -184,6 +185,12 @@ class Script:
                 now=self.now, generation=asked.generation, asked=asked.asked, plan=None, reason=reason
             )
         )
+
+    def refuse(self, vm: str | None = None) -> None:
+        """The provider has no capacity for this VM, or for the one that was asked for last."""
+        vm = vm or self.last(RequestVm).vm
+        kind, error = RefusalKind.NO_CAPACITY, "no capacity"
+        self.event(AttemptFailed(now=self.now, vm=vm, number=1, kind=kind, error=error))
 
     def prepare(self) -> None:
         planned = self.state.planned

@@ -56,7 +56,6 @@ class Scene:
     job: str
     chance: random.Random
     harm_folder: Path
-    ahead_s: float = 0.0  # of the manager's wall clock
     since: int = 0
     _seen: list[dict[str, Any]] = field(default_factory=list)
 
@@ -66,8 +65,9 @@ class Scene:
         return self.service.job(self.job)
 
     def vms(self) -> list[str]:
-        """VMs that train, in the order of their ranks."""
-        seats = sorted(self.view()["placement"], key=lambda seat: seat["rank"])
+        """VMs that train, in the order of their ranks. None do for a moment between two generations."""
+        view = self.service.wait(self.job, lambda view: bool(view["placement"]), "VMs that train")
+        seats = sorted(view["placement"], key=lambda seat: seat["rank"])
         return list(dict.fromkeys(seat["vm"] for seat in seats))
 
     def some_vm(self) -> str:
@@ -79,9 +79,9 @@ class Scene:
         self.since = facts[-1]["sequence"]
 
     def facts(self) -> list[dict[str, Any]]:
-        """Facts since `mark`, with the times of the machine's clock."""
+        """Facts since `mark`. Their times are true whatever the manager's wall clock is set to."""
         entries = self.service.client.get(f"/jobs/{self.job}/events", since=self.since)["events"]
-        return [{**entry["fact"], "at": entry["at"] - self.ahead_s} for entry in entries]
+        return [{**entry["fact"], "at": entry["at"]} for entry in entries]
 
     def lines(self, vm: str, pattern: str) -> list[Noticed]:
         """Lines that match, of the logs of a VM's agent and trainers, with the times that they carry."""
@@ -92,11 +92,6 @@ class Scene:
                     at = datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").timestamp()
                     found.append(Noticed(at, f"log: {line[24:80]}"))
         return sorted(found, key=lambda noticed: noticed.at)
-
-    def set_clock(self, ahead_s: float) -> None:
-        """Of the manager's machine."""
-        self.service.set_clock(ahead_s)
-        self.ahead_s = ahead_s
 
     # ---- steps ---------------------------------------------------------------------------------------------
 

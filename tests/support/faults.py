@@ -131,6 +131,7 @@ def workers_cut_off(scene: Scene) -> Iterator[Played]:
     scene.network.cut(one, scene.network.address(other))
     at = time.time()
     yield Played(at, peer_lost(one, other, at), LINK_S)
+    generation_over(scene)
     scene.network.heal()
 
 
@@ -141,6 +142,7 @@ def half_open_between_workers(scene: Scene) -> Iterator[Played]:
     cut_connections(scene, one, scene.service.trainer(one), scene.network.address(other))
     at = time.time()
     yield Played(at, peer_lost(one, other, at), LINK_S)
+    generation_over(scene)
     scene.network.heal()
 
 
@@ -155,8 +157,26 @@ def half_open_to_manager(scene: Scene) -> Iterator[Played]:
     scene.network.heal()
 
 
+def generation_over(scene: Scene) -> None:
+    """What lost its link has been closed, or was superseded: a moment after its workers noticed."""
+
+    def over() -> bool:
+        return any(fact["fact"] in ("generation_closed", "generation_formed") for fact in scene.facts())
+
+    wait_for(over, "the generation to be over", scene.service.logs)
+
+
 def cut_connections(scene: Scene, vm: str, process: psutil.Process, other: str) -> None:
-    for port, other_port in scene.network.connections(vm, process.pid, other):
+    """Those that there are; a fault before may have ended the last ones, which are made again in seconds."""
+    found: list[tuple[int, int]] = []
+
+    def connected() -> bool:
+        found.extend(scene.network.connections(vm, process.pid, other))
+        return bool(found)
+
+    what = f"process {process.pid} of VM {vm} to be connected to {other}"
+    wait_for(connected, what, scene.service.logs)
+    for port, other_port in found:
         scene.network.cut_connection(vm, port, other, other_port)
 
 
@@ -230,12 +250,12 @@ def clock_jumps(ahead_s: float) -> Play:
 
     @contextmanager
     def play(scene: Scene) -> Iterator[Played]:
-        scene.set_clock(ahead_s)
+        scene.service.set_clock(ahead_s)
         vm = scene.some_vm()
         processes = scene.service.vm_processes(vm)
         for process in processes:
             process.suspend()
-        yield Played(time.time(), silent(vm), VM_LEASE_S, lambda: scene.set_clock(0.0))
+        yield Played(time.time(), silent(vm), VM_LEASE_S, lambda: scene.service.set_clock(0.0))
         for process in processes:
             process.resume()
         serves_again(scene, vm)

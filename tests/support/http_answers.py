@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -23,11 +24,12 @@ class Answer:
     status: int
     text: str = ""
     content_type: str = "application/xml"
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @contextmanager
-def answering(answer: Callable[[Request], Answer]) -> Iterator[str]:
-    """Serve on a free port of loopback; gives the address `http://127.0.0.1:PORT`."""
+def answering(answer: Callable[[Request], Answer], listener: socket.socket | None = None) -> Iterator[str]:
+    """Serve on `listener`, or on a free port of loopback; gives the address `http://HOST:PORT`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # answers `Expect: 100-continue`, for which clients wait a second
@@ -39,6 +41,8 @@ def answering(answer: Callable[[Request], Answer]) -> Iterator[str]:
             self.send_response(given.status)
             self.send_header("Content-Type", given.content_type)
             self.send_header("Content-Length", str(len(content)))
+            for name, value in given.headers.items():
+                self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(content)
@@ -48,12 +52,16 @@ def answering(answer: Callable[[Request], Answer]) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             """Quiet."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with listener or socket.create_server(("127.0.0.1", 0)) as listening:
+        server = ThreadingHTTPServer(listening.getsockname(), Handler, bind_and_activate=False)
+        server.socket.close()
+        server.socket = listening
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            host, port = listening.getsockname()
+            yield f"http://{host}:{port}"
         finally:
             server.shutdown()
             thread.join()

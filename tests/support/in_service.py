@@ -33,11 +33,11 @@ class FakeProvider:
         self.vms.setdefault(attempt.vm, ResourceStatus.RUNNING)
         return attempt.vm
 
-    def release(self, vm: str) -> bool:
+    def release(self, vm: str, attempts: int = 1) -> bool:
         self.vms.pop(vm, None)
         return True
 
-    def look(self, vm: str) -> Sequence[Resource]:
+    def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
         return [resource for resource in self.list() if resource.vm == vm]
 
     def list(self) -> Sequence[Resource]:
@@ -49,7 +49,7 @@ class FakeProvider:
     def offers(self, resources: Resources) -> Sequence[Offer]:
         return []
 
-    def console(self, vm: str) -> str:
+    def console(self, vm: str, attempts: int = 1) -> str:
         return ""
 
     def close(self) -> None:

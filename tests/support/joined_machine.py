@@ -20,6 +20,7 @@ class JoinedMachine:
         self._url = url
         self._trust = ["--ca-file", str(ca_file)] if ca_file is not None else []
         self._token_file = folder / "join.token"
+        self._token_file.touch(mode=0o600)
         self._token_file.write_text(f"{token}\n")
         self._process: subprocess.Popen[bytes] | None = None
 

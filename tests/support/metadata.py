@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from http_answers import Answer, Request, answering
 
 _JSON = "application/json"
+_ROLES = "/latest/meta-data/iam/security-credentials/"
 
 
 @dataclass
@@ -24,6 +25,7 @@ class AwsMetadata:
     url: str = ""
     action: dict[str, str] | None = None
     rebalance: dict[str, str] | None = None
+    role: dict[str, str] | None = None  # the credentials of its role, as EC2 gives them
     broken: Answer | None = None  # to everything
     tokens: list[str] = field(default_factory=list)  # given out; the last one is good
     paths: list[str] = field(default_factory=list)
@@ -47,7 +49,10 @@ class AwsMetadata:
             return Answer(200, self.tokens[-1], "text/plain")
         if not self.tokens or headers.get("x-aws-ec2-metadata-token") != self.tokens[-1]:
             return Answer(401)
+        if request.path == _ROLES and self.role is not None:
+            return Answer(200, "worker", "text/plain")
         said = {
+            f"{_ROLES}worker": self.role,
             "/latest/meta-data/spot/instance-action": self.action,
             "/latest/meta-data/events/recommendations/rebalance": self.rebalance,
         }.get(request.path)
@@ -59,13 +64,17 @@ class AzureMetadata:
     """As Azure's service: the header and versions are required, the name of the VM is what events give."""
 
     name: str = "vm-1"
+    resource_id: str = ""
     url: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)
     started: list[str] = field(default_factory=list)  # events that were acknowledged
     num_asked: int = 0  # for events
     broken: Answer | None = None
     client_id: str = ""  # by which its identity must be asked for
+    identity_id: str = ""  # or by this one
     token: str = "secret-of-the-identity"
+    store_identity_id: str = ""  # of the one that may use the store
+    store_token: str = "secret-of-the-stores-identity"
     deletions: list[Answer] = field(default_factory=list)  # answers to requests for it that are no yes
     deleted: list[str] = field(default_factory=list)  # VMs that a request with the right token deletes
 
@@ -97,7 +106,8 @@ class AzureMetadata:
         if request.headers.get("Metadata") != "true" or not parse_qs(split.query).get("api-version"):
             return Answer(400)
         if split.path == "/metadata/instance/compute":
-            about = {"name": self.name, "resourceId": f"/subscriptions/s/resourceGroups/g/{self.name}"}
+            identity = self.resource_id or f"/subscriptions/s/resourceGroups/g/{self.name}"
+            about = {"name": self.name, "resourceId": identity}
             return Answer(200, json.dumps(about), _JSON)
         if split.path == "/metadata/identity/oauth2/token":
             return self._identify(parse_qs(split.query))
@@ -111,11 +121,21 @@ class AzureMetadata:
         return Answer(200, json.dumps(document), _JSON)
 
     def _identify(self, query: dict[str, list[str]]) -> Answer:
-        if query.get("resource") != ["https://management.azure.com/"]:
-            return Answer(400)
-        if query.get("client_id", [""]) != [self.client_id]:
-            return Answer(400, "identity not found")
-        return Answer(200, json.dumps({"access_token": self.token, "token_type": "Bearer"}), _JSON)
+        """Of a VM with one identity, its id need not be known here."""
+        resource = query.get("resource", [""])[0]
+        named = query.get("client_id", [""])[0], query.get("msi_res_id", [""])[0]
+        if resource == "https://management.azure.com/" and self._is(named, self.client_id, self.identity_id):
+            token = self.token
+        elif resource == "https://storage.azure.com" and self._is(named, "", self.store_identity_id):
+            token = self.store_token
+        else:
+            return Answer(400, json.dumps({"error_description": "Identity not found"}), _JSON)
+        times = {"expires_in": "3600", "expires_on": f"{time.time() + 3600:.0f}"}
+        answer = {"access_token": token, "token_type": "Bearer", "resource": resource, **times}
+        return Answer(200, json.dumps(answer), _JSON)
+
+    def _is(self, named: tuple[str, str], client_id: str, identity_id: str) -> bool:
+        return named[0] == client_id and (not identity_id or named[1] == identity_id)
 
     def _delete(self, path: str, request: Request) -> Answer:
         if request.headers.get("Authorization") != f"Bearer {self.token}":

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import signal
 import socket
-import subprocess
 import sysconfig
-import threading
-from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 
-_READY = "All enabled components are running"
-_START_LIMIT_S = 60.0
-_STOP_LIMIT_S = 30.0
+from store_server import StoreServer
+
 # All that `weed mini` opens beside S3 itself; each port explicitly, so that several servers can run.
 _PORT_OPTIONS = (
     "s3.port",
@@ -32,22 +26,21 @@ _PORT_OPTIONS = (
 )
 
 
-class S3Server:
+class S3Server(StoreServer):
     """`start` and `stop` as often as wanted: the ports and the stored objects stay the same.
 
     `endpoint` is the URL for clients, `environment` holds the credentials that they find there. `host`: the
-    address of this machine that it listens on. `pause` leaves requests without an answer, until `go_on`.
+    address of this machine that it listens on.
     """
 
+    ready = "All enabled components are running"
     bucket = "makara-tests"
     region = "us-east-1"
 
     def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
-        self._folder = folder
+        super().__init__(folder)
         self._host = host
         self._ports = dict(zip(_PORT_OPTIONS, free_ports(len(_PORT_OPTIONS)), strict=True))
-        self._process: subprocess.Popen[str] | None = None
-        self._log: deque[str] = deque(maxlen=200)
 
     @property
     def endpoint(self) -> str:
@@ -66,50 +59,15 @@ class S3Server:
     def uri(self, prefix: str) -> str:
         return f"s3://{self.bucket}/{prefix}"
 
-    def start(self) -> None:
-        """Serve, and return when requests are answered and the bucket is there."""
-        assert self._process is None, "already started"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._process = subprocess.Popen(
-            self._command(),
-            cwd=self._folder,
-            env={**os.environ, **self.environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        ready = threading.Event()
-        threading.Thread(target=self._follow, args=(self._process, ready), daemon=True).start()
-        if not ready.wait(_START_LIMIT_S) or self._process.poll() is not None:
-            self.stop(kill=True)
-            raise RuntimeError("the S3 server did not start:\n" + "\n".join(self._log))
-        self._make_bucket()
-
     def stop(self, *, kill: bool = False) -> None:
-        """End the server: in good order, or as if its machine had failed."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if kill:
-            process.kill()
-        else:
-            process.terminate()
-        try:
-            process.wait(_STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for port in self._ports.values():
+        serving = self._process is not None
+        super().stop(kill=kill)
+        for port in self._ports.values() if serving else ():
             for left_behind in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 left_behind.unlink(missing_ok=True)
 
-    def pause(self) -> None:
-        assert self._process is not None, "it serves"
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        assert self._process is not None, "it serves"
-        self._process.send_signal(signal.SIGCONT)
+    def _own_environment(self) -> dict[str, str]:
+        return self.environment
 
     def _command(self) -> list[str]:
         weed = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
@@ -131,17 +89,7 @@ class S3Server:
             *(f"-{option}={port}" for option, port in self._ports.items()),
         ]
 
-    def _follow(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
-        """Keep the last lines of the server's output, for the message if it does not start."""
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                self._log.append(line.rstrip())
-                if _READY in line:
-                    ready.set()
-        ready.set()  # it ended: no use in waiting on
-
-    def _make_bucket(self) -> None:
+    def _make_room(self) -> None:
         import boto3  # here, because every test run imports this file, and few need a server
         import botocore.config
         import botocore.exceptions

@@ -37,6 +37,7 @@ class ServiceProcess:
         self.home.mkdir(parents=True)
         self._environment = {**os.environ, **(environment or {}), "OMP_NUM_THREADS": "1"}
         self._process: subprocess.Popen[bytes] | None = None
+        self.patience_s: float | None = None
         self.client: Client
 
     # ---- life ----------------------------------------------------------------------------------------------
@@ -46,11 +47,11 @@ class ServiceProcess:
             self._process = subprocess.Popen(
                 self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
             )
-        wait_for(self._listens, "the manager to listen", self.logs)
+        wait_for(self._listens, "the manager to listen", self.logs, timeout_s=self.patience_s)
         url: str = json.loads((self.home / "server.json").read_text())["url"]
         ca_file = self.home / "ca.pem" if url.startswith("https:") else None
         self.client = Client(url, (self.home / "admin.token").read_text().strip(), ca_file)
-        wait_for(self._answers, "the manager to answer", self.logs)
+        wait_for(self._answers, "the manager to answer", self.logs, timeout_s=self.patience_s)
 
     def kill(self) -> None:
         """SIGKILL: the manager ends at whatever instruction it is."""
@@ -126,7 +127,12 @@ class ServiceProcess:
             assert not ended, f"{what}: {seen['status']} {seen['reason']}\n{seen['traceback']}\n{self.logs()}"
             return False
 
-        wait_for(check, what, lambda: f"{json.dumps(seen, indent=1)[:6000]}\n{self.logs()}")
+        wait_for(
+            check,
+            what,
+            lambda: f"{json.dumps(seen, indent=1)[:6000]}\n{self.logs()}",
+            timeout_s=self.patience_s,
+        )
         return seen
 
     def wait_status(self, job: str, status: str) -> dict[str, Any]:
@@ -187,9 +193,17 @@ class ServiceProcess:
         return "\n".join(ends)
 
 
-def wait_for(check: Callable[[], bool], what: str, details: Callable[[], str], pause_s: float = 0.1) -> None:
-    """Poll another process's visible state. Raises `AssertionError` with `details()` after `TIMEOUT_S`."""
-    deadline = time.monotonic() + TIMEOUT_S
+def wait_for(
+    check: Callable[[], bool],
+    what: str,
+    details: Callable[[], str],
+    pause_s: float = 0.1,
+    timeout_s: float | None = None,
+) -> None:
+    """Poll another process's visible state. Raises `AssertionError` with `details()` after `timeout_s`, which
+    is `TIMEOUT_S` unless told otherwise."""
+    limit_s = TIMEOUT_S if timeout_s is None else timeout_s
+    deadline = time.monotonic() + limit_s
     while not check():
-        assert time.monotonic() < deadline, f"waited {TIMEOUT_S:g} s for {what}\n{details()}"
+        assert time.monotonic() < deadline, f"waited {limit_s:g} s for {what}\n{details()}"
         _PAUSE.wait(pause_s)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from makara.worker.agent.bundles import _unpack
+from makara.worker.agent.trainer_user import CodeUser
 
 
 def archive() -> bytes:
@@ -32,7 +33,7 @@ def test_code_gets_plain_rights_and_this_users(
         monkeypatch.delattr(tarfile, "data_filter", raising=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # newer versions ask for a filter
-        _unpack(archive(), tmp_path / "code")
+        _unpack(archive(), tmp_path / "code", CodeUser(None))
     found = {path.name: path.stat() for path in (tmp_path / "code").iterdir()}
     assert {name: stat.S_IMODE(at.st_mode) for name, at in found.items()} == {
         "run.sh": 0o755,

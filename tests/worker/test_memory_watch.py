@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from makara.worker.memory_watch import MemoryWatch, available_bytes, oom_kills
+from makara.worker.memory_watch import MemoryWatch, available_bytes, oom_kills, total_bytes
 
 _HOLDS = "held = b'x' * 200_000_000; print(flush=True); import time; time.sleep(600)"
 MB = 1_000_000
@@ -101,3 +102,24 @@ def test_what_is_left_is_what_the_cgroup_leaves(tmp_path: Path, version: int) ->
 
 def test_a_cgroup_without_a_limit_leaves_what_the_machine_has(tmp_path: Path) -> None:
     assert available_bytes(system(tmp_path, 2, 0, limit="max\n", usage=35 * MB)) > 50 * MB
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_container_has_the_memory_that_it_is_limited_to(tmp_path: Path, version: int) -> None:
+    assert total_bytes(system(tmp_path, version, 0, limit=str(40 * MB), usage=35 * MB)) == 40 * MB
+
+
+def test_a_cgroup_has_no_more_than_the_one_around_it(tmp_path: Path) -> None:
+    root = system(tmp_path, 2, 0, limit=str(40 * MB), usage=35 * MB)
+    (root / "proc/self/cgroup").write_text("0::/vm/worker\n")
+    (root / "sys/fs/cgroup/vm/worker").mkdir()
+    (root / "sys/fs/cgroup/vm/worker/memory.max").write_text("max\n")
+    assert total_bytes(root) == 40 * MB
+    assert available_bytes(root) == 5 * MB
+
+
+@pytest.mark.parametrize(("version", "limit"), [(1, "9223372036854771712\n"), (2, "max\n")])
+def test_without_a_limit_a_cgroup_has_the_memory_of_the_machine(
+    tmp_path: Path, version: int, limit: str
+) -> None:
+    assert total_bytes(system(tmp_path, version, 0, limit=limit)) == psutil.virtual_memory().total

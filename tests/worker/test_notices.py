@@ -304,3 +304,25 @@ def test_a_notice_is_acknowledged_once_and_only_after_the_hand_over() -> None:
     source.refusals = 1
     play(source, watcher, TAKEN, TAKEN)
     assert source.acknowledged == ["e-1"]
+
+
+def test_a_vm_that_hands_over_between_two_readings_tells_its_cloud_at_once() -> None:
+    source, handed_over = Scripted(), [False]
+    source.period_s = 1e6
+    source.said = TAKEN
+    watcher = NoticeWatcher(source, lambda: None, lambda: handed_over[0])
+
+    async def run() -> None:
+        running = asyncio.create_task(watcher.run())
+        while watcher.notice is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        watcher.look()
+        handed_over[0] = True
+        watcher.look()
+        while not source.acknowledged:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+    assert source.acknowledged == ["e-1"]

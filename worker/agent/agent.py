@@ -39,6 +39,8 @@ from .logs import BoundedLogs
 from .notices import watcher_of
 from .reports import as_beat, deaths_backlog, encode, last_words, metrics_backlog
 from .standstill import pause
+from .store_sign_in import StoreSignIn
+from .trainer_user import CodeUser
 from .trainers import TrainerProcess
 from .trust import NotTrusted, check_address, trust
 
@@ -57,6 +59,8 @@ class Agent:
         self._devices = find_devices(boot)
         self._connection = ManagerConnection(boot, self)
         self._orders: Orders | None = None
+        self._user = CodeUser(boot.trainer_user)
+        self._store_sign_in = StoreSignIn(boot.store_identity)
         self._trainers = [
             TrainerProcess(
                 f"{boot.vm}.{index}",
@@ -65,6 +69,7 @@ class Agent:
                 changed=self._changed,
                 metrics=self._add_metrics,
                 died=lambda last: self._deaths.add(last_words(last)),
+                user=self._user,
             )
             for index in range(len(self._devices))
         ]
@@ -102,6 +107,7 @@ class Agent:
             if self._is_released():
                 await self._notices.acknowledge()
             await self._notices.close()
+            await self._store_sign_in.close()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)  # who ends the machine ends this process
         if self._is_released() or self._leaving is not None:
@@ -151,8 +157,10 @@ class Agent:
             try:
                 secrets = await fetch_secrets(self._boot, self._connection.token)
                 held = environment_of(job.instruction_set, processor_flags())
-                environment = {**held, **job.envs, **secrets}
-                bundle = await prepare_bundle(self._boot, self._connection.token, job, environment)
+                own = {**job.envs, **secrets}
+                environment = {**held, **await self._store_sign_in.environment(job, own), **own}
+                token = self._connection.token
+                bundle = await prepare_bundle(self._boot, token, job, environment, self._user)
                 break
             except SetupFailed as error:
                 self._broken_setup = Failure(kind="user", message=str(error), traceback=error.output)
@@ -234,6 +242,7 @@ class Agent:
 
     def _changed(self) -> None:
         self._connection.changed()
+        self._notices.look()
 
     # ---- the watch -----------------------------------------------------------------------------------------
 

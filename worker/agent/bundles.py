@@ -18,10 +18,11 @@ from ...protocol.archives import ANY_SIZE, BadArchive, members, opened
 from ...protocol.log_tail import tail
 from ...protocol.messages import BootConfig, JobSettings
 from .family import kill_group
+from .trainer_user import CodeUser
 from .trust import trust
 
 _SECRETS = TypeAdapter(dict[str, str])
-_SETUP_DONE = ".makara-setup-done"
+_SETUP_DONE = "-setup-done"  # beside the folder, which is the job's code's own
 _SETUP_BYTES = 4000  # of what it printed are reported
 
 
@@ -39,9 +40,9 @@ class SetupFailed(Exception):
 
 
 async def prepare_bundle(
-    boot: BootConfig, token: str, job: JobSettings, environment: Mapping[str, str]
+    boot: BootConfig, token: str, job: JobSettings, environment: Mapping[str, str], user: CodeUser
 ) -> Path:
-    """The folder with the job's code, ready to import from.
+    """The folder with the job's code, ready to import from; it is `user`'s.
 
     Raises `BundleError` (checksum), `SetupFailed`, `httpx.HTTPError` (manager unreachable, refused), and
     `OSError` (a full disk).
@@ -52,11 +53,13 @@ async def prepare_bundle(
         if hashlib.sha256(data).hexdigest() != job.bundle_sha256:
             raise BundleError(f"bundle of job {job.job}: checksum differs from {job.bundle_sha256}")
         try:
-            await asyncio.to_thread(_unpack, data, folder)
+            await asyncio.to_thread(_unpack, data, folder, user)
         except BadArchive as error:
             raise SetupFailed(f"bundle: {error}") from error
-    if job.setup is not None and not (folder / _SETUP_DONE).exists():
-        await _set_up(job.setup, folder, environment, Path(boot.directory) / "setup.log")
+    done = folder.with_name(folder.name + _SETUP_DONE)
+    if job.setup is not None and not done.exists():
+        await _set_up(job.setup, folder, environment, user, Path(boot.directory) / "setup.log")
+        done.touch()
     return folder
 
 
@@ -84,7 +87,7 @@ async def _get(boot: BootConfig, token: str, path: str) -> httpx.Response:
         return response.raise_for_status()
 
 
-def _unpack(data: bytes, folder: Path) -> None:
+def _unpack(data: bytes, folder: Path, user: CodeUser) -> None:
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.new")
     shutil.rmtree(temporary, ignore_errors=True)  # what an attempt before left
     temporary.mkdir(parents=True)
@@ -93,6 +96,7 @@ def _unpack(data: bytes, folder: Path) -> None:
             archive.extractall(temporary, members(archive, ANY_SIZE), filter="data")
         else:  # before Python 3.11.4, which Debian 12 has: by the same rules
             archive.extractall(temporary, map(_owned, members(archive, ANY_SIZE)))
+    user.give(temporary)
     temporary.rename(folder)
 
 
@@ -103,12 +107,15 @@ def _owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-async def _set_up(command: str, folder: Path, environment: Mapping[str, str], log: Path) -> None:
+async def _set_up(
+    command: str, folder: Path, environment: Mapping[str, str], user: CodeUser, log: Path
+) -> None:
     with log.open("ab") as output:
-        process = await asyncio.create_subprocess_shell(
-            command,
+        process = await asyncio.create_subprocess_exec(
+            *user.prefix,
+            *("/bin/sh", "-c", command),
             cwd=folder,
-            env=inherited(os.environ, environment),
+            env=inherited(user.environment(os.environ), environment),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -122,4 +129,3 @@ async def _set_up(command: str, folder: Path, environment: Mapping[str, str], lo
     if status != 0:
         message = f"setup: the command {command!r} ended with status {status}"
         raise SetupFailed(message, tail(log, _SETUP_BYTES))
-    (folder / _SETUP_DONE).touch()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
-
 from ...protocol.messages import BootConfig, DeviceInfo
+from ..memory_watch import total_bytes
 
 
 def find_devices(boot: BootConfig) -> list[DeviceInfo]:
@@ -15,7 +14,7 @@ def find_devices(boot: BootConfig) -> list[DeviceInfo]:
     if boot.device_kind == "cuda" and not gpus:
         raise RuntimeError("device_kind is cuda, but this VM has no NVIDIA driver")
     kind = "cuda" if gpus else "cpu"
-    memory_bytes = boot.device_memory_bytes or psutil.virtual_memory().total // boot.num_devices
+    memory_bytes = boot.device_memory_bytes or total_bytes() // boot.num_devices
     return [
         DeviceInfo(kind=kind, name=f"{kind}{n}", memory_bytes=memory_bytes) for n in range(boot.num_devices)
     ]

@@ -62,7 +62,8 @@ async def _delete_azure(ending: VmEnding) -> None:
     metadata = Metadata(ending.metadata_url, _TIMEOUT_S)
     try:
         compute = await _ask(metadata, _COMPUTE, {"api-version": _COMPUTE_VERSION})
-        identity = {"client_id": ending.client_id} if ending.client_id else {}
+        named = {"client_id": ending.client_id, "msi_res_id": ending.identity_id}
+        identity = {name: value for name, value in named.items() if value}
         params = {"api-version": _TOKEN_VERSION, "resource": _AUDIENCE, **identity}
         token = await _ask(metadata, _TOKEN, params)
         resource, secret = compute.get("resourceId"), token.get("access_token")

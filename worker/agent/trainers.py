@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from ...protocol.messages import Failure, Orders, Phase, Progress, Stacks, StepM
 from ..memory_watch import MemoryWatch
 from ..stacks import ALL_THREADS, MAIN_THREAD, is_cut, lead
 from .family import MARK, end_family, kill_group
+from .trainer_user import CodeUser
 
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
@@ -63,6 +63,7 @@ class TrainerProcess:
         changed: Callable[[], None],
         metrics: Callable[[StepMetrics], None],
         died: Callable[[WorkerReport], None],
+        user: CodeUser,
     ) -> None:
         self.worker = worker
         self.report = WorkerReport(worker=worker, phase=Phase.STARTING)
@@ -72,6 +73,7 @@ class TrainerProcess:
         self._changed = changed
         self._metrics = metrics
         self._died = died
+        self._user = user
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._orders: Orders | None = None
@@ -168,14 +170,19 @@ class TrainerProcess:
         self._mark = f"{self.worker}/{incarnation}/{uuid.uuid4().hex}"
         with self._log.open("ab") as log, theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "makara.worker.start", "makara.worker.trainer"),
+                *self._user.prefix,
+                *(self._user.python, "-P", "-m", "makara.worker.start", "makara.worker.trainer"),
                 *("--worker", self.worker, "--incarnation", str(incarnation)),
                 *("--fd", str(theirs.fileno()), "--bundle", str(bundle), "--address", self._address),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=[theirs.fileno()],
-                env={**ALLOCATOR, **inherited(os.environ, environment), MARK: self._mark},
+                env={
+                    **ALLOCATOR,
+                    **inherited(self._user.environment(os.environ), environment),
+                    MARK: self._mark,
+                },
                 cwd=bundle,
                 start_new_session=True,
             )

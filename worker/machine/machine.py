@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
@@ -27,7 +26,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from ...protocol.frames import read_refusal
 from ...protocol.machines import JOIN_HEADER, Challenge, MachineOrders, MachineReport, machine_id
 from ..agent.connection import until_first
-from ..memory_watch import available_bytes
+from ..memory_watch import total_bytes
 from .identity import Identity, WrongFolder
 from .leased import LeasedVm
 
@@ -62,9 +61,7 @@ class Machine:
         self._name = name
         self._tls = tls
         self._orders: MachineOrders | None = None
-        self._memory_bytes = psutil.virtual_memory().total
-        with contextlib.suppress(OSError):
-            self._memory_bytes = min(self._memory_bytes, available_bytes())
+        self._memory_bytes = total_bytes()
 
     async def run(self) -> NoReturn:
         """Raises `Refused` and `WrongFolder`."""

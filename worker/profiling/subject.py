@@ -24,6 +24,7 @@ from ...protocol.instruction_sets import InstructionSet
 from ...protocol.messages import JobSettings, Layout, SectionRow
 from ...simulator.calibration.assembly import timed_of
 from ...simulator.calibration.measurements import Basis
+from ..memory_watch import total_bytes
 from ..recipe import other_graph
 from .section import Conditions, measure_section
 
@@ -190,7 +191,7 @@ def memory_of(device: torch.device, job: JobSettings) -> int:
     if device.type == "cuda":
         whole = torch.cuda.get_device_properties(device).total_memory
     else:
-        whole = psutil.virtual_memory().total // job.workers_per_node
+        whole = total_bytes() // job.workers_per_node
     return min(whole, job.device_memory_bytes or whole)
 
 

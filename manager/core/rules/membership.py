@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ....protocol.hashes import short
 from ....protocol.messages import Failure, Phase, WorkerReport
-from ..events import Tick, VmRequestFailed, VmTerminated
+from ..events import Tick, VmTerminated
 from ..facts import EndReason, IsolationChanged, VmGone, VmJoined, WorkerFailed
 from ..failures import num_rounds, on_vm
 from ..silence import heard_at
@@ -18,17 +18,14 @@ from . import fitness, notices, renting
 def take(turn: Turn) -> None:
     """What the cloud says about a VM. Authoritative."""
     event = turn.event
-    if not isinstance(event, VmRequestFailed | VmTerminated):
+    if not isinstance(event, VmTerminated):
         return
     vm = turn.state.vms.get(event.vm)
-    if isinstance(event, VmTerminated) and event.vm in turn.state.leaving:
+    if event.vm in turn.state.leaving:
         turn.fact(VmGone(at=turn.now, vm=event.vm))
     if vm is None or not vm.live:
         return
-    if isinstance(event, VmRequestFailed):
-        # Released all the same: a request that failed half way may have left something running.
-        turn.end_vm(event.vm, EndReason.REQUEST_FAILED, event.error)
-    elif vm.joined:
+    if vm.joined:
         turn.end_vm(event.vm, EndReason.PREEMPTED, gone=True)
     else:
         turn.end_vm(event.vm, EndReason.REQUEST_FAILED, "gone before it joined", gone=True)

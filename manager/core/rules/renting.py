@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from ...spec.job_spec import Resources
 from ...spec.placement import Attempt, Market, Offer, Placement, Price
 from ..commands import RequestVm
-from ..cost import hourly_ceiling
+from ..cost import hourly_ceiling, price_of
 from ..events import AttemptFailed, AttemptSucceeded
 from ..facts import (
     AttemptMade,
@@ -76,7 +76,7 @@ def next_offer(turn: Turn) -> tuple[Placement, Price] | str:
     if turn.vitals.offers is None:
         return "prices are not known yet"
     for offer in turn.vitals.offers:
-        price = _price(spec.resources, offer)
+        price = price_of(spec.resources, offer, turn.now)
         found = _fault(turn, spec.resources, offer, price)
         if not found and price is not None:
             return offer.placement, price
@@ -91,7 +91,14 @@ def _attempt(turn: Turn, vm: str, number: int, placement: Placement, price: Pric
     spec = turn.state.spec
     assert spec is not None, "VMs are for submitted jobs"
     bid = spec.resources.max_price if placement.market is Market.SPOT else None
-    attempt = Attempt(vm=vm, number=number, placement=placement, max_price=bid)
+    attempt = Attempt(
+        vm=vm,
+        number=number,
+        placement=placement,
+        max_price=bid,
+        image=spec.resources.image_of(placement.provider) or "",
+        disk_gb=spec.resources.disk_gb,
+    )
     turn.fact(AttemptMade(at=turn.now, vm=vm, attempt=attempt, price=price))
     key = f"{vm}/request" if number == 1 else f"{vm}/request/{number}"
     turn.command(RequestVm(key=key, vm=vm, attempt=attempt))
@@ -120,15 +127,6 @@ def _refused(turn: Turn, attempt: Attempt, event: AttemptFailed) -> None:
 
 
 # ---- what is wrong with an offer ---------------------------------------------------------------------------
-
-
-def _price(resources: Resources, offer: Offer) -> Price | None:
-    """What the VM costs as its provider says, else as the user does."""
-    if offer.price is not None or resources.hourly_price is None:
-        return offer.price
-    hourly, bid = resources.hourly_price, resources.max_price
-    ceiling = bid if bid is not None and offer.placement.market is Market.SPOT else hourly
-    return Price(hourly=min(hourly, ceiling), ceiling=ceiling, at=0.0, source="resources.hourly_price")
 
 
 def _fault(turn: Turn, resources: Resources, offer: Offer, price: Price | None) -> str:

@@ -12,13 +12,15 @@ from ..state import JobState
 from ..turn import Turn
 from . import ending, starting
 
+_KEPT = {"min_nodes", "max_nodes", "max_hourly_cost", "budget"}
+
 
 def take(turn: Turn) -> None:
     """A person has it go on."""
     event = turn.event
     if not isinstance(event, ContinueRequested) or not can_go_on(turn.state):
         return
-    turn.fact(JobContinued(at=turn.now, min_nodes=event.min_nodes, max_nodes=event.max_nodes))
+    turn.fact(JobContinued(at=turn.now, **event.model_dump(include=_KEPT)))
     if turn.state.finished is not None:
         turn.command(ending.export_of(turn))
     starting.order_copy(turn)

@@ -8,14 +8,15 @@ left to save either, it ends as it is.
 from __future__ import annotations
 
 from ...spec.job_spec import Resources
-from ..cost import hourly_ceiling, spent_by
-from ..events import Tick
-from ..facts import EndReason, JobEnded
+from ..cost import hourly_ceiling, is_ahead, spent_by
+from ..events import ManagerStarted, Tick
+from ..facts import CostNoted, EndReason, JobEnded
 from ..turn import Turn
 from . import ending
 
 SPENT = "the budget pays for no more VMs"
 _ROUNDING = 1e-9
+_NOTED_PART = 0.01  # of a budget: so many notes in the journal at most
 
 
 def fault(turn: Turn, resources: Resources, ceiling: float, hourly: float) -> str:
@@ -26,17 +27,37 @@ def fault(turn: Turn, resources: Resources, ceiling: float, hourly: float) -> st
     if budget is None:
         return ""
     left = budget - spent_by(turn.state, turn.now).at_most
-    needed_s = timing.least_use_s + timing.stop_timeout_s + timing.end_reserve_s
-    return SPENT if (hourly + ceiling) * needed_s / 3600.0 > left + _ROUNDING else ""
+    return SPENT if (hourly + ceiling) * timing.least_paid_s / 3600.0 > left + _ROUNDING else ""
+
+
+def take(turn: Turn) -> None:
+    """A manager begins. If its clock is behind what the one before it knew, nobody can say for how long there
+    was none: no longer than VMs live without one."""
+    if not isinstance(turn.event, ManagerStarted) or _budget(turn) is None:
+        return
+    if any(is_ahead(vm, turn.now) for vm in turn.state.counted_vms):
+        turn.fact(CostNoted(at=turn.now, unseen_s=turn.timing.given_up_after_s))
+
+
+def _note(turn: Turn, budget: float) -> None:
+    """Now and then keep what was spent so far, whatever becomes of the clock."""
+    state = turn.state
+    certain = state.spent.at_most + sum(vm.noted.at_most for vm in state.counted_vms)
+    if spent_by(state, turn.now).at_most - certain >= budget * _NOTED_PART:
+        turn.fact(CostNoted(at=turn.now))
+
+
+def _budget(turn: Turn) -> float | None:
+    return turn.state.spec.resources.budget if turn.state.spec is not None else None
 
 
 def keep_budget(turn: Turn) -> None:
     """Save and stop while that can still be paid for."""
-    state = turn.state
-    budget = state.spec.resources.budget if state.spec is not None else None
-    hourly = hourly_ceiling(state)
+    budget, hourly = _budget(turn), hourly_ceiling(turn.state)
     if budget is None or hourly == 0.0 or not isinstance(turn.event, Tick):
         return
+    _note(turn, budget)
+    state = turn.state
     left_s = (budget - spent_by(state, turn.now).at_most) / hourly * 3600.0
     end_s = turn.timing.end_reserve_s
     if left_s > end_s + turn.timing.stop_timeout_s:

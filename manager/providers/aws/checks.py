@@ -9,6 +9,7 @@ from ...spec.job_spec import Resources
 from ...spec.placement import Market
 from .. import NotAllowed, ProviderError
 from ..settings import AwsSettings
+from ..sizes import size_faults
 from .clients import Clients
 from .errors import translated
 from .images import Images
@@ -99,7 +100,14 @@ class Checks:
             except NotAllowed as error:
                 yield "instance_type", str(error)
                 continue
-            yield from _size_faults(name, kind, resources)
+            yield from size_faults(
+                name,
+                resources,
+                num_cpus=kind.num_cpus,
+                memory_bytes=kind.memory_bytes,
+                num_gpus=kind.num_gpus,
+                gpu_memory_bytes=kind.gpu_memory_bytes,
+            )
             yield from self._architecture(name, kind, resources, region)
             yield from self._offered(name, resources, region)
             yield from self._quota(name, kind, resources, region)
@@ -158,19 +166,3 @@ def quota_code(instance_type: str, market: Market) -> str | None:
     if family in codes:
         return codes[family]
     return codes["standard"] if family in _STANDARD or family in ("im", "is") else None
-
-
-def _size_faults(name: str, kind: Kind, resources: Resources) -> Iterator[Fault]:
-    workers = resources.workers_per_node
-    if kind.num_gpus and workers > kind.num_gpus:
-        yield "instance_type", f"{name} has {kind.num_gpus} GPUs, fewer than workers_per_node ({workers})"
-    threads = workers * resources.threads
-    if not kind.num_gpus and threads > kind.num_cpus:
-        yield (
-            "instance_type",
-            f"{name} has {kind.num_cpus} vCPUs; workers_per_node times threads is {threads}",
-        )
-    has = kind.gpu_memory_bytes if kind.num_gpus else kind.memory_bytes // workers
-    wanted = resources.device_memory
-    if wanted is not None and has is not None and wanted > has:
-        yield "instance_type", f"{name} has {has >> 20} MiB for a worker, fewer than device_memory"

@@ -18,11 +18,12 @@ _CONFIG = Config(
 
 
 class Clients:
-    """Safe to use from several threads."""
+    """Safe to use from several threads. Raises `NotAllowed` for a profile that is not there."""
 
     def __init__(self, endpoint_url: str | None, session: boto3.Session | None = None) -> None:
         self._endpoint_url = endpoint_url
-        self._session = session or boto3.Session()
+        with translated("aws"):
+            self._session = session or boto3.Session()
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, str], Any] = {}
 

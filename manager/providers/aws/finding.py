@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from ...spec.placement import Market, Placement
 from .. import Resource, ResourceStatus
 from .launching import ATTEMPT, MANAGER, VM
 
@@ -64,6 +66,19 @@ def resource_of(raw: Mapping[str, Any]) -> Resource:
         id=raw["InstanceId"],
         status=_STATES[raw["State"]["Name"]],
         created_at=launched.timestamp() if isinstance(launched, datetime) else None,
+        placement=_placement(raw),
+    )
+
+
+def _placement(raw: Mapping[str, Any]) -> Placement:
+    zone = str(raw.get("Placement", {}).get("AvailabilityZone", ""))
+    region = re.match(r"[a-z]+(-[a-z]+)+-\d+", zone)  # of a zone in a city as well: us-west-2-lax-1a
+    return Placement(
+        provider="aws",
+        market=Market.SPOT if raw.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND,
+        region=region[0] if region is not None else "",
+        zone=zone,
+        instance_type=str(raw.get("InstanceType", "")),
     )
 
 

@@ -11,6 +11,7 @@ from ...spec.placement import Attempt
 from .. import Ended, NoCapacity, NotAllowed, QuotaExceeded, Throttled
 
 LAG_S = 300.0  # absence counts after so long
+_END_AGAIN_S = 30.0
 _NOTHING_DONE = (Ended, NoCapacity, NotAllowed, QuotaExceeded, Throttled)
 
 
@@ -18,6 +19,7 @@ _NOTHING_DONE = (Ended, NoCapacity, NotAllowed, QuotaExceeded, Throttled)
 class Made:
     region: str
     id: str
+    attempt: int
     at: float
 
 
@@ -30,6 +32,7 @@ class Memory:
         self._lock = threading.Lock()
         self._made: dict[str, dict[str, Made]] = {}  # VM -> id -> what
         self._unknown: dict[tuple[str, str], float] = {}  # (VM, attempt) -> when it was last tried
+        self._ended: dict[str, float] = {}  # id -> when AWS was last told to end it
 
     @contextmanager
     def trying(self, attempt: Attempt) -> Generator[None]:
@@ -45,14 +48,26 @@ class Memory:
             raise
         self._known(key, None)
 
-    def made(self, vm: str, region: str, identity: str) -> None:
+    def made(self, attempt: Attempt, region: str, identity: str) -> None:
         with self._lock:
-            known = self._made.setdefault(vm, {})
-            known.setdefault(identity, Made(region, identity, self._clock()))
+            known = self._made.setdefault(attempt.vm, {})
+            known.setdefault(identity, Made(region, identity, attempt.number, self._clock()))
 
     def made_in(self, vm: str, region: str) -> list[Made]:
         with self._lock:
             return [made for made in self._made.get(vm, {}).values() if made.region == region]
+
+    def end_is_due(self, identity: str) -> bool:
+        """Whether AWS is to be told, or told again, to end this one."""
+        with self._lock:
+            told_at = self._ended.get(identity)
+        return told_at is None or not 0.0 <= self._clock() - told_at < _END_AGAIN_S
+
+    def ended(self, identity: str) -> None:
+        now = self._clock()
+        with self._lock:
+            self._ended = {one: at for one, at in self._ended.items() if now - at < _END_AGAIN_S}
+            self._ended[identity] = now
 
     def may_appear(self, vm: str) -> bool:
         """Whether something of a VM that no list has may exist all the same.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...spec.job_spec import Resources
-from ...spec.placement import Market, Offer, Placement, Price
+from ...spec.placement import STATED, Market, Offer, Placement, Price
 from .. import NotAllowed
 from ..settings import AwsSettings
 from .clients import Clients
@@ -90,7 +90,7 @@ class Offers:
             stated = resources.hourly_price
             if stated is None:
                 return None
-            return Price(hourly=stated, ceiling=stated, at=self._clock(), source="the job file")
+            return Price(hourly=stated, ceiling=stated, at=self._clock(), source=STATED)
         extra, missing = self._extras(placement.region, resources)
         source = f"{source}, without {missing}" if missing else source
         hourly = min(expected, ceiling)  # what costs more than the bid is not had

@@ -45,6 +45,7 @@ class Prices:
             "preInstalledSw": "NA",
             "tenancy": "Shared",
             "capacitystatus": "Used",
+            "marketoption": "OnDemand",  # blocks of capacity that are bought ahead are products as well
         }
         return self._of_list("AmazonEC2", wanted, "Hrs")
 
@@ -57,7 +58,7 @@ class Prices:
     def address_hour(self, region: str) -> float | None:
         """What a public IPv4 address in use costs, an hour."""
         wanted = {"group": "VPCPublicIPv4Address", "regionCode": region}
-        return self._of_list("AmazonVPC", wanted, "Hrs")[1]
+        return self._of_list("AmazonVPC", wanted, "Hrs", usage="PublicIPv4:InUseAddress")[1]
 
     def _spot_now(self, region: str, instance_type: str, now: float) -> dict[str, float]:
         """By zone: asked from now on, the history is what holds now."""
@@ -73,17 +74,20 @@ class Prices:
         found.sort(key=lambda entry: entry["Timestamp"])
         return {entry["AvailabilityZone"]: float(entry["SpotPrice"]) for entry in found}
 
-    def _of_list(self, service: str, wanted: dict[str, str], unit: str) -> tuple[float, float | None]:
-        key, now = (service, unit, *wanted.values()), self._clock()
+    def _of_list(
+        self, service: str, wanted: dict[str, str], unit: str, usage: str = ""
+    ) -> tuple[float, float | None]:
+        """`usage`: how the type of usage ends, before which each region has a prefix of its own."""
+        key, now = (service, unit, usage, *wanted.values()), self._clock()
         with self._lock:
             known = self._listed.get(key)
         if known is None or now - known[0] >= _LIST_S:
-            known = (now, self._ask_list(service, wanted, unit))
+            known = (now, self._ask_list(service, wanted, unit, usage))
             with self._lock:
                 self._listed[key] = known
         return known
 
-    def _ask_list(self, service: str, wanted: dict[str, str], unit: str) -> float | None:
+    def _ask_list(self, service: str, wanted: dict[str, str], unit: str, usage: str) -> float | None:
         filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
         with translated(f"price list of {service}"):
             pages = self._clients.pricing().get_paginator("get_products")
@@ -92,7 +96,12 @@ class Prices:
                 for page in pages.paginate(ServiceCode=service, Filters=filters)
                 for text in page["PriceList"]
             ]
-        return max(_amounts(products, unit), default=None)  # the dearest that fits, for it is a ceiling
+        used = [product for product in products if _usage_of(product).endswith(usage)]
+        return max(_amounts(used, unit), default=None)  # the dearest that fits, for it is a ceiling
+
+
+def _usage_of(product: Any) -> str:
+    return str(product.get("product", {}).get("attributes", {}).get("usagetype", ""))
 
 
 def _amounts(products: Sequence[Any], unit: str) -> list[float]:

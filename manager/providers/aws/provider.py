@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import boto3
 
-from ....protocol.messages import BootConfig
+from ....protocol.messages import BootConfig, NoticeSource, StoreIdentity, VmEnding
 from ...spec.job_spec import Resources
 from ...spec.placement import Attempt, Offer
 from .. import Ended, NotAllowed, ProviderError, Resource, ResourceStatus
@@ -20,6 +19,7 @@ from .clients import Clients
 from .errors import Mismatch, NotFound, translated
 from .images import Images
 from .launching import launch_request, token_of
+from .lists import SharedList
 from .memory import LAG_S, Memory
 from .offers import Offers
 from .prices import Prices
@@ -27,6 +27,12 @@ from .prices import Prices
 _CONSOLE_BYTES = 8 << 10
 _LIST_S = 5.0  # all jobs share a list of that age
 _LEFTOVERS_S = 60.0
+# An instance that is shut down from inside is terminated: `launch_request` asks for that.
+_BOOT = {
+    "notices": NoticeSource(kind="aws"),
+    "ending": VmEnding(kind="power_off"),
+    "store_identity": StoreIdentity(kind="aws"),
+}
 
 
 class AwsProvider:
@@ -52,9 +58,8 @@ class AwsProvider:
         self._prices = Prices(self._clients, clock)
         self._offers = Offers(settings, self._clients, self._prices, clock)
         self._checks = Checks(settings, self._clients, self._images, self._offers)
-        self._lock = threading.Lock()
-        self._listed: tuple[float, list[Resource]] | None = None
-        self._left_over: tuple[float, list[Resource]] | None = None
+        self._instances = SharedList(lambda: self._everywhere(finding.instances), clock)
+        self._leftovers = SharedList(lambda: self._everywhere(finding.leftovers), clock)
 
     # ---- the provider's contract ---------------------------------------------------------------------------
 
@@ -72,21 +77,20 @@ class AwsProvider:
             region=region,
             image=image,
             root_device=self._images.root_device(name, image),
-            user_data=self._render(attempt, boot),
+            user_data=self._render(attempt, boot.model_copy(update=_BOOT)),
         )
         with self._memory.trying(attempt):
             made = self._launch(name, attempt, request)
             if made.status in (ResourceStatus.ENDING, ResourceStatus.GONE):
                 raise Ended(f"{attempt.name}: {made.id} has ended")
-            self._memory.made(attempt.vm, name, made.id)
-        self._listed = None
+            self._memory.made(attempt, name, made.id)
+        self._instances.forget()
         return made.id
 
-    def release(self, vm: str) -> bool:
+    def release(self, vm: str, attempts: int = 1) -> bool:
         found: list[Resource] = []
         for region in self._settings.regions:
             found += self._release_in(region, vm)
-        self._listed = self._left_over = None
         if any(resource.status is not ResourceStatus.GONE for resource in found):
             return False
         if not found and self._memory.may_appear(vm):
@@ -94,18 +98,17 @@ class AwsProvider:
         self._memory.forget(vm)
         return True
 
-    def look(self, vm: str) -> Sequence[Resource]:
+    def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
         return [found for region in self._settings.regions for found in self._find(region, vm)]
 
     def list(self) -> Sequence[Resource]:
         """At most some seconds old; disks and interfaces that are left over, a minute."""
-        with self._lock:
-            now = self._clock()
-            if self._left_over is None or now - self._left_over[0] >= _LEFTOVERS_S:
-                self._left_over = (now, self._everywhere(finding.leftovers))
-            if self._listed is None or now - self._listed[0] >= _LIST_S:
-                self._listed = (now, self._everywhere(finding.instances))
-            return [*self._listed[1], *self._left_over[1]]
+        now = self._clock()
+        _, instances = self._instances.get(since=now - _LIST_S)
+        _, leftovers = self._leftovers.get(since=now - _LEFTOVERS_S)
+        return [
+            found for by_region in (instances, leftovers) for some in by_region.values() for found in some
+        ]
 
     def check(self, resources: Resources) -> Sequence[tuple[str, str]]:
         return self._checks.faults(resources)
@@ -113,7 +116,7 @@ class AwsProvider:
     def offers(self, resources: Resources) -> Sequence[Offer]:
         return self._offers.of(resources)
 
-    def console(self, vm: str) -> str:
+    def console(self, vm: str, attempts: int = 1) -> str:
         for region in self._settings.regions:
             for resource in self._find(region, vm):
                 if resource.kind == "vm":
@@ -153,35 +156,53 @@ class AwsProvider:
     # ---- finding and releasing -----------------------------------------------------------------------------
 
     def _find(self, region: str, vm: str) -> list[Resource]:
-        """By tag; and by id what this manager created itself, which EC2 may not list yet."""
         ec2 = self._clients.ec2(region)
         with translated(f"look for {vm}"):
-            found = finding.instances(ec2, self._manager, vm) + finding.leftovers(ec2, self._manager, vm)
-        listed = {resource.id for resource in found}
+            listed = finding.instances(ec2, self._manager, vm) + finding.leftovers(ec2, self._manager, vm)
+        return self._with_made(region, vm, listed)
+
+    def _with_made(self, region: str, vm: str, listed: list[Resource]) -> list[Resource]:
+        """What is listed by tag; and by id what this manager created itself, which EC2 may not list yet."""
+        ec2, found = self._clients.ec2(region), list(listed)
+        known = {resource.id for resource in listed}
         for made in self._memory.made_in(vm, region):
-            if made.id in listed:
+            if made.id in known:
                 continue
             try:
                 with translated(f"look for {made.id}"):
                     found.append(finding.instance(ec2, made.id))
             except NotFound:
                 if self._clock() - made.at < LAG_S:
-                    found.append(Resource(vm=vm, attempt=1, id=made.id, status=ResourceStatus.PENDING))
+                    pending = ResourceStatus.PENDING
+                    found.append(Resource(vm=vm, attempt=made.attempt, id=made.id, status=pending))
         return found
 
     def _release_in(self, region: str, vm: str) -> list[Resource]:
-        ec2, found = self._clients.ec2(region), self._find(region, vm)
-        alive = [r.id for r in found if r.kind == "vm" and r.status is not ResourceStatus.GONE]
+        """A VM takes half a minute or more to end, and is asked for again and again until it has: so all that
+        are being released share the lists. What has been left is in a list that is newer than its end."""
+        ec2 = self._clients.ec2(region)
+        asked_at, listed = self._instances.get(since=self._clock() - _LIST_S)
+        found = self._with_made(region, vm, [one for one in listed[region] if one.vm == vm])
+        alive = [one.id for one in found if one.status is not ResourceStatus.GONE]
         for identity in alive:
-            self._end(lambda i=identity: ec2.terminate_instances(InstanceIds=[i]), identity)
-        for resource in found:
-            if resource.kind == "disk":
-                self._end(lambda i=resource.id: ec2.delete_volume(VolumeId=i), resource.id)
-            elif resource.kind == "interface":
-                self._end(
-                    lambda i=resource.id: ec2.delete_network_interface(NetworkInterfaceId=i), resource.id
-                )
-        return found
+            if self._memory.end_is_due(identity):
+                self._end(lambda i=identity: ec2.terminate_instances(InstanceIds=[i]), identity)
+                self._memory.ended(identity)
+        if alive:
+            return found
+        _, leftovers = self._leftovers.get(since=asked_at)
+        left = [one for one in leftovers[region] if one.vm == vm]
+        for resource in left:
+            self._delete(ec2, resource)
+        if left:
+            self._leftovers.forget()
+        return found + left
+
+    def _delete(self, ec2: Any, resource: Resource) -> None:
+        if resource.kind == "disk":
+            self._end(lambda: ec2.delete_volume(VolumeId=resource.id), resource.id)
+        else:
+            self._end(lambda: ec2.delete_network_interface(NetworkInterfaceId=resource.id), resource.id)
 
     def _end(self, call: Callable[[], object], identity: str) -> None:
         try:
@@ -190,11 +211,12 @@ class AwsProvider:
         except NotFound:
             return  # gone meanwhile, or too new to be known: the next look says which
 
-    def _everywhere(self, find: Callable[[Any, str], list[Resource]]) -> list[Resource]:
-        found: list[Resource] = []
+    def _everywhere(self, find: Callable[[Any, str], list[Resource]]) -> dict[str, list[Resource]]:
+        """By region."""
+        found: dict[str, list[Resource]] = {}
         for region in self._settings.regions:
             with translated(f"list VMs in {region}"):
-                found += find(self._clients.ec2(region), self._manager)
+                found[region] = find(self._clients.ec2(region), self._manager)
         return found
 
     def _console(self, region: str, identity: str) -> str:

@@ -22,6 +22,7 @@ from azure.mgmt.compute import ComputeManagementClient
 from azure.mgmt.core.exceptions import ARMErrorFormat
 from azure.mgmt.core.polling.arm_polling import ARMPolling
 
+from ...spec.placement import Market, Placement
 from .settings import AzureSettings
 
 Kind = Literal["vm", "interface", "disk", "address"]
@@ -77,6 +78,19 @@ class Thing:
         if self.kind == "interface":
             return (self._properties.get("virtualMachine") or {}).get("id")
         return self.body.get("managedBy")
+
+    @property
+    def placement(self) -> Placement | None:
+        """Of a VM. Its zone is empty where Azure chose it."""
+        if self.kind != "vm":
+            return None
+        return Placement(
+            provider="azure",
+            market=Market.SPOT if self._properties.get("priority") == "Spot" else Market.ON_DEMAND,
+            region=str(self.body.get("location", "")),
+            zone=next(iter(self.body.get("zones") or []), ""),
+            instance_type=str((self._properties.get("hardwareProfile") or {}).get("vmSize", "")),
+        )
 
     @property
     def codes(self) -> list[tuple[str, str]]:

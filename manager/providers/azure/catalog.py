@@ -9,6 +9,7 @@ from azure.mgmt.compute import ComputeManagementClient
 from ...spec.placement import Market, Offer, Placement, Price
 from ...spec.resources import Resources
 from .. import NotAllowed
+from ..sizes import size_faults
 from .prices import Listed, PriceList
 from .settings import AzureSettings
 from .sizes import Region, Size
@@ -83,6 +84,14 @@ class Catalog:
             yield "instance_type", f"{name}: this subscription may not have it in {region} ({size.refused})"
         elif resources.spot and not size.spot:
             yield "instance_type", f"{name} cannot be had as a spot VM; set use_spot: false, or name another"
+        yield from size_faults(
+            name,
+            resources,
+            num_cpus=size.num_cpus,
+            memory_bytes=size.memory_bytes,
+            num_gpus=size.num_gpus,
+            gpu_memory_bytes=None,  # Azure's list does not tell it
+        )
         for zone in resources.zones_of("azure"):
             if zone not in size.zones:
                 known = ", ".join(sorted(size.zones)[:_MOST_NAMED]) or "none"
@@ -121,4 +130,5 @@ def _price(listed: Listed, market: Market, bid: float | None, source: str) -> Pr
         ceiling = bid if bid is not None else listed.hourly.get(Market.ON_DEMAND)
     if hourly is None or ceiling is None:
         return None
+    source = f"{source}, without disk"
     return Price(hourly=min(hourly, ceiling), ceiling=ceiling, at=listed.at, source=source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from azure.identity import DefaultAzureCredential
@@ -17,6 +18,7 @@ def open_azure(
 ) -> AzureProvider:
     """Signs in as the environment says, as the manager's VM, or as who is signed in to `az`; with its first
     call, not here. With a `ca_file` the cloud is a private one, which Microsoft's directory does not know."""
+    logging.getLogger("azure").setLevel(logging.WARNING)  # else each request is logged with its headers
     credential = DefaultAzureCredential(
         connection_verify=settings.ca_file or True,
         disable_instance_discovery=settings.ca_file is not None,

@@ -17,7 +17,7 @@ from azure.core.exceptions import AzureError
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ....protocol.messages import BootConfig
+from ....protocol.messages import BootConfig, NoticeSource, StoreIdentity, VmEnding
 from ...spec.job_spec import Resources
 from ...spec.placement import Attempt, Offer
 from .. import Ended, NoCapacity, NotAllowed, ProviderError, Resource, ResourceStatus
@@ -31,7 +31,7 @@ from .settings import AzureSettings
 log = logging.getLogger("makara.manager")
 
 _MADE_WITH_IT: tuple[Kind, ...] = ("interface", "disk", "address")
-_PROBED = 3  # attempts that are asked for by name of a VM of which this process knows nothing
+_TAGGED: tuple[Kind, ...] = ("interface", "address")  # in the same request as their VM
 _EXISTS = 412  # the HTTP status for a name that is not free
 _POWER_ENDS = ("PowerState/stopped", "PowerState/stopping", "PowerState/deallocat")
 
@@ -69,9 +69,8 @@ class AzureProvider:
 
     def create(self, attempt: Attempt, boot: BootConfig) -> str:
         names = names_of(self._manager, attempt)
-        body = vm_request(
-            self._settings, self._manager, attempt, self._render(attempt, boot), self._public_key
-        )
+        user_data = self._render(attempt, self._boot(boot))
+        body = vm_request(self._settings, self._manager, attempt, user_data, self._public_key)
         self._know(attempt.vm, attempt.number)
         leftovers = [kind for kind in _MADE_WITH_IT if self._get(kind, names) is not None]
         machine = self._get("vm", names)  # asked for last: without it, what is there is a failed creation's
@@ -97,24 +96,19 @@ class AzureProvider:
             return self._after_trouble(names, error)
         return self._follow(names)
 
-    def release(self, vm: str) -> bool:
-        return all([self._remove(names) for names in self._names(vm)])
+    def release(self, vm: str, attempts: int = 1) -> bool:
+        return all([self._remove(names) for names in self._names(vm, attempts)])
 
-    def look(self, vm: str) -> Sequence[Resource]:
+    def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
         found: list[tuple[Names, Thing]] = []
-        for names in self._names(vm):
+        for names in self._names(vm, attempts):
             parts = [self._get(kind, names) for kind in (*_MADE_WITH_IT, "vm")]
             found += [(names, part) for part in parts if part is not None and self._owner(part) is not None]
         return _resources(found)
 
     def list(self) -> Sequence[Resource]:
-        things: list[tuple[Names, Thing]] = []
-        for kind in self._kinds():
-            try:
-                found = [(self._owner(thing), thing) for thing in self._account.list(kind)]
-            except AzureError as error:
-                raise errors.of_request(error) from error
-            things += [(names, thing) for names, thing in found if names is not None]
+        found = [(self._owner(thing), thing) for kind in self._kinds() for thing in self._all(kind)]
+        things = [(names, thing) for names, thing in found if names is not None]
         resources = _resources(things)
         for resource in resources:
             self._know(resource.vm, resource.attempt)
@@ -126,9 +120,9 @@ class AzureProvider:
     def offers(self, resources: Resources) -> Sequence[Offer]:
         return self._catalog.offers(resources)
 
-    def console(self, vm: str) -> str:
+    def console(self, vm: str, attempts: int = 1) -> str:
         """What Azure's boot diagnostics have of the newest attempt's serial console."""
-        for names in reversed(self._names(vm)):
+        for names in reversed(self._names(vm, attempts)):
             if self._get("vm", names) is not None:
                 return self._console(names)
         return ""
@@ -136,6 +130,18 @@ class AzureProvider:
     def close(self) -> None:
         self._closed.set()
         self._account.close()
+
+    def _boot(self, boot: BootConfig) -> BootConfig:
+        """A VM deletes itself where it has an identity that may; else it is shut down, and billed until the
+        manager deletes it. Its trainers use the store as another one, for they run users' code."""
+        settings, ending, store = self._settings, VmEnding(kind="power_off"), StoreIdentity()
+        if settings.identity_id is not None:
+            url = settings.resource_manager.rstrip("/")
+            ending = VmEnding(kind="azure", management_url=url, identity_id=settings.identity_id)
+        if settings.store_identity_id is not None:
+            store = StoreIdentity(kind="azure", identity_id=settings.store_identity_id)
+        told = {"notices": NoticeSource(kind="azure"), "ending": ending, "store_identity": store}
+        return boot.model_copy(update=told)
 
     # ---- a creation and its failure ------------------------------------------------------------------------
 
@@ -182,23 +188,27 @@ class AzureProvider:
         machine = self._get("vm", names)
         if machine is not None:
             if machine.state != "Deleting":
-                self._delete("vm", names)
+                self._delete("vm", names.machine)
             return False
         return self._remove_parts(names)
 
     def _remove_parts(self, names: Names) -> bool:
-        left: list[Kind] = [kind for kind in _MADE_WITH_IT if self._get(kind, names) is not None]
-        for kind in left:
-            self._delete(kind, names)
+        """By their names, which no list need have yet; and by their tags, for Azure does not promise to give
+        an interface or address the name that was asked for."""
+        listed = [thing for kind in _TAGGED for thing in self._all(kind) if self._owner(thing) == names]
+        left: dict[str, Kind] = {thing.name: thing.kind for thing in listed}
+        left |= {_name(kind, names): kind for kind in _MADE_WITH_IT if self._get(kind, names) is not None}
+        for name, kind in left.items():
+            self._delete(kind, name)
         return not left
 
-    def _delete(self, kind: Kind, names: Names) -> None:
+    def _delete(self, kind: Kind, name: str) -> None:
         try:
-            self._account.delete(kind, _name(kind, names))
+            self._account.delete(kind, name)
         except AzureError as error:
             if errors.code_of(error) not in errors.STILL_USED:
                 raise errors.of_request(error) from error
-            log.info("%s cannot be deleted yet: %s", _name(kind, names), error)
+            log.info("%s cannot be deleted yet: %s", name, error)
 
     # ---- what there is -------------------------------------------------------------------------------------
 
@@ -210,11 +220,19 @@ class AzureProvider:
         except AzureError as error:
             raise errors.of_request(error) from error
 
-    def _names(self, vm: str) -> list[Names]:
+    def _all(self, kind: Kind) -> list[Thing]:
+        if kind not in self._kinds():
+            return []
+        try:
+            return list(self._account.list(kind))
+        except AzureError as error:
+            raise errors.of_request(error) from error
+
+    def _names(self, vm: str, attempts: int) -> list[Names]:
         """Of each attempt that may have left something, the oldest first."""
         if vm not in self._newest:
             self.list()
-        most = self._newest.get(vm, _PROBED)
+        most = max(attempts, self._newest.get(vm, 1))
         return [Names(manager=self._manager, vm=vm, number=number + 1) for number in range(most)]
 
     def _know(self, vm: str, number: int) -> None:
@@ -244,6 +262,7 @@ def _resources(things: Sequence[tuple[Names, Thing]]) -> list[Resource]:
             status=machines.get(names, ResourceStatus.ENDING),
             kind=thing.kind,
             created_at=_unix(thing.created),
+            placement=thing.placement,
         )
         for names, thing in things
     ]

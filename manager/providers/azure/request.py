@@ -99,8 +99,8 @@ def vm_request(
     }
     if placement.zone:
         body["zones"] = [placement.zone]
-    if settings.identity_id is not None:
-        identities = {settings.identity_id: {}}
+    identities = {name: {} for name in (settings.identity_id, settings.store_identity_id) if name is not None}
+    if identities:
         body["identity"] = {"type": "UserAssigned", "userAssignedIdentities": identities}
     return body
 

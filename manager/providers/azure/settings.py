@@ -25,6 +25,7 @@ class AzureSettings(Section):
     subnet_id: SubnetId
     security_group_id: ResourceId | None = None
     identity_id: ResourceId | None = None  # user-assigned; with it a worker VM ends itself
+    store_identity_id: ResourceId | None = None  # likewise; as it trainers sign in to az:// stores
     image: Annotated[str, Field(min_length=1)] = "Canonical:ubuntu-24_04-lts:server:latest"  # or its id
     disk_gb: Annotated[int, Field(ge=1, le=65536)] | None = None  # None: as large as the image
     disk_type: Literal["Standard_LRS", "StandardSSD_LRS", "Premium_LRS"] = "StandardSSD_LRS"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -43,6 +44,7 @@ class NoticeWatcher:
         self._signalled: float | None = None  # when the VM ends for a SIGTERM
         self._acknowledged = ""  # the notice of which the cloud was told
         self._trouble = False
+        self._over = asyncio.Event()  # the VM has handed over
 
     @property
     def known(self) -> bool:
@@ -77,7 +79,15 @@ class NoticeWatcher:
             await self._read()
             if self._handed_over():
                 await self.acknowledge()
-            await asyncio.sleep(self._source.period_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), self._source.period_s)
+            self._over.clear()
+
+    def look(self) -> None:
+        """A worker has changed: who has handed over is released in moments, and tells the cloud before."""
+        notice = self._told()
+        if notice is not None and notice.id != self._acknowledged and self._handed_over():
+            self._over.set()
 
     async def close(self) -> None:
         await self._source.close()

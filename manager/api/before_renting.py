@@ -1,0 +1,160 @@
+"""What a job that rents VMs is asked before it is accepted: what is refused here has cost nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel
+
+from ..core.cost import price_of
+from ..providers import NotAllowed, Provider, ProviderError
+from ..service.service import Service
+from ..spec.job_spec import JobSpec, JobSpecError, Resources
+from ..spec.placement import Offer, Placement, Price
+from ..threads import Kind
+
+Fault = tuple[str, str]  # field of `resources`, message
+Priced = tuple[Price, Placement]
+_ROUNDING = 1e-9
+T = TypeVar("T")
+
+
+class Machine(BaseModel):
+    """A type of VM that a job may get, and the memory of each of its workers there; None: not known."""
+
+    instance_type: str
+    worker_bytes: int | None
+
+
+class CloudAway(Exception):
+    """A cloud has no answer now, though it may have one later; the message names it."""
+
+
+async def check_renting(service: Service, spec: JobSpec, spent: float = 0.0) -> tuple[Offer, ...]:
+    """What the clouds of a job offer it; nothing where it rents nothing. Rents nothing itself.
+
+    `spent`: USD of the job's budget that are gone. Raises `JobSpecError` with every fault, `CloudAway`.
+    """
+    resources, now = spec.resources, service.clock()
+    if not resources.clouds:
+        return ()
+    faults = [("provider", why) for why in await _address_faults(service)]
+    answers = await asyncio.gather(*(_answer(service, name, resources) for name in resources.clouds))
+    faults += [fault for found, _ in answers for fault in found]
+    offers = [offer for _, found in answers for offer in found]
+    prices = [(price, offer.placement) for offer in offers if (price := price_of(resources, offer, now))]
+    if not faults:
+        faults += _without_price(resources, prices)
+    if not faults:
+        faults += _cap_faults(resources, prices, service.timing.least_paid_s, spent)
+    if faults:
+        raise JobSpecError([(f"resources.{field}", message) for field, message in faults])
+    return tuple(offers)
+
+
+# ---- the manager's address ---------------------------------------------------------------------------------
+
+
+async def _address_faults(service: Service) -> list[str]:
+    """Why a VM elsewhere could not connect to this manager, as far as that is known here."""
+    url = service.manager_url
+    parts = urlsplit(url)
+    why = "plain HTTP" if parts.scheme != "https" else await _unusable(service, parts.hostname or "")
+    told = f"VMs of clouds cannot use this manager's address {url}: {why}; start it with --public-url https://..."
+    return [told] if why else []
+
+
+async def _unusable(service: Service, host: str) -> str:
+    """What is wrong with that name or address; empty if nothing is."""
+    try:
+        found = await _bounded(service, "names", partial(socket.getaddrinfo, host, None))
+    except OSError as error:  # that nothing answers in time is one
+        return f"{host} cannot be resolved ({error or 'no answer'})"
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    if all(address.is_loopback for address in addresses):
+        return f"{addresses[0]} is a loopback address"
+    useless = all(it.is_loopback or it.is_unspecified or it.is_link_local for it in addresses)
+    return f"{addresses[0]} is no address that other networks know" if useless else ""
+
+
+# ---- the clouds --------------------------------------------------------------------------------------------
+
+
+async def _answer(
+    service: Service, name: str, resources: Resources
+) -> tuple[Sequence[Fault], Sequence[Offer]]:
+    """What is wrong with the wish, and what can be had. Raises `CloudAway`."""
+    try:
+        return await _bounded(service, name, partial(_ask, service.providers[name], resources))
+    except NotAllowed as error:
+        return [("provider", f"{name}: {error}")], []
+    except ProviderError as error:
+        raise CloudAway(f"resources.provider: {name} cannot be asked now: {error}") from error
+    except TimeoutError as error:
+        waited = f"no answer for {service.config.cloud_check_s:g} s"
+        raise CloudAway(f"resources.provider: {name} cannot be asked now: {waited}") from error
+
+
+def _ask(provider: Provider, resources: Resources) -> tuple[Sequence[Fault], Sequence[Offer]]:
+    faults = provider.check(resources)
+    return (faults, []) if faults else ([], provider.offers(resources))
+
+
+async def _bounded(service: Service, owner: str, call: partial[T]) -> T:
+    """In a thread, for as long as whoever submits waits. Raises `TimeoutError`."""
+    asked = service.threads.run(Kind.CHECK_WISH, call, owner=owner)
+    return await asyncio.wait_for(asked, service.config.cloud_check_s)
+
+
+# ---- prices and caps ---------------------------------------------------------------------------------------
+
+
+def _without_price(resources: Resources, prices: Sequence[Priced]) -> Iterator[Fault]:
+    """Types of which no offer has a price, by the cloud or by the user."""
+    priced = {place.instance_type for _, place in prices}
+    for cloud in resources.clouds:
+        for name in resources.types_of(cloud):
+            if name not in priced:
+                what = f"no price of {name} at {cloud} is known; state one, or leave the type out"
+                yield "hourly_price", what
+
+
+def _cap_faults(
+    resources: Resources, prices: Sequence[Priced], needed_s: float, spent: float
+) -> Iterator[Fault]:
+    """Caps that do not pay for `min_nodes` of the cheapest VM: with fewer nothing is trained."""
+    price, place = min(prices, key=lambda found: found[0].ceiling)
+    hourly = resources.min_nodes * price.ceiling
+    what = f"min_nodes ({resources.min_nodes}) of {place.instance_type} may cost {hourly:.4g} USD an hour"
+    most, budget = resources.max_hourly_cost, resources.budget
+    if most is not None and hourly > most + _ROUNDING:
+        yield "max_hourly_cost", f"{most:g}, but {what}"
+    least = hourly * needed_s / 3600.0
+    if budget is not None and least > budget - spent + _ROUNDING:
+        gone = f" less {spent:.4g} that are spent" if spent else ""
+        how = f"{least:.4g} USD for {needed_s / 60.0:.0f} minutes, and for less none is rented"
+        yield "budget", f"{budget:g}{gone}, but {what}: {how}"
+
+
+# ---- what a worker gets ------------------------------------------------------------------------------------
+
+
+def machines_of(resources: Resources, offers: Sequence[Offer]) -> list[Machine]:
+    """Each type that is offered, once."""
+    by_type = {offer.placement.instance_type: offer for offer in offers}
+    return [
+        Machine(instance_type=name, worker_bytes=_worker_bytes(resources, offer))
+        for name, offer in by_type.items()
+    ]
+
+
+def _worker_bytes(resources: Resources, offer: Offer) -> int | None:
+    if offer.num_gpus:
+        return offer.gpu_memory_bytes
+    return None if offer.memory_bytes is None else offer.memory_bytes // resources.workers_per_node

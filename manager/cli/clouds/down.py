@@ -1,0 +1,148 @@
+"""`makara down`: shows what a home's manager has at clouds, asks, and has nothing be left of it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Generator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ...config import ConfigError
+from ...hosting.accounts import Account, worker_accounts
+from ...hosting.ending import LAG_S, Found, Patience, end_all, found_in
+from ...providers import ProviderError
+from ...providers.settings import FILE, CloudSettings, read_settings
+from ...service.journal import JournalLocked, hold
+
+LEFT = 1  # exit status
+
+
+def down(options: argparse.Namespace, patience: Patience | None = None) -> int:
+    """0 only if nothing is left. Raises `ConfigError`."""
+    patience = patience or Patience()
+    home: Path = options.home.expanduser().resolve()
+    settings = _chosen(read_settings(home), options.cloud, home)
+    with _without_manager(home):
+        accounts = worker_accounts(home, settings)
+        found = _found(accounts)
+        _show(found, settings, as_json=options.json)
+        if found and not options.yes and not _agreed():
+            return LEFT
+        left = end_all(accounts, patience, _tell, not_before=_last_written(home) + LAG_S)
+    for text in left:
+        _tell(f"left: {text}")
+    if not left:
+        _tell(f"nothing is left in {_places(settings)}")
+    return LEFT if left else 0
+
+
+def _chosen(settings: CloudSettings, cloud: str | None, home: Path) -> CloudSettings:
+    there = sorted(settings.model_fields_set)
+    if not there or (cloud is not None and cloud not in there):
+        raise ConfigError(f"{home / FILE}: has no section {cloud or 'of a cloud'}, which says where to look")
+    names = there if cloud is None else [cloud]
+    return CloudSettings.model_validate({name: getattr(settings, name) for name in names})
+
+
+@contextlib.contextmanager
+def _without_manager(home: Path) -> Generator[None]:
+    """Nobody of this home rents meanwhile. A manager that runs would have VMs be replaced."""
+    journal = home / "journal.sqlite3"
+    if not journal.exists():
+        yield
+        return
+    try:
+        held = hold(journal)
+    except JournalLocked as error:
+        message = f"a manager runs in {home}, and would ask for other VMs: end it first ({error})"
+        raise ConfigError(message) from error
+    with held:
+        yield
+
+
+def _last_written(home: Path) -> float:
+    """When a manager of this home last did something; 0.0: none has. Each attempt to have a VM is written to
+    the journal before it is made."""
+    files = (home / f"journal.sqlite3{end}" for end in ("", "-wal"))
+    return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+
+
+def _found(accounts: Sequence[Account]) -> list[Found]:
+    try:
+        return [one for account in accounts for one in found_in(account)]
+    except ProviderError as error:
+        raise ConfigError(f"what there is cannot be listed: {error}") from error
+
+
+def _show(found: Sequence[Found], settings: CloudSettings, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"found": [_as_json(one) for one in found]}), flush=True)
+        return
+    if not found:
+        print(f"nothing in {_places(settings)} carries the tag of this home's manager", flush=True)
+        return
+    table = Table("CLOUD", "KIND", "NAME", "STATUS", "TYPE", "AGE", "USD/H", box=None, pad_edge=False)
+    for one in found:
+        there = one.resource
+        where = there.placement
+        kind = f"{there.kind} ({where.market})" if where is not None else there.kind
+        size = where.instance_type if where is not None else ""
+        table.add_row(one.cloud, kind, there.vm, there.status, size, _age(there.created_at), _hourly(one))
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    unknown = sum(one.price is None for one in found if one.resource.kind == "vm")
+    more = f", and {unknown} VMs of unknown price" if unknown else ""
+    total = sum(one.price.hourly for one in found if one.price is not None)
+    console.print(f"together {total:.3f} USD an hour{more}; traffic and what lies in stores apart")
+
+
+def _as_json(one: Found) -> dict[str, object]:
+    there, where = one.resource, one.resource.placement
+    return {
+        "cloud": one.cloud,
+        "kind": there.kind,
+        "vm": there.vm,
+        "id": there.id,
+        "status": there.status,
+        "market": where.market if where is not None else None,
+        "instance_type": where.instance_type if where is not None else None,
+        "created_at": there.created_at,
+        "hourly": one.price.hourly if one.price is not None else None,
+    }
+
+
+def _age(created_at: float | None) -> str:
+    if created_at is None:
+        return ""
+    minutes = int(max(0.0, time.time() - created_at) / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+def _hourly(one: Found) -> str:
+    if one.resource.kind != "vm":
+        return ""
+    return "?" if one.price is None else f"{one.price.hourly:.3f}"
+
+
+def _agreed() -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody is there to be asked; give -y to have all of it ended")
+    answer = input("End all of it? What VMs have not saved is lost. [y/N] ")
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _places(settings: CloudSettings) -> str:
+    aws = [f"aws ({', '.join(settings.aws.regions)})"] if settings.aws is not None else []
+    azure = [f"azure ({settings.azure.resource_group})"] if settings.azure is not None else []
+    return " and ".join(aws + azure)
+
+
+def _tell(text: str) -> None:
+    print(f"{datetime.now():%H:%M:%S}  {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,40 @@
+"""Whose VMs a home knows of: for each cloud of its settings, what carries the tag of its manager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...protocol.messages import BootConfig
+from ..providers import Provider
+from ..providers.opening import open_clouds
+from ..providers.settings import CloudSettings
+from ..service.tokens import identity_in
+from ..spec.placement import Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What one manager has at one cloud."""
+
+    cloud: str
+    open: Callable[[], Provider]
+    """A provider that has just been opened knows no list of before."""
+
+
+def worker_accounts(home: Path, settings: CloudSettings) -> list[Account]:
+    """Those of the manager that runs in this home. None if no manager has."""
+    identity = identity_in(home / "tokens.sqlite3")
+    if identity is None:
+        return []
+    return [account_of(cloud, settings, identity) for cloud in sorted(settings.model_fields_set)]
+
+
+def account_of(cloud: str, settings: CloudSettings, identity: str) -> Account:
+    alone = CloudSettings.model_validate({cloud: getattr(settings, cloud)})
+    return Account(cloud, lambda: open_clouds(alone, identity, _renders_nothing)[cloud])
+
+
+def _renders_nothing(attempt: Attempt, boot: BootConfig) -> bytes:
+    raise AssertionError(f"{attempt.name} is not to be made: VMs are ended here")

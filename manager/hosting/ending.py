@@ -1,0 +1,140 @@
+"""The end of everything that carries a tag: asked for again until two lists in a row have nothing of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+from ..providers import Provider, ProviderError, Resource, ResourceStatus
+from ..spec.placement import Market, Placement, Price
+from ..spec.resources import Resources
+from .accounts import Account
+
+LAG_S = 300.0  # what a cloud was asked for may be missing in its lists for so long
+_PAUSE_S = 6.0  # a provider's own list of VMs is as old at most
+_LAG_PAUSE_S = 30.0
+_PATIENCE_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Something that is not gone. `price` None: not known, or paid for with its VM."""
+
+    cloud: str
+    resource: Resource
+    price: Price | None
+
+
+def found_in(account: Account) -> list[Found]:
+    """What there is, and what its VMs cost. Raises `ProviderError`."""
+    with closing(account.open()) as provider:
+        return [Found(account.cloud, one, _price(provider, one.placement)) for one in _living(provider)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long `end_all` waits. Times in seconds; `clock` gives Unix seconds."""
+
+    pause_s: float = _PAUSE_S
+    lag_pause_s: float = _LAG_PAUSE_S  # while lists are empty that may lag
+    without_progress_s: float = _PATIENCE_S
+    clock: Callable[[], float] = time.time
+    sleep: Callable[[float], object] = time.sleep
+
+
+def end_all(
+    accounts: Sequence[Account],
+    patience: Patience,
+    tell: Callable[[str], object],
+    *,
+    not_before: float = 0.0,
+) -> list[str]:
+    """Have nothing be left of these; returns what is left, or could not be asked, once nothing has moved for
+    long.
+
+    Two lists in a row must have nothing, the second by newly opened providers and after `not_before` (Unix
+    seconds).
+    """
+    were_empty = False
+    while True:
+        asked_at = patience.clock()
+        with ExitStack() as stack:
+            providers = [
+                (account.cloud, stack.enter_context(closing(account.open()))) for account in accounts
+            ]
+            left = _end_once(providers)
+            if not left and were_empty and asked_at >= not_before:
+                return []
+            if not left and not were_empty and asked_at < not_before:
+                tell(
+                    f"nothing is listed; lists may lag, and are asked for {not_before - asked_at:.0f} s more"
+                )
+            were_empty = not left
+            if left and (stuck := _end_listed(providers, left, patience, tell)):
+                return stuck
+        patience.sleep(patience.pause_s if left or asked_at >= not_before else patience.lag_pause_s)
+
+
+def _end_listed(
+    providers: Sequence[tuple[str, Provider]],
+    left: list[str],
+    patience: Patience,
+    tell: Callable[[str], object],
+) -> list[str]:
+    """Until nothing is listed, or nothing moves: then what is left."""
+    before, moved_at = list[str](), patience.clock()
+    while left:
+        if left != before:
+            before, moved_at = left, patience.clock()
+            for text in left:
+                tell(text)
+        elif patience.clock() - moved_at > patience.without_progress_s:
+            return left
+        patience.sleep(patience.pause_s)
+        left = _end_once(providers)
+    return []
+
+
+def _end_once(providers: Sequence[tuple[str, Provider]]) -> list[str]:
+    """Ask for the end of all that is listed; what that was."""
+    return [text for cloud, provider in providers for text in _end_at(cloud, provider)]
+
+
+def _end_at(cloud: str, provider: Provider) -> list[str]:
+    try:
+        there = _living(provider)
+    except ProviderError as error:
+        return [f"{cloud}: {error}"]
+    trouble = [text for vm in dict.fromkeys(one.vm for one in there) for text in _release(provider, vm)]
+    return [*(f"{one.kind} {one.id} ({one.vm}): {one.status}" for one in there), *trouble]
+
+
+def _release(provider: Provider, vm: str) -> list[str]:
+    try:
+        provider.release(vm)
+    except ProviderError as error:
+        return [f"{vm}: {error}"]
+    return []
+
+
+def _living(provider: Provider) -> list[Resource]:
+    return [one for one in provider.list() if one.status is not ResourceStatus.GONE]
+
+
+def _price(provider: Provider, placement: Placement | None) -> Price | None:
+    if placement is None or not placement.instance_type:
+        return None
+    wish = Resources(
+        provider=placement.provider,
+        max_nodes=1,
+        region=placement.region or None,
+        zones=[placement.zone] if placement.zone else None,
+        instance_type=placement.instance_type,
+        use_spot=placement.market is Market.SPOT,
+    )
+    try:
+        return next((offer.price for offer in provider.offers(wish)), None)
+    except ProviderError:
+        return None  # what has no price is shown, and ended, all the same

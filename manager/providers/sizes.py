@@ -1,0 +1,29 @@
+"""Whether a type of VM has what each of a job's workers needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..spec.job_spec import Resources
+
+
+def size_faults(
+    name: str,
+    resources: Resources,
+    *,
+    num_cpus: int,
+    memory_bytes: int,
+    num_gpus: int,
+    gpu_memory_bytes: int | None,
+) -> Iterator[tuple[str, str]]:
+    """(field of `resources`, message). `gpu_memory_bytes`: of each; None: not known."""
+    workers = resources.workers_per_node
+    if num_gpus and workers > num_gpus:
+        yield "instance_type", f"{name} has {num_gpus} GPUs, fewer than workers_per_node ({workers})"
+    threads = workers * resources.threads
+    if not num_gpus and threads > num_cpus:
+        yield "instance_type", f"{name} has {num_cpus} vCPUs; workers_per_node times threads is {threads}"
+    has = gpu_memory_bytes if num_gpus else memory_bytes // workers
+    wanted = resources.device_memory
+    if wanted is not None and has is not None and wanted > has:
+        yield "instance_type", f"{name} has {has >> 20} MiB for a worker, fewer than device_memory"

@@ -1,0 +1,207 @@
+"""What the calls that have VMs exist, and be gone, mean while their answers are lost. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from core_script import Script
+from in_service import FakeProvider, desk
+from makara.manager.core.commands import ReleaseVm, RequestVm
+from makara.manager.core.events import AttemptFailed, AttemptSucceeded, OffersSeen, VmTerminated
+from makara.manager.providers import NoCapacity, ProviderError, QuotaExceeded, ResourceStatus, Throttled
+from makara.manager.service.renting import ABSENCE_S, Abandoned, Renting
+from makara.manager.service.tokens import TokenStore
+from makara.manager.spec.placement import Attempt, Market, Offer, Placement, Price
+from makara.manager.threads import Kind, Threads
+from makara.protocol.messages import BootConfig
+from virtual_time import run_virtually
+
+T = TypeVar("T")
+MEMORY_S = 60.0  # what is under way when its caller is gone takes effect within so long
+
+
+class Cloud(FakeProvider):
+    """Answers creations with these, one after the other; releases find nothing."""
+
+    def __init__(self, *answers: str | ProviderError) -> None:
+        super().__init__()
+        self.answers = list(answers)
+
+    def create(self, attempt: Attempt, boot: BootConfig) -> str:
+        answer = self.answers.pop(0)
+        if isinstance(answer, ProviderError):
+            raise answer
+        return answer
+
+
+class Inline(Threads):
+    async def run(self, kind: Kind, call: Callable[..., T], *values: Any, owner: str = "") -> T:
+        return call(*values)
+
+
+async def _persist(
+    job: str,
+    command: object,
+    call: Callable[[], T],
+    *temporary: type[Exception],
+    wanted: Callable[[], bool] | None = None,
+    longest_delay_s: float = 10.0,
+    alone: asyncio.Lock | None = None,
+) -> T:
+    while True:
+        try:
+            return call()
+        except temporary:
+            if wanted is not None and not wanted():
+                raise Abandoned from None
+            await asyncio.sleep(1.0)
+
+
+def _requested(now: float) -> Script:
+    """A job that has just asked for its first VM."""
+    script = Script(now=now, releasing=False)
+    script.submit(resources={"provider": "aws", "instance_type": "small"})
+    place = Placement(provider="aws", market=Market.SPOT, region="r", zone="a", instance_type="small")
+    price = Price(hourly=1.0, ceiling=1.0, at=now, source="a test")
+    script.event(OffersSeen(now=now, offers=(Offer(placement=place, price=price),)))
+    script.wait()
+    return script
+
+
+class Desk:
+    """A renting of a manager that begins now."""
+
+    def __init__(self, home: Path, cloud: Cloud, script: Script | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.script = script or _requested(self.loop.time())
+        self.command = self.script.last(RequestVm)
+        self.tokens = TokenStore(home / "tokens.sqlite3")
+        self.renting = Renting(
+            providers={"aws": cloud},
+            tokens=self.tokens,
+            threads=Inline(),
+            manager_url=lambda: "https://m",
+            manager_ca=lambda: None,
+            join_secret=b"s",
+            vm_directory=Path,
+            state_of=lambda _: self.script.state,
+            persist=_persist,
+            clock=self.loop.time,
+        )
+
+    def may_appear(self) -> bool:
+        return self.renting.may_appear(self.script.state, self.script.state.vms[self.command.vm])
+
+
+def _play(home: Path, cloud: Cloud, act: Callable[[Desk], Awaitable[T]]) -> T:
+    async def run() -> T:
+        desk = Desk(home, cloud)
+        try:
+            return await act(desk)
+        finally:
+            desk.tokens.close()
+
+    return run_virtually(run())
+
+
+@pytest.mark.parametrize("refusal", [NoCapacity("none"), QuotaExceeded("over")])
+def test_a_plain_refusal_is_told_at_once(tmp_path: Path, refusal: ProviderError) -> None:
+    async def act(desk: Desk) -> None:
+        began_at = desk.loop.time()
+        assert isinstance(await desk.renting.request("j", desk.command), AttemptFailed)
+        assert desk.loop.time() == began_at
+
+    _play(tmp_path, Cloud(refusal), act)
+
+
+def test_a_refusal_counts_only_once_a_call_whose_answer_was_lost_can_take_effect_no_more(
+    tmp_path: Path,
+) -> None:
+    async def act(desk: Desk) -> None:
+        began_at = desk.loop.time()
+        answer = await desk.renting.request("j", desk.command)
+        assert isinstance(answer, AttemptSucceeded)
+        assert desk.loop.time() >= began_at + MEMORY_S
+
+    _play(tmp_path, Cloud(ProviderError("timed out"), NoCapacity("none"), "i-1"), act)
+
+
+def test_a_refusal_counts_only_once_the_call_of_a_manager_that_died_can_take_effect_no_more(
+    tmp_path: Path,
+) -> None:
+    async def act(desk: Desk) -> None:
+        desk.renting.inherit(desk.command)
+        answer = await desk.renting.request("j", desk.command)
+        assert isinstance(answer, AttemptSucceeded)
+
+    _play(tmp_path, Cloud(NoCapacity("none"), "i-1"), act)
+
+
+def test_what_was_refused_twice_is_refused(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        desk.renting.inherit(desk.command)
+        assert isinstance(await desk.renting.request("j", desk.command), AttemptFailed)
+
+    _play(tmp_path, Cloud(NoCapacity("none"), NoCapacity("none")), act)
+
+
+def test_an_attempt_whose_success_is_in_the_journal_is_not_made_again(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        succeeded = await desk.renting.request("j", desk.command)
+        assert succeeded is not None
+        desk.script.event(succeeded)
+        assert await desk.renting.request("j", desk.command) is None
+
+    _play(tmp_path, Cloud("i-1"), act)
+
+
+def test_absence_means_nothing_for_a_while_after_the_last_call_and_not_after_the_first(
+    tmp_path: Path,
+) -> None:
+    async def act(desk: Desk) -> None:
+        await desk.renting.request("j", desk.command)  # throttled for long
+        assert desk.loop.time() - desk.script.now > ABSENCE_S
+        assert desk.may_appear()
+        await asyncio.sleep(ABSENCE_S + 1.0)
+        assert not desk.may_appear()
+
+    _play(tmp_path, Cloud(*[Throttled("slowly")] * int(ABSENCE_S + 60.0), "i-1"), act)
+
+
+@pytest.mark.parametrize("step_s", [-4000.0, 0.0, 4000.0])
+def test_absence_means_nothing_for_a_while_after_a_manager_began_whatever_its_clock_says(
+    tmp_path: Path, step_s: float
+) -> None:
+    async def act(desk: Desk) -> None:
+        desk.script = _requested(desk.loop.time() + step_s)
+        desk.command = desk.script.last(RequestVm)
+        assert desk.may_appear()
+        await asyncio.sleep(ABSENCE_S + 1.0)
+        assert not desk.may_appear()
+
+    _play(tmp_path, Cloud(), act)
+
+
+def test_a_vm_that_may_appear_is_released_until_it_cannot(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        began_at = desk.loop.time()
+        event = await desk.renting.release("j", ReleaseVm(key="r", vm=desk.command.vm))
+        assert isinstance(event, VmTerminated)
+        assert desk.loop.time() >= began_at + ABSENCE_S
+
+    _play(tmp_path, Cloud(), act)
+
+
+def test_what_is_left_of_a_vm_that_nobody_has_is_released(tmp_path: Path) -> None:
+    async def act() -> None:
+        cloud = FakeProvider({"j-vm7": ResourceStatus.ENDING, "j-vm8": ResourceStatus.GONE})
+        async with desk(tmp_path, cloud) as at:
+            await at.service.watches["local"].look()
+            await at.until(lambda: "j-vm7" not in cloud.vms)
+            assert "j-vm8" in cloud.vms
+
+    asyncio.run(act())
