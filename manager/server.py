@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from ..simulator import warm_up
 from .api.app import create_app
@@ -70,6 +71,14 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
         journal.close()
 
 
+class AgentSocket(WebSocketsSansIOProtocol):
+    """uvicorn's (0.54) fails to end where a peer has begun to close, which takes a while over TLS."""
+
+    def shutdown(self) -> None:
+        if not self.transport.is_closing():
+            super().shutdown()
+
+
 async def run(service: Service, listener: socket.socket, authority: Authority | None = None) -> None:
     """Serve until told to end, or until the manager must not go on. `authority`: over TLS, by this one."""
     server = uvicorn.Server(
@@ -77,7 +86,7 @@ async def run(service: Service, listener: socket.socket, authority: Authority | 
             create_app(service),
             log_level="warning",
             access_log=False,
-            ws="websockets-sansio",
+            ws=AgentSocket,
             ws_ping_interval=_PING_S,
             ws_max_size=service.config.max_report_bytes,
             timeout_keep_alive=_KEEP_ALIVE_S,

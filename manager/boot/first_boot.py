@@ -15,6 +15,7 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
@@ -131,8 +132,10 @@ def fetch(boot: dict[str, Any], name: str) -> bytes:
         try:
             with opener.open(request, timeout=60) as answer:
                 return answer.read()
-        except OSError as error:  # that of HTTP is one
+        except OSError as error:
             say(f"{url}: {error}")
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # the connection hangs on it
             if time.monotonic() > stop:
                 raise
         time.sleep(PAUSE_S)

@@ -87,10 +87,13 @@ def test_a_job_rests_after_a_decision_and_gathers_meanwhile(tmp_path: Path, deci
     asyncio.run(play())
 
 
-def test_heartbeats_without_news_run_no_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_without_news_run_no_rule(
+    tmp_path: Path, decided: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def play() -> None:
         async with desk(tmp_path) as here:
             vms = await joined(here)
+            await answered(here, decided, NUM_VMS)
             await here.tick()
             ran: list[Event] = []
             monkeypatch.setattr(core, "_RULES", (lambda turn: ran.append(turn.event),))
