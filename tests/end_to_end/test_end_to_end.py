@@ -242,12 +242,14 @@ def test_the_store_goes_away_and_comes_back_during_a_run(
             checkpoint=address,
         )
         service.wait(job, lambda view: bool(view["checkpoints"]), "a first checkpoint")
-        server.stop()
+        stopping = threading.Thread(target=server.stop)  # it refuses at once, and takes seconds to end
+        stopping.start()
         try:
             service.wait_step(job, service.job(job)["step"] + 10)  # training goes on
             service.kill_vm(service.live(job)[0])
             service.wait(job, lambda view: bool(view["trouble"]), "the status to tell of the store")
         finally:
+            stopping.join()
             server.start()
         view = service.wait_status(job, "finished")
         assert view["export_uri"].startswith(uri)
