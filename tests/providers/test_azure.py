@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from azure_account import ADDRESSES, ASYNCHRONOUS, INTERFACES, MACHINES, Failing
+from azure_account import ADDRESSES, ASYNCHRONOUS, DISKS, INTERFACES, MACHINES, Failing
 from azure_stand import AzureCloud, StaticCredential, azure_cloud, user_data
 from makara.manager.providers import (
     Ended,
@@ -19,6 +19,7 @@ from makara.manager.providers import (
     statuses,
 )
 from makara.manager.providers.azure.provider import AzureProvider
+from makara.manager.providers.azure.request import names_of_thing
 from makara.manager.spec.placement import Attempt, Market
 from makara.protocol.messages import BootConfig
 from provider_stands import boot_of
@@ -26,6 +27,9 @@ from provider_stands import boot_of
 IDENTITY = (
     "/subscriptions/s/resourceGroups/g/providers/Microsoft.ManagedIdentity/userAssignedIdentities/worker"
 )
+
+
+MANAGER = "0123456789abcdef" * 2  # as long as the names that managers give themselves
 
 
 @pytest.fixture
@@ -133,12 +137,41 @@ def test_a_vm_has_one_identity_for_its_end_and_another_for_the_store(cloud: Azur
     assert set(machine["identity"]["userAssignedIdentities"]) == {IDENTITY, store}
 
 
-def test_long_names_of_jobs_fit_and_stay_apart(cloud: AzureCloud) -> None:
-    provider = cloud.provider("0123456789ab")
-    for vm in ("j" * 63 + "-vm1", "j" * 63 + "-vm2"):
-        create(provider, cloud.attempt(vm, number=12))
-        assert [one.vm for one in provider.look(vm)] == [vm] * 3
-    assert all(len(name) <= 64 for name in cloud.names())
+def test_names_fit_and_stay_apart_whatever_the_job_is_called(cloud: AzureCloud) -> None:
+    provider = cloud.provider(MANAGER, public_address=True)
+    long = "j" * 63 + "-0123456789ab"
+    for vm, number in ((f"{long}-vm1", 12), (f"{long}-vm2", 12), ("7" * 30, 1), ("gpt-1a2b3c-vm123", 3)):
+        create(provider, cloud.attempt(vm, number))
+        assert [one.vm for one in provider.look(vm, number)] == [vm] * 4
+    assert len(set(cloud.names())) == 4
+    assert f"gpt-1a2b3c-vm123-3-{MANAGER}" in cloud.names(), "as earlier versions called it"
+
+
+def test_a_disk_without_tags_belongs_to_the_vm_whose_shortened_name_it_has(cloud: AzureCloud) -> None:
+    cloud.account.tagged_disks = False
+    provider, vm = cloud.provider(MANAGER), "j" * 63 + "-vm1"
+    create(provider, cloud.attempt(vm))
+    assert {one.vm for one in provider.list()} == {vm}
+    shortened = names_of_thing(MANAGER, cloud.names(DISKS)[0], {})
+    assert shortened is not None
+    assert shortened.vm != vm
+    assert provider.release(shortened.vm)
+    assert not cloud.account.deletions, "the VM is there, and another's"
+    while not provider.release(vm):
+        pass
+    assert not cloud.account.resources
+
+
+def test_a_disk_that_is_left_is_deleted_by_its_shortened_name(cloud: AzureCloud) -> None:
+    cloud.account.tagged_disks = False
+    create(cloud.provider(MANAGER), cloud.attempt("j" * 63 + "-vm1"))
+    cloud.account.resources.pop((MACHINES, cloud.names()[0]))
+    cloud.account.resources.pop((INTERFACES, cloud.names(INTERFACES)[0]))
+    provider = cloud.provider(MANAGER)  # of a manager that has lost its journal
+    (left,) = provider.list()
+    while not provider.release(left.vm):
+        pass
+    assert not cloud.account.resources
 
 
 def test_nothing_is_asked_for_that_azure_would_not_take(cloud: AzureCloud) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import re
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,13 @@ ADDRESSES = "Microsoft.Network/publicIPAddresses"
 ASYNCHRONOUS = ("AllocationFailed", "ZonalAllocationFailed", "OverconstrainedAllocationRequest")
 
 Key = tuple[str, str]
+
+
+# Of Microsoft.Compute and Microsoft.Network in `.../azure-resource-manager/management/resource-name-rules`, and
+# of a Linux system: without underscores and periods, which some of them may have.
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
+_LONGEST_MACHINE = 64
+_LONGEST_PART = 80
 
 
 class Refusal(Exception):
@@ -94,6 +102,7 @@ class AzureAccount:
             if only_new:
                 raise Refusal(412, "PreconditionFailed", f"{name} exists")
             raise Refusal(409, "PropertyChangeNotAllowed", f"{name} may not be changed")
+        _refuse_names(name, body["properties"])
         self._refuse(body)
         failing = self.failing
         if self.fails_once:
@@ -268,3 +277,19 @@ class AzureAccount:
         body = self.resources[key]
         owner = body.get("managedBy") or body["properties"].get("virtualMachine", {}).get("id", "")
         return (MACHINES, owner.rpartition("/")[2])
+
+
+def _refuse_names(machine: str, properties: dict[str, Any]) -> None:
+    (interface,) = properties["networkProfile"]["networkInterfaceConfigurations"]
+    longest = {
+        machine: _LONGEST_MACHINE,
+        properties["osProfile"]["computerName"]: _LONGEST_MACHINE,
+        interface["name"]: _LONGEST_PART,
+        properties["storageProfile"]["osDisk"]["name"]: _LONGEST_PART,
+    }
+    inner = interface["properties"]["ipConfigurations"][0]["properties"]
+    if "publicIPAddressConfiguration" in inner:
+        longest[inner["publicIPAddressConfiguration"]["name"]] = _LONGEST_PART
+    for name, most in longest.items():
+        if len(name) > most or not _NAME.fullmatch(name):
+            raise Refusal(400, "InvalidParameter", f"'{name}' is no name of at most {most} characters")

@@ -25,7 +25,7 @@ from . import errors
 from .account import KINDS, Account, Kind, Thing
 from .catalog import Catalog
 from .console import read_console
-from .request import Names, names_of, names_of_thing, vm_request
+from .request import VM_TAG, Names, names_of, names_of_thing, vm_request
 from .settings import AzureSettings
 
 log = logging.getLogger("makara.manager")
@@ -109,7 +109,7 @@ class AzureProvider:
     def list(self) -> Sequence[Resource]:
         found = [(self._owner(thing), thing) for kind in self._kinds() for thing in self._all(kind)]
         things = [(names, thing) for names, thing in found if names is not None]
-        resources = _resources(things)
+        resources = _resources(_as_their_vms(things))
         for resource in resources:
             self._know(resource.vm, resource.attempt)
         return resources
@@ -186,6 +186,8 @@ class AzureProvider:
         A VM takes with it what was made with it; without a VM each is deleted by its own name.
         """
         machine = self._get("vm", names)
+        if machine is not None and machine.tags.get(VM_TAG, names.vm) != names.vm:
+            return True  # asked for by the shortened name of a disk without tags: what it belongs to is there
         if machine is not None:
             if machine.state != "Deleting":
                 self._delete("vm", names.machine)
@@ -249,6 +251,12 @@ class AzureProvider:
 
     def _owner(self, thing: Thing) -> Names | None:
         return names_of_thing(self._manager, thing.name, thing.tags)
+
+
+def _as_their_vms(things: Sequence[tuple[Names, Thing]]) -> list[tuple[Names, Thing]]:
+    """What has no tags belongs to the VM whose name, which may be shortened, it has."""
+    machines = {names.machine: names for names, thing in things if thing.kind == "vm"}
+    return [(machines.get(names.machine, names), thing) for names, thing in things]
 
 
 def _resources(things: Sequence[tuple[Names, Thing]]) -> list[Resource]:

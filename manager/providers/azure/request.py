@@ -22,7 +22,9 @@ VM_TAG = "makara-vm"
 ATTEMPT_TAG = "makara-attempt"
 
 _NETWORK_API = "2022-11-01"  # the newest that VM requests accept
-_LONGEST_VM = 40  # of a name of 64 that Azure gives a VM; the rest is for attempt and manager
+# Of a Linux VM's name, and of the name that its system gets. Interfaces, disks and addresses may have 80.
+_LONGEST_NAME = 64
+_DIGEST = 12  # characters
 _MOST_USER_DATA = 64 << 10  # bytes, before base64
 _USER = "makara"
 
@@ -37,7 +39,8 @@ class Names:
 
     @property
     def machine(self) -> str:
-        return f"{_short(self.vm)}-{self.number}-{self.manager}"
+        end = f"-{self.number}-{self.manager}"
+        return _short(self.vm, _LONGEST_NAME - len(end)) + end
 
     @property
     def interface(self) -> str:
@@ -52,12 +55,12 @@ class Names:
         return f"{self.machine}-ip"
 
 
-def _short(vm: str) -> str:
+def _short(vm: str, longest: int) -> str:
     """The name itself; of a long one its beginning and a digest, which tells it from others."""
-    if len(vm) <= _LONGEST_VM:
+    if len(vm) <= longest:
         return vm
-    digest = hashlib.sha256(vm.encode()).hexdigest()[:12]
-    return f"{vm[: _LONGEST_VM - 13].rstrip('-')}-{digest}"
+    digest = hashlib.sha256(vm.encode()).hexdigest()[:_DIGEST]
+    return f"{vm[: longest - _DIGEST - 1].rstrip('-')}-{digest}"
 
 
 def names_of(manager: str, attempt: Attempt) -> Names:
@@ -65,7 +68,10 @@ def names_of(manager: str, attempt: Attempt) -> Names:
 
 
 def names_of_thing(manager: str, name: str, tags: Mapping[str, str]) -> Names | None:
-    """To which attempt of `manager` something belongs, by its tags, or by its name if it has none."""
+    """To which attempt of `manager` something belongs, by its tags, or by its name if it has none.
+
+    A name that was shortened tells a shortened VM, whose own names are the same.
+    """
     match = re.fullmatch(rf"(.+)-(\d{{1,9}})-{re.escape(manager)}(?:-(?:nic|disk|ip))?", name)
     if tags.get(MANAGER_TAG) == manager and tags.get(ATTEMPT_TAG, "").isdecimal() and tags.get(VM_TAG):
         return Names(manager=manager, vm=tags[VM_TAG], number=int(tags[ATTEMPT_TAG]))
