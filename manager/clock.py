@@ -16,7 +16,8 @@ class SteadyClock:
     """The wall clock's time when this was made, and the seconds that have passed since.
 
     Every bound of a manager's life counts in it, so that a wall clock that is set changes none of them. The
-    next manager begins with the wall clock as it is then; the core begins bounds of an earlier life anew.
+    next manager begins with the wall clock as it is then; the core begins bounds of an earlier life anew, all
+    but the wait for a VM to join.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, uptime: Callable[[], float] = _uptime) -> None:

@@ -35,6 +35,7 @@ class Kind(StrEnum):
     CHECK_WISH = "check_wish"  # by provider: what is wrong with a job before it is accepted
     REQUEST_VM = "request_vm"  # by provider
     RELEASE_VM = "release_vm"  # by provider
+    CONSOLE = "console"  # by provider: what a VM wrote
     STORE = "store"  # by job and command
 
 
@@ -54,6 +55,7 @@ class ThreadBounds:
     check_wish: int = 4
     request_vm: int = 8
     release_vm: int = 8
+    console: int = 2
     store: int = 2
 
 

@@ -79,7 +79,15 @@ def answers(job: dict[str, Any]) -> list[str]:
     options = {"again": "", "from_head": " --from-head", "restart": " --restart"}
     lines = [f"makara resume {job['job']}{options[o]:<12}  {about[o]}" for o in job["waiting"]["offers"]]
     lines += _at_stake(job)
+    lines += console_lines(job["waiting"].get("console", ""))
     return lines
+
+
+def console_lines(console: str) -> list[str]:
+    """What the last VM that did not join wrote, marked as its text and not the manager's."""
+    if not console:
+        return []
+    return ["the end of what the last of them wrote:", *(f"  | {line}" for line in console.splitlines())]
 
 
 def how_it_goes_on(job: dict[str, Any]) -> str:

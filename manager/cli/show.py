@@ -13,7 +13,7 @@ from rich.table import Table
 from .client import connect
 from .costs.shown import ended_vms, of_vm, rate, usd
 from .costs.shown import lines as cost_lines
-from .progress import answers, describe_morph, ways_on
+from .progress import answers, console_lines, describe_morph, ways_on
 
 
 def ps(options: argparse.Namespace) -> int:
@@ -82,6 +82,8 @@ def events(options: argparse.Namespace) -> int:
         return 0
     for entry in answer["events"]:
         print(f"{entry['sequence']:>5}  {_time(entry['at'])}  {describe(entry['fact'])}")
+        for line in console_lines(entry["fact"].get("console", "")):
+            print(f"       {line}")
     return 0
 
 
@@ -114,7 +116,7 @@ def describe(fact: dict[str, Any]) -> str:
     """A fact in one line: its name, and its small values."""
     hidden = {
         "fact", "at", "spec", "plan", "calibration", "measurements", "recipe", "survey", "rows", "wires",
-        "allreduces", "traceback", "devices",
+        "allreduces", "traceback", "devices", "console",
     }  # fmt: skip
     values = {k: v for k, v in fact.items() if k not in hidden and v not in (None, "", [], {})}
     values |= {

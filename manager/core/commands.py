@@ -35,10 +35,14 @@ class RequestVm(_Command):
 
 
 class ReleaseVm(_Command):
-    """Have nothing of the VM exist; answer with `VmTerminated` once that is certain."""
+    """Have nothing of the VM exist; answer with `VmTerminated` once that is certain.
+
+    `console`: before that, what it wrote is read while it is there, and told by `ConsoleRead`.
+    """
 
     command: Literal["release_vm"] = "release_vm"
     vm: str
+    console: bool = False
 
 
 class WorkerSlot(Value):

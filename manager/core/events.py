@@ -86,6 +86,15 @@ class OffersSeen(Value):
     offers: tuple[Offer, ...]
 
 
+class ConsoleRead(Value):
+    """The end of what a VM wrote that did not join; empty if nobody could tell. The VM's own words."""
+
+    event: Literal["console_read"] = "console_read"
+    now: float
+    vm: str
+    text: str
+
+
 class VmTerminated(Value):
     """The provider says that the VM is gone (authoritative)."""
 
@@ -235,6 +244,7 @@ Event = Annotated[
     | AttemptSucceeded
     | AttemptFailed
     | OffersSeen
+    | ConsoleRead
     | VmTerminated
     | DrainRequested
     | Together

@@ -379,7 +379,8 @@ class Resumption(StrEnum):
 class PersonNeeded(_Fact):
     """The job waits until a person says how it is to go on; `offers` are the answers that it can follow.
 
-    `head_generation` and `checkpoints` are what the head has, where that is the question.
+    `head_generation` and `checkpoints` are what the head has, where that is the question. `console`: the end
+    of what a VM wrote that did not join; whoever has a say on that VM may have written it.
     """
 
     fact: Literal["person_needed"] = "person_needed"
@@ -388,6 +389,7 @@ class PersonNeeded(_Fact):
     vms_until: float  # Unix seconds: then its VMs are saved from and released, if no generation steps
     head_generation: int = 0
     checkpoints: tuple[CheckpointRef, ...] = ()
+    console: str = ""
 
 
 class JobResumed(_Fact):

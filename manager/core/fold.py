@@ -367,7 +367,7 @@ def _training_finished(state: JobState, fact: TrainingFinished) -> JobState:
 
 
 def _person_needed(state: JobState, fact: PersonNeeded) -> JobState:
-    found = fact.head_generation, fact.checkpoints
+    found = fact.head_generation, fact.checkpoints, fact.console
     return state.changed(waiting=Waiting(fact.at, fact.reason, fact.offers, fact.vms_until, *found))
 
 

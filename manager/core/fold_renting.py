@@ -34,7 +34,7 @@ def with_ended(state: JobState, vm: Vm, *, gone: bool) -> JobState:
     provider = vm.attempt.placement.provider if vm.attempt is not None else ""
     failed = vm.reason is EndReason.REQUEST_FAILED and vm.attempted_at is not None
     if failed and provider in CLOUDS and provider not in state.joined_from:
-        state = state.changed(never_joined=state.never_joined + 1)
+        state = state.changed(never_joined=state.never_joined + 1, never_joined_at=vm.ended_at)
     if gone:
         assert vm.ended_at is not None, "it has ended"
         return _paid(state, vm, vm.ended_at)

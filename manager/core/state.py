@@ -217,6 +217,7 @@ class Waiting:
     vms_until: float  # its VMs are kept till then if they do nothing that counts; see `vms_kept_until`
     head_generation: int = 0
     checkpoints: tuple[CheckpointRef, ...] = ()
+    console: str = ""  # the end of what a VM wrote that did not join; not to be trusted
 
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
@@ -241,6 +242,7 @@ class JobState:
     spot_absent_since: float | None = None
     joined_from: frozenset[str] = frozenset()  # providers
     never_joined: int = 0  # VMs in a row that a cloud created, none from there having joined
+    never_joined_at: float = 0.0  # when the last of them ended
     profiler: Seat | None = None
     measuring: Measuring | None = None
     recipe: Recipe | None = None

@@ -13,11 +13,13 @@ class Timing:
 
     vm_lease_s: float = 15.0  # a VM silent for this long is planned around; see `silence`
     request_timeout_s: float = 900.0  # a VM that has not joined by then never will
+    join_grace_s: float = 300.0  # ... but for so long after a manager began it is waited for all the same
     request_backoff_s: float = 5.0  # after a refused request; doubles with each
     longest_backoff_s: float = 300.0
     release_s: float = 120.0  # what the release of VMs may take; kept in reserve of a budget
     least_use_s: float = 600.0  # no VM is asked for that a budget cannot pay for so long
     max_never_joined: int = 3  # VMs of a cloud from which none has joined yet: the job waits for a person
+    console_s: float = 30.0  # what the last of those wrote is waited for before a person is asked
     settle_s: float = 3.0  # newcomers are gathered for this long before a plan takes them in
     suspect_grace_s: float = 1.5  # a closed connection, or a broken generation without a known death
     measuring_s: float = 30.0  # sections that are not measured by then, of an m that can be missed, are not

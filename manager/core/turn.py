@@ -232,10 +232,12 @@ class Turn:
 
         What a cloud leaves of one that is gone (disks, addresses) is released all the same.
         """
-        attempt = self.state.vms[vm].attempt
+        attempt, never_joined = self.state.vms[vm].attempt, self.state.never_joined
         self.fact(VmEnded(at=self.now, vm=vm, reason=reason, detail=detail, gone=gone))
         if not gone or (attempt is not None and attempt.placement.provider in CLOUDS):
-            self.command(ReleaseVm(key=f"{vm}/release", vm=vm))
+            # A person is going to be asked why: what the last of them wrote may tell.
+            console = never_joined < self.state.never_joined >= self.timing.max_never_joined
+            self.command(ReleaseVm(key=f"{vm}/release", vm=vm, console=console))
 
     def close_generations(self, reason: str) -> None:
         """Close the open generation and the one being prepared."""

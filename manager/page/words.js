@@ -62,7 +62,7 @@ const SAYS = {
   checkpoint_retired: (f) => ["Checkpoint retired", `step ${f.checkpoint.step}`],
   hold_changed: (f) => [f.hold ? "Holding" : "Going on", f.reason, "warn"],
   stop_ordered: (f) => [f.failure ? "Fails" : "Stop ordered", `${f.failure ? `${f.failure.reason}; ` : ""}a checkpoint is published first`, f.failure ? "bad" : ""],
-  person_needed: (f) => ["Waits for a person", f.reason, "bad"],
+  person_needed: (f) => ["Waits for a person", f.console ? `${f.reason}. The last of them wrote:\n${f.console}` : f.reason, "bad"],
   job_resumed: (f) => ["Goes on", { again: "tried again", from_head: "from what the head lists", restart: "from step 0" }[f.how], "key"],
   job_continued: (f) => ["Goes on", `after its end, with up to ${plural(f.max_nodes, "VM")}${f.budget === null ? "" : ` and a budget of $${f.budget}`}`, "key"],
   training_finished: (f) => ["Trained", `step ${f.checkpoint.step} is published`, "key"],

@@ -87,6 +87,7 @@ class Effects:
             vm_directory=vm_directory,
             state_of=state_of,
             persist=self._persist,
+            emit=emit,
             clock=clock,
         )
         self._store = StoreCommands(

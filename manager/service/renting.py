@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from ...protocol.messages import BootConfig
 from ..core.commands import ReleaseVm, RequestVm
-from ..core.events import AttemptFailed, AttemptSucceeded, Event, VmTerminated
+from ..core.events import AttemptFailed, AttemptSucceeded, ConsoleRead, Event, VmTerminated
 from ..core.facts import RefusalKind
 from ..core.state import JobState, Vm
 from ..providers import Ended, NoCapacity, NotAllowed, Provider, ProviderError, QuotaExceeded, Throttled
+from ..providers.consoles import last_lines
 from ..spec.placement import Attempt, Placement
 from ..spec.resources import CLOUDS
 from ..threads import Kind, Threads
+from .quarantine import Quarantined
 from .store_commands import Persist
 from .tokens import TokenStore
 
+log = logging.getLogger("makara.manager")
 JOIN_TTL_S = 1800.0
 ABSENCE_S = 180.0  # after a cloud was asked for a VM, its not being listed means nothing for so long
 _IN_FLIGHT_S = 60.0  # a call whose answer was lost, or whose caller died, may take effect for so long
+CONSOLE_S = 10.0  # a cloud is waited for so long to say what a VM wrote
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
 _KINDS: Mapping[type[ProviderError], RefusalKind] = {
@@ -53,6 +59,7 @@ class Renting:
         vm_directory: Callable[[str], Path],
         state_of: Callable[[str], JobState],
         persist: Persist,
+        emit: Callable[[str, Event], Awaitable[None]],
         clock: Callable[[], float],
     ) -> None:
         self._providers = providers
@@ -64,6 +71,7 @@ class Renting:
         self._vm_directory = vm_directory
         self._state_of = state_of
         self._persist = persist
+        self._emit = emit
         self._clock = clock
         self._requesting: Counter[str] = Counter()
         # The manager before this one may have asked for any VM until this one began.
@@ -208,11 +216,26 @@ class Renting:
 
     async def release(self, job: str, command: ReleaseVm) -> Event:
         """For ever: a VM that is not released bills for ever."""
+        if command.console:
+            text = await self._console(job, command.vm)
+            with contextlib.suppress(Quarantined):  # a person is asked without it
+                await self._emit(job, ConsoleRead(now=self._clock(), vm=command.vm, text=text))
         for name in self._providers_of(job, command.vm):
             await self._release_at(job, command, self._providers[name])
         await self._threads.run(Kind.TOKENS, self._tokens.revoke_vm, job, command.vm)
         self._asked_at.pop(command.vm, None)
         return VmTerminated(now=self._clock(), vm=command.vm)
+
+    async def _console(self, job: str, vm: str) -> str:
+        """The end of what it wrote; empty if its cloud does not say so in time."""
+        name = self._providers_of(job, vm)[0]
+        call = partial(self._providers[name].console, vm, self._num_attempts(job, vm))
+        try:
+            async with asyncio.timeout(CONSOLE_S):
+                return last_lines(await self._threads.run(Kind.CONSOLE, call, owner=name))
+        except Exception as error:  # whatever it is: the VM is to be released
+            log.warning("VM %s: what it wrote cannot be read: %r", vm, error)
+            return ""
 
     async def _release_at(self, job: str, command: ReleaseVm, provider: Provider) -> None:
         """Until nothing is left, and nothing more can come of what was asked for."""

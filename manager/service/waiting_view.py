@@ -15,7 +15,8 @@ class WaitingView(BaseModel):
     `vms_until`, Unix seconds: then its VMs are saved from and released; None: not while its generation steps.
     `unsaved_steps`: the first and the last of the steps that no checkpoint has and that cannot be saved as
     things are; only VMs that live hold them. `start_from`: the job whose checkpoint it began with, which
-    `restart` does not go back to.
+    `restart` does not go back to. `console`: the end of what the last VM wrote that did not join, where that
+    is the reason. It is that VM's text, which nobody vouches for.
     """
 
     since: float
@@ -24,6 +25,7 @@ class WaitingView(BaseModel):
     vms_until: float | None
     unsaved_steps: tuple[int, int] | None
     start_from: str | None
+    console: str
 
 
 def waiting_view(state: JobState, step: int) -> WaitingView | None:
@@ -40,6 +42,7 @@ def waiting_view(state: JobState, step: int) -> WaitingView | None:
         vms_until=state.vms_kept_until,
         unsaved_steps=None if takes_more or step <= saved else (saved + 1, step),
         start_from=state.start.job if state.start is not None else None,
+        console=waiting.console,
     )
 
 

@@ -12,8 +12,10 @@ from makara.manager.core.cost import hourly_ceiling, spent_by
 from makara.manager.core.events import (
     AttemptFailed,
     AttemptSucceeded,
+    ConsoleRead,
     ManagerStarted,
     OffersSeen,
+    StopRequested,
     VmTerminated,
 )
 from makara.manager.core.facts import (
@@ -302,6 +304,106 @@ def test_after_three_vms_that_never_join_a_person_is_asked() -> None:
     pass_time(script, 4000.0)
     assert script.count(RequestVm) == 3
     assert script.last(PersonNeeded).reason == "3 VMs in a row were rented and did not join"
+
+
+def restart(script: Script, step_s: float = 0.0) -> None:
+    """Another manager takes over, whose clock is so many seconds ahead of the last one's."""
+    script.state, script.vitals = fold(script.facts), Vitals()
+    script.now += step_s
+    script.event(ManagerStarted(now=script.now))
+
+
+def test_a_vm_that_never_joins_gets_no_more_time_by_restarts_of_the_manager() -> None:
+    script = rented(Script(), offer(), joined=False)
+    script.wait()
+    vm, asked_at = script.last(RequestVm).vm, script.now
+    succeed(script)
+    for _ in range(2):
+        pass_time(script, 400.0)
+        restart(script)
+    pass_time(script, script.timing.join_grace_s)
+    assert script.state.vms[vm].live, "a manager waits for a while for those that could not join without one"
+    pass_time(script, 5.0)
+    assert script.state.vms[vm].reason is EndReason.REQUEST_FAILED
+    assert script.now - asked_at > script.timing.request_timeout_s
+
+
+def test_a_vm_that_joins_soon_after_a_long_absence_of_the_manager_is_taken_in() -> None:
+    script = rented(Script(), offer(), joined=False)
+    script.wait()
+    vm = script.last(RequestVm).vm
+    succeed(script)
+    restart(script, 4.0 * script.timing.request_timeout_s)
+    pass_time(script, 200.0)
+    script.report(WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE))
+    pass_time(script, script.timing.join_grace_s)
+    assert script.state.vms[vm].joined
+
+
+def test_a_clock_that_is_set_back_gives_a_vm_that_never_joins_no_more_time() -> None:
+    script = rented(Script(), offer(), joined=False)
+    script.wait()
+    vm = script.last(RequestVm).vm
+    succeed(script)
+    pass_time(script, 60.0)
+    restart(script, -4000.0)
+    pass_time(script, script.timing.join_grace_s + 5.0)
+    assert script.state.vms[vm].reason is EndReason.REQUEST_FAILED
+
+
+def unjoined(script: Script) -> Script:
+    """Three VMs did not join; what the last one wrote is not known yet."""
+    rented(script, offer(), joined=False)
+    while script.state.never_joined < script.timing.max_never_joined:
+        pass_time(script, 5.0)
+    return script
+
+
+def test_what_the_last_vm_wrote_that_did_not_join_is_in_the_question() -> None:
+    script = unjoined(Script())
+    released = [command for command in script.commands if isinstance(command, ReleaseVm)]
+    assert [command.console for command in released] == [False, False, True]
+    pass_time(script, 10.0)
+    assert not script.count(PersonNeeded)
+    assert not script.state.live_vms
+    script.event(ConsoleRead(now=script.now, vm=released[-1].vm, text="no route to host"))
+    asked = script.last(PersonNeeded)
+    assert (asked.reason, asked.console) == (
+        "3 VMs in a row were rented and did not join",
+        "no route to host",
+    )
+    assert script.state.waiting is not None
+    assert script.state.waiting.console == "no route to host"
+    script.event(ConsoleRead(now=script.now, vm=released[-1].vm, text="said twice"))
+    assert script.count(PersonNeeded) == 1
+
+
+def test_a_question_does_not_wait_for_ever_for_what_a_vm_wrote() -> None:
+    script = unjoined(Script())
+    pass_time(script, script.timing.console_s + 10.0)
+    assert script.last(PersonNeeded).console == ""
+
+
+def test_a_manager_that_died_before_it_asked_asks_all_the_same() -> None:
+    script = unjoined(Script())
+    restart(script, -4000.0)
+    script.event(OffersSeen(now=script.now, offers=(offer(),)))
+    pass_time(script, script.timing.console_s + 10.0)
+    assert script.count(PersonNeeded) == 1
+    assert script.count(RequestVm) == 3
+
+
+def test_a_job_that_was_stopped_meanwhile_asks_nothing() -> None:
+    script = unjoined(Script())
+    script.event(StopRequested(now=script.now))
+    script.event(ConsoleRead(now=script.now, vm=script.last(ReleaseVm).vm, text="no route to host"))
+    assert not script.count(PersonNeeded)
+
+
+def test_questions_and_releases_of_older_journals_are_read() -> None:
+    asked = {"fact": "person_needed", "at": 1.0, "reason": "why", "offers": ["again"], "vms_until": 2.0}
+    assert PersonNeeded.model_validate(asked).console == ""
+    assert not ReleaseVm.model_validate({"command": "release_vm", "key": "v/release", "vm": "v"}).console
 
 
 @pytest.mark.parametrize("kind", list(RefusalKind))

@@ -11,9 +11,17 @@ import pytest
 from core_script import Script
 from in_service import FakeProvider, desk
 from makara.manager.core.commands import ReleaseVm, RequestVm
-from makara.manager.core.events import AttemptFailed, AttemptSucceeded, OffersSeen, VmTerminated
+from makara.manager.core.events import (
+    AttemptFailed,
+    AttemptSucceeded,
+    ConsoleRead,
+    Event,
+    OffersSeen,
+    VmTerminated,
+)
 from makara.manager.providers import NoCapacity, ProviderError, QuotaExceeded, ResourceStatus, Throttled
-from makara.manager.service.renting import ABSENCE_S, Abandoned, Renting
+from makara.manager.service.quarantine import Quarantined
+from makara.manager.service.renting import ABSENCE_S, CONSOLE_S, Abandoned, Renting
 from makara.manager.service.tokens import TokenStore
 from makara.manager.spec.placement import Attempt, Market, Offer, Placement, Price
 from makara.manager.threads import Kind, Threads
@@ -30,6 +38,18 @@ class Cloud(FakeProvider):
     def __init__(self, *answers: str | ProviderError) -> None:
         super().__init__()
         self.answers = list(answers)
+        self.wrote: str | Exception = "it boots"
+        self.calls: list[str] = []
+
+    def release(self, vm: str, attempts: int = 1) -> bool:
+        self.calls.append("release")
+        return super().release(vm, attempts)
+
+    def console(self, vm: str, attempts: int = 1) -> str:
+        self.calls.append("console")
+        if isinstance(self.wrote, Exception):
+            raise self.wrote
+        return self.wrote
 
     def create(self, attempt: Attempt, boot: BootConfig) -> str:
         answer = self.answers.pop(0)
@@ -39,7 +59,13 @@ class Cloud(FakeProvider):
 
 
 class Inline(Threads):
+    """Calls of kind `hanging` never return."""
+
+    hanging: Kind | None = None
+
     async def run(self, kind: Kind, call: Callable[..., T], *values: Any, owner: str = "") -> T:
+        if kind is self.hanging:
+            await asyncio.get_running_loop().create_future()
         return call(*values)
 
 
@@ -80,18 +106,32 @@ class Desk:
         self.script = script or _requested(self.loop.time())
         self.command = self.script.last(RequestVm)
         self.tokens = TokenStore(home / "tokens.sqlite3")
+        self.threads = Inline()
+        self.told: list[Event] = []
+        self.is_set_aside = False
         self.renting = Renting(
             providers={"aws": cloud},
             tokens=self.tokens,
-            threads=Inline(),
+            threads=self.threads,
             manager_url=lambda: "https://m",
             manager_ca=lambda: None,
             join_secret=b"s",
             vm_directory=Path,
             state_of=lambda _: self.script.state,
             persist=_persist,
+            emit=self.emit,
             clock=self.loop.time,
         )
+
+    async def emit(self, job: str, event: Event) -> None:
+        if self.is_set_aside:
+            raise Quarantined("a fault")
+        self.told.append(event)
+
+    async def release(self, *, console: bool) -> Event:
+        """Of a VM whose id is known."""
+        self.script.event(AttemptSucceeded(now=self.script.now, vm=self.command.vm, number=1, id="i-1"))
+        return await self.renting.release("j", ReleaseVm(key="r", vm=self.command.vm, console=console))
 
     def may_appear(self) -> bool:
         return self.renting.may_appear(self.script.state, self.script.state.vms[self.command.vm])
@@ -205,3 +245,63 @@ def test_what_is_left_of_a_vm_that_nobody_has_is_released(tmp_path: Path) -> Non
             assert "j-vm8" in cloud.vms
 
     asyncio.run(act())
+
+
+def test_what_a_vm_wrote_is_read_before_it_is_released(tmp_path: Path) -> None:
+    cloud = Cloud()
+
+    async def act(desk: Desk) -> None:
+        assert isinstance(await desk.release(console=True), VmTerminated)
+        (told,) = desk.told
+        assert isinstance(told, ConsoleRead)
+        assert (told.vm, told.text) == (desk.command.vm, "it boots")
+
+    _play(tmp_path, cloud, act)
+    assert cloud.calls == ["console", "release"]
+
+
+def test_what_a_vm_wrote_is_not_read_where_nobody_asks(tmp_path: Path) -> None:
+    cloud = Cloud()
+
+    async def act(desk: Desk) -> None:
+        await desk.release(console=False)
+        assert not desk.told
+
+    _play(tmp_path, cloud, act)
+    assert cloud.calls == ["release"]
+
+
+@pytest.mark.parametrize("fault", [ProviderError("503"), Throttled("too often"), KeyError("Output")])
+def test_a_vm_whose_console_cannot_be_read_is_released_at_once(tmp_path: Path, fault: Exception) -> None:
+    cloud = Cloud()
+    cloud.wrote = fault
+
+    async def act(desk: Desk) -> None:
+        began_at = desk.loop.time()
+        assert isinstance(await desk.release(console=True), VmTerminated)
+        assert desk.loop.time() == began_at
+        assert [event.text for event in desk.told if isinstance(event, ConsoleRead)] == [""]
+
+    _play(tmp_path, cloud, act)
+
+
+def test_a_vm_whose_console_hangs_is_released_soon(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        desk.threads.hanging = Kind.CONSOLE
+        began_at = desk.loop.time()
+        assert isinstance(await desk.release(console=True), VmTerminated)
+        assert desk.loop.time() == began_at + CONSOLE_S
+        assert [event.text for event in desk.told if isinstance(event, ConsoleRead)] == [""]
+
+    _play(tmp_path, Cloud(), act)
+
+
+def test_a_vm_of_a_job_that_is_set_aside_is_released_all_the_same(tmp_path: Path) -> None:
+    cloud = Cloud()
+
+    async def act(desk: Desk) -> None:
+        desk.is_set_aside = True
+        assert isinstance(await desk.release(console=True), VmTerminated)
+
+    _play(tmp_path, cloud, act)
+    assert cloud.calls == ["console", "release"]

@@ -27,7 +27,7 @@ ASYNCHRONOUS = ("AllocationFailed", "ZonalAllocationFailed", "OverconstrainedAll
 Key = tuple[str, str]
 
 
-# Of Microsoft.Compute and Microsoft.Network in `.../azure-resource-manager/management/resource-name-rules`, and
+# `learn.microsoft.com/azure/azure-resource-manager/management/resource-name-rules`, for a VM and its parts;
 # of a Linux system: without underscores and periods, which some of them may have.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
 _LONGEST_MACHINE = 64

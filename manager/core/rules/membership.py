@@ -92,16 +92,28 @@ def _verdict(turn: Turn, vm: Vm) -> tuple[EndReason, str] | None:
     pulse, timing = turn.vitals.pulses.get(vm.vm), turn.timing
     if pulse is not None and pulse.report.leaving is not None:
         return EndReason.LEFT, pulse.report.leaving
-    unheard_s = turn.now - heard_at(turn.vitals, vm, turn.now)
     if vm.status is VmStatus.REQUESTED:
-        late = unheard_s > timing.request_timeout_s
+        late = _never_joins(turn, vm)
         return (EndReason.REQUEST_FAILED, f"did not join in {timing.request_timeout_s:g} s") if late else None
+    unheard_s = turn.now - heard_at(turn.vitals, vm, turn.now)
     if unheard_s > timing.given_up_after_s and vm.vm in turn.vitals.silent:
         return EndReason.LEASE_EXPIRED, f"silent for {unheard_s:.1f} s"
     deadline = notices.deadline_of(turn, vm)
     if deadline is not None and turn.now > deadline + timing.vm_lease_s:
         return EndReason.PREEMPTED, "its notice ran out"
     return None
+
+
+def _never_joins(turn: Turn, vm: Vm) -> bool:
+    """Whether a VM was waited for long enough, by this manager and those before it.
+
+    It may be on its way still, for it could not join while there was no manager. Of a time that is later than
+    now, by a clock that was set back since, nobody knows how long ago it was: long enough.
+    """
+    timing, now = turn.timing, turn.now
+    if now - turn.vitals.started_at <= min(timing.join_grace_s, timing.request_timeout_s):
+        return False
+    return vm.requested_at > now or now - vm.requested_at > timing.request_timeout_s
 
 
 def record_isolation(turn: Turn) -> None:

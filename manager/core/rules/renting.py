@@ -13,7 +13,7 @@ from ...spec.job_spec import Resources
 from ...spec.placement import Attempt, Market, Offer, Placement, Price
 from ..commands import RequestVm
 from ..cost import hourly_ceiling, price_of
-from ..events import AttemptFailed, AttemptSucceeded
+from ..events import AttemptFailed, AttemptSucceeded, ConsoleRead
 from ..facts import (
     AttemptMade,
     AttemptRefused,
@@ -34,7 +34,9 @@ _NOT_WANTED = "its market is not wanted now"
 
 def take(turn: Turn) -> None:
     """The provider's answers."""
-    event = turn.event
+    event, spec = turn.event, turn.state.spec
+    if isinstance(event, ConsoleRead) and spec is not None and turn.state.active:
+        _stops_asking(turn, spec.resources, event.text)
     if not isinstance(event, AttemptSucceeded | AttemptFailed):
         return
     vm = turn.state.vms.get(event.vm)
@@ -205,19 +207,25 @@ def _on_trial(turn: Turn, resources: Resources) -> bool:
     return bool(providers - turn.state.joined_from)
 
 
-def _stops_asking(turn: Turn, resources: Resources) -> bool:
-    """Whether a person is asked instead: nothing is allowed, or nothing that is rented ever joins."""
-    state, why = turn.state, ""
+def _stops_asking(turn: Turn, resources: Resources, console: str | None = None) -> bool:
+    """Whether a person is asked instead: nothing is allowed, or nothing that is rented ever joins.
+
+    `console`: of the last VM that did not join, once it was read; that is waited for for a while.
+    """
+    state, timing = turn.state, turn.timing
     if not resources.clouds or state.live_vms:
         return False
-    if state.never_joined >= turn.timing.max_never_joined:
-        why = f"{state.never_joined} VMs in a row were rented and did not join"
     spot_alone = resources.spot and not resources.on_demand_nodes
     offers = [offer.placement for offer in turn.vitals.offers or ()]
     wanted = [place for place in offers if place.market is Market.SPOT or not spot_alone]
     refused = [state.refusals.get(place_of(placement, RefusalKind.NOT_ALLOWED)) for placement in wanted]
     if refused and all(refused):
-        why = " ".join(dict.fromkeys(refusal.message for refusal in refused if refusal is not None))
-    if why:
-        waiting.wait(turn, why, (Resumption.AGAIN,))
-    return bool(why)
+        why, console = " ".join(dict.fromkeys(r.message for r in refused if r is not None)), None
+    elif state.never_joined < timing.max_never_joined:
+        return False
+    elif console is None and turn.elapsed_s(state.never_joined_at) <= timing.console_s:
+        return True
+    else:
+        why = f"{state.never_joined} VMs in a row were rented and did not join"
+    waiting.wait(turn, why, (Resumption.AGAIN,), console=console or "")
+    return True

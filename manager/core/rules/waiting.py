@@ -94,8 +94,14 @@ def _stuck(turn: Turn, event: CommandStuck) -> None:
     turn.vitals = replace(turn.vitals, planned_for=frozenset())
 
 
-def wait(turn: Turn, reason: str, offers: tuple[Resumption, ...], found: HeadDiffers | None = None) -> None:
-    """The job waits until a person gives one of these answers."""
+def wait(
+    turn: Turn,
+    reason: str,
+    offers: tuple[Resumption, ...],
+    found: HeadDiffers | None = None,
+    console: str = "",
+) -> None:
+    """The job waits until a person gives one of these answers. `console`: as in `PersonNeeded`."""
     planned = turn.state.planned
     if planned is not None:
         turn.fact(GenerationClosed(at=turn.now, number=planned.number, reason=reason))
@@ -110,6 +116,7 @@ def wait(turn: Turn, reason: str, offers: tuple[Resumption, ...], found: HeadDif
             vms_until=turn.now + turn.timing.keep_waiting_s,
             head_generation=found.head_generation if found is not None else 0,
             checkpoints=found.checkpoints if found is not None else (),
+            console=console,
         )
     )
 
