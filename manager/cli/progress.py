@@ -12,6 +12,28 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from .costs.shown import usd
 
 _FIELDS = ("loss", "rate", "shape", "doing")
+# What managers of earlier versions do not tell, and what stands for it.
+_LATER: dict[str, Any] = {
+    "doing": "",
+    "waiting": None,
+    "isolated": None,
+    "stalled": None,
+    "notes": (),
+    "max_nodes": 0,
+    "secrets": (),
+    "cost": None,
+}
+_LATER_OF_VM: dict[str, Any] = {"notice": "", "cost": None}
+_LATER_OF_WAITING: dict[str, Any] = {"unsaved_steps": None, "start_from": None, "console": ""}
+
+
+def completed(view: dict[str, Any]) -> dict[str, Any]:
+    """A job's view with all that is shown of one, whichever version its manager has."""
+    vms = [{**_LATER_OF_VM, **vm} for vm in view["vms"]]
+    made = {**_LATER, "num_vms": len(vms), **view, "vms": vms}
+    if made["waiting"]:
+        made["waiting"] = {**_LATER_OF_WAITING, **made["waiting"]}
+    return made
 
 
 class ProgressDisplay:
@@ -43,6 +65,7 @@ class ProgressDisplay:
 
     def show(self, view: dict[str, Any]) -> None:
         """Take in a job's view; prints the morphs whose first step is done and that were not printed yet."""
+        view = completed(view)
         self._progress.update(
             self._task,
             description=f"{view['status']:<9}",
@@ -69,6 +92,7 @@ class ProgressDisplay:
 
 def answers(job: dict[str, Any]) -> list[str]:
     """How a person may answer a job that waits for one, a line each."""
+    job = completed(job)
     start = job["waiting"]["start_from"]
     begin = "begin at step 0" + (f", NOT from {start}" if start else "")
     about = {
@@ -79,7 +103,7 @@ def answers(job: dict[str, Any]) -> list[str]:
     options = {"again": "", "from_head": " --from-head", "restart": " --restart"}
     lines = [f"makara resume {job['job']}{options[o]:<12}  {about[o]}" for o in job["waiting"]["offers"]]
     lines += _at_stake(job)
-    lines += console_lines(job["waiting"].get("console", ""))
+    lines += console_lines(job["waiting"]["console"])
     return lines
 
 
@@ -92,6 +116,7 @@ def console_lines(console: str) -> list[str]:
 
 def how_it_goes_on(job: dict[str, Any]) -> str:
     """Where a job that was stopped or failed goes on, and what that takes."""
+    job = completed(job)
     newest = job["checkpoints"][0]["step"] if job["checkpoints"] else 0
     if newest >= job["steps"]:
         return "exports its weights"

@@ -13,7 +13,7 @@ from rich.table import Table
 from .client import connect
 from .costs.shown import ended_vms, of_vm, rate, usd
 from .costs.shown import lines as cost_lines
-from .progress import answers, console_lines, describe_morph, ways_on
+from .progress import answers, completed, console_lines, describe_morph, ways_on
 
 
 def ps(options: argparse.Namespace) -> int:
@@ -31,6 +31,7 @@ def ps(options: argparse.Namespace) -> int:
 
 
 def _row(job: dict[str, Any]) -> tuple[str, ...]:
+    job = completed(job)
     loss = "" if job["loss"] is None else f"{job['loss']:.3f}"
     cost = job["cost"]
     costs = ("", "") if cost is None else (usd(cost["spent"]), rate(cost["hourly"]))
@@ -46,6 +47,7 @@ def status(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(job))
         return 0
+    job = completed(job)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{job['job']}  {job['status']}" + (f": {job['reason']}" if job["reason"] else ""))
     if job["doing"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import io
 import json
@@ -14,15 +15,21 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
+from core_script import Script
 from makara.manager.cli import apply as cli_apply
 from makara.manager.cli import main as cli
+from makara.manager.cli import show
 from makara.manager.cli.bundle import BundleError, pack
 from makara.manager.cli.progress import ProgressDisplay, describe_morph
+from makara.manager.core.events import StopRequested
+from makara.manager.service.runtime import Job
+from makara.manager.service.views import JobView, job_view
 from managers import Manager, release_all
+from rich.console import Console
 from service_process import ServiceProcess
 
 JOB: dict[str, Any] = {
@@ -391,3 +398,49 @@ def test_a_job_that_ran_gives_the_calibration_for_its_replay(
     job_file.write_text(yaml.safe_dump({**JOB, "name": "stranger"}))
     assert run(manager, *arguments) == cli.MISTAKE
     assert "has measured no job named 'stranger'; give --calibration" in capsys.readouterr().err
+
+
+class Older:
+    """A client of a manager whose views lack all that came later."""
+
+    later: ClassVar[set[str]] = {
+        "doing", "waiting", "isolated", "stalled", "notes", "max_nodes", "secrets", "cost", "num_vms",
+        "notice",
+    }  # fmt: skip
+
+    def __init__(self, view: JobView) -> None:
+        self._view = self._without(view.model_dump(mode="json"))
+        self._view["vms"] = [self._without(vm) for vm in self._view["vms"]]
+
+    def _without(self, value: dict[str, Any]) -> dict[str, Any]:
+        return {name: item for name, item in value.items() if name not in self.later}
+
+    def get(self, path: str) -> dict[str, Any]:
+        return {"jobs": [self._view]} if path == "/jobs" else self._view
+
+    def __enter__(self) -> Older:
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        pass
+
+
+def test_jobs_of_a_manager_that_is_older_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found: `makara status` ended with KeyError 'cost'."""
+    running, stopped = Script(), Script()
+    running.run(2)
+    stopped.submit()
+    stopped.event(StopRequested(now=stopped.now))
+    for script, status in ((running, "running"), (stopped, "stopped")):
+        job = Job("j", [], [])
+        job.state, job.vitals = script.state, script.vitals
+        older = Older(job_view(job, {}, script.now))
+        monkeypatch.setattr(show, "connect", lambda options, older=older: older)
+        options = argparse.Namespace(job="j", json=False)
+        assert show.status(options) == 0
+        assert show.ps(options) == 0
+        assert f"j  {status}" in capsys.readouterr().out
+        with ProgressDisplay(Console(file=io.StringIO())) as display:
+            display.show(older.get("/jobs/j"))

@@ -53,20 +53,13 @@ def test_a_console_cannot_command_a_terminal_or_turn_text_around() -> None:
     assert all(character.isprintable() for character in text.replace("\n", ""))
 
 
-def test_status_and_events_mark_what_a_vm_wrote(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_and_events_mark_what_a_vm_wrote() -> None:
     state = JobState(
         job="j", waiting=Waiting(0.0, "why", (Resumption.AGAIN,), 1.0, console="no route\nto host")
     )
     view = waiting_view(state, 0)
     assert view is not None
-    job = {"job": "j", "num_live_vms": 0, "waiting": view.model_dump(mode="json")}
+    job = {"job": "j", "num_live_vms": 0, "vms": [], "waiting": view.model_dump(mode="json")}
     marked = ["the end of what the last of them wrote:", "  | no route", "  | to host"]
     assert answers(job)[-3:] == marked
     assert "no route" not in show.describe({**ASKED, "console": "no route"})
-
-
-def test_a_manager_that_tells_no_console_is_understood() -> None:
-    waiting = {"start_from": None, "offers": ["again"], "vms_until": None, "unsaved_steps": None}
-    assert len(answers({"job": "j", "num_live_vms": 0, "waiting": waiting})) == 1
