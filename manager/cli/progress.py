@@ -15,7 +15,6 @@ _FIELDS = ("loss", "rate", "shape", "doing")
 # What managers of earlier versions do not tell, and what stands for it.
 _LATER: dict[str, Any] = {
     "doing": "",
-    "waiting": None,
     "isolated": None,
     "stalled": None,
     "notes": (),
@@ -29,11 +28,10 @@ _LATER_OF_WAITING: dict[str, Any] = {"unsaved_steps": None, "start_from": None, 
 
 def completed(view: dict[str, Any]) -> dict[str, Any]:
     """A job's view with all that is shown of one, whichever version its manager has."""
-    vms = [{**_LATER_OF_VM, **vm} for vm in view["vms"]]
-    made = {**_LATER, "num_vms": len(vms), **view, "vms": vms}
-    if made["waiting"]:
-        made["waiting"] = {**_LATER_OF_WAITING, **made["waiting"]}
-    return made
+    vms, waiting = [{**_LATER_OF_VM, **vm} for vm in view["vms"]], view.get("waiting")
+    if waiting:
+        waiting = {**_LATER_OF_WAITING, **waiting}
+    return {**_LATER, "num_vms": len(vms), **view, "vms": vms, "waiting": waiting}
 
 
 class ProgressDisplay:

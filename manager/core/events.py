@@ -103,6 +103,14 @@ class VmTerminated(Value):
     vm: str
 
 
+class VmEnding(Value):
+    """The provider says that it is ending the VM, whose connection has closed; it is not gone yet."""
+
+    event: Literal["vm_ending"] = "vm_ending"
+    now: float
+    vm: str
+
+
 class DrainRequested(Value):
     """A person wants this VM replaced."""
 
@@ -119,7 +127,7 @@ class Together(Value):
 
     event: Literal["together"] = "together"
     now: float
-    events: tuple[ReportReceived | ConnectionClosed | VmTerminated, ...]
+    events: tuple[ReportReceived | ConnectionClosed | VmTerminated | VmEnding, ...]
 
 
 class PlanComputed(Value):
@@ -246,6 +254,7 @@ Event = Annotated[
     | OffersSeen
     | ConsoleRead
     | VmTerminated
+    | VmEnding
     | DrainRequested
     | Together
     | PlanComputed

@@ -16,7 +16,7 @@ from ..spec.values import Value
 class EndReason(StrEnum):
     """Why a VM left a job."""
 
-    PREEMPTED = "preempted"  # the cloud says that it is gone
+    PREEMPTED = "preempted"  # it had joined, and the cloud says that it is gone, or going
     LEASE_EXPIRED = "lease_expired"  # silent for so long that its agent has ended itself
     PEERS_LOST_IT = "peers_lost_it"  # in older journals alone: connection closed, and peers lost it too
     RELEASED = "released"  # no longer wanted

@@ -225,6 +225,10 @@ class Turn:
         """Whether the worker cannot be counted on: it is dead, or its VM is not heard."""
         return vm_of(seat[0]) in self.vitals.unheard or self.is_dead(seat)
 
+    def has_joined(self, vm: Vm) -> bool:
+        """Whether it was ever heard of; its first report may have come in this very instant."""
+        return vm.joined or vm.vm in self.vitals.pulses
+
     # ---- what several rules do ----------------------------------------------------------------------------
 
     def end_vm(self, vm: str, reason: EndReason, detail: str = "", *, gone: bool = False) -> None:

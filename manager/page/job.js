@@ -158,9 +158,9 @@ function mended() {
 function drawOffers() {
   const offers = offersOf();
   at("job-stake").textContent = job.waiting ? atStake() : mended();
-  const console = job.waiting?.console || "";
-  at("job-console-title").hidden = at("job-console").hidden = !console;
-  at("job-console").textContent = console;
+  const wrote = job.waiting?.console || "";
+  at("job-console-title").hidden = at("job-console").hidden = !wrote;
+  at("job-console").textContent = wrote;
   at("job-offers").hidden = !offers.length;
   at("job-offers").replaceChildren(...offers.map((how) => {
     const [title, question] = OFFERS[how];

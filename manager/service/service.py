@@ -48,7 +48,7 @@ from .runtime import RECENT_STEPS, Connection, Job
 from .store_access import at_source, open_for
 from .tokens import TokenStore
 from .views import job_view, step_view, to_json
-from .watch import Market, ProviderWatch
+from .watch import Market, ProviderWatch, provider_of
 
 log = logging.getLogger("makara.manager")
 T = TypeVar("T")
@@ -124,6 +124,7 @@ class Service:
                 threads=self.threads,
                 handle=self.handle,
                 clock=self.clock,
+                every_s=config.cloud_list_s if name in CLOUDS else config.tick_s,
                 slow_call_s=config.slow_call_s,
             )
             for name, provider in providers.items()
@@ -189,8 +190,9 @@ class Service:
         for job in self.active():
             with contextlib.suppress(Quarantined):  # what it is, the job shows
                 await self.handle(job.job, ManagerStarted(now=self.clock()))
-        watches = [self._watching(name) for name in self.providers]
-        loops = (self._tick, self._sweep, self._market.run, *watches)
+        watches = [watch.run for watch in self.watches.values()]
+        closings = [watch.follow_closings for name, watch in self.watches.items() if name in CLOUDS]
+        loops = (self._tick, self._sweep, self._market.run, *watches, *closings)
         self._tasks = [asyncio.create_task(self._guard(loop)) for loop in loops]
 
     async def _start_pending(self) -> None:
@@ -344,6 +346,10 @@ class Service:
             if runtime.state.ended is None:
                 with contextlib.suppress(Quarantined):  # silence will tell, once the job is taken up
                     await self.handle(job, ConnectionClosed(now=self.clock(), vm=vm))
+            known = runtime.state.vms.live.get(vm)
+            provider = provider_of(runtime.state, known) if known is not None else None
+            if provider in CLOUDS and provider in self.watches:
+                self.watches[provider].closings.add(job, vm)
 
     async def report(self, job: str, report: Report) -> None:
         """Take in what a VM is now. When this returns, all that the report carried is stored."""
@@ -454,10 +460,6 @@ class Service:
         for runtime in self.jobs.values():
             if runtime.dirty:
                 self._publish_status(runtime)
-
-    def _watching(self, name: str) -> Callable[[], Any]:
-        every_s = self.config.cloud_list_s if name in CLOUDS else self.config.tick_s
-        return lambda: self.watches[name].run(every_s)
 
     async def end_streams(self) -> None:
         """End live updates for those whose token has ended since they asked."""

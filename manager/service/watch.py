@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from ..core.events import Event, OffersSeen, Together, VmTerminated
+from ..core.events import Event, OffersSeen, Together, VmEnding, VmTerminated
 from ..core.state import JobState, Vm
 from ..providers import (
     Provider,
@@ -22,6 +22,7 @@ from ..spec.job_spec import Resources
 from ..spec.placement import Offer
 from ..spec.resources import CLOUDS
 from ..threads import Kind, Threads, told_when_slow
+from .closings import MOST_LOOKS, Closings
 from .effects import Effects
 from .quarantine import Quarantined
 from .runtime import Job
@@ -41,6 +42,11 @@ class Pace:
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self.wait_s = every_s
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether the provider has throttled a while ago."""
+        return self.wait_s > self._every_s
 
     def answered(self, *, throttled: bool) -> None:
         if throttled:
@@ -65,8 +71,10 @@ class ProviderWatch:
         threads: Threads,
         handle: Callable[[str, Event], Awaitable[None]],
         clock: Callable[[], float],
+        every_s: float,
         slow_call_s: float,
     ) -> None:
+        self.closings = Closings()
         self._name = name
         self._provider = provider
         self._jobs = jobs
@@ -74,19 +82,19 @@ class ProviderWatch:
         self._threads = threads
         self._handle = handle
         self._clock = clock
+        self._pace = Pace(every_s)
         self._slow_call_s = slow_call_s
         self._missing: dict[str, int] = {}
         self._expected: dict[str, int] = {}  # VMs that should be listed, unless they are gone; their attempts
         self._is_used = True  # whether the last list had anything
         self._releasing: dict[str, asyncio.Task[None]] = {}
 
-    async def run(self, every_s: float) -> None:
+    async def run(self) -> None:
         """Ask for the list, and act on it, for ever."""
-        pace = Pace(every_s)
         try:
             while True:
-                await asyncio.sleep(pace.wait_s * (_IDLE if self._is_idle() else 1.0))
-                pace.answered(throttled=await self.look())
+                await asyncio.sleep(self._pace.wait_s * (_IDLE if self._is_idle() else 1.0))
+                self._pace.answered(throttled=await self.look())
         finally:
             for task in self._releasing.values():
                 task.cancel()
@@ -121,6 +129,38 @@ class ProviderWatch:
         await self.compare(present)
         return False
 
+    async def follow_closings(self) -> None:
+        """Ask about VMs whose connections closed, for ever: a cloud's next list may be long in coming."""
+        await self.closings.follow(self._look_at)
+
+    async def _look_at(self, closed: Mapping[str, str]) -> None:
+        """Ask what became of VMs whose connections closed; `closed`: by VM, its job.
+
+        Those that connected anew are left out. While the provider throttles, its list will tell.
+        """
+        away: dict[str, int] = {}
+        for name, job in closed.items():
+            runtime = self._jobs.get(job)
+            if runtime is None or name in runtime.connections or name not in runtime.state.vms.live:
+                continue
+            away[name] = runtime.state.vms.live[name].num_attempts
+        if not away or self._pace.is_slowed:
+            return
+        if len(away) > MOST_LOOKS:
+            self._pace.answered(throttled=await self.look())
+            return
+        try:
+            found = await self._threads.run(Kind.LIST_VMS, self._looks, away, owner=self._name)
+        except ProviderError as error:
+            log.warning("cannot look at VMs whose connections closed: %s", error)
+            if isinstance(error, Throttled):
+                self._pace.answered(throttled=True)
+            return
+        await self._tell_ended(statuses(found), away)
+
+    def _looks(self, vms: Mapping[str, int]) -> list[Resource]:
+        return [found for vm, attempts in vms.items() for found in self._provider.look(vm, attempts)]
+
     def _list(self) -> list[Resource]:
         """What there is: VMs that the list lacks are asked for by name, as lists of clouds lag behind."""
         listed = list(self._provider.list())
@@ -132,18 +172,26 @@ class ProviderWatch:
     async def compare(self, resources: Sequence[Resource]) -> None:
         """Tell jobs which of their VMs are gone; release what nobody wants."""
         present, attempts = statuses(resources), newest_attempts(resources)
-        states = [runtime.state for runtime in self._jobs.values()]
-        now = self._clock()
-        for job, vms in vanished(states, self._effects, self._name, present, self._missing).items():
-            gone = tuple(VmTerminated(now=now, vm=vm) for vm in vms)
-            with contextlib.suppress(Quarantined):  # the next list says it again
-                await self._handle(job, Together(now=now, events=gone))
+        await self._tell_ended(present, None)
         for vm in unwanted(self._jobs.values(), self._effects, present):
             if vm not in self._releasing:
                 log.warning("VM %s belongs to no running job: releasing it", vm)
                 task = asyncio.create_task(self._release(vm, attempts[vm]))
                 self._releasing[vm] = task
                 task.add_done_callback(lambda _, vm=vm: self._releasing.pop(vm))
+
+    async def _tell_ended(self, present: Mapping[str, ResourceStatus], among: Collection[str] | None) -> None:
+        """Tell jobs which of their VMs are gone or going; `among` these, or all."""
+        now, jobs = self._clock(), list(self._jobs.values())
+        events: dict[str, list[VmTerminated | VmEnding]] = {}
+        states = [job.state for job in jobs]
+        for job, vms in vanished(states, self._effects, self._name, present, self._missing, among).items():
+            events.setdefault(job, []).extend(VmTerminated(now=now, vm=vm) for vm in vms)
+        for job, vms in ending(jobs, self._name, present).items():
+            events.setdefault(job, []).extend(VmEnding(now=now, vm=vm) for vm in vms)
+        for job, told in events.items():
+            with contextlib.suppress(Quarantined):  # the next list says it again
+                await self._handle(job, Together(now=now, events=tuple(told)))
 
     async def _release(self, vm: str, attempts: int) -> None:
         try:
@@ -172,8 +220,12 @@ def vanished(
     provider: str,
     present: Mapping[str, ResourceStatus],
     missing: dict[str, int],
+    among: Collection[str] | None = None,
 ) -> dict[str, list[str]]:
-    """By job, live VMs that `provider` no longer has. `missing` counts absences from call to call."""
+    """By job, live VMs that `provider` no longer has, `among` these or all.
+
+    `missing` counts absences from call to call.
+    """
     found: dict[str, list[str]] = {}
     states = list(states)
     live = {vm.vm for state in states for vm in state.live_vms}
@@ -183,11 +235,24 @@ def vanished(
         for vm in state.live_vms:
             if provider_of(state, vm) != provider or effects.requesting(vm.vm):
                 continue
+            if among is not None and vm.vm not in among:
+                continue
             status = present.get(vm.vm)
             absent = status is None and not effects.may_appear(state, vm)
             missing[vm.vm] = missing.get(vm.vm, 0) + 1 if absent else 0
             if status is ResourceStatus.GONE or missing[vm.vm] >= _PATIENCE:
                 found.setdefault(state.job, []).append(vm.vm)
+    return found
+
+
+def ending(jobs: Iterable[Job], provider: str, present: Mapping[str, ResourceStatus]) -> dict[str, list[str]]:
+    """By job, VMs that had joined, whose connections have closed, and that their cloud is ending."""
+    found: dict[str, list[str]] = {}
+    for job in jobs if provider in CLOUDS else ():
+        for vm in job.state.live_vms:
+            ends = present.get(vm.vm) is ResourceStatus.ENDING and provider_of(job.state, vm) == provider
+            if ends and vm.joined and vm.vm not in job.connections:
+                found.setdefault(job.job, []).append(vm.vm)
     return found
 
 

@@ -15,7 +15,10 @@ from makara.manager.core.events import (
     ConsoleRead,
     ManagerStarted,
     OffersSeen,
+    ReportReceived,
     StopRequested,
+    Together,
+    VmEnding,
     VmTerminated,
 )
 from makara.manager.core.facts import (
@@ -404,6 +407,58 @@ def test_questions_and_releases_of_older_journals_are_read() -> None:
     asked = {"fact": "person_needed", "at": 1.0, "reason": "why", "offers": ["again"], "vms_until": 2.0}
     assert PersonNeeded.model_validate(asked).console == ""
     assert not ReleaseVm.model_validate({"command": "release_vm", "key": "v/release", "vm": "v"}).console
+
+
+def test_a_vm_that_had_joined_and_whose_creation_is_answered_late_by_its_end_was_taken() -> None:
+    script = rented(Script(), offer(), joined=False)
+    script.wait()
+    vm = script.last(RequestVm).vm
+    script.report(WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE))
+    script.workers.clear()
+    fail(script, RefusalKind.ENDED, "it has ended")
+    ended = script.last(VmEnded)
+    assert (ended.vm, ended.reason, ended.detail) == (vm, EndReason.PREEMPTED, "it has ended")
+    assert (script.state.never_joined, script.state.request_failures) == (0, 0)
+    assert not script.count(AttemptRefused)
+    script.wait()
+    assert script.count(RequestVm) == 1 + 3, "the place is not avoided"
+
+
+def test_a_vm_that_its_cloud_is_ending_has_ended_and_counts_until_it_is_gone() -> None:
+    script = rented(Script(releasing=False), offer(), max_nodes=1)
+    (vm,) = (it.vm for it in script.state.live_vms)
+    script.event(VmEnding(now=script.now, vm=vm))
+    ended = script.last(VmEnded)
+    assert (ended.reason, ended.detail, ended.gone) == (EndReason.PREEMPTED, "its cloud is ending it", False)
+    assert script.last(ReleaseVm).vm == vm
+    script.wait()
+    assert script.count(RequestVm) == 1
+    script.event(VmTerminated(now=script.now, vm=vm))
+    script.wait()
+    assert script.count(RequestVm) == 2
+
+
+def test_a_vm_that_has_not_joined_has_ended_only_once_it_is_gone() -> None:
+    script = rented(Script(), offer(), joined=False)
+    script.wait()
+    vm = script.last(RequestVm).vm
+    succeed(script)
+    script.event(VmEnding(now=script.now, vm=vm))
+    assert script.state.vms[vm].live
+    script.event(VmTerminated(now=script.now, vm=vm))
+    assert script.state.never_joined == 1
+
+
+def test_a_vm_that_is_gone_in_the_instant_of_its_first_report_had_joined() -> None:
+    script = rented(Script(), offer(), joined=False)
+    script.wait()
+    vm = script.last(RequestVm).vm
+    succeed(script)
+    script.workers = {f"{vm}.0": WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE)}
+    report = ReportReceived(now=script.now, report=script._report(vm))
+    script.event(Together(now=script.now, events=(report, VmTerminated(now=script.now, vm=vm))))
+    assert script.last(VmEnded).reason is EndReason.PREEMPTED
+    assert script.state.never_joined == 0
 
 
 @pytest.mark.parametrize("kind", list(RefusalKind))

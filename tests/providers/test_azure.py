@@ -341,3 +341,10 @@ def test_the_console_ends_with_its_last_lines(cloud: AzureCloud) -> None:
     cloud.stand_in.console = "x" * 10_000 + " the end"
     assert provider.console("gpt-vm0").endswith("the end")
     assert len(provider.console("gpt-vm0")) == 8 << 10
+
+
+def test_a_vm_to_which_a_change_failed_runs_on(cloud: AzureCloud) -> None:
+    provider = cloud.provider()
+    create(provider, cloud.attempt())
+    machine(cloud)["properties"]["provisioningState"] = "Failed"
+    assert statuses(provider.look("gpt-vm0")) == {"gpt-vm0": ResourceStatus.RUNNING}

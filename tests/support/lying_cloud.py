@@ -9,6 +9,7 @@ EC2 knows a token for ever and Azure a name only while something has it. `honest
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -101,6 +102,7 @@ class LyingCloud:
         habits: Habits | None = None,
         changed: Callable[[], None] = lambda: None,
         made: Callable[[Machine], None] = lambda _: None,
+        ending: Callable[[Machine], None] = lambda _: None,
     ) -> None:
         self.rng = random.Random(seed)
         self.clock = clock
@@ -108,11 +110,14 @@ class LyingCloud:
         self.habits = habits or Habits()
         self.changed = changed
         self.made = made
+        self.ending = ending
         self.lies = True
         self.machines: list[Machine] = []
         self.prices: dict[Placement, float] = {}
         self.refused: set[str] = set()  # attempts that are to be refused, once each
         self.num_calls = 0  # that create or release
+        self.looks: Counter[str] = Counter()  # by provider
+        self.lists: Counter[str] = Counter()
         self.trouble: tuple[int, str] | None = None  # which of these calls suffers which of the `Habits`
 
     def odds(self, odds: float) -> bool:
@@ -200,6 +205,7 @@ class LyingCloud:
         machine.status, machine.ends_at = ResourceStatus.ENDING, now + takes_s
         machine.stale_until = now + (rng.uniform(0.0, 60.0) if self.lies else 0.0)
         self.after(takes_s, lambda: self._gone(machine))
+        self.ending(machine)
 
     def _gone(self, machine: Machine) -> None:
         machine.gone_at, machine.status = self.clock(), ResourceStatus.GONE

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from core_script import MEMORY, spec
+from in_service import FakeConnection
 from lying_cloud import Habits, LyingCloud, Machine
 from lying_provider import Later, LyingProvider
 from makara.manager.config import ServerConfig
@@ -126,6 +127,7 @@ class History:
             habits=habits,
             changed=self.check,
             made=self._boot,
+            ending=self.hang_up,
         )
         self.journal = MemoryJournal()
         self.tokens = TokenStore(home / "tokens.sqlite3", clock=self.loop.time)
@@ -136,6 +138,8 @@ class History:
         self._clock_steps = clock_steps
         self._main = asyncio.current_task()
         self._sequence = 0
+        self._connections: dict[Machine, tuple[Service, FakeConnection]] = {}
+        self._away_until: dict[Machine, float] = {}
 
     # ---- lives ---------------------------------------------------------------------------------------------
 
@@ -264,15 +268,36 @@ class History:
             return
         machine.status = ResourceStatus.RUNNING
         service = self.life.service if self.life is not None else None
-        if service is not None and JOB in service.jobs:
+        is_away = self.loop.time() < self._away_until.get(machine, 0.0)
+        if service is not None and JOB in service.jobs and not is_away:
             known = service.jobs[JOB].state.vms.get(machine.attempt.vm)
             if known is not None and not known.live:
                 if self.rng.random() < 0.5:  # else it does not hear
                     self.cloud.end(machine)
                     return
             else:
+                self._connect(service, machine)
                 self._watched_report(service, machine)
         self.loop.call_later(_BEAT_S, self._beat, machine)
+
+    def _connect(self, service: Service, machine: Machine) -> None:
+        if self._connections.get(machine, (None, None))[0] is not service:
+            connection = FakeConnection()
+            self._connections[machine] = service, connection
+            service.connect(JOB, machine.attempt.vm, connection)
+
+    def hang_up(self, machine: Machine, away_s: float = 0.0) -> None:
+        """Its agent's connection closes, as when its system shuts down. One that runs on is back at its first
+        beat after `away_s`."""
+        self._away_until[machine] = self.loop.time() + away_s
+        service, connection = self._connections.pop(machine, (None, None))
+        if service is None or connection is None or self.life is None or self.life.service is not service:
+            return
+        self.loop.call_later(0.5, self._disconnect, service, machine.attempt.vm, connection)
+
+    def _disconnect(self, service: Service, vm: str, connection: FakeConnection) -> None:
+        if self.life is not None and self.life.service is service:
+            self._watched(service.disconnect(JOB, vm, connection))
 
     def _watched_report(self, service: Service, machine: Machine) -> None:
         self._sequence += 1

@@ -192,12 +192,14 @@ class LyingProvider:
         )
 
     def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
+        self._cloud.looks[self.name] += 1
         if self._cloud.does("list_fails"):
             raise ProviderError("503")
         machines = [machine for machine in self._cloud.at(self.name) if machine.attempt.vm == vm]
         return [r for machine in machines if self._finds(machine) for r in self._resources(machine, True)]
 
     def list(self) -> Sequence[Resource]:
+        self._cloud.lists[self.name] += 1
         if self._cloud.does("list_fails"):
             raise ProviderError("503")
         machines = [machine for machine in self._cloud.at(self.name) if self._is_listed(machine)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ....protocol.hashes import short
 from ....protocol.messages import Failure, Phase, WorkerReport
-from ..events import Tick, VmTerminated
+from ..events import Tick, VmEnding, VmTerminated
 from ..facts import EndReason, IsolationChanged, VmGone, VmJoined, WorkerFailed
 from ..failures import num_rounds, on_vm
 from ..silence import heard_at
@@ -18,16 +18,16 @@ from . import fitness, notices, renting
 def take(turn: Turn) -> None:
     """What the cloud says about a VM. Authoritative."""
     event = turn.event
-    if not isinstance(event, VmTerminated):
+    if not isinstance(event, VmTerminated | VmEnding):
         return
-    vm = turn.state.vms.get(event.vm)
-    if event.vm in turn.state.leaving:
+    vm, gone = turn.state.vms.get(event.vm), isinstance(event, VmTerminated)
+    if gone and event.vm in turn.state.leaving:
         turn.fact(VmGone(at=turn.now, vm=event.vm))
     if vm is None or not vm.live:
         return
-    if vm.joined:
-        turn.end_vm(event.vm, EndReason.PREEMPTED, gone=True)
-    else:
+    if turn.has_joined(vm):
+        turn.end_vm(event.vm, EndReason.PREEMPTED, "" if gone else "its cloud is ending it", gone=gone)
+    elif gone:
         turn.end_vm(event.vm, EndReason.REQUEST_FAILED, "gone before it joined", gone=True)
 
 

@@ -110,6 +110,10 @@ def _refused(turn: Turn, attempt: Attempt, event: AttemptFailed) -> None:
     """Ask elsewhere, or give the VM up: what is asked for later is another one."""
     number, kind = attempt.number, event.kind
     state = turn.state
+    if kind is RefusalKind.ENDED and turn.has_joined(state.vms[attempt.vm]):
+        # The answer was long in coming: the VM was made, and was taken since. Its place is none to avoid.
+        turn.end_vm(attempt.vm, EndReason.PREEMPTED, event.error)
+        return
     is_cloud = state.spec is not None and bool(state.spec.resources.clouds)
     if is_cloud or kind is RefusalKind.ENDED:
         refused = AttemptRefused(at=turn.now, vm=attempt.vm, number=number, kind=kind, message=event.error)

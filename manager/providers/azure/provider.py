@@ -33,6 +33,7 @@ log = logging.getLogger("makara.manager")
 _MADE_WITH_IT: tuple[Kind, ...] = ("interface", "disk", "address")
 _TAGGED: tuple[Kind, ...] = ("interface", "address")  # in the same request as their VM
 _EXISTS = 412  # the HTTP status for a name that is not free
+_RUNS = "PowerState/running"
 _POWER_ENDS = ("PowerState/stopped", "PowerState/stopping", "PowerState/deallocat")
 
 
@@ -277,12 +278,13 @@ def _resources(things: Sequence[tuple[Names, Thing]]) -> list[Resource]:
 
 
 def _status(machine: Thing) -> ResourceStatus:
-    """A VM that was shut down from inside is billed until it is deleted."""
-    if machine.state in ("Deleting", "Failed"):
+    """A VM that was shut down from inside is billed until it is deleted; one may run though a change failed."""
+    power = [code for code, _ in machine.codes if code.startswith("PowerState/")]
+    if machine.state == "Deleting" or (machine.state == "Failed" and _RUNS not in power):
         return ResourceStatus.ENDING
     if machine.state == "Creating":
         return ResourceStatus.PENDING
-    stopped = any(code.startswith(_POWER_ENDS) for code, _ in machine.codes)
+    stopped = any(code.startswith(_POWER_ENDS) for code in power)
     return ResourceStatus.ENDING if stopped else ResourceStatus.RUNNING
 
 
