@@ -278,7 +278,7 @@ def _resources(things: Sequence[tuple[Names, Thing]]) -> list[Resource]:
 
 
 def _status(machine: Thing) -> ResourceStatus:
-    """A VM that was shut down from inside is billed until it is deleted; one may run though a change failed."""
+    """What was shut down from inside is billed until it is deleted. One may run though a change failed."""
     power = [code for code, _ in machine.codes if code.startswith("PowerState/")]
     if machine.state == "Deleting" or (machine.state == "Failed" and _RUNS not in power):
         return ResourceStatus.ENDING
