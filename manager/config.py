@@ -44,6 +44,10 @@ class ServerConfig:
     """Speak TLS, by an authority of this home; None: beyond loopback, and for the VMs of clouds."""
     public_url: str | None = None
     """The URL by which agents reach this manager; None: the address it listens on."""
+    local_vms: bool = True
+    """Whether there are VMs of `provider: local`, which run jobs' code on this machine as this user."""
+    names: tuple[str, ...] = ()
+    """Other names and addresses by which it is reached, for its certificate."""
     journal_url: str | None = None
     """None: `journal.sqlite3` in `home`; else `sqlite:///path`."""
     heartbeat_s: float = 1.0

@@ -117,7 +117,7 @@ def _authority(config: ServerConfig) -> Authority | None:
     reached = not is_loopback(config.host) or (config.home / CLOUDS).exists()
     if not (reached if config.tls is None else config.tls):
         return None
-    return Authority(config.home, names_of(config.host, config.public_host))
+    return Authority(config.home, names_of(config.host, config.public_host) | set(config.names))
 
 
 def _listen(config: ServerConfig) -> socket.socket:

@@ -10,6 +10,9 @@ param region string
 @description('What the names of everything begin with; another name makes another, separate set.')
 param name string = 'makara'
 
+@description('For `makara up`: from which addresses (203.0.113.0/24) people reach the manager\'s VM. Empty: from none.')
+param managerFrom string = ''
+
 resource managerGroup 'Microsoft.Resources/resourceGroups@2024-03-01' = {
   name: name
   location: region
@@ -27,6 +30,7 @@ module network 'network.bicep' = {
   params: {
     name: name
     region: region
+    managerFrom: managerFrom
   }
 }
 
@@ -164,5 +168,8 @@ output subnet_id string = network.outputs.subnetId
 output security_group_id string = network.outputs.securityGroupId
 output identity_id string = network.outputs.workerIdentityId
 output store_identity_id string = network.outputs.storeIdentityId
+output manager_subnet_id string = network.outputs.managerSubnetId
+output manager_security_group_id string = network.outputs.managerSecurityGroupId
 output manager_identity_id string = network.outputs.managerIdentityId
+output manager_principal string = network.outputs.managerPrincipal // likewise, of a manager that `makara up` made
 output store_principal string = network.outputs.storePrincipal // to be given the right to an account's blobs

@@ -1,7 +1,8 @@
-// The workers' network, with a way out and none in, and the three identities.
+// The workers' network, with a way out and none in, a subnet for the manager's VM, and the three identities.
 
 param name string
 param region string
+param managerFrom string
 
 resource address 'Microsoft.Network/publicIPAddresses@2024-01-01' = {
   name: '${name}-way-out'
@@ -26,6 +27,29 @@ resource securityGroup 'Microsoft.Network/networkSecurityGroups@2024-01-01' = {
   properties: { securityRules: [] }
 }
 
+// Of the VM of `makara up`: VMs of the network reach it by Azure's own rules, people by this one.
+resource managerGroup 'Microsoft.Network/networkSecurityGroups@2024-01-01' = {
+  name: '${name}-manager'
+  location: region
+  properties: {
+    securityRules: empty(managerFrom) ? [] : [
+      {
+        name: 'people'
+        properties: {
+          priority: 100
+          direction: 'Inbound'
+          access: 'Allow'
+          protocol: 'Tcp'
+          sourceAddressPrefix: managerFrom
+          sourcePortRange: '*'
+          destinationAddressPrefix: '*'
+          destinationPortRange: '8700'
+        }
+      }
+    ]
+  }
+}
+
 resource network 'Microsoft.Network/virtualNetworks@2024-01-01' = {
   name: name
   location: region
@@ -39,6 +63,15 @@ resource network 'Microsoft.Network/virtualNetworks@2024-01-01' = {
           defaultOutboundAccess: false
           natGateway: { id: gateway.id }
           networkSecurityGroup: { id: securityGroup.id }
+        }
+      }
+      {
+        name: 'manager'
+        properties: {
+          addressPrefix: '10.77.16.0/28'
+          defaultOutboundAccess: false
+          natGateway: { id: gateway.id }
+          networkSecurityGroup: { id: managerGroup.id }
         }
       }
     ]
@@ -63,6 +96,8 @@ resource store 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = {
 
 output subnetId string = '${network.id}/subnets/workers'
 output securityGroupId string = securityGroup.id
+output managerSubnetId string = '${network.id}/subnets/manager'
+output managerSecurityGroupId string = managerGroup.id
 output managerIdentityId string = manager.id
 output managerPrincipal string = manager.properties.principalId
 output workerIdentityId string = worker.id

@@ -12,8 +12,9 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.resources import files
@@ -56,10 +57,23 @@ def payload() -> Payload:
 @cache
 def wheel() -> bytes:
     """A wheel of `ROOMS`, in a fixed order and without times."""
+    needs = "".join(f"Requires-Dist: {need}\n" for need in _worker_needs(_makara()))
+    return build_wheel(ROOMS, needs)
+
+
+def build_wheel(
+    rooms: Sequence[str], needs: str, others: Sequence[str] = (), metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """Of packages as they are installed here, with those of their files that are code or match `others`.
+
+    `needs`: lines for the wheel's METADATA. `metadata`: further files of its dist-info folder.
+    """
     makara = _makara()
     info = f"makara-{makara.version}.dist-info"
-    entries = [(f"makara/{room}{path}", data) for room in ROOMS for path, data in _files_of(room)]
-    entries += [(f"{info}/METADATA", _metadata(makara)), (f"{info}/WHEEL", _WHEEL.encode())]
+    entries = [(f"makara/{room}{path}", file) for room in rooms for path, file in _files_of(room, others)]
+    head = f"Metadata-Version: 2.1\nName: makara\nVersion: {makara.version}\n"
+    inner = {"METADATA": head + needs, "WHEEL": _WHEEL, **(metadata or {})}
+    entries += [(f"{info}/{name}", text.encode()) for name, text in inner.items()]
     record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in entries)
     entries.append((f"{info}/RECORD", f"{record}{info}/RECORD,,\n".encode()))
     raw = io.BytesIO()
@@ -72,10 +86,24 @@ def wheel() -> bytes:
 @cache
 def constraints() -> bytes:
     """`name==version` for each library that Makara needs, as it is installed here; torch apart."""
+    return pinned(_worker_needs(_makara()))
+
+
+def pinned(needs: list[Requirement]) -> bytes:
+    """`name==version` for each of these and what they need, as it is installed here; torch apart."""
     found: dict[str, str] = {}
-    _follow(_worker_needs(_makara()), found)
+    _follow(needs, found)
     lines = [f"{name}=={version}" for name, version in sorted(found.items()) if name != _TORCH]
     return ("\n".join(lines) + "\n").encode()
+
+
+def needs_of(extra: str = "") -> list[Requirement]:
+    """What Makara needs on this machine; with an extra's name, of that extra as well."""
+    return _needs(_makara(), extra)
+
+
+def is_installed(name: str) -> bool:
+    return _installed(name) is not None
 
 
 def torch_version(of_recipe: str | None) -> str:
@@ -90,23 +118,20 @@ def _makara() -> Distribution:
     return distribution("makara")
 
 
-def _files_of(room: str) -> Iterator[tuple[str, bytes]]:
-    yield from _walk(files(f"makara.{room}"), "")
+def _files_of(room: str, others: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    for path, entry in _walk(files(f"makara.{room}"), ""):
+        if path.endswith((".py", ".typed")) or any(fnmatchcase(f"{room}{path}", one) for one in others):
+            yield path, entry.read_bytes()
 
 
-def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         path = f"{prefix}/{entry.name}"
         if entry.is_dir():
             if entry.name != "__pycache__":
                 yield from _walk(entry, path)
-        elif entry.name.endswith((".py", ".typed")):
-            yield path, entry.read_bytes()
-
-
-def _metadata(makara: Distribution) -> bytes:
-    needs = "".join(f"Requires-Dist: {need}\n" for need in _worker_needs(makara))
-    return f"Metadata-Version: 2.1\nName: makara\nVersion: {makara.version}\n{needs}".encode()
+        else:
+            yield path, entry
 
 
 def _worker_needs(makara: Distribution) -> list[Requirement]:

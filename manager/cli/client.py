@@ -100,8 +100,9 @@ class Client:
 
 def connect(options: argparse.Namespace) -> Client:
     """A client for `--server`, `--token` and `--ca-file`, else $MAKARA_SERVER, $MAKARA_TOKEN and
-    $MAKARA_CA_FILE, else the manager of `--home` and its authority."""
-    home: Path = options.home
+    $MAKARA_CA_FILE, else the manager of `--home` and its authority: one that `makara up` made, if none has
+    run there."""
+    home = _home_of(options.home)
     named: str | None = options.server or os.environ.get("MAKARA_SERVER")
     url = named or _url_of(home)
     token = options.token or os.environ.get("MAKARA_TOKEN") or _token_of(home)
@@ -128,6 +129,11 @@ def _trust(ca_file: Path) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # `SSLError` is one
         raise ConfigError(f"ca_file: {ca_file}: cannot read certificates from it: {error}") from error
+
+
+def _home_of(home: Path) -> Path:
+    made = home / "up"
+    return made if (made / "server.json").exists() and not (home / "server.json").exists() else home
 
 
 def _url_of(home: Path) -> str:

@@ -118,6 +118,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     server.add_argument("--public-url", help="the URL by which agents reach this manager")
     server.add_argument(
+        "--name",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="another name or address by which this manager is reached, for its certificate",
+    )
+    server.add_argument(
+        "--no-local",
+        action="store_true",
+        help="have no VMs on this machine: no job's code runs here",
+    )
+    server.add_argument(
         "--bound",
         action="append",
         default=[],
@@ -219,6 +231,12 @@ def _parser() -> argparse.ArgumentParser:
         help="whom to trust, as PEM: ca.pem of the manager's home (default: the system's)",
     )
     add("machines", _lazily("machines.listing", "machines"), "list the machines that joined", client)
+    about = "have a manager run on a VM of its own at a cloud that clouds.yaml names, and print its address"
+    command = add("up", _lazily("clouds.up", "up"), about, common)
+    command.add_argument("cloud", choices=CLOUDS)
+    command.add_argument("--region", help="(default: as clouds.yaml says)")
+    command.add_argument("--instance-type", metavar="TYPE", help="(default: as clouds.yaml says)")
+    command.add_argument("-y", "--yes", action="store_true", help="do not ask")
     about = "show what this home's manager has at clouds, and have nothing be left of it"
     command = add("down", _lazily("clouds.down", "down"), about, common)
     command.add_argument("cloud", nargs="?", choices=CLOUDS, help="(default: all that clouds.yaml names)")
@@ -300,6 +318,8 @@ def _server(options: argparse.Namespace) -> int:
         allow_remote=options.allow_remote,
         tls=options.tls,
         public_url=options.public_url,
+        local_vms=not options.no_local,
+        names=tuple(options.name),
         bounds=tuple(options.bound),
         allow_stores=tuple(options.allow_store) if options.allow_store is not None else None,
         max_bundle_bytes=options.max_bundle,

@@ -12,6 +12,8 @@ from ..providers.opening import open_clouds
 from ..providers.settings import CloudSettings
 from ..service.tokens import identity_in
 from ..spec.placement import Attempt
+from .host_settings import host_of
+from .record import UpFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,17 @@ def worker_accounts(home: Path, settings: CloudSettings) -> list[Account]:
     if identity is None:
         return []
     return [account_of(cloud, settings, identity) for cloud in sorted(settings.model_fields_set)]
+
+
+def manager_accounts(home: Path) -> tuple[list[Account], list[Account]]:
+    """(the VM of the manager that `makara up` made, what that manager rents). Raises `ConfigError`."""
+    folder = UpFolder(home)
+    record = folder.read()
+    if record is None:
+        return [], []
+    settings, clouds = folder.settings, sorted(folder.settings.model_fields_set)
+    own = [account_of(record.cloud, host_of(settings, record.cloud).settings, record.tag)]
+    return own, [account_of(cloud, settings, record.identity) for cloud in clouds]
 
 
 def account_of(cloud: str, settings: CloudSettings, identity: str) -> Account:

@@ -38,6 +38,8 @@ class Resource:
     kind: Literal["vm", "interface", "disk", "address"] = "vm"
     created_at: float | None = None  # Unix seconds
     placement: Placement | None = None  # of a VM, where a cloud tells it
+    private_address: str = ""  # by which it is reached in its network, where a cloud tells it
+    public_address: str = ""
 
 
 class ProviderError(Exception):

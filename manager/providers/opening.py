@@ -24,11 +24,10 @@ def open_providers(config: ServerConfig, identity: str, render: Render) -> dict[
     A cloud's library is imported only if the settings name that cloud. Raises `ConfigError`.
     """
     clouds = open_clouds(read_settings(config.home), identity, render)
-    return {
-        "local": LocalProvider(config.home / "vms", command=config.agent_command),
-        "static": StaticProvider(MachinePool(config.home / "machines.sqlite3")),
-        **clouds,
-    }
+    others: dict[str, Provider] = {"static": StaticProvider(MachinePool(config.home / "machines.sqlite3"))}
+    if not config.local_vms:
+        return {**others, **clouds}
+    return {"local": LocalProvider(config.home / "vms", command=config.agent_command), **others, **clouds}
 
 
 def open_clouds(settings: CloudSettings, identity: str, render: Render) -> dict[str, Provider]:

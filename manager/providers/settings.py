@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..config import ConfigError
+from ..config import DEFAULT_PORT, ConfigError
 from ..spec.spec_errors import WHOLE, JobSpecError, explain
 from ..spec.yaml_text import read_yaml
 from .azure.settings import AzureSettings
@@ -35,6 +35,19 @@ class AwsRegion(Section):
     image: str | None = None  # an AMI; None: each job names one
 
 
+class AwsManager(Section):
+    """The VM of `makara up aws` (docs/clouds/up.md)."""
+
+    security_groups: Annotated[list[str], Field(min_length=1, max_length=5)]  # admit users, and workers
+    instance_profile: str = "makara-manager"  # by name: what the manager may do
+    region: str | None = None  # None: the first
+    instance_type: str = "t3.medium"
+    image: str | None = None  # None: the region's
+    disk_gb: Annotated[int, Field(ge=8, le=65536)] = 30
+    public_address: bool = True  # False: it is reached by its address in the network
+    port: Annotated[int, Field(ge=1, le=65535)] = DEFAULT_PORT
+
+
 class AwsSettings(Section):
     """The section aws."""
 
@@ -42,6 +55,7 @@ class AwsSettings(Section):
     instance_profile: str | None = None  # by name: what VMs may do
     disk_gb: Annotated[int, Field(ge=1, le=65536)] = 100
     public_addresses: bool = True  # each VM gets one; False: the subnets have another way out
+    manager: AwsManager | None = None  # None: there is no `makara up aws`
     endpoint_url: str | None = None  # of something that speaks as AWS does; None: AWS
 
 

@@ -56,7 +56,10 @@ class Grant:
 class TokenStore:
     """All tokens of one manager. Safe to use from several threads; `clock` gives Unix seconds."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, path: Path, clock: Callable[[], float] = time.time, identity: str | None = None
+    ) -> None:
+        """`identity`: of a manager whose file is made now; None: a new one."""
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         self._clock = clock
@@ -69,7 +72,9 @@ class TokenStore:
         for column in _LATER_COLUMNS:
             if column.split()[0] not in columns:
                 self._database.execute(f"ALTER TABLE tokens ADD COLUMN {column}")
-        self._database.execute("INSERT OR IGNORE INTO identity VALUES (0, ?)", (secrets.token_hex(16),))
+        self._database.execute(
+            "INSERT OR IGNORE INTO identity VALUES (0, ?)", (identity or secrets.token_hex(16),)
+        )
         self.identity: str = self._database.execute("SELECT name FROM identity").fetchone()[0]
         """Which manager this is: made with the file. Whoever lost it cannot judge the tokens of before."""
 
@@ -106,6 +111,12 @@ class TokenStore:
         text = urlsafe_b64encode(_derived(secret, "secret", job, attempt)).decode().rstrip("=")
         self._insert(token_id, text, Scope.JOIN, "", job, vm, ttl_s, None, None)
         return f"{token_id}.{text}"
+
+    def admit(self, token_id: str, digest: bytes, name: str) -> None:
+        """Let in, as an administrator, who holds a token of `new_token`. It need not be known here."""
+        with self._lock:
+            row = (token_id, digest, Scope.ADMIN.value, name, None, None, self._clock(), None, None, None)
+            self._database.execute(_INSERT, row)
 
     def check(self, token: str, *scopes: Scope) -> Grant:
         """The grant behind `token` if it is one of `scopes`. Raises `TokenRefused`.
@@ -202,8 +213,9 @@ class TokenStore:
             except TokenRefused:
                 pass  # the token file of another home, or an altered one: replaced below
         with self._lock:
-            self._database.execute("DELETE FROM tokens WHERE scope = ?", (Scope.ADMIN.value,))
-        token = self.issue(Scope.ADMIN, name="admin")
+            own = (Scope.ADMIN.value, _ADMIN)
+            self._database.execute("DELETE FROM tokens WHERE scope = ? AND name = ?", own)
+        token = self.issue(Scope.ADMIN, name=_ADMIN)
         write_private(path, token.encode() + b"\n")
         return token
 
@@ -235,6 +247,12 @@ def identity_in(path: Path) -> str | None:
     return str(row[0])
 
 
+def new_token() -> tuple[str, str, bytes]:
+    """(a token, its id, what is stored of it)."""
+    token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+    return f"{token_id}.{secret}", token_id, _hash(secret)
+
+
 def id_of(token: str) -> str:
     return token.partition(".")[0]
 
@@ -253,6 +271,7 @@ def _hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
+_ADMIN = "admin"  # the name of the token that the manager makes itself
 _TABLES = """
 CREATE TABLE IF NOT EXISTS tokens (
     id TEXT PRIMARY KEY, hash BLOB NOT NULL, scope TEXT NOT NULL, name TEXT NOT NULL,

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from cryptography import x509
+from makara.manager import server
 from makara.manager.authority import Authority, names_of
 from makara.manager.cli import main as cli
 from makara.manager.cli.client import Client, Unreachable
@@ -105,6 +106,17 @@ def test_a_certificate_is_good_for_a_machine_whose_clock_is_hours_behind(tmp_pat
     for certificate in (leaf, ca):
         assert wall.now - certificate.not_valid_before_utc.timestamp() >= 12 * 3600
     assert leaf.not_valid_after_utc - leaf.not_valid_before_utc < timedelta(days=100)
+
+
+def test_a_certificate_has_every_name_that_the_manager_is_given(tmp_path: Path) -> None:
+    config = ServerConfig(
+        home=tmp_path, tls=True, public_url="https://10.0.0.4:8700", names=("192.0.2.9", "makara.example")
+    )
+    assert server._authority(config) is not None
+    (certificate,) = x509.load_pem_x509_certificates((tmp_path / "tls.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {"10.0.0.4", "192.0.2.9"} <= set(map(str, names.get_values_for_type(x509.IPAddress)))
+    assert "makara.example" in names.get_values_for_type(x509.DNSName)
 
 
 def test_keys_are_readable_by_their_user_only_and_kept(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from makara.manager.service import tokens
-from makara.manager.service.tokens import Scope, TokenRefused, TokenStore, csrf_token
+from makara.manager.service import tokens as token_module
+from makara.manager.service.tokens import Scope, TokenRefused, TokenStore, csrf_token, new_token
 
 
 class Clock:
@@ -31,6 +31,24 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[TokenStore]:
     tokens = TokenStore(tmp_path / "tokens.sqlite3", clock)
     yield tokens
     tokens.close()
+
+
+def test_who_is_admitted_by_a_hash_is_an_administrator_beside_the_managers_own(tmp_path: Path) -> None:
+    token, token_id, digest = new_token()
+    path, admin_file = tmp_path / "tokens.sqlite3", tmp_path / "admin.token"
+    with closing(TokenStore(path, identity="chosen")) as tokens:
+        tokens.admit(token_id, digest, "owner")
+    stored = b"".join(file.read_bytes() for file in tmp_path.glob("tokens.sqlite3*"))
+    assert token.partition(".")[2].encode() not in stored
+    with closing(TokenStore(path, identity="another")) as tokens:
+        assert tokens.identity == "chosen"  # of the file, once it is made
+        own = tokens.ensure_admin(admin_file)
+        admin_file.unlink()
+        assert tokens.ensure_admin(admin_file) != own
+        assert tokens.check(token, Scope.ADMIN).name == "owner"
+        assert tokens.revoke(token_id)
+        with pytest.raises(TokenRefused):
+            tokens.check(token, Scope.ADMIN)
 
 
 def test_a_token_is_good_for_its_scope_only(store: TokenStore) -> None:
@@ -104,7 +122,7 @@ def test_tokens_of_a_vm_are_found_without_looking_at_those_of_others(tmp_path: P
     with closing(TokenStore(tmp_path / "tokens.sqlite3")):
         pass
     with closing(sqlite3.connect(tmp_path / "tokens.sqlite3")) as file:
-        for statement in (tokens._USE_JOIN, "DELETE FROM tokens WHERE job = ? AND vm = ?"):
+        for statement in (token_module._USE_JOIN, "DELETE FROM tokens WHERE job = ? AND vm = ?"):
             values = ("x",) * statement.count("?")
             steps = [row[3] for row in file.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
             assert steps == ["SEARCH tokens USING INDEX tokens_of_vms (job=? AND vm=?)"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import boto3
 import yaml
 from aws_stand import REGION, aws_stand
 from makara.manager.providers.settings import AwsSettings
+from moto.iam.models import iam_backends
 from provider_stands import boot_of
 from repository import ROOT
 
@@ -19,9 +22,16 @@ def test_a_vm_is_made_in_what_the_template_made(tmp_path: Path) -> None:
         clouds.create_stack(
             StackName="makara",
             TemplateBody=(ROOT / "deploy" / "aws" / "network.yaml").read_text(),
-            Parameters=[{"ParameterKey": "Bucket", "ParameterValue": "checkpoints"}],
+            Parameters=parameters(Bucket="checkpoints", ManagerFrom="203.0.113.0/24"),
             Capabilities=["CAPABILITY_NAMED_IAM"],
         )
+        clouds.create_stack(
+            StackName="without-manager",
+            TemplateBody=(ROOT / "deploy" / "aws" / "network.yaml").read_text(),
+            Parameters=parameters(Bucket="checkpoints", Role="there"),
+        )
+        (other,) = clouds.describe_stacks(StackName="without-manager")["Stacks"]
+        assert "ManagerSecurityGroups" not in {entry["OutputKey"] for entry in other["Outputs"]}
         (stack,) = clouds.describe_stacks(StackName="makara")["Stacks"]
         clouds.close()
         told = {entry["OutputKey"]: entry["OutputValue"] for entry in stack["Outputs"]}
@@ -47,3 +57,21 @@ def test_a_vm_is_made_in_what_the_template_made(tmp_path: Path) -> None:
         assert instance.subnet_id == region["subnets"][zone]
         assert [group.id for group in instance.nics[0].group_set] == region["security_groups"]
         assert set(stand.billed()) == {"vm-a"}
+
+        (group,) = stand.aws.ec2.describe_security_groups(
+            group_ids=yaml.safe_load(told["ManagerSecurityGroups"])
+        )
+        rules = [(rule.from_port, rule.to_port, rule.ip_protocol) for rule in group.ingress_rules]
+        assert set(rules) == {(8700, 8700, "tcp")}
+        people, workers = group.ingress_rules
+        assert people.ip_range["CidrIp"] == "203.0.113.0/24"
+        assert [workers.source_group["GroupId"]] == region["security_groups"]
+        iam = iam_backends[stand.aws.account]["aws"]
+        (role,) = iam.get_instance_profile("makara-manager").roles
+        assert role.policies["manager"] == json.loads(
+            (ROOT / "deploy" / "aws" / "manager-policy.json").read_text()
+        )
+
+
+def parameters(**values: str) -> list[Any]:
+    return [{"ParameterKey": key, "ParameterValue": value} for key, value in values.items()]

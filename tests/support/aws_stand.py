@@ -32,6 +32,7 @@ from makara.manager.spec.placement import Attempt, Market, Placement
 from makara.protocol.messages import BootConfig
 from moto.backends import get_backend
 from moto.ec2.models import ec2_backends
+from moto.iam.models import iam_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from provider_troubles import CONSOLE, Trouble
 from werkzeug.serving import WSGIRequestHandler, make_server
@@ -322,7 +323,8 @@ class AwsStand:
         backend = aws.ec2
         self.image = next(i.id for i in backend.describe_images() if i.architecture == "x86_64")
         subnets = {subnet.availability_zone: subnet for subnet in backend.describe_subnets()}
-        group = backend.create_security_group("workers", "of tests", vpc_id=subnets[ZONES[0]].vpc_id)
+        self._network = subnets[ZONES[0]].vpc_id
+        group = backend.create_security_group("workers", "of tests", vpc_id=self._network)
         self.settings = AwsSettings(
             regions={
                 REGION: AwsRegion(
@@ -347,6 +349,12 @@ class AwsStand:
             session=session or _SESSION,
             clock=lambda: self.now() + self.passed_s,
         )
+
+    def manager_group(self) -> str:
+        """The security group of a manager's VM, beside which there is an instance profile for it."""
+        iam_backends[self.aws.account]["aws"].create_instance_profile("makara-manager", "/", [])
+        group = self.aws.ec2.create_security_group("manager", "of tests", vpc_id=self._network)
+        return str(group.id)
 
     def attempt(self, vm: str, number: int = 1) -> Attempt:
         place = Placement(

@@ -195,6 +195,8 @@ class AzureAccount:
         more = {part: body[part] for part in ("identity", "zones") if part in body}
         machine = self._add(MACHINES, name, properties, body["tags"], **more)
         owner = machine["id"]
+        inner = interface["properties"]["ipConfigurations"][0]["properties"]
+        inner["privateIPAddress"] = "10.77.0.4"
         self._add(
             INTERFACES,
             interface["name"] + self.suffix,
@@ -202,12 +204,13 @@ class AzureAccount:
             interface.get("tags", {}),
         )
         self._add(DISKS, disk["name"], {}, body["tags"] if self.tagged_disks else {}, managedBy=owner)
-        address = interface["properties"]["ipConfigurations"][0]["properties"].get(
-            "publicIPAddressConfiguration"
-        )
+        address = inner.get("publicIPAddressConfiguration")
         if address is not None:
             self._add(
-                ADDRESSES, address["name"] + self.suffix, dict(address["properties"]), address.get("tags", {})
+                ADDRESSES,
+                address["name"] + self.suffix,
+                {**address["properties"], "ipAddress": "192.0.2.7"},
+                address.get("tags", {}),
             )
         machine["properties"]["provisioningState"] = "Creating"
 

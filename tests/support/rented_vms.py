@@ -43,6 +43,10 @@ class Cloud(ABC):
         """Of clouds.yaml."""
 
     @abstractmethod
+    def manager_section(self) -> dict[str, Any]:
+        """Of that section, for `makara up`."""
+
+    @abstractmethod
     def user_data(self) -> list[bytes]:
         """Of each VM that was asked for, the oldest first."""
 
@@ -87,6 +91,10 @@ class AwsCloud(Cloud):
     def section(self) -> dict[str, Any]:
         return self.stand.settings.model_dump(exclude_none=True)
 
+    def manager_section(self) -> dict[str, Any]:
+        self.stand.aws.listed["t3.medium"] = 0.0416
+        return {"security_groups": [self.stand.manager_group()], "instance_profile": "makara-manager"}
+
     def user_data(self) -> list[bytes]:
         return [base64.b64decode(form["UserData"]) for form in self.stand.aws.requests]
 
@@ -126,6 +134,15 @@ class AzureAccountInUse(Cloud):
 
     def section(self) -> dict[str, Any]:
         return self.cloud.settings(identity_id=self._identity_id).model_dump(exclude_none=True)
+
+    def manager_section(self) -> dict[str, Any]:
+        group = "/subscriptions/00000000-0000-4000-8000-000000000001/resourceGroups/net/providers"
+        identity = f"{group}/Microsoft.ManagedIdentity/userAssignedIdentities/makara-manager"
+        return {
+            "identity_id": identity,
+            "subnet_id": f"{group}/Microsoft.Network/virtualNetworks/makara/subnets/manager",
+            "security_group_id": f"{group}/Microsoft.Network/networkSecurityGroups/makara-manager",
+        }
 
     def user_data(self) -> list[bytes]:
         with self.cloud.account.lock:

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ...config import ConfigError
-from ...hosting.accounts import Account, worker_accounts
+from ...hosting.accounts import Account, manager_accounts, worker_accounts
 from ...hosting.ending import LAG_S, Found, Patience, end_all, found_in
+from ...hosting.record import UpFolder
 from ...providers import ProviderError
 from ...providers.settings import FILE, CloudSettings, read_settings
 from ...service.journal import JournalLocked, hold
@@ -28,19 +29,52 @@ def down(options: argparse.Namespace, patience: Patience | None = None) -> int:
     """0 only if nothing is left. Raises `ConfigError`."""
     patience = patience or Patience()
     home: Path = options.home.expanduser().resolve()
-    settings = _chosen(read_settings(home), options.cloud, home)
-    with _without_manager(home):
-        accounts = worker_accounts(home, settings)
-        found = _found(accounts)
+    folder = UpFolder(home)
+    with _without_manager(home), folder.held() if folder.path.exists() else contextlib.nullcontext():
+        settings = _settings(home, folder, options.cloud)
+        own, rented = manager_accounts(home)
+        accounts = [*rented, *worker_accounts(home, settings)]
+        found = _found([*own, *accounts])
         _show(found, settings, as_json=options.json)
         if found and not options.yes and not _agreed():
             return LEFT
-        left = end_all(accounts, patience, _tell, not_before=_last_written(home) + LAG_S)
+        left = _end(home, folder, own, accounts, patience)
     for text in left:
-        _tell(f"left: {text}")
+        tell(f"left: {text}")
     if not left:
-        _tell(f"nothing is left in {_places(settings)}")
+        tell(f"nothing is left in {_places(settings)}")
     return LEFT if left else 0
+
+
+def _end(
+    home: Path, folder: UpFolder, own: list[Account], accounts: list[Account], patience: Patience
+) -> list[str]:
+    """A manager's own VM goes first: it would ask for others in place of those that it rented."""
+    not_before = _last_written(home)
+    if own:
+        if left := end_all(own, patience, tell, not_before=folder.written_at + LAG_S):
+            return left
+        not_before = max(not_before, patience.clock())  # it may have asked for a VM just now
+    left = end_all(accounts, patience, tell, not_before=not_before + LAG_S)
+    if own and not left:
+        folder.remove()
+    return left
+
+
+def _settings(home: Path, folder: UpFolder, cloud: str | None) -> CloudSettings:
+    """Where to look. Raises `ConfigError`."""
+    if folder.read() is None:
+        return _chosen(read_settings(home), cloud, home)
+    theirs, ours = folder.settings, read_settings(home)
+    both = {**_sections(theirs), **_sections(ours)}
+    if cloud is not None and list(both) != [cloud]:
+        message = f"cloud: the manager that `makara up` made rents in {', '.join(both)}; leave the cloud out"
+        raise ConfigError(message)
+    return CloudSettings.model_validate(both)
+
+
+def _sections(settings: CloudSettings) -> dict[str, object]:
+    return {name: getattr(settings, name) for name in settings.model_fields_set}
 
 
 def _chosen(settings: CloudSettings, cloud: str | None, home: Path) -> CloudSettings:
@@ -144,5 +178,6 @@ def _places(settings: CloudSettings) -> str:
     return " and ".join(aws + azure)
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """What goes on, with the time."""
     print(f"{datetime.now():%H:%M:%S}  {text}", file=sys.stderr, flush=True)

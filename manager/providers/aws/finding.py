@@ -67,6 +67,8 @@ def resource_of(raw: Mapping[str, Any]) -> Resource:
         status=_STATES[raw["State"]["Name"]],
         created_at=launched.timestamp() if isinstance(launched, datetime) else None,
         placement=_placement(raw),
+        private_address=str(raw.get("PrivateIpAddress", "")),
+        public_address=str(raw.get("PublicIpAddress", "")),
     )
 
 

@@ -93,6 +93,19 @@ class Thing:
         )
 
     @property
+    def private_address(self) -> str:
+        """Of an interface."""
+        if self.kind != "interface":
+            return ""
+        inner = [one.get("properties") or {} for one in self._properties.get("ipConfigurations") or []]
+        return str(next((one["privateIPAddress"] for one in inner if one.get("privateIPAddress")), ""))
+
+    @property
+    def public_address(self) -> str:
+        """Of an address."""
+        return str(self._properties.get("ipAddress") or "") if self.kind == "address" else ""
+
+    @property
     def codes(self) -> list[tuple[str, str]]:
         """Of a VM: what it is doing, as (`PowerState/running`, message)."""
         found = (self._properties.get("instanceView") or {}).get("statuses") or []

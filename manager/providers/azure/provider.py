@@ -272,6 +272,8 @@ def _resources(things: Sequence[tuple[Names, Thing]]) -> list[Resource]:
             kind=thing.kind,
             created_at=_unix(thing.created),
             placement=thing.placement,
+            private_address=thing.private_address,
+            public_address=thing.public_address,
         )
         for names, thing in things
     ]

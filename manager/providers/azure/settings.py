@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ...config import DEFAULT_PORT
 from ...spec.fields import Section
 
 _ID = r"^/subscriptions/[^/\s]+/resourceGroups/[^/\s]+/providers/Microsoft\."
@@ -14,6 +15,19 @@ _HTTPS = r"^https://[^\s/]+(/\S*)?$"
 ResourceId = Annotated[str, Field(pattern=_ID + r"\S+$")]
 SubnetId = Annotated[str, Field(pattern=_ID + r"Network/virtualNetworks/[^/\s]+/subnets/[^/\s]+$")]
 Address = Annotated[str, Field(pattern=_HTTPS)]
+
+
+class AzureManager(Section):
+    """The VM of `makara up azure` (docs/clouds/up.md)."""
+
+    identity_id: ResourceId  # user-assigned: what the manager may do
+    subnet_id: SubnetId
+    security_group_id: ResourceId
+    instance_type: str = "Standard_B2s"
+    image: Annotated[str, Field(min_length=1)] | None = None  # None: that of worker VMs
+    disk_gb: Annotated[int, Field(ge=8, le=65536)] | None = None  # None: as large as the image
+    public_address: bool = True  # False: it is reached by its address in the network
+    port: Annotated[int, Field(ge=1, le=65535)] = DEFAULT_PORT
 
 
 class AzureSettings(Section):
@@ -31,6 +45,7 @@ class AzureSettings(Section):
     disk_type: Literal["Standard_LRS", "StandardSSD_LRS", "Premium_LRS"] = "StandardSSD_LRS"
     ssh_public_key: Annotated[str, Field(pattern=r"^ssh-(rsa|ed25519) \S+")] | None = None  # None: nobody's
     public_address: bool = False
+    manager: AzureManager | None = None  # None: there is no `makara up azure`
     resource_manager: Address = "https://management.azure.com"
     prices: Address = "https://prices.azure.com/api/retail/prices"
     ca_file: str | None = None  # what is trusted besides: None, the certificates of `certifi`

@@ -1,0 +1,142 @@
+"""`makara up`: says what a manager's VM costs, asks, and has a manager run on one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from ...config import CA_FILE, ConfigError
+from ...hosting.accounts import account_of
+from ...hosting.ending import Patience
+from ...hosting.host_settings import Host, host_of, within_one_network
+from ...hosting.launching import Launch, LaunchError, NothingMade, answers
+from ...hosting.record import VM, Record, UpFolder
+from ...providers import NotAllowed, ProviderError
+from ...providers.settings import FILE, read_settings
+from ...spec.placement import Attempt, Offer
+from ..client import Unreachable
+from ..costs.shown import rate
+from .down import tell
+
+NOT_UP = 1  # exit status
+
+
+def up(options: argparse.Namespace, patience: Patience | None = None) -> int:
+    """0 once the manager answers. Raises `ConfigError`, `Unreachable`."""
+    patience = patience or Patience()
+    home: Path = options.home.expanduser().resolve()
+    folder = UpFolder(home)
+    with folder.held():
+        record = folder.read()
+        if record is not None and record.cloud != options.cloud:
+            raise ConfigError(f"cloud: a manager of {home} is at {record.cloud}; `makara down` ends it")
+        if record is not None and folder.url is not None:
+            return _already(folder)
+        settings = read_settings(home) if record is None else folder.settings
+        host = host_of(settings, options.cloud, options.region, options.instance_type)
+        offers = _offers(host, check=record is None)
+        if record is None:
+            _show(host, offers)
+            if not options.yes and not _agreed():
+                return NOT_UP
+            record = _begin(folder, home, host, offers[0], patience)
+        launch = Launch(
+            folder=folder,
+            host=host,
+            placements=[offer.placement for offer in offers],
+            one_network=within_one_network(settings),
+            patience=patience,
+            tell=tell,
+        )
+        return _run(launch, record)
+
+
+def _run(launch: Launch, record: Record) -> int:
+    try:
+        url = launch.run(record)
+    except NothingMade as error:
+        launch.folder.remove()
+        raise ConfigError(f"{error}; nothing was made") from error
+    except LaunchError as error:
+        tell(str(error))
+        return NOT_UP
+    except KeyboardInterrupt:
+        tell("call `makara up` again to go on, or `makara down`")
+        raise
+    _tell_how(launch.folder, url)
+    return 0
+
+
+def _already(folder: UpFolder) -> int:
+    """One call made it, and this one finds it."""
+    url, ca = folder.url, folder.ca
+    assert url is not None
+    if ca is None or not answers(url, folder.token, ca):
+        raise Unreachable(f"the manager at {url} does not answer; `makara down` ends it and what it rented")
+    _tell_how(folder, url)
+    return 0
+
+
+def _offers(host: Host, *, check: bool) -> Sequence[Offer]:
+    """What can be had. `check`: what is wrong with the wish is refused; a VM that is there counts in quotas.
+    Raises `ConfigError`, `Unreachable`."""
+    try:
+        with closing(account_of(host.cloud, host.settings, VM).open()) as provider:
+            if check and (faults := provider.check(host.resources)):
+                raise ConfigError("\n".join(f"{field}: {message}" for field, message in faults))
+            offers = provider.offers(host.resources)
+    except NotAllowed as error:
+        raise ConfigError(f"provider: {host.cloud}: {error}") from error
+    except ProviderError as error:
+        raise Unreachable(f"{host.cloud} cannot be asked now: {error}; nothing was made") from error
+    if not offers:
+        raise ConfigError(f"instance_type: {host.cloud} offers no {host.resources.instance_type}")
+    return offers
+
+
+def _show(host: Host, offers: Sequence[Offer]) -> None:
+    place, price = offers[0].placement, offers[0].price
+    costs = f"{rate(price.hourly)} an hour ({price.source})" if price is not None else "of unknown price"
+    has = f", {offers[0].num_cpus} CPUs" if offers[0].num_cpus is not None else ""
+    print(
+        f"a manager on 1 VM at {host.cloud}: {place.instance_type}{has}, on demand, {costs}", file=sys.stderr
+    )
+    places = ", ".join(dict.fromkeys(offer.placement.zone or offer.placement.region for offer in offers))
+    reached = "by a public address" if host.public else "by its address in the network"
+    print(f"in {place.region} ({places}), reached {reached}, port {host.port}", file=sys.stderr)
+    print("not counted: traffic, and the VMs that it rents for jobs", file=sys.stderr)
+
+
+def _agreed() -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError("yes: nobody is there to be asked whether the price is wanted; give -y")
+    print("Have it run until `makara down`? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _begin(folder: UpFolder, home: Path, host: Host, offer: Offer, patience: Patience) -> Record:
+    attempt = Attempt(
+        vm=VM,
+        placement=offer.placement,
+        image=host.resources.image_of(host.cloud) or "",
+        disk_gb=host.resources.disk_gb,
+    )
+    return folder.begin(attempt, host.port, (home / FILE).read_text(encoding="utf-8"), patience.clock())
+
+
+def _tell_how(folder: UpFolder, url: str) -> None:
+    """The address alone on stdout."""
+    print(url, flush=True)
+    here, home = folder.path, folder.path.parent
+    told = [
+        f"the manager answers there; its authority is {here / CA_FILE}, your token {here / 'admin.token'}",
+        f"here: makara ps --home {here}   (without --home, if no manager has run in {home})",
+        f"elsewhere, with copies of both: export MAKARA_SERVER={url} MAKARA_CA_FILE=ca.pem",
+        "                                       MAKARA_TOKEN=$(cat admin.token)",
+        "makara down ends it, and then what it rented",
+    ]
+    for line in told:
+        print(line, file=sys.stderr)

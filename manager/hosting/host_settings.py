@@ -1,0 +1,90 @@
+"""What is asked of a cloud for the VM of a manager, by the section `manager` in clouds.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import ConfigError
+from ..providers.azure.settings import AzureSettings
+from ..providers.settings import FILE, AwsSettings, CloudSettings
+from ..spec.resources import Resources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A VM that a manager runs on: one, on demand."""
+
+    cloud: str
+    settings: CloudSettings
+    """That cloud as a provider has it that makes this VM, and no worker."""
+    resources: Resources
+    port: int
+    public: bool
+    """Whether it is reached by a public address."""
+
+
+def host_of(
+    settings: CloudSettings, cloud: str, region: str | None = None, instance_type: str | None = None
+) -> Host:
+    """`region` and `instance_type`: other ones than in the settings. Raises `ConfigError`."""
+    section = getattr(settings, cloud)
+    if section is None or section.manager is None:
+        missing = cloud if section is None else f"{cloud}.manager"
+        raise ConfigError(f"{FILE}: {missing}: is required, for it says what the manager's VM is made of")
+    manager = section.manager
+    wish = {
+        "provider": cloud,
+        "max_nodes": 1,
+        "use_spot": False,
+        "region": region or (manager.region if isinstance(section, AwsSettings) else None),
+        "instance_type": instance_type or manager.instance_type,
+        "image": manager.image,
+        "disk_gb": manager.disk_gb,
+    }
+    resources = Resources.model_validate(wish)
+    if not resources.types_of(cloud):
+        raise ConfigError(f"instance_type: {resources.instance_type} is none of {cloud}")
+    alone = _aws(section) if isinstance(section, AwsSettings) else _azure(section)
+    return Host(
+        cloud=cloud,
+        settings=CloudSettings.model_validate({cloud: alone}),
+        resources=resources,
+        port=manager.port,
+        public=manager.public_address,
+    )
+
+
+def within_one_network(settings: CloudSettings) -> bool:
+    """Whether workers reach the manager's VM by its address in the network: there is one place for all."""
+    places = [
+        *(settings.aws.regions if settings.aws is not None else ()),
+        *(["azure"] if settings.azure else ()),
+    ]
+    return len(places) == 1
+
+
+def _aws(section: AwsSettings) -> AwsSettings:
+    manager = section.manager
+    assert manager is not None
+    groups = {"security_groups": manager.security_groups}
+    return section.model_copy(
+        update={
+            "regions": {name: region.model_copy(update=groups) for name, region in section.regions.items()},
+            "instance_profile": manager.instance_profile,
+            "public_addresses": manager.public_address,
+        }
+    )
+
+
+def _azure(section: AzureSettings) -> AzureSettings:
+    manager = section.manager
+    assert manager is not None
+    return section.model_copy(
+        update={
+            "identity_id": manager.identity_id,
+            "store_identity_id": None,
+            "subnet_id": manager.subnet_id,
+            "security_group_id": manager.security_group_id,
+            "public_address": manager.public_address,
+        }
+    )

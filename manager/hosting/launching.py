@@ -1,0 +1,248 @@
+"""From a record to a manager that answers: its VM is asked for, met, and given what it is to be.
+
+Called again with the same record, after whatever cut it off, it goes on and makes no second VM.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import httpx
+
+from ...protocol.messages import BootConfig
+from ..providers import (
+    Ended,
+    NoCapacity,
+    NotAllowed,
+    Provider,
+    ProviderError,
+    QuotaExceeded,
+    Resource,
+    ResourceStatus,
+)
+from ..providers.opening import open_clouds
+from ..spec.placement import Attempt, Placement
+from .accounts import account_of
+from .ending import LAG_S, Patience, end_all
+from .host_settings import Host
+from .pairing import NobodyThere, NotOurs, Taken, pair
+from .record import PAIR_WITHIN_S, VM, Record, UpFolder
+from .user_data import user_data
+
+UP_WITHIN_S = 2400.0  # a VM that comes late, and an installation over a slow network
+_MOST_LIVES = 3
+_ALIVE = (ResourceStatus.PENDING, ResourceStatus.RUNNING)
+_REFUSALS = (NoCapacity, NotAllowed, QuotaExceeded)
+_CONSOLE_CHARACTERS = 1500
+_TIMEOUT_S = 10.0
+
+
+class LaunchError(Exception):
+    """The manager is not up, and its VM may be there: what to do next is in the message."""
+
+
+class NothingMade(LaunchError):
+    """The cloud refused, and nothing is left."""
+
+
+class _VmGone(Exception):
+    """It has ended before it was a manager."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One call of `makara up`."""
+
+    folder: UpFolder
+    host: Host
+    placements: Sequence[Placement]  # in the order in which they are tried
+    one_network: bool  # of manager and workers
+    patience: Patience
+    tell: Callable[[str], object]
+
+    def run(self, record: Record) -> str:
+        """The manager's URL. Raises `LaunchError`."""
+        until = self.patience.clock() + UP_WITHIN_S
+        for _ in range(_MOST_LIVES):
+            try:
+                return self._one_life(record, until)
+            except _VmGone as error:
+                self.tell(str(error))
+                record = self._anew(record)
+        raise LaunchError(f"{_MOST_LIVES} VMs have ended before one was a manager; nothing is left of them")
+
+    # ---- the VM --------------------------------------------------------------------------------------------
+
+    def _one_life(self, record: Record, until: float) -> str:
+        while True:
+            with closing(self._provider(record)) as provider:
+                try:
+                    if self._is_late(record):
+                        self._check_alive(provider, record)
+                    else:
+                        self._create(provider, record, until)
+                    return self._met(provider, record, until)
+                except NoCapacity as error:
+                    self.tell(f"none to be had: {error}")
+            record = self._elsewhere(record)
+
+    def _provider(self, record: Record) -> Provider:
+        def render(attempt: Attempt, boot: BootConfig) -> bytes:
+            return self.folder.user_data(lambda: user_data(record, boot.ending))
+
+        return open_clouds(self.host.settings, record.tag, render)[record.cloud]
+
+    def _is_late(self, record: Record) -> bool:
+        """Whether a VM of it, if there is one, waits for nobody any more."""
+        return self.folder.was_asked and self.patience.clock() - record.asked_at > PAIR_WITHIN_S
+
+    def _check_alive(self, provider: Provider, record: Record) -> None:
+        """A VM that was met before may be a manager by now. Raises `_VmGone` if there is none: an old secret
+        is not to be used again."""
+        try:
+            there = self._there(provider, record)
+        except ProviderError as error:
+            raise LaunchError(f"{error}; call `makara up` again to go on") from error
+        if self.folder.ca is None or not any(one.status in _ALIVE for one in there if one.kind == "vm"):
+            raise _VmGone("the VM that was asked for before was met by nobody, or has ended")
+
+    def _create(self, provider: Provider, record: Record, until: float) -> None:
+        """Raises `NoCapacity`, `NothingMade` (nothing of the attempt exists), `_VmGone`, `LaunchError`."""
+        unknown = self.folder.was_asked  # whether a call of this attempt may have made a VM
+        boot = BootConfig(vm=VM, job=VM, manager_url="", join_token="", directory="")
+        while True:
+            self.folder.write(record)
+            try:
+                self.tell(f"VM {provider.create(record.attempt, boot)}: {_where(record.attempt.placement)}")
+                return
+            except Ended as error:
+                raise _VmGone(str(error)) from error
+            except _REFUSALS as error:
+                if unknown:
+                    raise LaunchError(
+                        f"{error}; an earlier call may have made a VM: `makara down`"
+                    ) from error
+                if isinstance(error, NoCapacity):
+                    raise
+                raise NothingMade(str(error)) from error
+            except ProviderError as error:  # throttled, or unknown: the same call again
+                self.tell(str(error))
+                unknown = True
+            if self.patience.clock() > until:
+                raise LaunchError("the cloud has not answered; call `makara up` again, or `makara down`")
+            self.patience.sleep(self.patience.pause_s)
+
+    def _elsewhere(self, record: Record) -> Record:
+        """The next place. Raises `NothingMade` after the last."""
+        places, here = list(self.placements), record.attempt.placement
+        number = places.index(here) + 1 if here in places else 0
+        if number == len(places):
+            raise NothingMade("no place has capacity; try another type or region, or later")
+        return self.folder.begin_again(record, places[number], self.patience.clock())
+
+    def _anew(self, record: Record) -> Record:
+        """Nothing is left of the attempt, and another one is to be made. Raises `LaunchError`."""
+        account = account_of(record.cloud, self.host.settings, record.tag)
+        left = end_all([account], self.patience, self.tell, not_before=self.folder.written_at + LAG_S)
+        if left:
+            raise LaunchError(f"left: {'; '.join(left)}; see to it with `makara down`")
+        return self.folder.begin_again(record, record.attempt.placement, self.patience.clock())
+
+    # ---- the manager ---------------------------------------------------------------------------------------
+
+    def _met(self, provider: Provider, record: Record, until: float) -> str:
+        """Raises `_VmGone`, `LaunchError`."""
+        told, seen_at = "", self.patience.clock()
+        while self.patience.clock() < until:
+            try:
+                there = self._there(provider, record)
+                machines = [one for one in there if one.kind == "vm"]
+                if any(one.status in _ALIVE for one in machines):
+                    seen_at = self.patience.clock()
+                elif machines or self.patience.clock() - seen_at > LAG_S:
+                    raise _VmGone(f"the VM has ended. {self._console(provider, record)}")
+                if url := self._answering(record, there):
+                    return url
+                news = self._introduced(record, there)
+            except ProviderError as error:
+                news = str(error)
+            if news != told:
+                self.tell(news)
+                told = news
+            self.patience.sleep(self.patience.pause_s)
+        raise LaunchError(
+            "the manager does not answer yet; call `makara up` again to go on, or `makara down`"
+        )
+
+    def _there(self, provider: Provider, record: Record) -> list[Resource]:
+        """What there is of this attempt, by name and by tag: a list may be late, and names may not be those
+        that were asked for."""
+        number = record.attempt.number
+        found = [*provider.look(VM, number), *provider.list()]
+        return [one for one in found if one.vm == VM and one.attempt == number]
+
+    def _answering(self, record: Record, there: Sequence[Resource]) -> str | None:
+        """The URL of the manager, if it is one by now that knows its owner."""
+        url, ca = self._url(record, there), self.folder.ca
+        if url is None or ca is None or not answers(url, self.folder.token, ca):
+            return None
+        self.folder.is_up(url)
+        return url
+
+    def _introduced(self, record: Record, there: Sequence[Resource]) -> str:
+        """What has come of trying to hand the VM its payload."""
+        private, public = _addresses(there)
+        address = public if self.host.public else private
+        if not address:
+            return "the VM has no address yet"
+        reached = private if self.one_network and private else address
+        told = {"url": _url_of(reached, record.port), "names": sorted({private, public} - {""})}
+        try:
+            pair(address, record.port, record.secret, self.folder.payload, told, self.folder.trust)
+        except (NobodyThere, Taken):
+            if self.folder.ca is not None:  # it was met
+                return "the VM installs Makara"
+            where = f"{address}:{record.port}"
+            return f"nobody answers at {where} yet: the VM boots, or a security group is in the way"
+        except NotOurs as error:
+            return f"{address}: {error}"
+        return "the VM has what it needs, and installs it"
+
+    def _url(self, record: Record, there: Sequence[Resource]) -> str | None:
+        private, public = _addresses(there)
+        address = public if self.host.public else private
+        return _url_of(address, record.port) if address else None
+
+    def _console(self, provider: Provider, record: Record) -> str:
+        try:
+            text = provider.console(VM, record.attempt.number)
+        except ProviderError as error:
+            return f"Its console cannot be read: {error}"
+        return f"Its console ends so:\n{text[-_CONSOLE_CHARACTERS:]}" if text else ""
+
+
+def answers(url: str, token: str, ca: str) -> bool:
+    """Whether a manager of that authority is there that knows this token."""
+    trust = ssl.create_default_context(cadata=ca)
+    try:
+        with httpx.Client(verify=trust, timeout=_TIMEOUT_S, trust_env=False) as client:
+            return client.get(f"{url}/api/v1/jobs", headers={"Authorization": f"Bearer {token}"}).is_success
+    except httpx.TransportError:
+        return False
+
+
+def _addresses(there: Sequence[Resource]) -> tuple[str, str]:
+    """(in the network, public); empty while not known."""
+    private = next((one.private_address for one in there if one.private_address), "")
+    return private, next((one.public_address for one in there if one.public_address), "")
+
+
+def _url_of(address: str, port: int) -> str:
+    return f"https://[{address}]:{port}" if ":" in address else f"https://{address}:{port}"
+
+
+def _where(place: Placement) -> str:
+    return f"{place.instance_type} in {place.zone or place.region}"

@@ -1,0 +1,244 @@
+"""Runs on the manager's VM, from its user data, with the image's own Python: waits for whoever called `makara
+up`, takes Makara and its settings from them, and has both installed.
+
+Argument: the folder with boot.json. Strangers may connect: the secret of the user data proves each side to
+the other, for some minutes, and nothing but the payload whose checksum the user data names is taken.
+"""
+
+import collections
+import hashlib
+import hmac
+import http.server
+import json
+import os
+import secrets
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import zipfile
+from typing import Any
+
+TIMEOUT_S, TRIES, PAUSE_S = 60, 3, 20
+MOST_BYTES, MOST_HELLO, MOST_CONNECTIONS, MOST_NONCES = 64 << 20, 4096, 32, 64
+IDENTITY = "http://169.254.169.254/metadata"
+AUTHORITY = [
+    *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+    *("-days", "7300", "-subj", "/CN=Makara manager's authority"),
+    *("-addext", "keyUsage=critical,digitalSignature,keyCertSign,cRLSign"),
+]
+
+
+def main(folder: str) -> None:
+    os.umask(0o077)
+    with open(os.path.join(folder, "boot.json")) as file:
+        boot = json.load(file)
+    if not exists(folder, "paired") and not pair(folder, boot):
+        end(boot)
+        return
+    for _ in range(TRIES):
+        if exists(folder, "installed") or install(folder):
+            return
+        time.sleep(PAUSE_S)
+    end(boot)
+
+
+# ---- who called `makara up` --------------------------------------------------------------------------------
+
+
+def pair(folder: str, boot: dict[str, Any]) -> bool:
+    """Whether they came in time."""
+    make_authority(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(os.path.join(folder, "ca.pem"), os.path.join(folder, "ca.key"))
+    server = Server((boot["host"], boot["port"]), folder, boot, context)
+    threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
+    say(f"waiting for {boot['pair_within_s']} s on port {boot['port']}")
+    server.paired.wait(boot["pair_within_s"])
+    with server.lock:  # never between the payload and its mark
+        server.closed = True
+    server.shutdown()
+    server.server_close()
+    return exists(folder, "paired")
+
+
+def make_authority(folder: str) -> None:
+    """The manager's own, under which its certificates will be."""
+    key, certificate = os.path.join(folder, "ca.key"), os.path.join(folder, "ca.pem")
+    if not exists(folder, "ca.pem"):
+        subprocess.run([*AUTHORITY, "-keyout", key, "-out", f"{certificate}.new"], check=True)
+        os.rename(f"{certificate}.new", certificate)
+
+
+def proof(secret: str, *parts: str) -> str:
+    text = json.dumps(["makara up", *parts])
+    return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(
+        self, address: tuple[str, int], folder: str, boot: dict[str, Any], context: ssl.SSLContext
+    ) -> None:
+        self.folder, self.boot, self.context = folder, boot, context
+        self.lock, self.paired, self.closed = threading.Lock(), threading.Event(), False
+        self.nonces: collections.deque[str] = collections.deque(maxlen=MOST_NONCES)
+        self.free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        with open(os.path.join(folder, "ca.pem")) as file:
+            self.certificate = ssl.PEM_cert_to_DER_cert(file.read()).hex()
+        super().__init__(address, Exchange)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own: who is slow or silent keeps nobody else."""
+        if not self.free.acquire(blocking=False):
+            return
+        try:
+            request.settimeout(TIMEOUT_S)
+            with self.context.wrap_socket(request, server_side=True) as connection:
+                Exchange(connection, client_address, self)
+        finally:
+            self.free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        say(f"{client_address[0]}: {sys.exc_info()[1]!r}")
+
+    def take(self, payload: bytes, told: str) -> int:
+        """Keep it, unless somebody has been before; an HTTP status."""
+        if hashlib.sha256(payload).hexdigest() != self.boot["payload_sha256"]:
+            return 422
+        with self.lock:
+            if self.closed or exists(self.folder, "paired"):
+                return 409
+            keep(self.folder, "payload.zip", payload)
+            keep(self.folder, "told.json", told.encode())
+            keep(self.folder, "paired", b"")
+        return 200
+
+
+class Exchange(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        size = int(length) if length.isdecimal() else -1
+        if self.path == "/hello" and 0 <= size <= MOST_HELLO:
+            self.hello(self.rfile.read(size).decode("ascii", "replace"))
+        elif self.path == "/payload" and 0 <= size <= MOST_BYTES:
+            self.payload(size)
+        else:
+            self.answer(404, {})
+
+    def hello(self, theirs: str) -> None:
+        """Show them that this is the VM which they asked for."""
+        ours = secrets.token_hex(16)
+        self.server.nonces.append(ours)
+        self.answer(200, {"nonce": ours, "proof": self.proof("vm", theirs, ours)})
+
+    def payload(self, size: int) -> None:
+        """Let them show first that they asked for this VM."""
+        ours, told = self.headers.get("Makara-Nonce", ""), self.headers.get("Makara-Told", "")
+        shown = self.headers.get("Makara-Proof", "").encode()
+        mine = self.proof("owner", ours, told, self.server.boot["payload_sha256"])
+        known = ours in self.server.nonces
+        if not hmac.compare_digest(shown, mine.encode()) or not known:
+            self.close_connection = True  # what they send is not read
+            self.answer(403, {})
+            return
+        self.server.nonces.remove(ours)
+        status = self.server.take(self.rfile.read(size), told)
+        self.answer(status, {"proof": self.proof("taken", ours)} if status == 200 else {})
+        if status == 200:
+            self.server.paired.set()
+
+    def proof(self, *parts: str) -> str:
+        return proof(self.server.boot["secret"], self.server.certificate, *parts)
+
+    def answer(self, status: int, body: dict[str, str]) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        say(f"{self.client_address[0]}: {format % args}")
+
+
+# ---- afterwards --------------------------------------------------------------------------------------------
+
+_INSTALL = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from makara.manager.hosting.installing import main
+main(*sys.argv[2:])
+"""
+
+
+def install(folder: str) -> bool:
+    """By the program that came with the payload; whether it succeeded."""
+    payload, code = os.path.join(folder, "payload"), os.path.join(folder, "code")
+    for inner in (payload, code):
+        shutil.rmtree(inner, ignore_errors=True)
+    with zipfile.ZipFile(os.path.join(folder, "payload.zip")) as archive:
+        archive.extractall(payload)
+    (wheel,) = (name for name in os.listdir(payload) if name.endswith(".whl"))
+    with zipfile.ZipFile(os.path.join(payload, wheel)) as archive:
+        archive.extractall(code)
+    done = subprocess.run([sys.executable, "-c", _INSTALL, code, folder, *sys.argv[2:]]).returncode == 0
+    if done:
+        keep(folder, "installed", b"")
+    return done
+
+
+def end(boot: dict[str, Any]) -> None:
+    """Have the VM cost nothing any more."""
+    say("this VM ends itself")
+    for _ in range(TRIES if boot["ending"]["kind"] == "azure" else 0):
+        try:
+            delete_azure(boot["ending"])
+            time.sleep(300)
+        except (OSError, ValueError, KeyError) as error:
+            say(f"Azure does not delete this VM yet: {error!r}")
+            time.sleep(PAUSE_S)
+    subprocess.run(boot["power_off"], check=True)
+
+
+def delete_azure(ending: dict[str, str]) -> None:
+    """With its own identity: a VM that is only shut down is billed on."""
+    about = ask(f"{IDENTITY}/instance/compute?api-version=2021-02-01", {"Metadata": "true"})
+    query = f"resource=https://management.azure.com/&msi_res_id={ending['identity_id']}"
+    token = ask(f"{IDENTITY}/identity/oauth2/token?api-version=2018-02-01&{query}", {"Metadata": "true"})
+    url = f"{ending['management_url']}{about['resourceId']}?api-version=2024-07-01"
+    ask(url, {"Authorization": f"Bearer {token['access_token']}"}, "DELETE")
+
+
+def ask(url: str, headers: dict[str, str], method: str = "GET") -> dict[str, str]:
+    request = urllib.request.Request(url, headers=headers, method=method)
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+        return json.loads(answer.read() or b"{}")
+
+
+def exists(folder: str, name: str) -> bool:
+    return os.path.exists(os.path.join(folder, name))
+
+
+def keep(folder: str, name: str, data: bytes) -> None:
+    path = os.path.join(folder, name)
+    with open(f"{path}.new", "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(f"{path}.new", path)
+
+
+def say(text: str) -> None:
+    print(f"makara: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,197 @@
+"""How `makara up` and its VM know each other, and what strangers come to. The VM's side is the program of its
+user data, as a process."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from makara.manager.authority import Authority
+from makara.manager.hosting.pairing import NobodyThere, NotOurs, Taken, pair
+from makara.manager.hosting.record import Record
+from makara.manager.hosting.user_data import user_data
+from makara.manager.spec.placement import Attempt, Placement
+from makara.protocol.messages import VmEnding
+from manager_vm import ManagerVm
+from s3_server import free_ports
+from service_process import wait_for
+
+PAYLOAD = b"no zip file"
+SECRET = "by which they know each other"
+TOLD = {"url": "https://127.0.0.1:1", "names": ["127.0.0.1"]}
+
+
+def record_of(port: int) -> Record:
+    return Record(
+        cloud="aws",
+        identity="a",
+        attempt=Attempt(vm="manager", placement=Placement(provider="aws")),
+        asked_at=0.0,
+        secret=SECRET,
+        payload_sha256=hashlib.sha256(PAYLOAD).hexdigest(),
+        port=port,
+    )
+
+
+class Waiting:
+    """A VM that waits for who asked for it."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        (self.port,) = free_ports(1)
+        data = user_data(record_of(self.port), VmEnding(kind="power_off"))
+        self.vm = ManagerVm(folder, data, **changes)
+        self.trusted: list[str] = []
+
+    def listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def pair(self, secret: str = SECRET, payload: bytes = PAYLOAD, port: int | None = None) -> None:
+        pair("127.0.0.1", port or self.port, secret, payload, TOLD, self.trusted.append)
+
+    @property
+    def taken(self) -> bytes | None:
+        file = self.vm.boot / "payload.zip"
+        return file.read_bytes() if (self.vm.boot / "paired").exists() else None
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[Waiting]:
+    made = Waiting(tmp_path / "vm")
+    try:
+        wait_for(made.listens, "the VM to listen", lambda: made.vm.console)
+        yield made
+    finally:
+        made.vm.close()
+
+
+def test_who_knows_the_secret_hands_over_the_payload_and_learns_whom_to_trust(waiting: Waiting) -> None:
+    waiting.pair()
+    assert waiting.taken == PAYLOAD
+    assert json.loads((waiting.vm.boot / "told.json").read_text()) == TOLD
+    (ca,) = waiting.trusted
+    assert ca.split() == (waiting.vm.boot / "ca.pem").read_text().split()
+
+
+def test_the_vms_authority_is_one_that_a_manager_takes(waiting: Waiting, tmp_path: Path) -> None:
+    authority = Authority(waiting.vm.boot, ["127.0.0.1"])
+    made = x509.load_pem_x509_certificate(authority.certificate.encode())
+    assert made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert oct((waiting.vm.boot / "ca.key").stat().st_mode & 0o777) == "0o600"
+    assert ssl.create_default_context(cadata=authority.certificate).get_ca_certs()
+
+
+def test_who_does_not_know_the_secret_is_sent_nothing_and_sends_nothing(waiting: Waiting) -> None:
+    with pytest.raises(NotOurs, match="not the VM that was asked for"):
+        waiting.pair(secret="another")
+    assert waiting.trusted == []
+    assert waiting.taken is None
+    waiting.pair()  # and nothing is spoilt by it
+    assert waiting.taken == PAYLOAD
+
+
+def test_another_payload_than_the_user_data_names_is_not_taken(waiting: Waiting) -> None:
+    with pytest.raises((NotOurs, NobodyThere)):
+        waiting.pair(payload=b"another")
+    assert waiting.taken is None
+
+
+def test_the_second_comes_too_late(waiting: Waiting) -> None:
+    waiting.pair()
+    with pytest.raises((Taken, NobodyThere)):
+        waiting.pair()
+    assert waiting.taken == PAYLOAD
+
+
+def test_of_two_at_once_one_hands_over(waiting: Waiting) -> None:
+    outcomes: list[str] = []
+
+    def come() -> None:
+        try:
+            waiting.pair()
+            outcomes.append("taken")
+        except (Taken, NobodyThere) as error:
+            outcomes.append(type(error).__name__)
+
+    coming = [threading.Thread(target=come) for _ in range(4)]
+    for one in coming:
+        one.start()
+    for one in coming:
+        one.join()
+    assert outcomes.count("taken") == 1
+    assert waiting.taken == PAYLOAD
+
+
+def test_nobody_can_stand_between(waiting: Waiting, tmp_path: Path) -> None:
+    """With a certificate of their own, passing on whatever each side says."""
+    with between(waiting.port, tmp_path / "between") as port, pytest.raises(NotOurs):
+        waiting.pair(port=port)
+    assert waiting.taken is None
+
+
+def test_who_is_silent_keeps_nobody(waiting: Waiting) -> None:
+    with socket.create_connection(("127.0.0.1", waiting.port)):
+        waiting.pair()
+    assert waiting.taken == PAYLOAD
+
+
+def test_a_vm_that_nobody_comes_to_ends_itself(tmp_path: Path) -> None:
+    late = Waiting(tmp_path / "vm", pair_within_s=0.5)
+    try:
+        assert late.vm.wait() == 0
+        assert late.vm.ended
+        with pytest.raises(NobodyThere):
+            late.pair()
+        assert late.taken is None
+    finally:
+        late.vm.close()
+
+
+class between:
+    """Listens, and passes on what comes, over TLS on both sides."""
+
+    def __init__(self, port: int, folder: Path) -> None:
+        folder.mkdir()
+        self._own = Authority(folder, ["127.0.0.1"]).context
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+
+    def __enter__(self) -> int:
+        threading.Thread(target=self._serve, daemon=True).start()
+        return int(self._listener.getsockname()[1])
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        theirs.check_hostname, theirs.verify_mode = False, ssl.CERT_NONE
+        connection, _ = self._listener.accept()
+        with (
+            self._own.wrap_socket(connection, server_side=True) as caller,
+            socket.create_connection(("127.0.0.1", self._port)) as onward,
+            theirs.wrap_socket(onward) as vm,
+        ):
+            back = threading.Thread(target=_pass_on, args=(vm.recv, caller.sendall), daemon=True)
+            back.start()
+            _pass_on(caller.recv, vm.sendall)
+            with contextlib.suppress(OSError):  # it may have hung up
+                vm.shutdown(socket.SHUT_RDWR)
+            back.join()
+
+
+def _pass_on(receive: Callable[[int], bytes], send: Callable[[bytes], None]) -> None:
+    try:
+        while data := receive(65536):
+            send(data)
+    except OSError:
+        return

@@ -1,0 +1,378 @@
+"""`makara up` until its VM boots: one VM is asked for, whatever happens, and `makara down` ends it."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from azure_account import ADDRESSES, MACHINES
+from launches import Home
+from makara.manager.boot.user_data import MOST_BYTES, TooLarge
+from makara.manager.cli import main as cli
+from makara.manager.config import ConfigError
+from makara.manager.hosting.record import Record
+from makara.manager.hosting.user_data import user_data
+from makara.protocol.messages import VmEnding
+from provider_stands import boot_of
+from provider_troubles import Trouble
+from rented_vms import AwsCloud, AzureAccountInUse, Cloud, cloud_of
+
+
+@pytest.fixture(params=["aws", "azure"])
+def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cloud]:
+    with cloud_of(request.param, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def home(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    return Home(cloud, tmp_path / "home", monkeypatch)
+
+
+@pytest.fixture
+def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    with cloud_of("aws", tmp_path) as made:
+        yield Home(made, tmp_path / "home", monkeypatch)
+
+
+def stand(home: Home) -> Any:
+    assert isinstance(home.cloud, AwsCloud)
+    return home.cloud.stand
+
+
+def vms(cloud: Cloud) -> int:
+    if isinstance(cloud, AwsCloud):
+        return sum(i.state != "terminated" for i in cloud.stand.aws.ec2.all_instances())
+    assert isinstance(cloud, AzureAccountInUse)
+    return len(cloud.cloud.names(MACHINES))
+
+
+# ---- one VM ------------------------------------------------------------------------------------------------
+
+
+def test_one_vm_is_asked_for_on_demand_as_the_manager(aws: Home) -> None:
+    aws.up(cut_off="_met")
+    (asked,) = stand(aws).aws.requests
+    assert asked["InstanceType"] == "t3.medium"
+    assert asked["IamInstanceProfile.Name"] == "makara-manager"
+    group = stand(aws).aws.ec2.get_security_group_from_id(asked["NetworkInterface.1.SecurityGroupId.1"])
+    assert group.name == "manager"
+    assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert not any(name.startswith("InstanceMarketOptions") for name in asked)
+    (made,) = stand(aws).aws.ec2.all_instances()
+    tags = {tag["key"]: tag["value"] for tag in made.get_tags()}
+    assert tags["makara:manager"] == f"up-{aws.record.identity}"
+
+
+def test_on_azure_it_has_the_managers_identity_and_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cloud_of("azure", tmp_path) as cloud:
+        home = Home(cloud, tmp_path / "home", monkeypatch)
+        home.up(cut_off="_met")
+        assert isinstance(cloud, AzureAccountInUse)
+        (name,) = cloud.cloud.names(MACHINES)
+        body = cloud.cloud.account.resources[MACHINES, name]
+        (identity,) = body["identity"]["userAssignedIdentities"]
+        assert identity.endswith("/makara-manager")
+        assert body["properties"]["priority"] == "Regular"
+        assert body["tags"]["makara-manager"] == f"up-{home.record.identity}"
+        assert len(name) <= 64
+        assert cloud.cloud.names(ADDRESSES)
+        assert home.boot_file()["ending"]["identity_id"] == identity
+
+
+def test_a_call_that_was_cut_off_goes_on_with_its_vm(home: Home, cloud: Cloud) -> None:
+    home.up(cut_off="_met")
+    before = home.record
+    home.up(cut_off="_met")
+    assert vms(cloud) == 1
+    assert home.record == before
+    assert len(set(cloud.user_data())) == 1
+
+
+def test_the_vm_that_is_there_already_is_not_missing_in_the_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cloud_of("azure", tmp_path) as cloud:
+        home = Home(cloud, tmp_path / "home", monkeypatch)
+        home.up(cut_off="_met")
+        assert isinstance(cloud, AzureAccountInUse)
+        cloud.cloud.account.quotas["cores"] = (2, 2)
+        home.up(cut_off="_met")
+        assert vms(cloud) == 1
+
+
+def test_killed_between_the_record_and_the_call_it_asks_with_the_same_name(home: Home, cloud: Cloud) -> None:
+    home.up(cut_off="_create")
+    assert vms(cloud) == 0
+    before = home.record
+    home.up(cut_off="_met")
+    assert vms(cloud) == 1
+    assert home.record == before
+
+
+def test_a_lost_answer_makes_no_second_vm(aws: Home) -> None:
+    stand(aws).trouble(Trouble.LOST_ANSWER)
+    aws.up(cut_off="_met")
+    assert stand(aws).aws.calls.count("RunInstances") == 2
+    assert vms(aws.cloud) == 1
+
+
+def test_a_vm_that_nobody_met_in_time_gives_way_to_one_with_another_secret(home: Home, cloud: Cloud) -> None:
+    home.up(cut_off="_met")
+    first = home.boot_file()
+    home.time.now += 3600.0
+    home.up(cut_off="_met")
+    assert vms(cloud) == 1
+    assert home.record.attempt.number == 2
+    second = home.boot_file()
+    assert second["secret"] != first["secret"]
+    assert second["payload_sha256"] == first["payload_sha256"]
+
+
+def test_a_vm_that_ends_before_it_is_a_manager_gives_way_to_another(
+    aws: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends() -> None:
+        if aws.time.slept == 2:
+            stand(aws).end("manager")
+
+    aws.time.during.append(ends)
+    assert aws.up() == 1  # for nobody ever answers
+    assert aws.record.attempt.number == 2
+    assert vms(aws.cloud) == 1
+    told = capsys.readouterr().err
+    assert "the VM has ended" in told
+    assert "the VM says that it boots" in told  # its console
+    assert "call `makara up` again to go on" in told
+
+
+def test_another_place_is_tried_where_one_has_no_capacity(aws: Home) -> None:
+    stand(aws).aws.refusal = ("InsufficientInstanceCapacity", 500)
+    aws.up(cut_off="_met")
+    assert aws.record.attempt.placement.zone == "us-east-1b"
+    assert vms(aws.cloud) == 1
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------
+
+
+def main(home: Home, *arguments: str) -> int:
+    return cli.main(["up", home.cloud.name, "-y", "--home", str(home.path), *arguments])
+
+
+@pytest.mark.parametrize(
+    ("break_it", "field"),
+    [
+        (lambda aws: setattr(aws, "expired", True), "provider: "),
+        (lambda aws: setattr(aws, "quota", 1.0), "instance_type: 1 t3.medium have 2 vCPUs, and quota"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_its_field_and_asks_for_nothing(
+    aws: Home, break_it: Callable[[Any], None], field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    break_it(stand(aws).aws)
+    assert main(aws) == 2
+    assert field in capsys.readouterr().err
+    assert stand(aws).aws.requests == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--instance-type", "t9.huge"], "instance_type: "),
+        (["--instance-type", "Standard_B2s"], "instance_type: "),
+        (["--region", "mars-1"], "region: "),
+    ],
+)
+def test_a_wish_that_aws_does_not_know_is_refused(
+    aws: Home, arguments: list[str], field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(aws, *arguments) == 2
+    assert field in capsys.readouterr().err
+    assert stand(aws).aws.requests == []
+
+
+def test_without_a_section_for_it_there_is_no_up(aws: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    (aws.path / "clouds.yaml").write_text(yaml.safe_dump({"aws": aws.cloud.section()}))
+    assert main(aws) == 2
+    assert "aws.manager: is required" in capsys.readouterr().err
+    assert cli.main(["up", "azure", "-y", "--home", str(aws.path)]) == 2
+    assert "azure: is required" in capsys.readouterr().err
+
+
+def test_it_asks_first_with_type_region_and_price(
+    aws: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"yes: .* give -y"):
+        aws.up(yes=False)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin.readline", lambda: "n\n")
+    assert aws.up(yes=False) == 1
+    told = capsys.readouterr().err
+    for part in ("t3.medium", "us-east-1", "on demand", "$0.0499", "port 8700"):  # with disk and address
+        assert part in told
+    assert stand(aws).aws.requests == []
+    assert aws.folder.read() is None
+    assert aws.down() == 0
+
+
+def test_a_refusal_leaves_no_record(aws: Home) -> None:
+    stand(aws).trouble(Trouble.REFUSED)
+    with pytest.raises(ConfigError, match=r"UnauthorizedOperation.*nothing was made"):
+        aws.up()
+    assert aws.folder.read() is None
+
+
+def test_a_refusal_is_not_believed_where_an_earlier_call_may_have_made_a_vm(
+    aws: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.up(cut_off="_met")
+    stand(aws).aws._tokens.clear()  # as AWS forgets them
+    stand(aws).trouble(Trouble.REFUSED)
+    assert aws.up() == 1
+    assert "an earlier call may have made a VM: `makara down`" in capsys.readouterr().err
+    assert aws.folder.read() is not None
+    assert aws.down() == 0
+    assert aws.cloud.billed() == []
+
+
+def test_one_home_has_one_manager(aws: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    aws.up(cut_off="_met")
+    assert cli.main(["up", "azure", "-y", "--home", str(aws.path)]) == 2
+    assert "cloud: a manager of" in capsys.readouterr().err
+    with aws.folder.held():
+        assert main(aws) == 2
+    assert "at work" in capsys.readouterr().err
+
+
+# ---- what the cloud is shown -------------------------------------------------------------------------------
+
+
+def test_user_data_is_small_and_holds_no_secret_that_lasts(home: Home, cloud: Cloud) -> None:
+    home.up(cut_off="_met")
+    (data,) = cloud.user_data()
+    assert len(data) <= MOST_BYTES
+    config = yaml.safe_load(data)
+    assert next(iter(config)) == "bootcmd"
+    (command,) = config["bootcmd"]
+    assert command[-1] == "test -e /etc/makara-manager/paired || systemctl poweroff --force"
+    assert all(file["permissions"] == "0600" for file in config["write_files"])
+    boot = home.boot_file()
+    assert boot["pair_within_s"] == 900.0
+    assert boot["payload_sha256"] == hashlib.sha256(home.folder.payload).hexdigest()
+    shown = str(boot) + data.decode()
+    token = home.folder.token
+    theirs = [value for name, value in cloud.environment.items() if "SECRET_" in name and len(value) > 3]
+    for secret in (token, token.partition(".")[2], *theirs):
+        assert secret not in shown
+    for file in home.folder.path.iterdir():
+        if file.name != "record.json.lock":
+            assert file.stat().st_mode & 0o077 == 0, file
+
+
+def test_user_data_that_no_cloud_would_take_is_refused(home: Home) -> None:
+    home.up(cut_off="_met")
+    record: Record = home.record.model_copy(update={"secret": "".join(map(str, range(20000)))})
+    with pytest.raises(TooLarge, match="16384 are allowed"):
+        user_data(record, VmEnding(kind="power_off"))
+
+
+@pytest.mark.clouds
+def test_cloud_init_finds_no_fault_in_it(aws: Home, tmp_path: Path) -> None:
+    assert shutil.which("cloud-init") is not None, "apt-get install cloud-init"
+    aws.up(cut_off="_met")
+    file = tmp_path / "user-data"
+    file.write_bytes(aws.cloud.user_data()[0])
+    command = ["cloud-init", "schema", "--config-file", str(file)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+# ---- down --------------------------------------------------------------------------------------------------
+
+
+def rent(home: Home, *vms: str) -> None:
+    """As the manager that is up does it."""
+    with closing(home.cloud.provider(home.record.identity)) as provider:
+        for vm in vms:
+            attempt = home.cloud.attempt(vm)
+            provider.create(attempt, boot_of(attempt, home.path))
+
+
+def test_down_ends_the_manager_first_then_what_it_rented_and_forgets_it(
+    home: Home, cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.up(cut_off="_met")
+    rent(home, "gpt-vm0")
+    seen: list[tuple[bool, bool]] = []
+
+    def look() -> None:
+        names = cloud.billed()
+        seen.append((any("manager-1-" in n or n == "manager" for n in names), any("gpt" in n for n in names)))
+
+    home.time.during.append(look)
+    capsys.readouterr()
+    assert home.down() == 0
+    assert cloud.billed() == []
+    assert not home.folder.path.exists()
+    shown = capsys.readouterr().out
+    assert "manager" in shown
+    assert "gpt-vm0" in shown
+    assert (False, True) in seen  # the manager is gone, and what it rented is not yet
+    assert (True, False) not in seen
+    assert home.down() == 0
+
+
+def test_what_hangs_on_no_vm_is_ended_as_well_its_address_included(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cloud_of("azure", tmp_path) as cloud:
+        home = Home(cloud, tmp_path / "home", monkeypatch)
+        home.up(cut_off="_met")
+        assert isinstance(cloud, AzureAccountInUse)
+        (name,) = cloud.cloud.names(MACHINES)
+        cloud.cloud.account.resources.pop((MACHINES, name))
+        assert cloud.cloud.names(ADDRESSES)
+        assert home.down() == 0
+        assert cloud.billed() == []
+
+
+def test_what_the_manager_asked_for_last_is_waited_for(home: Home, cloud: Cloud) -> None:
+    home.up(cut_off="_met")
+    cloud.hide_new()
+    rent(home, "gpt-vm0")
+    began = home.time.now
+    home.time.during = [lambda: home.time.now - began > 200 and cloud.settle()]
+    assert home.down() == 0
+    assert cloud.billed() == []
+    assert home.time.now - began >= 300
+
+
+def test_a_down_that_was_killed_at_its_last_step_hinders_no_other_up(aws: Home) -> None:
+    aws.up(cut_off="_met")
+    aws.folder.is_up("https://192.0.2.1:8700")
+    (aws.folder.path / "record.json").unlink()
+    stand(aws).end("manager")
+    aws.up(cut_off="_met")
+    assert aws.folder.url is None
+    assert vms(aws.cloud) == 1
+
+
+def test_down_of_one_cloud_leaves_no_manager_that_rents_in_another(
+    aws: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.up(cut_off="_met")
+    assert cli.main(["down", "azure", "-y", "--home", str(aws.path)]) == 2
+    assert "leave the cloud out" in capsys.readouterr().err
+    assert vms(aws.cloud) == 1
+    assert aws.down("aws") == 0
+    assert aws.cloud.billed() == []
