@@ -151,6 +151,49 @@ def test_a_jobs_code_has_the_credentials_of_its_store_and_nothing_else_of_its_vm
     assert found["owners"] == [user.pw_name], "the job's folder is its own to write"
 
 
+_START = """
+import asyncio, os, sys
+from pathlib import Path
+from makara.checkpoint import inherited
+from makara.protocol.messages import TrainerUser
+from makara.worker.agent.trainer_user import CodeUser
+
+folder, search, name = sys.argv[1:]
+user = CodeUser(TrainerUser(name=name, home=folder, python=f"{folder}/bin/python"))
+
+async def main():
+    envs = {"LD_DEBUG": "files", "LD_DEBUG_OUTPUT": f"{folder}/loader", "PATH": search}
+    with open(f"{folder}/output", "wb") as output:
+        process = await user.start(
+            *("/bin/sh", "-c", "grep NoNewPrivs /proc/self/status; id -u"),
+            env=inherited(user.environment(os.environ), envs), cwd=Path(folder), output=output,
+        )
+    assert await process.wait() == 0
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_of_a_jobs_environment_is_obeyed_by_root(folder: Path) -> None:
+    """Found: the program that gave root's rights up was searched in the PATH of the job, and loaded what the
+    job's LD_PRELOAD names. Its loader writes a file here, as whom it runs as."""
+    require_root_and({"ip"})
+    folder.chmod(0o777)
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in ("setpriv", "sh", "id"):
+        program = programs / name
+        program.write_text(f'#!/bin/sh\n: > {folder}/hijacked-$$\nexec /usr/bin/{name} "$@"\n')
+        program.chmod(0o755)
+    arguments = [str(folder), f"{programs}:{os.defpath}", barred_machine.USER]
+    subprocess.run([sys.executable, "-c", _START, *arguments], check=True)
+    uid = pwd.getpwnam(barred_machine.USER).pw_uid
+    made = [path for path in folder.iterdir() if path.name.startswith(("loader", "hijacked"))]
+    assert {path.name.partition(".")[0].partition("-")[0] for path in made} == {"loader", "hijacked"}
+    assert {path.stat().st_uid for path in made} == {uid}
+    assert (folder / "output").read_text() == f"NoNewPrivs:\t1\n{uid}\n"
+
+
 def test_what_a_job_installs_hides_what_the_agent_has_and_leaves_it_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

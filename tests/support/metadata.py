@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from http_answers import Answer, Request, answering
 
 _JSON = "application/json"
+_REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 _ROLES = "/latest/meta-data/iam/security-credentials/"
 
 
@@ -27,6 +28,7 @@ class AwsMetadata:
     rebalance: dict[str, str] | None = None
     role: dict[str, str] | None = None  # the credentials of its role, as EC2 gives them
     broken: Answer | None = None  # to everything
+    broken_rebalance: Answer | None = None
     tokens: list[str] = field(default_factory=list)  # given out; the last one is good
     paths: list[str] = field(default_factory=list)
 
@@ -51,10 +53,12 @@ class AwsMetadata:
             return Answer(401)
         if request.path == _ROLES and self.role is not None:
             return Answer(200, "worker", "text/plain")
+        if request.path == _REBALANCE and self.broken_rebalance is not None:
+            return self.broken_rebalance
         said = {
             f"{_ROLES}worker": self.role,
             "/latest/meta-data/spot/instance-action": self.action,
-            "/latest/meta-data/events/recommendations/rebalance": self.rebalance,
+            _REBALANCE: self.rebalance,
         }.get(request.path)
         return Answer(404) if said is None else Answer(200, json.dumps(said), _JSON)
 

@@ -79,6 +79,25 @@ def test_a_rebalance_recommendation_is_a_risk_and_no_notice(aws: AwsMetadata) ->
     assert read(AwsSource(aws.url)) == Reading(notice=None, at_risk=True)
 
 
+@pytest.mark.parametrize("fails", [Answer(503, "no"), Answer(200, "<html>", "text/html")])
+def test_what_aws_will_do_is_told_though_the_risk_cannot_be_asked(aws: AwsMetadata, fails: Answer) -> None:
+    """Found: an interruption that was just read was dropped with it."""
+
+    async def run() -> list[Reading]:
+        source, found = AwsSource(aws.url, wall=lambda: 1505722920.0, steady=lambda: 0.0), list[Reading]()
+        aws.rebalance = {"noticeTime": "2017-09-18T08:20:00Z"}
+        for action, broken in ((None, None), (None, fails), ("terminate", fails), (None, fails)):
+            aws.action = {"action": action, "time": "2017-09-18T08:22:00Z"} if action is not None else None
+            aws.broken_rebalance = broken
+            found.append(await source.read())
+        await source.close()
+        return found
+
+    notice = Notice("terminate", 0.0, "2017-09-18T08:22:00Z")
+    quiet = Reading(notice=None, at_risk=True)
+    assert asyncio.run(run()) == [quiet, quiet, Reading(notice, at_risk=True), quiet]
+
+
 def test_one_token_serves_many_readings_and_is_renewed_when_it_has_run_out(aws: AwsMetadata) -> None:
     now = [0.0]
 

@@ -111,15 +111,11 @@ async def _set_up(
     command: str, folder: Path, environment: Mapping[str, str], user: CodeUser, log: Path
 ) -> None:
     with log.open("ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            *user.prefix,
+        process = await user.start(
             *("/bin/sh", "-c", command),
             cwd=folder,
             env=inherited(user.environment(os.environ), environment),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
+            output=output,
         )
     try:
         status = await process.wait()

@@ -6,14 +6,19 @@ has no part in what the VM may do in its account.
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import os
 import pwd
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from ...protocol.messages import TrainerUser
+
+_PR_SET_NO_NEW_PRIVS = 38
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +31,30 @@ class CodeUser:
     def python(self) -> str:
         return self.user.python if self.user is not None else sys.executable
 
-    @property
-    def prefix(self) -> tuple[str, ...]:
-        """What begins a command: it gives up the agent's rights, for good, and becomes the command itself."""
-        if self.user is None:
-            return ()
-        name = self.user.name
-        return ("setpriv", f"--reuid={name}", f"--regid={name}", "--clear-groups", "--no-new-privs", "--")
+    async def start(
+        self, *command: str, env: Mapping[str, str], cwd: Path, output: IO[bytes], pass_fds: Sequence[int] = ()
+    ) -> asyncio.subprocess.Process:
+        """Run a command, given by its path, in a session of its own; `output` gets what it prints.
+
+        `env` is the job's, and what is executed obeys it (PATH, LD_PRELOAD): so the process becomes the user
+        before it executes anything. It has no other groups, and no way back.
+        """
+        become: dict[str, Any] = {}
+        if self.user is not None:
+            entry = pwd.getpwnam(self.user.name)
+            become = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+            _give_up_new_rights()
+        return await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=pass_fds,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+            **become,
+        )
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """`inherited`, with what belongs to the user."""
@@ -56,3 +78,14 @@ class CodeUser:
             for path in (place, *(os.path.join(place, name) for name in names)):
                 os.chown(path, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
         folder.parent.chmod(0o711)
+
+
+def _give_up_new_rights() -> None:
+    """No program that this thread starts gets more rights than it has itself, by set-user-ID bits for one.
+
+    For good, and for the agent as well, which is root: what a user's environment preloads could go before a
+    program that says so in the new process (prctl(2)).
+    """
+    arguments = [ctypes.c_ulong(number) for number in (1, 0, 0, 0)]
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, *arguments) != 0:
+        raise OSError(ctypes.get_errno(), "prctl: PR_SET_NO_NEW_PRIVS")

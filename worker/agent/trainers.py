@@ -169,14 +169,11 @@ class TrainerProcess:
         self._killed_for = None
         self._mark = f"{self.worker}/{incarnation}/{uuid.uuid4().hex}"
         with self._log.open("ab") as log, theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._user.prefix,
+            self._process = await self._user.start(
                 *(self._user.python, "-P", "-m", "makara.worker.start", "makara.worker.trainer"),
                 *("--worker", self.worker, "--incarnation", str(incarnation)),
                 *("--fd", str(theirs.fileno()), "--bundle", str(bundle), "--address", self._address),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                output=log,
                 pass_fds=[theirs.fileno()],
                 env={
                     **ALLOCATOR,
@@ -184,7 +181,6 @@ class TrainerProcess:
                     MARK: self._mark,
                 },
                 cwd=bundle,
-                start_new_session=True,
             )
         self._memory = MemoryWatch(self._process.pid)
         self.report = WorkerReport(worker=self.worker, incarnation=incarnation, phase=Phase.STARTING)

@@ -8,6 +8,7 @@ spot-instance-termination-notices, rebalance-recommendations).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,6 +17,8 @@ from typing import Any
 from .aws_metadata import AwsMetadata
 from .metadata import read_object
 from .notice import Countdown, Notice, Reading, Unanswered
+
+log = logging.getLogger("makara.agent")
 
 _NOTICE_S = 120.0  # more than that is a wall clock that is wrong
 _LONGEST_ACTION = 100
@@ -35,10 +38,24 @@ class AwsSource:
         self._metadata = AwsMetadata(url, steady)
         self._wall = wall
         self._countdown = Countdown(steady)
+        self._at_risk = False
+        self._trouble = False
 
     async def read(self) -> Reading:
-        action, risk = await self._get(_ACTION), await self._get(_REBALANCE)
-        return Reading(self._notice(action) if action is not None else None, risk is not None)
+        action = await self._get(_ACTION)
+        notice = self._notice(action) if action is not None else None
+        await self._ask_risk()
+        return Reading(notice, self._at_risk)
+
+    async def _ask_risk(self) -> None:
+        """Without an answer the VM is at risk as it was: what is certain by now need not wait for that."""
+        try:
+            self._at_risk = await self._get(_REBALANCE) is not None
+            self._trouble = False
+        except Unanswered as error:
+            if not self._trouble:
+                log.warning("whether this VM is at risk cannot be asked: %s", error)
+            self._trouble = True
 
     def _notice(self, value: dict[str, Any]) -> Notice:
         action, at = value.get("action"), value.get("time")
