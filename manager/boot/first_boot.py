@@ -1,8 +1,11 @@
 """Runs on a VM, from its user data, with the image's own Python: prepares it once, then becomes the agent.
 
 Written to /etc/makara beside boot.json and payload.json. Run again after a reboot, it only bars the metadata
-service to all but root, which the agent is and the job's code is not, and becomes the agent.
+service to all but root, which the agent is and the job's code is not, and becomes the agent. With `--end` it
+ends the VM instead. Python 3.9 must be able to load it: Amazon Linux has no newer one at first.
 """
+
+from __future__ import annotations
 
 import glob
 import hashlib
@@ -18,7 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 ETC, VENV = "/etc/makara", "/opt/makara/venv"
 # The job's code has a user and an environment of its own; packages that it installs hide those of VENV.
@@ -27,6 +30,8 @@ BOOT = os.path.join(ETC, "boot.json")
 DONE = os.path.join(VENV, ".makara-complete")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PATIENCE_S, PAUSE_S = 1200, 5
+END_S = 240  # less than user data and unit give it
+PAUSES_S = (5, 20, 60)  # between two tries of what comes from elsewhere
 # By TCP a VM hears there who it is and what it may do; UDP (names, leases) and names by TCP are for all.
 RULES = """
 table inet makara
@@ -83,10 +88,50 @@ def prepare(boot: dict[str, Any]) -> None:
     pip = [os.path.join(VENV, "bin", "python"), "-m", "pip", "install", "--no-input"]
     if torch_at is None:
         cpu = [] if glob.glob("/proc/driver/nvidia/gpus/*") else ["--extra-index-url", CPU_INDEX]
-        run(*pip, *cpu, "-c", constraints, torch)
-    run(*pip, "-c", constraints, torch, wheel)
+        keep_trying(*pip, *cpu, "-c", constraints, torch)
+    keep_trying(*pip, "-c", constraints, torch, wheel)
     os.umask(before)
     open(DONE, "w").close()
+
+
+def end() -> None:
+    """End this VM without its agent: delete it where one that is only shut down is billed on; power it off in
+    any case. Not while it shuts down: it may be back."""
+    state = subprocess.run(["systemctl", "is-system-running"], stdout=subprocess.PIPE).stdout
+    if state.strip() == b"stopping":
+        return
+    try:
+        with open(BOOT) as file:
+            ending = json.load(file)["ending"]
+        if ending["kind"] == "azure":
+            delete(ending)
+    finally:
+        subprocess.run(["systemctl", "poweroff", "--force"])
+
+
+def delete(ending: dict[str, Any]) -> None:
+    """As `worker/agent/ending.py` does, which says where this is from; for `END_S` at most."""
+    stop = time.monotonic() + END_S
+    while True:
+        try:
+            ask_for_deletion(ending)
+            return
+        except Exception as error:
+            say(f"this VM cannot be deleted yet: {error!r}")
+        if time.monotonic() + PAUSE_S > stop:
+            return
+        time.sleep(PAUSE_S)
+
+
+def ask_for_deletion(ending: dict[str, Any]) -> None:
+    metadata, tell = ending["metadata_url"] + "/metadata/", {"Metadata": "true"}
+    compute = json.loads(ask(f"{metadata}instance/compute?api-version=2021-02-01", tell))
+    named = {"client_id": ending["client_id"], "msi_res_id": ending["identity_id"]}
+    query = {"api-version": "2018-02-01", "resource": "https://management.azure.com/"}
+    query.update({name: value for name, value in named.items() if value})
+    token = json.loads(ask(f"{metadata}identity/oauth2/token?{urlencode(query)}", tell))["access_token"]
+    url = ending["management_url"] + compute["resourceId"] + "?api-version=2024-07-01"
+    ask(url, {"Authorization": "Bearer " + token}, "DELETE")
 
 
 def bar_metadata() -> None:
@@ -122,23 +167,30 @@ def make_user(user: dict[str, str]) -> None:
 def fetch(boot: dict[str, Any], name: str) -> bytes:
     """The manager may not be reached at once: the network comes up, it restarts."""
     url = "{}/api/v1/jobs/{}/boot/{}".format(boot["manager_url"], boot["job"], name)
-    request = urllib.request.Request(url, headers={"Authorization": "Bearer " + boot["join_token"]})
-    context = ssl.create_default_context(cadata=boot["ca"])
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-    )
     stop = time.monotonic() + PATIENCE_S
     while True:
         try:
-            with opener.open(request, timeout=60) as answer:
-                return answer.read()
+            return ask(url, {"Authorization": "Bearer " + boot["join_token"]}, ca=boot["ca"])
         except OSError as error:
             say(f"{url}: {error}")
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()  # the connection hangs on it
             if time.monotonic() > stop:
                 raise
         time.sleep(PAUSE_S)
+
+
+def ask(url: str, headers: dict[str, str], method: str = "GET", ca: str | None = None) -> bytes:
+    """What is answered. Past any proxy. Raises `OSError`, `http.client.HTTPException`."""
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=ca)),
+    )
+    request = urllib.request.Request(url, headers=headers, method=method)
+    try:
+        with opener.open(request, timeout=60) as answer:
+            return answer.read()
+    except urllib.error.HTTPError as error:
+        error.close()  # the connection hangs on it
+        raise
 
 
 def keep(path: str, data: bytes, sha256: str) -> None:
@@ -198,10 +250,12 @@ def have_venv(python: str) -> None:
 
 def install(package: str) -> None:
     if shutil.which("apt-get") is None:
-        run("dnf", "install", "-y", package)
+        keep_trying("dnf", "install", "-y", package)
         return
-    run("apt-get", "update")
-    run("apt-get", "install", "-y", "--no-install-recommends", package)
+    # The image's own updates hold apt's lock for minutes; that of its lists is not waited for.
+    apt = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-o", "DPkg::Lock::Timeout=600"]
+    keep_trying(*apt, "update")
+    keep_trying(*apt, "install", "-y", "--no-install-recommends", package)
 
 
 def address_towards(url: str) -> str:
@@ -225,9 +279,22 @@ def run(*command: str) -> None:
     subprocess.run(command, check=True)
 
 
+def keep_trying(*command: str) -> None:
+    for pause_s in PAUSES_S:
+        try:
+            return run(*command)
+        except subprocess.CalledProcessError as error:
+            say(f"{error}; again in {pause_s} s")
+        time.sleep(pause_s)
+    run(*command)
+
+
 def say(text: str) -> None:
     print("makara: " + text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    if "--end" in sys.argv:
+        end()
+    else:
+        main()

@@ -14,6 +14,7 @@ from .payload import Payload, payload
 
 MOST_BYTES = 16_384  # of AWS, before base64
 JOIN_WITHIN_S = 1800
+_END_S = 300  # for what a VM does to end itself
 
 _ETC = "/etc/makara"
 _STATE = "/var/lib/makara"
@@ -55,11 +56,14 @@ def user_data(attempt: Attempt, boot: BootConfig, payload: Payload) -> bytes:
 
 
 def _end_unless_joined() -> list[str]:
-    """The first thing that the VM does: whatever fails later, it does not stay and bill.
+    """The first thing that the VM does: whatever fails later, it does not stay and bill. On Azure, where one
+    that is only shut down is billed on, it has itself deleted.
 
     A VM that has joined has a token of its own in its folder.
     """
-    end = f"test -s {_STATE}/worker.token || systemctl poweroff --force"
+    # Whatever that script does, or if it is not there, the VM is powered off a little later.
+    end = f"timeout {_END_S} python3 {_ETC}/first_boot.py --end; systemctl poweroff --force"
+    end = f"test -s {_STATE}/worker.token || {{ {end}; }}"
     # A timer starts after sysinit.target, which waits for this very command.
     timer = ["systemd-run", "--no-block", "--unit=makara-join-timeout", f"--on-active={JOIN_WITHIN_S}"]
     return [*timer, "/bin/sh", "-c", end]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from makara.manager.boot import first_boot
 from repository import ROOT
 
 UNIT = ROOT / "deploy" / "makara-agent.service"
@@ -34,3 +36,27 @@ def test_a_setting_that_they_do_not_play_is_named(systemctl: ModuleType, tmp_pat
     unit.write_text(UNIT.read_text().replace("[Install]", "Restart=always\n[Install]"))
     with pytest.raises(SystemExit, match="restart: not played here"):
         systemctl.settings_of(str(unit))
+
+
+def test_a_trainer_that_is_killed_for_memory_does_not_end_the_vm(systemctl: ModuleType) -> None:
+    """Found: by default systemd ends the whole unit then, which powers the VM off."""
+    assert systemctl.settings_of(str(UNIT))["oompolicy"] == "continue"
+
+
+def test_a_vm_whose_agent_ends_is_deleted_where_a_shutdown_is_billed_on(systemctl: ModuleType) -> None:
+    found = systemctl.settings_of(str(UNIT))
+    assert found["execstoppost"] == "/usr/bin/python3 /etc/makara/first_boot.py --end"
+    assert first_boot.END_S < int(found["timeoutstopsec"])
+
+
+@pytest.mark.clouds
+def test_systemd_finds_no_fault_in_it(tmp_path: Path) -> None:
+    def checked(text: str) -> str:
+        unit = tmp_path / UNIT.name
+        unit.write_text(text)
+        command = ["systemd-analyze", "verify", "--man=no", str(unit)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    assert checked(UNIT.read_text()) == ""
+    assert "OOM policy" in checked(UNIT.read_text().replace("OOMPolicy=continue", "OOMPolicy=go-on"))

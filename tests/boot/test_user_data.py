@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 import subprocess
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 import yaml
 from makara.manager.authority import Authority
+from makara.manager.boot import first_boot
 from makara.manager.boot.payload import Payload, payload
 from makara.manager.boot.user_data import MOST_BYTES, TooLarge, render, user_data
 from makara.manager.spec.placement import Attempt, Placement
-from makara.protocol.messages import BootConfig
+from makara.protocol.messages import BootConfig, NoticeSource, StoreIdentity, VmEnding
 
 ATTEMPT = Attempt(vm="j-vm0", number=2, placement=Placement(provider="aws", zone="eu-west-1a"))
 PAYLOAD = Payload(wheel="makara-1-py3-none-any.whl", wheel_sha256="a" * 64, constraints_sha256="b" * 64)
@@ -49,13 +51,49 @@ def test_what_no_cloud_would_take_is_refused_before_it_is_asked(boot: BootConfig
         user_data(ATTEMPT, boot.model_copy(update={"ca": "x" * MOST_BYTES}), PAYLOAD)
 
 
+def test_the_longest_names_of_clouds_fit(boot: BootConfig) -> None:
+    group = f"/subscriptions/{'0' * 36}/resourceGroups/{'g' * 90}"
+    identity = f"{group}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/{'i' * 128}"
+    told = {
+        "vm": f"{'j' * 40}-4f2a91-vm100",
+        "job": f"{'j' * 40}-4f2a91",
+        "manager_url": f"https://{'m' * 200}:8700",
+        "join_token": "t" * 80,
+        "notices": NoticeSource(kind="azure"),
+        "ending": VmEnding(kind="azure", identity_id=identity),
+        "store_identity": StoreIdentity(kind="azure", identity_id=identity),
+    }
+    assert len(render(ATTEMPT, boot.model_copy(update=told))) <= MOST_BYTES
+
+
 def test_the_first_that_a_vm_does_is_to_see_to_its_end(boot: BootConfig) -> None:
     config = yaml.safe_load(user_data(ATTEMPT, boot, PAYLOAD))
     assert next(iter(config)) == "bootcmd"  # cloud-init runs it before it writes a file
     (command,) = config["bootcmd"]
     assert command[:2] == ["systemd-run", "--no-block"]
     assert "--on-active=1800" in command
-    assert command[-1] == "test -s /var/lib/makara/worker.token || systemctl poweroff --force"
+    end = "timeout 300 python3 /etc/makara/first_boot.py --end; systemctl poweroff --force"
+    assert command[-1] == f"test -s /var/lib/makara/worker.token || {{ {end}; }}"
+    assert first_boot.END_S < 300
+
+
+@pytest.mark.parametrize(("joined", "is_deleted"), [(True, False), (False, True)])
+def test_a_vm_that_has_not_joined_in_time_deletes_itself_and_is_powered_off(
+    boot: BootConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joined: bool, is_deleted: bool
+) -> None:
+    """Found: on Azure it was only powered off, and billed on."""
+    config = yaml.safe_load(user_data(ATTEMPT, boot, PAYLOAD))
+    done = tmp_path / "done"
+    done.touch()
+    for name in ("python3", "systemctl"):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\necho {name} "$@" >> {done}\nexit 1\n')
+        program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "worker.token").write_text("x" if joined else "")
+    subprocess.run(["/bin/sh", "-c", config["bootcmd"][0][-1].replace("/var/lib/makara", str(tmp_path))])
+    ends = ["python3 /etc/makara/first_boot.py --end", "systemctl poweroff --force"]
+    assert done.read_text().splitlines() == (ends if is_deleted else [])
 
 
 def test_the_boot_file_is_for_root_alone_and_of_that_machine(boot: BootConfig) -> None:

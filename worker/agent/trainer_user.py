@@ -32,7 +32,12 @@ class CodeUser:
         return self.user.python if self.user is not None else sys.executable
 
     async def start(
-        self, *command: str, env: Mapping[str, str], cwd: Path, output: IO[bytes], pass_fds: Sequence[int] = ()
+        self,
+        *command: str,
+        env: Mapping[str, str],
+        cwd: Path,
+        output: IO[bytes],
+        pass_fds: Sequence[int] = (),
     ) -> asyncio.subprocess.Process:
         """Run a command, given by its path, in a session of its own; `output` gets what it prints.
 

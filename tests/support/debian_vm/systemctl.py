@@ -12,7 +12,9 @@ import subprocess
 import sys
 
 UNITS, STATES = "/etc/systemd/system", "/var/lib"
-PLAYED = {"execstart", "umask", "statedirectory", "successaction", "failureaction"}
+PLAYED = {"execstart", "execstoppost", "umask", "statedirectory", "successaction", "failureaction"}
+# What systemd alone can do; docs/clouds/boot.md says that it is not shown.
+NOT_SHOWN = {"killmode", "limitmemlock", "limitnofile", "oompolicy", "timeoutstopsec"}
 OF_THE_ORDER = {"description", "after", "wants", "standardoutput", "standarderror", "wantedby"}
 
 
@@ -22,6 +24,9 @@ def main(arguments: list[str]) -> None:
         return
     if command == "poweroff":
         os.kill(1, signal.SIGTERM)
+        return
+    if command == "is-system-running":
+        print("running")
         return
     (name,) = names
     unit = settings_of(os.path.join(UNITS, name))
@@ -38,7 +43,7 @@ def settings_of(path: str) -> dict[str, str]:
     with open(path) as file:
         parser.read_file(file)
     found = {key: value for section in parser.sections() for key, value in parser[section].items()}
-    if unknown := found.keys() - PLAYED - OF_THE_ORDER:
+    if unknown := found.keys() - PLAYED - NOT_SHOWN - OF_THE_ORDER:
         raise SystemExit(f"{path}: {', '.join(sorted(unknown))}: not played here")
     return found
 
@@ -52,9 +57,12 @@ def run(unit: dict[str, str]) -> None:
         told = dict(line.rstrip("\n").split("=", 1) for line in file)
     with open("/proc/1/fd/1", "ab") as console, open(os.devnull) as nothing:
         environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **told}
-        status = subprocess.run(
-            shlex.split(unit["execstart"]), stdin=nothing, stdout=console, stderr=console, env=environment
-        ).returncode
+        streams = {"stdin": nothing, "stdout": console, "stderr": console}
+        status, *_ = (
+            subprocess.run(shlex.split(unit[name]), **streams, env=environment).returncode
+            for name in ("execstart", "execstoppost")
+            if name in unit
+        )
     if unit.get("failureaction" if status else "successaction") == "poweroff":
         main(["poweroff"])
 
