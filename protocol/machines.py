@@ -53,8 +53,10 @@ class MachineReport(Message):
 
     obeyed: int = 0
     lease: str | None = None  # whose agent runs
-    ended: str | None = None  # the last lease of which nothing is left
+    ended: str | None = None  # the last lease of which nothing runs
     console: Annotated[str, Field(max_length=CONSOLE_BYTES)] = ""
+    # Why something of a VM that ended cannot be wiped: until it is, this machine is no VM. "": it is.
+    unwiped: Annotated[str, Field(max_length=500)] = ""
     name: Annotated[str, Field(max_length=200)] = ""  # for people
     num_cpus: int = 0
     memory_bytes: int = 0

@@ -38,7 +38,8 @@ _MALFORMED, _NOT_THIS_ONE = 4002, 4003
 
 
 class MachineView(BaseModel):
-    """Times in Unix seconds. `vm`: which VM it is at the moment; None: it is free, if it is connected."""
+    """Times in Unix seconds. `vm`: which VM it is at the moment; None: it is free, if it is connected and
+    `unwiped` is empty: that says why something of a VM that ended is still there."""
 
     machine: str
     name: str
@@ -46,6 +47,7 @@ class MachineView(BaseModel):
     seen_at: float
     connected: bool
     vm: str | None
+    unwiped: str
     num_cpus: int
     memory_bytes: int
 

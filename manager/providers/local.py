@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 
 from ...protocol.messages import BootConfig, NoticeFile
 from ...protocol.vm_processes import RECORD, VmProcesses, record
+from ...protocol.wiping import wipe
 from ..config import write_private
 from ..spec.job_spec import Resources
 from ..spec.placement import Attempt, Market, Offer, Placement, Price
@@ -213,7 +213,7 @@ def _clear(directory: Path) -> None:
             continue
         try:
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                wipe(path)
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:  # a process that was just killed may be in it still

@@ -59,6 +59,7 @@ class MachineState:
     seen_at: float
     connected: bool
     vm: str | None
+    unwiped: str
     num_cpus: int
     memory_bytes: int
 
@@ -164,7 +165,8 @@ class MachinePool:
             self._give_up_lost()
             found: list[MachineState] = []
             for machine, name, cpus, memory, joined, seen in self._database.execute(_MACHINES):
-                lease, connected = self._lease_of(machine), machine in self._lines
+                lease, line = self._lease_of(machine), self._lines.get(machine)
+                connected = line is not None
                 found.append(
                     MachineState(
                         machine=machine,
@@ -175,6 +177,7 @@ class MachinePool:
                         seen_at=self._wall() if connected else seen,
                         connected=connected,
                         vm=lease.vm if lease is not None else None,
+                        unwiped=line.report.unwiped if line is not None and line.report is not None else "",
                     )
                 )
             return found
@@ -238,7 +241,8 @@ class MachinePool:
             if lease.stage is Stage.GIVEN:
                 self._become(lease, Stage.RUNNING)
             return
-        never_began = lease.stage is Stage.ENDING and report.obeyed == line.version
+        cannot_begin = lease.stage is Stage.ENDING or bool(report.unwiped)
+        never_began = cannot_begin and report.obeyed == line.version
         if report.ended == lease.name or lease.stage is Stage.RUNNING or never_began:
             self._become(lease, Stage.GONE)
 
@@ -248,7 +252,7 @@ class MachinePool:
         free = [
             machine
             for machine, line in self._lines.items()
-            if machine not in busy and line.report is not None and line.report.lease is None
+            if machine not in busy and line.report is not None and _is_free(line.report)
         ]
         last: dict[str, float] = dict(self._database.execute(_LAST_LEASED).fetchall())
         return min(free, key=lambda machine: (last.get(machine, 0.0), machine), default=None)
@@ -292,6 +296,10 @@ class MachinePool:
             wanted = Lease(name=lease.name, vm=lease.vm, boot=boot)
         line.version += 1
         line.send(MachineOrders(version=line.version, lease=wanted))
+
+
+def _is_free(report: MachineReport) -> bool:
+    return report.lease is None and not report.unwiped
 
 
 def _leased(row: tuple[str, str, int, str, str, float, str | None]) -> Leased:

@@ -68,7 +68,9 @@ class StaticProvider:
             return "none has joined; see `makara join`"
         leased = sum(machine.vm is not None for machine in machines)
         away = sum(not machine.connected for machine in machines)
-        return f"of {len(machines)} that joined, {leased} are leased and {away} are not connected"
+        unwiped = sum(bool(machine.unwiped) for machine in machines)
+        left = f", and {unwiped} cannot be wiped (`makara machines`)" if unwiped else ""
+        return f"of {len(machines)} that joined, {leased} are leased and {away} are not connected{left}"
 
 
 def _resource(lease: Leased) -> Resource:

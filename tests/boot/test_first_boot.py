@@ -29,7 +29,7 @@ def test_an_older_python_of_an_image_loads_the_script() -> None:
 
 @pytest.fixture
 def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shim:
-    """Puts a program into the PATH, which notes its arguments in the file that is returned, then runs a body."""
+    """Puts a program into the PATH: it notes its arguments in the file that is returned, and runs a body."""
     programs = tmp_path / "programs"
     programs.mkdir()
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")

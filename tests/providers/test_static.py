@@ -12,6 +12,7 @@ from makara.manager.providers.nonces import GOOD_FOR_S, Nonces
 from makara.manager.providers.pool import MachinePool
 from makara.manager.providers.static import StaticProvider
 from makara.manager.spec.placement import Attempt, Placement
+from makara.worker.machine import leased
 from pooled_machine import PooledMachine
 from provider_stands import boot_of
 
@@ -86,6 +87,33 @@ def test_a_released_machine_is_wiped_and_leased_as_another_vm(site: Site) -> Non
     assert machine.vm == "a"
     site.release("a")
     assert (machine.vm, machine.places) == (None, [])
+    site.create("b")
+    assert (machine.vm, machine.places) == ("b", ["b-1"])
+
+
+def test_a_machine_that_cannot_be_wiped_has_ended_its_vm_and_is_not_leased(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: its VM never ended, and the machine never came back."""
+    machine = site.add()
+    site.create("a")
+    wipe, why = leased.wipe, ["owned by another"]
+    monkeypatch.setattr(leased, "_WIPE_AGAIN_S", 0.0)
+
+    def refuse(folder: Path) -> None:
+        if why:
+            raise PermissionError(why[0])
+        wipe(folder)
+
+    monkeypatch.setattr(leased, "wipe", refuse)
+    site.release("a")
+    assert site.status("a") is ResourceStatus.GONE
+    with pytest.raises(NoCapacity, match=r"of 1 that joined, 0 are leased .* and 1 cannot be wiped"):
+        site.create("b")
+    (known,) = site.provider.pool.machines()
+    assert (known.vm, known.unwiped) == (None, "owned by another")
+    why.clear()
+    machine.settle()
     site.create("b")
     assert (machine.vm, machine.places) == ("b", ["b-1"])
 

@@ -77,11 +77,12 @@ class PooledMachine:
             self.leased = self._started()
 
     def kill(self) -> None:
-        """SIGKILL to the VM."""
+        """SIGKILL to the VM; it is dead then."""
         with self._lock:
             name = self.leased.obey(None).lease
             assert name is not None
             VmProcesses(name.rpartition("-")[0], self.folder / "vms" / name).kill()
+            self._wait_for_children()
 
     def settle(self) -> None:
         """Obey, and tell, until nothing is left to do."""
@@ -93,6 +94,9 @@ class PooledMachine:
         self._thread.join()
         self.leave()
         self.leased.obey(MachineOrders(version=0))
+        self._wait_for_children()
+
+    def _wait_for_children(self) -> None:
         for leased in (*self._earlier, self.leased):
             for child in leased._children:
                 child.wait()

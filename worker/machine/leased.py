@@ -7,20 +7,23 @@ writes. Blocking; used from one thread at a time.
 from __future__ import annotations
 
 import logging
-import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...protocol.machines import CONSOLE_BYTES, Lease, MachineOrders, MachineReport
 from ...protocol.messages import BootConfig
 from ...protocol.vm_processes import RECORD, VmProcesses, record
+from ...protocol.wiping import wipe
 from ..agent.shown_token import write_secret
 
 log = logging.getLogger("makara.machine")
 AGENT = (sys.executable, "-P", "-m", "makara.worker.agent")
 _LEASE = "lease.json"
+_WIPE_AGAIN_S = 10.0
+_UNWIPED_CHARACTERS = 500  # of why, for the manager
 
 
 class LeasedVm:
@@ -45,22 +48,30 @@ class LeasedVm:
         self._ended: str | None = None
         self._lease: Lease | None = None
         self._children: list[subprocess.Popen[bytes]] = []
+        self._unwiped: dict[Path, str] = {}  # folders of VMs that ended, and why they are still there
+        self._wipe_at = 0.0
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._find()
 
     def obey(self, orders: MachineOrders | None) -> MachineReport:
-        """Be what the orders say, and tell what this machine is then. None: no orders yet."""
+        """Be what the orders say, and tell what this machine is then. None: no orders yet.
+
+        While anything is left of a VM that ended, this machine is no other: it might be another user's.
+        """
         if self._lease is not None and (not self._runs() or _differs(orders, self._lease)):
             self._end(self._lease)
         wanted = orders.lease if orders is not None else None
         is_new = wanted is not None and wanted.name != self._ended and self._lease is None
-        if wanted is not None and wanted.boot is not None and is_new:
+        if self._unwiped and time.monotonic() >= self._wipe_at:
+            self._wipe(*self._unwiped)
+        if wanted is not None and wanted.boot is not None and is_new and not self._unwiped:
             self._start(wanted, wanted.boot)
         return MachineReport(
             obeyed=orders.version if orders is not None else 0,
             lease=self._lease.name if self._lease is not None else None,
             ended=self._ended,
             console=self._console(),
+            unwiped="; ".join(self._unwiped.values())[:_UNWIPED_CHARACTERS],
         )
 
     def _start(self, lease: Lease, boot: BootConfig) -> None:
@@ -82,9 +93,22 @@ class LeasedVm:
         place = self._folder / lease.name
         VmProcesses(lease.vm, place).end()
         self._children = [child for child in self._children if child.poll() is None]
-        shutil.rmtree(place)
         self._lease, self._ended = None, lease.name
-        log.info("this machine is no longer VM %s: its folder is wiped", lease.vm)
+        log.info("this machine is no longer VM %s", lease.vm)
+        self._wipe(place)
+
+    def _wipe(self, *places: Path) -> None:
+        for place in places:
+            try:
+                if place.exists():  # a person may have removed it
+                    wipe(place)
+                log.info("%s is wiped", place)
+                self._unwiped.pop(place, None)
+            except OSError as error:
+                if place not in self._unwiped:
+                    log.error("%s cannot be wiped, and is tried again: %s", place, error)
+                self._unwiped[place] = str(error)
+        self._wipe_at = time.monotonic() + _WIPE_AGAIN_S
 
     def _runs(self) -> bool:
         assert self._lease is not None
@@ -94,7 +118,7 @@ class LeasedVm:
         """Take over the agent that a process before this one started; wipe what is left of others."""
         for place in self._folder.iterdir():
             if not (place / _LEASE).exists():
-                shutil.rmtree(place)  # nothing was started in it
+                self._wipe(place)  # nothing runs in it
                 continue
             lease = Lease.model_validate_json((place / _LEASE).read_bytes())
             processes = VmProcesses(lease.vm, place)

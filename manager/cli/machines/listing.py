@@ -31,6 +31,8 @@ def machines(options: argparse.Namespace) -> int:
 
 def _now(machine: dict[str, Any]) -> str:
     vm = f"VM {machine['vm']}" if machine["vm"] else "free"
+    if machine["unwiped"]:
+        return f"not free, it cannot be wiped: {machine['unwiped']}"
     if machine["connected"]:
         return vm
     away = f"away since {_time(machine['seen_at'])}"

@@ -1,0 +1,25 @@
+"""How nothing is left of a folder in which a job's code wrote."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+
+def wipe(folder: Path) -> None:
+    """Remove `folder`, whatever modes its folders were given. Raises `OSError` if something stays."""
+    try:
+        shutil.rmtree(folder)
+    except PermissionError:
+        _let_owner_write(folder)
+        shutil.rmtree(folder)
+
+
+def _let_owner_write(folder: Path) -> None:
+    folder.chmod(0o700)
+    for place, names, _ in os.walk(folder):  # a folder is opened up before the walk enters it
+        for name in names:
+            path = Path(place, name)
+            if not path.is_symlink():
+                path.chmod(0o700)
