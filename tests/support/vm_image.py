@@ -63,6 +63,14 @@ def make_images(folder: Path) -> Images:
     return Images(bare=Image((root,)), with_torch=Image((torch, root)))
 
 
+def make_systemd(folder: Path) -> Path:
+    """The root of a Debian with systemd and Python. Raises `RuntimeError`."""
+    root = folder / "systemd"
+    packages = "--include=systemd-sysv,dbus,python3"
+    _run("debootstrap", "--variant=minbase", packages, RELEASE, str(root), _mirror())
+    return root
+
+
 def _debian(root: Path) -> None:
     _run("debootstrap", "--variant=minbase", RELEASE, str(root), _mirror())
     shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
