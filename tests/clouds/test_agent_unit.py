@@ -1,4 +1,4 @@
-"""The unit of the agent and the timer of user data, run by systemd itself; the agent is a few lines of shell."""
+"""The agent's unit and the timer of user data, run by systemd itself; the agent is a few lines of shell."""
 
 from __future__ import annotations
 
