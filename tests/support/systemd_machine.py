@@ -14,8 +14,8 @@ _PATIENCE_S = 300.0
 # Units that have no place in a container, or take long there.
 _MASKED = ("console-getty.service", "getty.target", "systemd-firstboot.service")
 _CGROUP = "makara-systemd-machine"
-# $1: its root, $2: its cgroup. In the namespaces that systemd needs; the system call that turns a machine off or
-# starts it anew ends them, by SIGINT or SIGHUP of their first process (reboot(2)).
+# $1: its root, $2: its cgroup. In the namespaces that systemd needs; the system call that turns a machine off
+# or starts it anew ends them, by SIGINT or SIGHUP of their first process (reboot(2)).
 _BOOT = """
 set -e
 echo $$ > "$2/cgroup.procs"
