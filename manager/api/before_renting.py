@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel
 
 from ..core.cost import price_of
-from ..providers import NotAllowed, Provider, ProviderError
+from ..providers import NotAllowed, Provider, ProviderError, Unauthenticated
 from ..service.service import Service
 from ..spec.job_spec import JobSpec, JobSpecError, Resources
 from ..spec.placement import Offer, Placement, Price
@@ -92,7 +92,7 @@ async def _answer(
     """What is wrong with the wish, and what can be had. Raises `CloudAway`."""
     try:
         return await _bounded(service, name, partial(_ask, service.providers[name], resources))
-    except NotAllowed as error:
+    except (NotAllowed, Unauthenticated) as error:
         return [("provider", f"{name}: {error}")], []
     except ProviderError as error:
         raise CloudAway(f"resources.provider: {name} cannot be asked now: {error}") from error

@@ -15,7 +15,9 @@ from .state import Bill, JobState, Refusal, Spent, Vm
 
 
 def place_of(placement: Placement, kind: RefusalKind) -> str:
-    """What a refusal of this kind is about: quotas are the same in all zones."""
+    """What a refusal of this kind is about: quotas are the same in all zones, credentials in a whole region."""
+    if kind is RefusalKind.CREDENTIALS:
+        return "/".join((kind, placement.provider, placement.region))
     zone = "" if kind is RefusalKind.QUOTA else placement.zone
     parts = (placement.provider, placement.region, zone, placement.instance_type, placement.market)
     return "/".join((kind, *parts))
@@ -66,7 +68,8 @@ def _attempt_refused(state: JobState, fact: AttemptRefused) -> JobState:
     state = state.changed(refusals=MappingProxyType({**state.refusals, place: refusal}))
     if fact.kind is RefusalKind.ENDED:
         return state  # there was one, which is paid for
-    if placement.market is Market.SPOT and state.spot_absent_since is None:
+    told = fact.kind is not RefusalKind.CREDENTIALS  # else whether there are any is not known
+    if told and placement.market is Market.SPOT and state.spot_absent_since is None:
         state = state.changed(spot_absent_since=fact.at)
     if not vm.live:  # it was given up meanwhile, and of its attempt nothing exists after all
         return state.changed(leaving=_without(state.leaving, vm.vm))

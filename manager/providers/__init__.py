@@ -56,7 +56,12 @@ class QuotaExceeded(ProviderError):
 
 
 class NotAllowed(ProviderError):
-    """Refused for good, and nothing was created: credentials, rights, or a request that can never succeed."""
+    """Refused for good, and nothing was created: a right is missing, or the request can never succeed."""
+
+
+class Unauthenticated(ProviderError):
+    """The manager could not sign in, and this call did nothing: credentials have expired, are not there yet, or
+    are wrong. They may be renewed: the same call is worth making again later."""
 
 
 class Throttled(ProviderError):
@@ -76,8 +81,9 @@ class Provider(Protocol):
         """Have the VM of this attempt exist, or do nothing if it does; its id. The VM boots with `boot`, in
         which this provider says how its VMs hear of notices and how they end.
 
-        Raises `NoCapacity`, `QuotaExceeded`, `NotAllowed` (nothing of it exists), `Throttled`, `Ended`. After
-        any other error the outcome is unknown, and the same call is made again until it is known.
+        Raises `NoCapacity`, `QuotaExceeded`, `NotAllowed` (nothing of it exists), `Ended`; `Throttled` and
+        `Unauthenticated` (this call did nothing). After any other error the outcome is unknown, and the same
+        call is made again until it is known.
         """
         ...
 
@@ -162,6 +168,7 @@ __all__ = [
     "Resource",
     "ResourceStatus",
     "Throttled",
+    "Unauthenticated",
     "newest_attempts",
     "statuses",
 ]

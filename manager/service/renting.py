@@ -16,7 +16,16 @@ from ..core.commands import ReleaseVm, RequestVm
 from ..core.events import AttemptFailed, AttemptSucceeded, ConsoleRead, Event, VmTerminated
 from ..core.facts import RefusalKind
 from ..core.state import JobState, Vm
-from ..providers import Ended, NoCapacity, NotAllowed, Provider, ProviderError, QuotaExceeded, Throttled
+from ..providers import (
+    Ended,
+    NoCapacity,
+    NotAllowed,
+    Provider,
+    ProviderError,
+    QuotaExceeded,
+    Throttled,
+    Unauthenticated,
+)
 from ..providers.consoles import last_lines
 from ..spec.placement import Attempt, Placement
 from ..spec.resources import CLOUDS
@@ -36,6 +45,7 @@ _KINDS: Mapping[type[ProviderError], RefusalKind] = {
     NoCapacity: RefusalKind.NO_CAPACITY,
     QuotaExceeded: RefusalKind.QUOTA,
     NotAllowed: RefusalKind.NOT_ALLOWED,
+    Unauthenticated: RefusalKind.CREDENTIALS,
     Ended: RefusalKind.ENDED,
 }
 
@@ -162,6 +172,10 @@ class Renting:
                 raise
             return error
         except (QuotaExceeded, NotAllowed, Ended) as error:
+            return error
+        except Unauthenticated as error:
+            if attempt.name in self._lost_at:
+                raise  # what an earlier call did is known only to who may ask
             return error
         except Throttled:
             raise

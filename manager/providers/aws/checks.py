@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 from ...spec.job_spec import Resources
 from ...spec.placement import Market
-from .. import NotAllowed, ProviderError
+from .. import NotAllowed, ProviderError, Unauthenticated
 from ..settings import AwsSettings
 from ..sizes import size_faults
 from .clients import Clients
-from .errors import translated
 from .images import Images
 from .offers import NAME, Kind, Offers, region_of
 
@@ -60,9 +59,9 @@ class Checks:
         except NotAllowed as error:
             return [("region", str(error))]
         try:
-            with translated("credentials"):
+            with self._clients.translated("credentials"):
                 self._clients.sts(region).get_caller_identity()
-        except NotAllowed as error:
+        except (NotAllowed, Unauthenticated) as error:
             return [("provider", f"AWS takes no request: {error}")]
         try:
             return [
@@ -125,7 +124,7 @@ class Checks:
 
     def _offered(self, name: str, resources: Resources, region: str) -> Iterator[Fault]:
         zones = resources.zones_of(NAME) or tuple(self._settings.regions[region].subnets)
-        with translated(f"zones that have {name}"):
+        with self._clients.translated(f"zones that have {name}"):
             found = self._clients.ec2(region).describe_instance_type_offerings(
                 LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [name]}]
             )
@@ -139,7 +138,7 @@ class Checks:
         if code is None:
             return
         try:
-            with translated(f"quota {code}"):
+            with self._clients.translated(f"quota {code}"):
                 quota = self._clients.quotas(region).get_service_quota(ServiceCode="ec2", QuotaCode=code)[
                     "Quota"
                 ]

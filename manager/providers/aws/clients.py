@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import boto3
 from botocore.config import Config
 
-from .errors import translated
+from .. import Unauthenticated
+from . import errors
 
 _PRICE_REGION = "us-east-1"  # one of the few that answer for the price list, which is the same in all
 # Calls are made again by whoever knows whether they are still wanted, never by the library.
@@ -18,12 +21,17 @@ _CONFIG = Config(
 
 
 class Clients:
-    """Safe to use from several threads. Raises `NotAllowed` for a profile that is not there."""
+    """Safe to use from several threads. Raises `NotAllowed` for a profile that is not there.
+
+    boto3 looks for credentials once, and keeps what it found, or that it found none. So session and clients
+    are made anew after AWS has not accepted them; a session that was given is kept.
+    """
 
     def __init__(self, endpoint_url: str | None, session: boto3.Session | None = None) -> None:
         self._endpoint_url = endpoint_url
-        with translated("aws"):
-            self._session = session or boto3.Session()
+        self._given = session
+        with errors.translated("aws"):
+            self._session: boto3.Session | None = session or boto3.Session()
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, str], Any] = {}
 
@@ -39,17 +47,37 @@ class Clients:
     def pricing(self) -> Any:
         return self._client("pricing", _PRICE_REGION)
 
+    @contextmanager
+    def translated(self, what: str) -> Generator[None]:
+        """Around calls by these clients: errors of the library become `ProviderError`s that begin with `what`."""
+        used = self._session
+        try:
+            with errors.translated(what):
+                yield
+        except Unauthenticated:
+            self._forget(used)
+            raise
+
     def close(self) -> None:
         with self._lock:
             for client in self._clients.values():
                 client.close()
             self._clients.clear()
 
+    def _forget(self, used: boto3.Session | None) -> None:
+        """Unless another thread did so since. Calls that are under way keep the clients that they have."""
+        with self._lock:
+            if self._session is used:
+                self._session = self._given
+                self._clients.clear()
+
     def _client(self, service: str, region: str) -> Any:
         with self._lock:
             known = self._clients.get((service, region))
             if known is None:
-                with translated(f"{service} in {region}"):
+                with errors.translated(f"{service} in {region}"):
+                    if self._session is None:
+                        self._session = boto3.Session()
                     known = self._session.client(
                         service,  # pyright: ignore[reportArgumentType, reportCallIssue]
                         region_name=region,

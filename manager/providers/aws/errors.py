@@ -13,15 +13,18 @@ from contextlib import contextmanager
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    CredentialRetrievalError,
+    NoAuthTokenError,
     NoCredentialsError,
     ParamValidationError,
     PartialCredentialsError,
     ProfileNotFound,
     SSOError,
+    TokenRetrievalError,
 )
 from botocore.parsers import ResponseParserError
 
-from .. import Ended, NoCapacity, NotAllowed, ProviderError, QuotaExceeded, Throttled
+from .. import Ended, NoCapacity, NotAllowed, ProviderError, QuotaExceeded, Throttled, Unauthenticated
 
 _KINDS: dict[type[ProviderError], tuple[str, ...]] = {
     NoCapacity: (
@@ -51,15 +54,27 @@ _KINDS: dict[type[ProviderError], tuple[str, ...]] = {
         "EC2ThrottledException",
         "SlowDown",
     ),
+    Unauthenticated: (
+        "AuthFailure",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "RequestExpired",  # the clock of this machine is wrong, too
+        "SignatureDoesNotMatch",
+        "UnrecognizedClientException",
+    ),
     Ended: ("IdempotentInstanceTerminated",),
 }
 _BY_CODE = {code: kind for kind, codes in _KINDS.items() for code in codes}
-_WITHOUT_A_CALL = (
+_WITHOUT_A_CALL = (ParamValidationError, ProfileNotFound)
+_NOT_SIGNED = (  # nor sent
+    CredentialRetrievalError,
+    NoAuthTokenError,
     NoCredentialsError,
     PartialCredentialsError,
-    ParamValidationError,
-    ProfileNotFound,
     SSOError,
+    TokenRetrievalError,
 )
 _LONGEST = 400  # a refusal for lack of rights carries a long encoded text
 
@@ -81,6 +96,8 @@ def translated(what: str) -> Generator[None]:
         raise _kind_of(error)(f"{what}: {_words(error)}") from error
     except _WITHOUT_A_CALL as error:
         raise NotAllowed(f"{what}: {error}") from error
+    except _NOT_SIGNED as error:
+        raise Unauthenticated(f"{what}: {error}") from error
     except (BotoCoreError, ResponseParserError) as error:
         raise ProviderError(f"{what}: {error}") from error
 

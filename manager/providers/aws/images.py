@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .. import NotAllowed
 from .clients import Clients
-from .errors import NotFound, translated
+from .errors import NotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Images:
         if known is not None:
             return known
         try:
-            with translated(f"image {image} in {region}"):
+            with self._clients.translated(f"image {image} in {region}"):
                 found = self._clients.ec2(region).describe_images(ImageIds=[image])["Images"]
         except NotFound as error:
             raise NotAllowed(str(error)) from error

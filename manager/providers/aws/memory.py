@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ...spec.placement import Attempt
-from .. import Ended, NoCapacity, NotAllowed, QuotaExceeded, Throttled
+from .. import Ended, NoCapacity, NotAllowed, QuotaExceeded, Throttled, Unauthenticated
 
 LAG_S = 300.0  # absence counts after so long
 _END_AGAIN_S = 30.0
-_NOTHING_DONE = (Ended, NoCapacity, NotAllowed, QuotaExceeded, Throttled)
+_NOTHING_DONE = (Ended, NoCapacity, NotAllowed, QuotaExceeded, Throttled, Unauthenticated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from ...spec.placement import STATED, Market, Offer, Placement, Price
 from .. import NotAllowed
 from ..settings import AwsSettings
 from .clients import Clients
-from .errors import translated
 from .prices import Prices
 
 NAME = "aws"
@@ -60,7 +59,7 @@ class Offers:
         """Raises `NotAllowed` for an unknown one."""
         known = self._kinds.get((region, instance_type))
         if known is None:
-            with translated(f"instance type {instance_type} in {region}"):
+            with self._clients.translated(f"instance type {instance_type} in {region}"):
                 found = self._clients.ec2(region).describe_instance_types(InstanceTypes=[instance_type])
             if not found["InstanceTypes"]:
                 raise NotAllowed(f"{instance_type} is not known in {region}")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .clients import Clients
-from .errors import translated
 
 _SPOT_S = 300.0
 _LIST_S = 24 * 3600.0
@@ -62,7 +61,7 @@ class Prices:
 
     def _spot_now(self, region: str, instance_type: str, now: float) -> dict[str, float]:
         """By zone: asked from now on, the history is what holds now."""
-        with translated(f"spot prices of {instance_type} in {region}"):
+        with self._clients.translated(f"spot prices of {instance_type} in {region}"):
             pages = self._clients.ec2(region).get_paginator("describe_spot_price_history")
             found = [
                 entry
@@ -89,7 +88,7 @@ class Prices:
 
     def _ask_list(self, service: str, wanted: dict[str, str], unit: str, usage: str) -> float | None:
         filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-        with translated(f"price list of {service}"):
+        with self._clients.translated(f"price list of {service}"):
             pages = self._clients.pricing().get_paginator("get_products")
             products = [
                 json.loads(text)

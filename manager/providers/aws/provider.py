@@ -16,7 +16,7 @@ from ..settings import AwsRegion, AwsSettings
 from . import finding
 from .checks import Checks
 from .clients import Clients
-from .errors import Mismatch, NotFound, translated
+from .errors import Mismatch, NotFound
 from .images import Images
 from .launching import launch_request, token_of
 from .lists import SharedList
@@ -137,7 +137,7 @@ class AwsProvider:
     def _launch(self, region: str, attempt: Attempt, request: dict[str, Any]) -> Resource:
         ec2 = self._clients.ec2(region)
         try:
-            with translated(f"create {attempt.name}"):
+            with self._clients.translated(f"create {attempt.name}"):
                 return finding.resource_of(ec2.run_instances(**request)["Instances"][0])
         except Mismatch as error:
             return self._by_token(ec2, attempt, error)
@@ -147,7 +147,7 @@ class AwsProvider:
     def _by_token(self, ec2: Any, attempt: Attempt, mismatch: Mismatch) -> Resource:
         """What was created with this token, though by another request: by an earlier version, or settings."""
         token = token_of(self._manager, attempt)
-        with translated(f"look for {attempt.name}"):
+        with self._clients.translated(f"look for {attempt.name}"):
             found = finding.instances(ec2, self._manager, token=token)
         if not found:
             raise ProviderError(f"{mismatch}; what was created is not listed yet") from mismatch
@@ -157,7 +157,7 @@ class AwsProvider:
 
     def _find(self, region: str, vm: str) -> list[Resource]:
         ec2 = self._clients.ec2(region)
-        with translated(f"look for {vm}"):
+        with self._clients.translated(f"look for {vm}"):
             listed = finding.instances(ec2, self._manager, vm) + finding.leftovers(ec2, self._manager, vm)
         return self._with_made(region, vm, listed)
 
@@ -169,7 +169,7 @@ class AwsProvider:
             if made.id in known:
                 continue
             try:
-                with translated(f"look for {made.id}"):
+                with self._clients.translated(f"look for {made.id}"):
                     found.append(finding.instance(ec2, made.id))
             except NotFound:
                 if self._clock() - made.at < LAG_S:
@@ -206,7 +206,7 @@ class AwsProvider:
 
     def _end(self, call: Callable[[], object], identity: str) -> None:
         try:
-            with translated(f"end {identity}"):
+            with self._clients.translated(f"end {identity}"):
                 call()
         except NotFound:
             return  # gone meanwhile, or too new to be known: the next look says which
@@ -215,13 +215,13 @@ class AwsProvider:
         """By region."""
         found: dict[str, list[Resource]] = {}
         for region in self._settings.regions:
-            with translated(f"list VMs in {region}"):
+            with self._clients.translated(f"list VMs in {region}"):
                 found[region] = find(self._clients.ec2(region), self._manager)
         return found
 
     def _console(self, region: str, identity: str) -> str:
         ec2 = self._clients.ec2(region)
-        with translated(f"console of {identity}"):
+        with self._clients.translated(f"console of {identity}"):
             try:
                 told = ec2.get_console_output(InstanceId=identity, Latest=True)
             except ec2.exceptions.ClientError as error:

@@ -8,7 +8,7 @@ from azure.mgmt.compute import ComputeManagementClient
 
 from ...spec.placement import Market, Offer, Placement, Price
 from ...spec.resources import Resources
-from .. import NotAllowed
+from .. import NotAllowed, Unauthenticated
 from ..sizes import size_faults
 from .prices import Listed, PriceList
 from .settings import AzureSettings
@@ -31,7 +31,7 @@ class Catalog:
         faults = list(self._place_faults(resources))
         try:
             sizes = self._region.sizes()
-        except NotAllowed as error:
+        except (NotAllowed, Unauthenticated) as error:
             return [*faults, ("provider", str(error))]
         wanted = [(name, sizes.get(name)) for name in resources.types_of("azure")]
         faults += [fault for name, size in wanted for fault in self._type_faults(resources, name, size)]

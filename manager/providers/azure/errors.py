@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
 
-from .. import NoCapacity, NotAllowed, ProviderError, QuotaExceeded, Throttled
+from .. import NoCapacity, NotAllowed, ProviderError, QuotaExceeded, Throttled, Unauthenticated
 
 _CAPACITY = frozenset(
     {
@@ -23,7 +23,8 @@ _CAPACITY = frozenset(
     }
 )
 _QUOTA = frozenset({"QuotaExceeded", "ResourceQuotaExceeded", "SubnetIsFull", "PublicIPCountLimitReached"})
-_REFUSED = frozenset({400, 401, 403, 404})
+_REFUSED = frozenset({400, 403, 404})
+_NOT_SIGNED_IN = 401
 _MOST_SHOWN = 400
 
 # What is in the way of a deletion goes away by itself: an interface of a VM that failed stays for 180 s.
@@ -44,9 +45,9 @@ STILL_USED = frozenset(
 
 def of_request(error: AzureError) -> ProviderError:
     """What a request that was refused, or had no answer, says of what it asked for."""
-    if isinstance(error, ClientAuthenticationError):
-        return NotAllowed(f"Azure does not accept the manager's credentials: {_shown(error)}")
     status = status_of(error)
+    if isinstance(error, ClientAuthenticationError) or status == _NOT_SIGNED_IN:
+        return Unauthenticated(f"Azure does not accept the manager's credentials: {_shown(error)}")
     if status == 429:
         return Throttled(f"Azure is asked too often: {_shown(error)}")
     known = _of_code(code_of(error), message_of(error))
