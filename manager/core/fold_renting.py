@@ -15,7 +15,7 @@ from .state import Bill, JobState, Refusal, Spent, Vm
 
 
 def place_of(placement: Placement, kind: RefusalKind) -> str:
-    """What a refusal of this kind is about: quotas are the same in all zones, credentials in a whole region."""
+    """What a refusal of this kind is about: quotas hold in all zones, credentials in a region."""
     if kind is RefusalKind.CREDENTIALS:
         return "/".join((kind, placement.provider, placement.region))
     zone = "" if kind is RefusalKind.QUOTA else placement.zone

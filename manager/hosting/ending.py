@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from ..providers import Provider, ProviderError, Resource, ResourceStatus
+from ..providers import Partial, Provider, ProviderError, Resource, ResourceStatus
 from ..spec.placement import Market, Placement, Price
 from ..spec.resources import Resources
 from .accounts import Account
@@ -103,11 +103,16 @@ def _end_once(providers: Sequence[tuple[str, Provider]]) -> list[str]:
 
 
 def _end_at(cloud: str, provider: Provider) -> list[str]:
+    unasked: list[str] = []
     try:
         there = _living(provider)
+    except Partial as error:
+        there, unasked = _alive(error.found), [f"{cloud}: {error}"]
     except ProviderError as error:
         return [f"{cloud}: {error}"]
-    trouble = [text for vm in dict.fromkeys(one.vm for one in there) for text in _release(provider, vm)]
+    trouble = unasked + [
+        text for vm in dict.fromkeys(one.vm for one in there) for text in _release(provider, vm)
+    ]
     return [*(f"{one.kind} {one.id} ({one.vm}): {one.status}" for one in there), *trouble]
 
 
@@ -120,7 +125,11 @@ def _release(provider: Provider, vm: str) -> list[str]:
 
 
 def _living(provider: Provider) -> list[Resource]:
-    return [one for one in provider.list() if one.status is not ResourceStatus.GONE]
+    return _alive(provider.list())
+
+
+def _alive(resources: Sequence[Resource]) -> list[Resource]:
+    return [one for one in resources if one.status is not ResourceStatus.GONE]
 
 
 def _price(provider: Provider, placement: Placement | None) -> Price | None:

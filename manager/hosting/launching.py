@@ -22,6 +22,7 @@ from ..providers import (
     QuotaExceeded,
     Resource,
     ResourceStatus,
+    Unauthenticated,
 )
 from ..providers.opening import open_clouds
 from ..spec.placement import Attempt, Placement
@@ -35,7 +36,7 @@ from .user_data import user_data
 UP_WITHIN_S = 2400.0  # a VM that comes late, and an installation over a slow network
 _MOST_LIVES = 3
 _ALIVE = (ResourceStatus.PENDING, ResourceStatus.RUNNING)
-_REFUSALS = (NoCapacity, NotAllowed, QuotaExceeded)
+_REFUSALS = (NoCapacity, NotAllowed, QuotaExceeded, Unauthenticated)
 _CONSOLE_CHARACTERS = 1500
 _TIMEOUT_S = 10.0
 
@@ -179,9 +180,11 @@ class Launch:
 
     def _there(self, provider: Provider, record: Record) -> list[Resource]:
         """What there is of this attempt, by name and by tag: a list may be late, and names may not be those
-        that were asked for."""
+        that were asked for. What a list says of a VM is less than what is told by name."""
         number = record.attempt.number
-        found = [*provider.look(VM, number), *provider.list()]
+        found = list(provider.look(VM, number))
+        named = {one.id for one in found}
+        found += [one for one in provider.list() if one.id not in named]
         return [one for one in found if one.vm == VM and one.attempt == number]
 
     def _answering(self, record: Record, there: Sequence[Resource]) -> str | None:

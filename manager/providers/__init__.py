@@ -60,12 +60,20 @@ class NotAllowed(ProviderError):
 
 
 class Unauthenticated(ProviderError):
-    """The manager could not sign in, and this call did nothing: credentials have expired, are not there yet, or
-    are wrong. They may be renewed: the same call is worth making again later."""
+    """The manager could not sign in, and this call did nothing: credentials have expired, are not there yet,
+    or are wrong. They may be renewed: the same call is worth making again later."""
 
 
 class Throttled(ProviderError):
     """Asked too often: nothing was done, and the same call is to be made again later."""
+
+
+class Partial(ProviderError):
+    """Some places of a cloud could not be asked; `found` is what the others have."""
+
+    def __init__(self, message: str, found: Sequence[Resource]) -> None:
+        super().__init__(message)
+        self.found = found
 
 
 class Ended(ProviderError):
@@ -101,7 +109,9 @@ class Provider(Protocol):
         ...
 
     def list(self) -> Sequence[Resource]:
-        """Whatever carries this manager's tag, of all VMs. What is gone may be in it for a while, or not."""
+        """Whatever carries this manager's tag, of all VMs. What is gone may be in it for a while, or not.
+
+        Raises `Partial` if some places alone cannot be asked."""
         ...
 
     def check(self, resources: Resources) -> Sequence[tuple[str, str]]:
@@ -162,6 +172,7 @@ __all__ = [
     "FaultKind",
     "NoCapacity",
     "NotAllowed",
+    "Partial",
     "Provider",
     "ProviderError",
     "QuotaExceeded",

@@ -9,6 +9,7 @@ from ...protocol.messages import BootConfig
 from ..config import ConfigError, ServerConfig
 from ..spec.placement import Attempt
 from . import Provider, ProviderError
+from .guarded import Guarded
 from .local import LocalProvider
 from .pool import MachinePool
 from .settings import FILE, CloudSettings, read_settings
@@ -37,13 +38,14 @@ def open_clouds(settings: CloudSettings, identity: str, render: Render) -> dict[
         from .aws import AwsProvider
 
         try:
-            providers["aws"] = AwsProvider(settings.aws, manager=identity, render=render)
+            aws = AwsProvider(settings.aws, manager=identity, render=render)
         except ProviderError as error:
             raise ConfigError(f"{FILE}: {error}") from error
+        providers["aws"] = Guarded("aws", aws)
     if settings.azure is not None:
         with _extra("azure"):
             from .azure.opening import open_azure
-        providers["azure"] = open_azure(settings.azure, identity, render)
+        providers["azure"] = Guarded("azure", open_azure(settings.azure, identity, render))
     return providers
 
 

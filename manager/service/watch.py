@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ..core.events import Event, OffersSeen, Together, VmEnding, VmTerminated
 from ..core.state import JobState, Vm
 from ..providers import (
+    Partial,
     Provider,
     ProviderError,
     Resource,
@@ -33,6 +35,7 @@ _OFFERS_RETRY_S = 15.0
 _LOOK_S = 1.0
 _IDLE = 4.0  # a cloud that has nothing is asked so many times more rarely
 _LONGEST_S = 300.0  # a cloud that throttles is asked so often at least
+_MOST_FAILURES = 3  # looks in a row: what a place that does not answer has, is not asked for one by one
 _PATIENCE = 2  # lists in a row without a VM before it counts as gone: a cloud's lists lag behind
 
 
@@ -53,6 +56,15 @@ class Pace:
             self.wait_s = max(self.wait_s, min(2 * self.wait_s, _LONGEST_S))
         else:
             self.wait_s = max(self._every_s, self.wait_s / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a provider told. `unknown`: VMs of which it told nothing; `trouble`: why, empty if there is none."""
+
+    resources: list[Resource]
+    unknown: Collection[str]
+    trouble: str
 
 
 class ProviderWatch:
@@ -119,14 +131,17 @@ class ProviderWatch:
         listing = self._threads.run(Kind.LIST_VMS, self._list, owner=self._name)
         try:
             slow = f"no answer for {self._slow_call_s:g} s"
-            present = await told_when_slow(listing, self._slow_call_s, lambda: self._tell_trouble(slow))
+            seen = await told_when_slow(listing, self._slow_call_s, lambda: self._tell_trouble(slow))
         except ProviderError as error:
             log.warning("cannot list VMs: %s", error)
             self._tell_trouble(str(error))
             return isinstance(error, Throttled)
         self._clear_trouble()
-        self._is_used = bool(present)
-        await self.compare(present)
+        if seen.trouble:
+            log.warning("cannot list all VMs: %s", seen.trouble)
+            self._tell_trouble(seen.trouble)
+        self._is_used = bool(seen.resources) or bool(seen.trouble)
+        await self.compare(seen.resources, seen.unknown)
         return False
 
     async def follow_closings(self) -> None:
@@ -161,18 +176,33 @@ class ProviderWatch:
     def _looks(self, vms: Mapping[str, int]) -> list[Resource]:
         return [found for vm, attempts in vms.items() for found in self._provider.look(vm, attempts)]
 
-    def _list(self) -> list[Resource]:
-        """What there is: VMs that the list lacks are asked for by name, as lists of clouds lag behind."""
-        listed = list(self._provider.list())
-        if self._name in CLOUDS:
-            for vm in self._expected.keys() - {resource.vm for resource in listed}:
+    def _list(self) -> Seen:
+        """VMs that the list lacks are asked for by name, as lists of clouds lag behind."""
+        trouble = ""
+        try:
+            listed = list(self._provider.list())
+        except Partial as error:
+            listed, trouble = list(error.found), str(error)
+        unknown = set[str]()
+        lacking = self._expected.keys() - {resource.vm for resource in listed}
+        for vm in lacking if self._name in CLOUDS else ():
+            if len(unknown) >= _MOST_FAILURES:
+                unknown.add(vm)
+                continue
+            try:
                 listed += self._provider.look(vm, self._expected[vm])
-        return listed
+            except ProviderError:
+                if not trouble:
+                    raise
+                unknown.add(vm)  # it may be where the provider could not ask
+        return Seen(listed, unknown, trouble)
 
-    async def compare(self, resources: Sequence[Resource]) -> None:
-        """Tell jobs which of their VMs are gone; release what nobody wants."""
+    async def compare(self, resources: Sequence[Resource], unknown: Collection[str] = ()) -> None:
+        """Tell jobs which of their VMs are gone; release what nobody wants. `unknown`: VMs of which nothing
+        could be learned."""
         present, attempts = statuses(resources), newest_attempts(resources)
-        await self._tell_ended(present, None)
+        live = {vm.vm for job in self._jobs.values() for vm in job.state.live_vms}
+        await self._tell_ended(present, live.difference(unknown) if unknown else None)
         for vm in unwanted(self._jobs.values(), self._effects, present):
             if vm not in self._releasing:
                 log.warning("VM %s belongs to no running job: releasing it", vm)

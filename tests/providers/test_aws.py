@@ -26,8 +26,8 @@ from makara.manager.providers import (
 )
 from makara.manager.providers.aws.checks import quota_code
 from makara.manager.providers.aws.launching import launch_request, token_of
-from makara.manager.providers.aws.lists import SharedList
 from makara.manager.providers.aws.provider import AwsProvider
+from makara.manager.providers.lists import SharedList
 from makara.manager.providers.opening import open_providers
 from makara.manager.spec.placement import Attempt, Market
 from makara.protocol.messages import BootConfig

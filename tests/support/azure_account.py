@@ -148,6 +148,9 @@ class AzureAccount:
         return {"status": "Failed", "error": {"code": failing.code, "message": failing.message}}
 
     def listed(self, kind: str) -> list[dict[str, Any]]:
+        for operation in list(self.operations.values()):
+            if operation.key[0] == kind:
+                self._advance(operation)
         return [body for key, body in self.resources.items() if key[0] == kind and key not in self.unlisted]
 
     # ---- what Azure does by itself -------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from makara.manager.spec.placement import Attempt, Market, Placement
 from makara.protocol.messages import BootConfig
 from provider_troubles import CONSOLE, Trouble
 
+LATE_S = 600.0
 _NETWORK = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/net/providers/Microsoft.Network"
 
 
@@ -37,6 +38,7 @@ class AzureCloud:
         self.stand_in = AzureStandIn(folder, host=host)
         self.account = self.stand_in.account
         self._providers: list[AzureProvider] = []
+        self.passed_s = 0.0
 
     def settings(self, **changes: object) -> AzureSettings:
         return AzureSettings.model_validate(
@@ -53,7 +55,13 @@ class AzureCloud:
         )
 
     def provider(
-        self, manager: str = "first", *, poll_s: float = 0.001, patience_s: float = 5.0, **changes: object
+        self,
+        manager: str = "first",
+        *,
+        poll_s: float = 0.001,
+        patience_s: float = 5.0,
+        list_s: float = 0.0,
+        **changes: object,
     ) -> AzureProvider:
         made = AzureProvider(
             self.settings(**changes),
@@ -62,6 +70,8 @@ class AzureCloud:
             credential=StaticCredential(),
             poll_s=poll_s,
             patience_s=patience_s,
+            list_s=list_s,
+            clock=lambda: time.time() + self.passed_s,
         )
         self._providers.append(made)
         return made
@@ -118,7 +128,7 @@ class AzureStand:
         cloud.stand_in.console = CONSOLE
 
     def provider(self, manager: str = "first") -> AzureProvider:
-        return self._cloud.provider(manager)
+        return self._cloud.provider(manager, list_s=5.0)
 
     def attempt(self, vm: str, number: int = 1) -> Attempt:
         return self._cloud.attempt(vm, number)
@@ -140,6 +150,7 @@ class AzureStand:
     def wait(self) -> None:
         with self._cloud.account.lock:
             self._cloud.account.settle()
+            self._cloud.passed_s += LATE_S
 
     def billed(self) -> list[str]:
         with self._cloud.account.lock:

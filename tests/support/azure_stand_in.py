@@ -36,6 +36,7 @@ class AzureStandIn:
         self.unreachable = False
         self.forbidden = False
         self.expired = False  # the credentials
+        self.expires_after: int | None = None  # after so many requests, all in all
         self.loses_answers_of: set[str] = set()  # methods; each once
         self.console = ""
         self.requests: list[tuple[str, str]] = []  # method and path
@@ -135,7 +136,8 @@ class _Exchange(BaseHTTPRequestHandler):
             raise Refusal(400, "MissingApiVersionParameter", "The api-version query parameter is required")
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             raise Refusal(401, "InvalidAuthenticationToken", "The access token is invalid.")
-        if self.stand.expired:
+        ends = self.stand.expires_after
+        if self.stand.expired or (ends is not None and len(self.stand.requests) > ends):
             raise Refusal(401, "ExpiredAuthenticationToken", "The access token expiry is in the past.")
         if self.stand.throttled:
             raise Refusal(429, "TooManyRequests", "too many requests; try again later")
@@ -147,6 +149,9 @@ class _Exchange(BaseHTTPRequestHandler):
         provider, kind, *names = path.split("/")
         kind = f"{provider}/{kind}"
         if not names:
+            if "$expand" in query and "virtualMachineScaleSet" not in query.get("$filter", ""):
+                message = "$expand is only supported with a filter for a virtual machine scale set"
+                raise Refusal(400, "InvalidParameter", message)
             return 200, self._page(f"{_GROUP}{path}", query, account.listed(kind)), {}
         key = (kind, names[0])
         if names[1:] == ["retrieveBootDiagnosticsData"]:

@@ -49,7 +49,7 @@ class Clients:
 
     @contextmanager
     def translated(self, what: str) -> Generator[None]:
-        """Around calls by these clients: errors of the library become `ProviderError`s that begin with `what`."""
+        """Around calls by these clients: errors of the library become `ProviderError`s."""
         used = self._session
         try:
             with errors.translated(what):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -11,6 +13,7 @@ from ...spec.placement import Market, Placement
 from .. import Resource, ResourceStatus
 from .launching import ATTEMPT, MANAGER, VM
 
+log = logging.getLogger("makara.manager")
 _STATES = {
     "pending": ResourceStatus.PENDING,
     "running": ResourceStatus.RUNNING,
@@ -30,7 +33,8 @@ def instances(ec2: Any, manager: str, vm: str | None = None, token: str | None =
     pages = ec2.get_paginator("describe_instances").paginate(
         Filters=filters, PaginationConfig={"PageSize": _PAGE}
     )
-    return [resource_of(raw) for raw in _raw_instances(pages)]
+    found = [resource_of(raw) for raw in _raw_instances(pages)]
+    return [resource for resource in found if _is_named(resource)]
 
 
 def instance(ec2: Any, identity: str) -> Resource:
@@ -54,7 +58,7 @@ def leftovers(ec2: Any, manager: str, vm: str | None = None) -> list[Resource]:
     for raw in (raw for page in interfaces for raw in page["NetworkInterfaces"]):
         if raw["Status"] == "available":
             found.append(_leftover(raw["NetworkInterfaceId"], "interface", _tags(raw.get("TagSet", []))))
-    return found
+    return [resource for resource in found if _is_named(resource)]
 
 
 def resource_of(raw: Mapping[str, Any]) -> Resource:
@@ -62,9 +66,9 @@ def resource_of(raw: Mapping[str, Any]) -> Resource:
     tags, launched = _tags(raw.get("Tags", [])), raw.get("LaunchTime")
     return Resource(
         vm=tags.get(VM, ""),
-        attempt=int(tags.get(ATTEMPT, "1")),
+        attempt=_attempt(tags),
         id=raw["InstanceId"],
-        status=_STATES[raw["State"]["Name"]],
+        status=_status(raw["InstanceId"], str(raw["State"]["Name"])),
         created_at=launched.timestamp() if isinstance(launched, datetime) else None,
         placement=_placement(raw),
         private_address=str(raw.get("PrivateIpAddress", "")),
@@ -92,8 +96,34 @@ def _raw_instances(pages: Any) -> Iterator[Mapping[str, Any]]:
 
 def _leftover(identity: str, kind: Any, tags: Mapping[str, str]) -> Resource:
     return Resource(
-        vm=tags[VM], attempt=int(tags[ATTEMPT]), id=identity, status=ResourceStatus.ENDING, kind=kind
+        vm=tags.get(VM, ""), attempt=_attempt(tags), id=identity, status=ResourceStatus.ENDING, kind=kind
     )
+
+
+def _attempt(tags: Mapping[str, str]) -> int:
+    """The first, if the tag was taken away or changed: what is ended is ended by its VM's name."""
+    told = tags.get(ATTEMPT, "1")
+    return int(told) if told.isdecimal() and int(told) else 1
+
+
+def _status(identity: str, state: str) -> ResourceStatus:
+    """What is in a state that is not known here is there still."""
+    if state not in _STATES:
+        _warn(f"{identity} is in a state that is not known: {state}")
+    return _STATES.get(state, ResourceStatus.PENDING)
+
+
+def _is_named(resource: Resource) -> bool:
+    """Whether it tells its VM. What was stripped of that tag is left alone: it cannot be told whose it is."""
+    if not resource.vm:
+        _warn(f"{resource.kind} {resource.id} has the tag {MANAGER} and no {VM}: it is left alone")
+    return bool(resource.vm)
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn(text: str) -> None:
+    """Once: lists are asked for again and again."""
+    log.warning("AWS: %s", text)
 
 
 def _filters(manager: str, vm: str | None) -> list[dict[str, Any]]:

@@ -57,6 +57,11 @@ class Memory:
         with self._lock:
             return [made for made in self._made.get(vm, {}).values() if made.region == region]
 
+    def regions_of(self, vm: str) -> set[str]:
+        """Where this process made something of a VM."""
+        with self._lock:
+            return {made.region for made in self._made.get(vm, {}).values()}
+
     def end_is_due(self, identity: str) -> bool:
         """Whether AWS is to be told, or told again, to end this one."""
         with self._lock:

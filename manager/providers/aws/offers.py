@@ -77,7 +77,7 @@ class Offers:
                     )
 
     def _price(self, placement: Placement, resources: Resources) -> Price | None:
-        """With disk and address; traffic is not in it. None: neither AWS nor the job says one."""
+        """With disk and address; traffic is not in it. None: AWS does not say what it may cost at most."""
         asked, ceiling = self._prices.on_demand(placement.region, placement.instance_type)
         expected, source = ceiling, "price list of AWS"
         if placement.market is Market.SPOT:
@@ -85,11 +85,12 @@ class Offers:
             expected, source = by_zone.get(placement.zone), "spot price history of EC2"
             bid = resources.max_price
             ceiling = bid if ceiling is None else min(ceiling, bid or ceiling)
-        if expected is None or ceiling is None:
-            stated = resources.hourly_price
-            if stated is None:
-                return None
-            return Price(hourly=stated, ceiling=stated, at=self._clock(), source=STATED)
+        if ceiling is None or (expected is None and resources.hourly_price is None):
+            return None
+        if expected is None:
+            stated = resources.hourly_price or 0.0
+            ceiling += self._extras(placement.region, resources)[0]
+            return Price(hourly=min(stated, ceiling), ceiling=ceiling, at=self._clock(), source=STATED)
         extra, missing = self._extras(placement.region, resources)
         source = f"{source}, without {missing}" if missing else source
         hourly = min(expected, ceiling)  # what costs more than the bid is not had

@@ -11,7 +11,8 @@ import boto3
 from ....protocol.messages import BootConfig, NoticeSource, StoreIdentity, VmEnding
 from ...spec.job_spec import Resources
 from ...spec.placement import Attempt, Offer
-from .. import Ended, NotAllowed, ProviderError, Resource, ResourceStatus
+from .. import Ended, NotAllowed, Partial, ProviderError, Resource, ResourceStatus
+from ..lists import SharedList
 from ..settings import AwsRegion, AwsSettings
 from . import finding
 from .checks import Checks
@@ -19,7 +20,6 @@ from .clients import Clients
 from .errors import Mismatch, NotFound
 from .images import Images
 from .launching import launch_request, token_of
-from .lists import SharedList
 from .memory import LAG_S, Memory
 from .offers import Offers
 from .prices import Prices
@@ -58,8 +58,8 @@ class AwsProvider:
         self._prices = Prices(self._clients, clock)
         self._offers = Offers(settings, self._clients, self._prices, clock)
         self._checks = Checks(settings, self._clients, self._images, self._offers)
-        self._instances = SharedList(lambda: self._everywhere(finding.instances), clock)
-        self._leftovers = SharedList(lambda: self._everywhere(finding.leftovers), clock)
+        self._instances = self._lists(finding.instances)
+        self._leftovers = self._lists(finding.leftovers)
 
     # ---- the provider's contract ---------------------------------------------------------------------------
 
@@ -84,13 +84,11 @@ class AwsProvider:
             if made.status in (ResourceStatus.ENDING, ResourceStatus.GONE):
                 raise Ended(f"{attempt.name}: {made.id} has ended")
             self._memory.made(attempt, name, made.id)
-        self._instances.forget()
+        self._instances[name].forget()
         return made.id
 
     def release(self, vm: str, attempts: int = 1) -> bool:
-        found: list[Resource] = []
-        for region in self._settings.regions:
-            found += self._release_in(region, vm)
+        found = self._in_its_region(vm, lambda region: self._release_in(region, vm))
         if any(resource.status is not ResourceStatus.GONE for resource in found):
             return False
         if not found and self._memory.may_appear(vm):
@@ -99,16 +97,17 @@ class AwsProvider:
         return True
 
     def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
-        return [found for region in self._settings.regions for found in self._find(region, vm)]
+        return self._in_its_region(vm, lambda region: self._find(region, vm))
 
     def list(self) -> Sequence[Resource]:
         """At most some seconds old; disks and interfaces that are left over, a minute."""
-        now = self._clock()
-        _, instances = self._instances.get(since=now - _LIST_S)
-        _, leftovers = self._leftovers.get(since=now - _LEFTOVERS_S)
-        return [
-            found for by_region in (instances, leftovers) for some in by_region.values() for found in some
-        ]
+        found, failed = self._by_region(self._list_in)
+        if failed and not found:
+            raise next(iter(failed.values()))
+        resources = [resource for some in found.values() for resource in some]
+        if failed:
+            raise Partial("; ".join(map(str, failed.values())), resources)
+        return resources
 
     def check(self, resources: Resources) -> Sequence[tuple[str, str]]:
         return self._checks.faults(resources)
@@ -117,10 +116,13 @@ class AwsProvider:
         return self._offers.of(resources)
 
     def console(self, vm: str, attempts: int = 1) -> str:
-        for region in self._settings.regions:
-            for resource in self._find(region, vm):
+        found, failed = self._by_region(lambda region: self._find(region, vm))
+        for region, resources in found.items():
+            for resource in resources:
                 if resource.kind == "vm":
                     return self._console(region, resource.id)
+        if failed:
+            raise next(iter(failed.values()))
         return ""
 
     def close(self) -> None:
@@ -153,6 +155,49 @@ class AwsProvider:
             raise ProviderError(f"{mismatch}; what was created is not listed yet") from mismatch
         return found[0]
 
+    # ---- regions -------------------------------------------------------------------------------------------
+
+    def _by_region(
+        self, ask: Callable[[str], list[Resource]]
+    ) -> tuple[dict[str, list[Resource]], dict[str, ProviderError]]:
+        """What each region has, and why the others did not say so: none holds up another."""
+        found: dict[str, list[Resource]] = {}
+        failed: dict[str, ProviderError] = {}
+        for region in self._settings.regions:
+            try:
+                found[region] = ask(region)
+            except ProviderError as error:
+                failed[region] = error
+        return found, failed
+
+    def _in_its_region(self, vm: str, ask: Callable[[str], list[Resource]]) -> list[Resource]:
+        """What there is of one VM. All its attempts are in one region: once something of it was made or found
+        there, the other regions need not answer."""
+        found, failed = self._by_region(ask)
+        resources = [resource for some in found.values() for resource in some]
+        is_known = bool(resources) or bool(self._memory.regions_of(vm) & found.keys())
+        if failed and not is_known:
+            raise next(iter(failed.values()))
+        return resources
+
+    def _lists(self, find: Callable[[Any, str], list[Resource]]) -> dict[str, SharedList[list[Resource]]]:
+        """By region."""
+
+        def ask(region: str) -> list[Resource]:
+            with self._clients.translated(f"list VMs in {region}"):
+                return find(self._clients.ec2(region), self._manager)
+
+        return {
+            region: SharedList(lambda region=region: ask(region), self._clock)
+            for region in self._settings.regions
+        }
+
+    def _list_in(self, region: str) -> list[Resource]:
+        now = self._clock()
+        _, instances = self._instances[region].get(since=now - _LIST_S)
+        _, leftovers = self._leftovers[region].get(since=now - _LEFTOVERS_S)
+        return [*instances, *leftovers]
+
     # ---- finding and releasing -----------------------------------------------------------------------------
 
     def _find(self, region: str, vm: str) -> list[Resource]:
@@ -181,8 +226,8 @@ class AwsProvider:
         """A VM takes half a minute or more to end, and is asked for again and again until it has: so all that
         are being released share the lists. What has been left is in a list that is newer than its end."""
         ec2 = self._clients.ec2(region)
-        asked_at, listed = self._instances.get(since=self._clock() - _LIST_S)
-        found = self._with_made(region, vm, [one for one in listed[region] if one.vm == vm])
+        asked_at, listed = self._instances[region].get(since=self._clock() - _LIST_S)
+        found = self._with_made(region, vm, [one for one in listed if one.vm == vm])
         alive = [one.id for one in found if one.status is not ResourceStatus.GONE]
         for identity in alive:
             if self._memory.end_is_due(identity):
@@ -190,12 +235,12 @@ class AwsProvider:
                 self._memory.ended(identity)
         if alive:
             return found
-        _, leftovers = self._leftovers.get(since=asked_at)
-        left = [one for one in leftovers[region] if one.vm == vm]
+        _, leftovers = self._leftovers[region].get(since=asked_at)
+        left = [one for one in leftovers if one.vm == vm]
         for resource in left:
             self._delete(ec2, resource)
         if left:
-            self._leftovers.forget()
+            self._leftovers[region].forget()
         return found + left
 
     def _delete(self, ec2: Any, resource: Resource) -> None:
@@ -210,14 +255,6 @@ class AwsProvider:
                 call()
         except NotFound:
             return  # gone meanwhile, or too new to be known: the next look says which
-
-    def _everywhere(self, find: Callable[[Any, str], list[Resource]]) -> dict[str, list[Resource]]:
-        """By region."""
-        found: dict[str, list[Resource]] = {}
-        for region in self._settings.regions:
-            with self._clients.translated(f"list VMs in {region}"):
-                found[region] = find(self._clients.ec2(region), self._manager)
-        return found
 
     def _console(self, region: str, identity: str) -> str:
         ec2 = self._clients.ec2(region)

@@ -14,15 +14,16 @@ from typing import Any, Literal, cast
 
 from azure.core import MatchConditions
 from azure.core.credentials import TokenCredential
-from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
+from azure.core.exceptions import DecodeError, HttpResponseError, ResourceNotFoundError
 from azure.core.pipeline.policies import RetryPolicy
 from azure.core.polling import LROPoller
-from azure.core.rest import HttpRequest
+from azure.core.rest import HttpRequest, HttpResponse
 from azure.mgmt.compute import ComputeManagementClient
 from azure.mgmt.core.exceptions import ARMErrorFormat
 from azure.mgmt.core.polling.arm_polling import ARMPolling
 
 from ...spec.placement import Market, Placement
+from .credentials import ForgetRefused, Renewed
 from .settings import AzureSettings
 
 Kind = Literal["vm", "interface", "disk", "address"]
@@ -122,12 +123,14 @@ class Account:
     def __init__(self, settings: AzureSettings, credential: TokenCredential, *, poll_s: float) -> None:
         self._settings = settings
         self._poll_s = poll_s
+        more = [ForgetRefused(credential)] if isinstance(credential, Renewed) else []
         self.client = ComputeManagementClient(
             credential,
             settings.subscription_id,
             settings.resource_manager,
             credential_scopes=[f"{settings.resource_manager.rstrip('/')}/.default"],
             retry_policy=RetryPolicy(retry_total=2, retry_connect=2, retry_read=0, retry_status=0),
+            per_retry_policies=more,
             connection_verify=settings.ca_file or True,
             connection_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=_READ_TIMEOUT_S,
@@ -144,6 +147,7 @@ class Account:
         )
 
     def get(self, kind: Kind, name: str) -> Thing | None:
+        """A VM with what it is doing."""
         expand = {"$expand": "instanceView"} if kind == "vm" else {}
         try:
             return Thing(kind, self._ask("GET", f"{self._folder(kind)}/{name}", kind, expand))
@@ -159,9 +163,12 @@ class Account:
             return
 
     def list(self, kind: Kind) -> Iterator[Thing]:
-        """All pages of what the resource group has of a kind."""
-        expand = {"$expand": "instanceView"} if kind == "vm" else {}
-        page = self._ask("GET", self._folder(kind), kind, expand)
+        """All pages of what the resource group has of a kind; of VMs without what they are doing.
+
+        Azure takes `$expand=instanceView` for the list of a group only with a filter for scale sets
+        (`learn.microsoft.com/rest/api/compute/virtual-machines/list`).
+        """
+        page = self._ask("GET", self._folder(kind), kind, {})
         while True:
             yield from (Thing(kind, body) for body in page.get("value", []))
             following = page.get("nextLink")
@@ -186,4 +193,16 @@ class Account:
             raise ResourceNotFoundError(response=response, error_format=ARMErrorFormat)
         if response.status_code >= 400:
             raise HttpResponseError(response=response, error_format=ARMErrorFormat)
-        return response.json() if response.content else {}
+        if not response.content:
+            return {}
+        try:
+            answer = response.json()
+        except ValueError as error:
+            raise _unreadable(response) from error
+        if not isinstance(answer, dict):
+            raise _unreadable(response)
+        return cast("dict[str, Any]", answer)
+
+
+def _unreadable(response: HttpResponse) -> DecodeError:
+    return DecodeError(f"an answer that is no JSON object (HTTP {response.status_code})", response=response)

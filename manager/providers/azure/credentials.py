@@ -1,4 +1,4 @@
-"""A sign-in that is made anew after it failed: the libraries keep what they found, or that they found nothing."""
+"""A sign-in that is made anew after it failed: libraries keep what they found, or that they found nothing."""
 
 from __future__ import annotations
 
@@ -48,8 +48,6 @@ class ForgetRefused(SansIOHTTPPolicy[Any, Any]):
         super().__init__()
         self._credential = credential
 
-    def on_response(
-        self, request: PipelineRequest[Any], response: PipelineResponse[Any, Any]
-    ) -> None:
+    def on_response(self, request: PipelineRequest[Any], response: PipelineResponse[Any, Any]) -> None:
         if response.http_response.status_code == _NOT_SIGNED_IN:
             self._credential.forget()

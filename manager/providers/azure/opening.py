@@ -9,6 +9,7 @@ from azure.identity import DefaultAzureCredential
 
 from ....protocol.messages import BootConfig
 from ...spec.placement import Attempt
+from .credentials import Renewed
 from .provider import AzureProvider
 from .settings import AzureSettings
 
@@ -19,8 +20,10 @@ def open_azure(
     """Signs in as the environment says, as the manager's VM, or as who is signed in to `az`; with its first
     call, not here. With a `ca_file` the cloud is a private one, which Microsoft's directory does not know."""
     logging.getLogger("azure").setLevel(logging.WARNING)  # else each request is logged with its headers
-    credential = DefaultAzureCredential(
-        connection_verify=settings.ca_file or True,
-        disable_instance_discovery=settings.ca_file is not None,
+    credential = Renewed(
+        lambda: DefaultAzureCredential(
+            connection_verify=settings.ca_file or True,
+            disable_instance_discovery=settings.ca_file is not None,
+        )
     )
     return AzureProvider(settings, manager, render, credential=credential)

@@ -45,9 +45,11 @@ class PriceList:
         for item in self._items(region, size):
             market = _market_of(item)
             if market is not None:
-                hourly[market] = float(item["unitPrice"])
-        self._kept[region, size] = Listed(hourly, time.time())
-        return self._kept[region, size]
+                hourly[market] = max(float(item["unitPrice"]), hourly.get(market, 0.0))  # it is a ceiling
+        found = Listed(hourly, time.time())
+        if hourly:  # that the list has none may be its fault, for a moment
+            self._kept[region, size] = found
+        return found
 
     def _items(self, region: str, size: str) -> list[dict[str, Any]]:
         wanted = {
@@ -82,7 +84,12 @@ def _page(client: httpx.Client, address: str, parameters: dict[str, str] | None 
         raise Throttled(f"{address} is asked too often")
     if answer.status_code != 200:
         raise ProviderError(f"Azure's prices cannot be had from {address}: HTTP {answer.status_code}")
-    return answer.json()
+    try:
+        found = answer.json()
+        found["Items"], found.get("NextPageLink")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ProviderError(f"Azure's prices cannot be had from {address}: no price list came") from error
+    return found
 
 
 def _market_of(item: dict[str, Any]) -> Market | None:

@@ -7,25 +7,25 @@ Azure remembers nothing of a VM that is gone, so that `Ended` is raised for what
 
 from __future__ import annotations
 
-import datetime
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from azure.core.credentials import TokenCredential
 from azure.core.exceptions import AzureError
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ....protocol.messages import BootConfig, NoticeSource, StoreIdentity, VmEnding
 from ...spec.job_spec import Resources
 from ...spec.placement import Attempt, Offer
-from .. import Ended, NoCapacity, NotAllowed, ProviderError, Resource, ResourceStatus
+from .. import Ended, NoCapacity, NotAllowed, ProviderError, Resource, Unauthenticated
 from . import errors
-from .account import KINDS, Account, Kind, Thing
+from .account import Account, Kind, Thing
 from .catalog import Catalog
 from .console import read_console
-from .request import VM_TAG, Names, names_of, names_of_thing, vm_request
+from .finding import Group, failure_of, name_of, resources_of
+from .request import VM_TAG, Names, key_of_nobody, names_of, vm_request
 from .settings import AzureSettings
 
 log = logging.getLogger("makara.manager")
@@ -33,15 +33,15 @@ log = logging.getLogger("makara.manager")
 _MADE_WITH_IT: tuple[Kind, ...] = ("interface", "disk", "address")
 _TAGGED: tuple[Kind, ...] = ("interface", "address")  # in the same request as their VM
 _EXISTS = 412  # the HTTP status for a name that is not free
-_RUNS = "PowerState/running"
-_POWER_ENDS = ("PowerState/stopped", "PowerState/stopping", "PowerState/deallocat")
+_LIST_S = 5.0  # all jobs share a list of that age
+_END_AGAIN_S = 30.0
 
 
 class AzureProvider:
     """VMs in one resource group; `manager` is in the tags and the names of all that it makes.
 
     `create` asks every `poll_s` seconds (or as Azure says) what has become of a VM, and leaves its outcome
-    unknown after `patience_s`; called again, it goes on asking.
+    unknown after `patience_s`; called again, it goes on asking. Lists are shared for `list_s` seconds.
     """
 
     def __init__(
@@ -53,18 +53,24 @@ class AzureProvider:
         credential: TokenCredential,
         poll_s: float = 5.0,
         patience_s: float = 600.0,
+        list_s: float = _LIST_S,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._manager = manager
         self._render = render
         self._account = Account(settings, credential, poll_s=poll_s)
+        self._group = Group(self._account, manager, clock, addresses=settings.public_address)
         self._catalog = Catalog(settings, self._account.client)
         self._poll_s = poll_s
         self._patience_s = patience_s
+        self._list_s = list_s
+        self._clock = clock
         self._closed = threading.Event()
         self._newest: dict[str, int] = {}  # attempts that this process knows of, by VM
         self._made: set[Names] = set()  # whose VM it has seen
-        self._public_key = settings.ssh_public_key or _key_of_nobody()
+        self._ended: dict[str, float] = {}  # by name, when Azure was last told to delete the VM
+        self._public_key = settings.ssh_public_key or key_of_nobody()
 
     # ---- the provider's contract ---------------------------------------------------------------------------
 
@@ -73,44 +79,29 @@ class AzureProvider:
         user_data = self._render(attempt, self._boot(boot))
         body = vm_request(self._settings, self._manager, attempt, user_data, self._public_key)
         self._know(attempt.vm, attempt.number)
-        leftovers = [kind for kind in _MADE_WITH_IT if self._get(kind, names) is not None]
-        machine = self._get("vm", names)  # asked for last: without it, what is there is a failed creation's
-        if machine is not None:
-            return self._follow(names)
-        if names in self._made:
-            raise Ended(f"Azure VM {names.machine} is gone")
-        if leftovers:
-            self._remove_failed(names)
-            raise NoCapacity(f"an earlier creation of {names.machine} has failed; what it left is deleted")
         try:
-            poller = self._account.create(names.machine, body)
-        except AzureError as error:
-            if errors.status_of(error) == _EXISTS:
-                return self._follow(names)
-            raise errors.of_request(error) from error
-        try:
-            poller.wait(self._patience_s)
-            if not poller.done():
-                raise ProviderError(f"Azure VM {names.machine} is still being created")
-            poller.result()
-        except AzureError as error:
-            return self._after_trouble(names, error)
-        return self._follow(names)
+            return self._create(names, body)
+        finally:
+            self._group.forget()
 
     def release(self, vm: str, attempts: int = 1) -> bool:
-        return all([self._remove(names) for names in self._names(vm, attempts)])
+        """All that are being released share lists; what no list has is asked for by its name."""
+        return all([self._release(names) for names in self._attempts(vm, attempts)])
 
     def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
-        found: list[tuple[Names, Thing]] = []
-        for names in self._names(vm, attempts):
-            parts = [self._get(kind, names) for kind in (*_MADE_WITH_IT, "vm")]
-            found += [(names, part) for part in parts if part is not None and self._owner(part) is not None]
-        return _resources(found)
+        *older, newest = self._attempts(vm, attempts)
+        found = [(names, thing) for names, thing in self._everything() if names in older] if older else []
+        for kind in (*_MADE_WITH_IT, "vm"):
+            part = self._group.get(kind, newest)
+            if part is not None and self._group.owner(part) is not None:
+                found.append((newest, part))
+        return resources_of(found)
 
     def list(self) -> Sequence[Resource]:
-        found = [(self._owner(thing), thing) for kind in self._kinds() for thing in self._all(kind)]
-        things = [(names, thing) for names, thing in found if names is not None]
-        resources = _resources(_as_their_vms(things))
+        """At most some seconds old. Azure's lists do not tell what has shut itself down: `look` does."""
+        resources = resources_of(
+            [(names, self._as_it_is(names, thing)) for names, thing in self._everything()]
+        )
         for resource in resources:
             self._know(resource.vm, resource.attempt)
         return resources
@@ -123,8 +114,8 @@ class AzureProvider:
 
     def console(self, vm: str, attempts: int = 1) -> str:
         """What Azure's boot diagnostics have of the newest attempt's serial console."""
-        for names in reversed(self._names(vm, attempts)):
-            if self._get("vm", names) is not None:
+        for names in reversed(self._attempts(vm, attempts)):
+            if self._group.get("vm", names) is not None:
                 return self._console(names)
         return ""
 
@@ -146,17 +137,42 @@ class AzureProvider:
 
     # ---- a creation and its failure ------------------------------------------------------------------------
 
+    def _create(self, names: Names, body: dict[str, Any]) -> str:
+        leftovers = [kind for kind in _MADE_WITH_IT if self._group.get(kind, names) is not None]
+        # The VM is asked for last: without it, what is there is a failed creation's.
+        if self._group.get("vm", names) is not None:
+            return self._follow(names)
+        if names in self._made:
+            raise Ended(f"Azure VM {names.machine} is gone")
+        if leftovers:
+            self._remove_failed(names)
+            raise NoCapacity(f"an earlier creation of {names.machine} has failed; what it left is deleted")
+        try:
+            poller = self._account.create(names.machine, body)
+        except AzureError as error:
+            if errors.status_of(error) == _EXISTS:
+                return self._follow(names)
+            raise errors.of_request(error) from error
+        try:
+            poller.wait(self._patience_s)
+            if not poller.done():
+                raise ProviderError(f"Azure VM {names.machine} is still being created")
+            poller.result()
+        except AzureError as error:
+            return self._after_trouble(names, error)
+        return self._follow(names)
+
     def _follow(self, names: Names) -> str:
         """The id of a VM that was asked for before, once Azure has made it; or why it has not."""
         for _ in range(max(1, int(self._patience_s / self._poll_s))):
-            machine = self._get("vm", names)
+            machine = self._get_made(names)
             if machine is None:
                 raise ProviderError(f"Azure VM {names.machine} was there, and is no more")
-            if self._owner(machine) is None:
+            if self._group.owner(machine) is None:
                 raise NotAllowed(f"a VM named {names.machine} is there already, and is not this manager's")
             if machine.state == "Failed":
                 self._remove_failed(names)
-                raise errors.of_failure(*_failure(machine))
+                raise errors.of_failure(*failure_of(machine))
             if machine.state == "Deleting":
                 self._made.add(names)
                 raise Ended(f"Azure VM {names.machine} is being deleted")
@@ -165,6 +181,13 @@ class AzureProvider:
                 return machine.id
             self._closed.wait(self._poll_s)
         raise ProviderError(f"Azure VM {names.machine} is still being created")
+
+    def _get_made(self, names: Names) -> Thing | None:
+        """That it may not be asked for does not mean that nothing of it exists."""
+        try:
+            return self._group.get("vm", names)
+        except (NotAllowed, Unauthenticated) as error:
+            raise ProviderError(f"it is not known whether {names.machine} was created: {error}") from error
 
     def _after_trouble(self, names: Names, error: AzureError) -> str:
         """A creation that was accepted has failed, or what has become of it could not be asked."""
@@ -176,33 +199,63 @@ class AzureProvider:
     def _remove_failed(self, names: Names) -> None:
         """Have nothing of a failed creation exist."""
         for _ in range(max(1, int(self._patience_s / self._poll_s))):
-            if self._remove(names):
-                return
+            try:
+                if self._remove(names, since=self._clock()):
+                    return
+            except (NotAllowed, Unauthenticated) as error:
+                raise ProviderError(f"what {names.machine} left cannot be deleted: {error}") from error
             self._closed.wait(self._poll_s)
         raise ProviderError(f"what a failed creation of {names.machine} left cannot be deleted yet")
 
-    def _remove(self, names: Names) -> bool:
-        """Begin to delete what there is of one attempt; True once there is nothing.
+    # ---- the end of a VM -----------------------------------------------------------------------------------
+
+    def _release(self, names: Names) -> bool:
+        """Begin to delete what there is of one attempt; True once there is nothing."""
+        asked_at, listed = self._group.listed("vm", since=self._clock() - self._list_s)
+        machine = next((thing for owner, thing in listed if owner == names), None)
+        if machine is None:
+            return self._remove(names, since=asked_at)
+        self._end(names, machine)
+        return False
+
+    def _remove(self, names: Names, *, since: float) -> bool:
+        """Likewise, by name; without a VM, its parts are listed at `since` or later.
 
         A VM takes with it what was made with it; without a VM each is deleted by its own name.
         """
-        machine = self._get("vm", names)
+        machine = self._group.get("vm", names)
         if machine is not None and machine.tags.get(VM_TAG, names.vm) != names.vm:
             return True  # asked for by the shortened name of a disk without tags: what it belongs to is there
         if machine is not None:
-            if machine.state != "Deleting":
-                self._delete("vm", names.machine)
+            self._end(names, machine)
             return False
-        return self._remove_parts(names)
+        return self._remove_parts(names, since)
 
-    def _remove_parts(self, names: Names) -> bool:
+    def _end(self, names: Names, machine: Thing) -> None:
+        """A VM takes a minute or more to go, and is told so again only once in a while."""
+        now = self._clock()
+        told_at = self._ended.get(names.machine)
+        if machine.state == "Deleting" or (told_at is not None and 0.0 <= now - told_at < _END_AGAIN_S):
+            return
+        self._delete("vm", names.machine)
+        self._ended = {name: at for name, at in self._ended.items() if now - at < _END_AGAIN_S}
+        self._ended[names.machine] = now
+
+    def _remove_parts(self, names: Names, since: float) -> bool:
         """By their names, which no list need have yet; and by their tags, for Azure does not promise to give
         an interface or address the name that was asked for."""
-        listed = [thing for kind in _TAGGED for thing in self._all(kind) if self._owner(thing) == names]
-        left: dict[str, Kind] = {thing.name: thing.kind for thing in listed}
-        left |= {_name(kind, names): kind for kind in _MADE_WITH_IT if self._get(kind, names) is not None}
+        left: dict[str, Kind] = {
+            thing.name: kind
+            for kind in _TAGGED
+            for owner, thing in self._group.listed(kind, since=since)[1]
+            if owner == names
+        }
+        named = [kind for kind in _MADE_WITH_IT if self._group.get(kind, names) is not None]
+        left |= {name_of(kind, names): kind for kind in named}
         for name, kind in left.items():
             self._delete(kind, name)
+        if left:
+            self._group.forget()
         return not left
 
     def _delete(self, kind: Kind, name: str) -> None:
@@ -215,28 +268,26 @@ class AzureProvider:
 
     # ---- what there is -------------------------------------------------------------------------------------
 
-    def _get(self, kind: Kind, names: Names) -> Thing | None:
-        if kind not in self._kinds():
-            return None
-        try:
-            return self._account.get(kind, _name(kind, names))
-        except AzureError as error:
-            raise errors.of_request(error) from error
-
-    def _all(self, kind: Kind) -> list[Thing]:
-        if kind not in self._kinds():
-            return []
-        try:
-            return list(self._account.list(kind))
-        except AzureError as error:
-            raise errors.of_request(error) from error
-
-    def _names(self, vm: str, attempts: int) -> list[Names]:
-        """Of each attempt that may have left something, the oldest first."""
+    def _attempts(self, vm: str, attempts: int) -> list[Names]:
+        """Those that may have left something, the newest last. The others are known from lists alone: another
+        attempt was made only once nothing of the one before was there by name."""
         if vm not in self._newest:
             self.list()
         most = max(attempts, self._newest.get(vm, 1))
-        return [Names(manager=self._manager, vm=vm, number=number + 1) for number in range(most)]
+        newest = Names(manager=self._manager, vm=vm, number=most)
+        if most == 1:
+            return [newest]
+        listed = {names for names, _ in self._everything() if names.vm == vm and names.number < most}
+        return [*sorted(listed, key=lambda names: names.number), newest]
+
+    def _everything(self) -> list[tuple[Names, Thing]]:
+        return self._group.everything(since=self._clock() - self._list_s)
+
+    def _as_it_is(self, names: Names, thing: Thing) -> Thing:
+        """A VM to which a change failed may run: which it is, it is asked by its name."""
+        if thing.kind != "vm" or thing.state != "Failed":
+            return thing
+        return self._group.get("vm", names) or thing
 
     def _know(self, vm: str, number: int) -> None:
         self._newest[vm] = max(number, self._newest.get(vm, 0))
@@ -246,68 +297,3 @@ class AzureProvider:
             return read_console(self._account.client, self._settings, names.machine)
         except AzureError as error:
             raise errors.of_request(error) from error
-
-    def _kinds(self) -> tuple[Kind, ...]:
-        return KINDS if self._settings.public_address else KINDS[:-1]
-
-    def _owner(self, thing: Thing) -> Names | None:
-        return names_of_thing(self._manager, thing.name, thing.tags)
-
-
-def _as_their_vms(things: Sequence[tuple[Names, Thing]]) -> list[tuple[Names, Thing]]:
-    """What has no tags belongs to the VM whose name, which may be shortened, it has."""
-    machines = {names.machine: names for names, thing in things if thing.kind == "vm"}
-    return [(machines.get(names.machine, names), thing) for names, thing in things]
-
-
-def _resources(things: Sequence[tuple[Names, Thing]]) -> list[Resource]:
-    """What belongs to a VM is as its VM is; what has none is left over and on its way out."""
-    machines = {names: _status(thing) for names, thing in things if thing.kind == "vm"}
-    return [
-        Resource(
-            vm=names.vm,
-            attempt=names.number,
-            id=thing.id,
-            status=machines.get(names, ResourceStatus.ENDING),
-            kind=thing.kind,
-            created_at=_unix(thing.created),
-            placement=thing.placement,
-            private_address=thing.private_address,
-            public_address=thing.public_address,
-        )
-        for names, thing in things
-    ]
-
-
-def _status(machine: Thing) -> ResourceStatus:
-    """What was shut down from inside is billed until it is deleted. One may run though a change failed."""
-    power = [code for code, _ in machine.codes if code.startswith("PowerState/")]
-    if machine.state == "Deleting" or (machine.state == "Failed" and _RUNS not in power):
-        return ResourceStatus.ENDING
-    if machine.state == "Creating":
-        return ResourceStatus.PENDING
-    stopped = any(code.startswith(_POWER_ENDS) for code in power)
-    return ResourceStatus.ENDING if stopped else ResourceStatus.RUNNING
-
-
-def _failure(machine: Thing) -> tuple[str, str]:
-    """Code and message of a creation that failed, from `ProvisioningState/failed/AllocationFailed`."""
-    for code, message in machine.codes:
-        if code.startswith("ProvisioningState/failed/"):
-            return code.rpartition("/")[2], message
-    return "", f"Azure could not create {machine.name}"
-
-
-def _name(kind: Kind, names: Names) -> str:
-    by_kind = {"vm": names.machine, "interface": names.interface, "disk": names.disk}
-    return by_kind.get(kind, names.address)
-
-
-def _unix(time: str | None) -> float | None:
-    return None if time is None else datetime.datetime.fromisoformat(time).timestamp()
-
-
-def _key_of_nobody() -> str:
-    """Azure wants a public key for each Linux VM: one whose private half is forgotten here lets nobody in."""
-    public = Ed25519PrivateKey.generate().public_key()
-    return public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from ...spec.placement import Attempt, Market
 from .. import NotAllowed
 from .settings import AzureSettings
@@ -170,3 +173,9 @@ def _network(settings: AzureSettings, names: Names, tags: dict[str, str]) -> dic
         "networkApiVersion": _NETWORK_API,
         "networkInterfaceConfigurations": [{"name": names.interface, "tags": tags, "properties": interface}],
     }
+
+
+def key_of_nobody() -> str:
+    """Azure wants a public key for each Linux VM: one whose private half is forgotten here lets nobody in."""
+    public = Ed25519PrivateKey.generate().public_key()
+    return public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()

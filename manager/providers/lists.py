@@ -1,4 +1,4 @@
-"""A list of EC2's that several ask for at about the same time: one of them asks AWS."""
+"""A list of a cloud's that several ask for at about the same time: one of them asks the cloud."""
 
 from __future__ import annotations
 

@@ -1,0 +1,119 @@
+"""What one manager has in its resource group, by shared lists or by name, and what its states mean."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+
+from azure.core.exceptions import AzureError
+
+from .. import Resource, ResourceStatus
+from ..lists import SharedList
+from . import errors
+from .account import KINDS, Account, Kind, Thing
+from .request import Names, names_of_thing
+
+_RUNS = "PowerState/running"
+_POWER_ENDS = ("PowerState/stopped", "PowerState/stopping", "PowerState/deallocat")
+
+Owned = list[tuple[Names, Thing]]
+
+
+class Group:
+    """Safe to use from several threads. All raise `ProviderError`. `addresses`: whether VMs have any."""
+
+    def __init__(
+        self, account: Account, manager: str, clock: Callable[[], float], *, addresses: bool
+    ) -> None:
+        self._account = account
+        self._manager = manager
+        kinds = KINDS if addresses else KINDS[:-1]
+        self._lists: dict[Kind, SharedList[Owned]] = {
+            kind: SharedList(lambda kind=kind: self._ask(kind), clock) for kind in kinds
+        }
+
+    def get(self, kind: Kind, names: Names) -> Thing | None:
+        """By name, whoever it belongs to: newer than any list."""
+        if kind not in self._lists:
+            return None
+        try:
+            return self._account.get(kind, name_of(kind, names))
+        except AzureError as error:
+            raise errors.of_request(error) from error
+
+    def listed(self, kind: Kind, *, since: float) -> tuple[float, Owned]:
+        """This manager's, by a list that was asked for at `since` or later, and when that was."""
+        if kind not in self._lists:
+            return since, []
+        return self._lists[kind].get(since=since)
+
+    def everything(self, *, since: float) -> Owned:
+        return _as_their_vms([one for kind in self._lists for one in self.listed(kind, since=since)[1]])
+
+    def forget(self) -> None:
+        """Something was made or deleted: the next list is a new one."""
+        for shared in self._lists.values():
+            shared.forget()
+
+    def owner(self, thing: Thing) -> Names | None:
+        return names_of_thing(self._manager, thing.name, thing.tags)
+
+    def _ask(self, kind: Kind) -> Owned:
+        try:
+            listed = [(self.owner(thing), thing) for thing in self._account.list(kind)]
+        except AzureError as error:
+            raise errors.of_request(error) from error
+        return [(names, thing) for names, thing in listed if names is not None]
+
+
+def name_of(kind: Kind, names: Names) -> str:
+    by_kind = {"vm": names.machine, "interface": names.interface, "disk": names.disk}
+    return by_kind.get(kind, names.address)
+
+
+def resources_of(things: Sequence[tuple[Names, Thing]]) -> list[Resource]:
+    """What belongs to a VM is as its VM is; what has none is left over and on its way out."""
+    machines = {names: _status(thing) for names, thing in things if thing.kind == "vm"}
+    return [
+        Resource(
+            vm=names.vm,
+            attempt=names.number,
+            id=thing.id,
+            status=machines.get(names, ResourceStatus.ENDING),
+            kind=thing.kind,
+            created_at=_unix(thing.created),
+            placement=thing.placement,
+            private_address=thing.private_address,
+            public_address=thing.public_address,
+        )
+        for names, thing in things
+    ]
+
+
+def failure_of(machine: Thing) -> tuple[str, str]:
+    """Code and message of a creation that failed, from `ProvisioningState/failed/AllocationFailed`."""
+    for code, message in machine.codes:
+        if code.startswith("ProvisioningState/failed/"):
+            return code.rpartition("/")[2], message
+    return "", f"Azure could not create {machine.name}"
+
+
+def _as_their_vms(things: Owned) -> Owned:
+    """What has no tags belongs to the VM whose name, which may be shortened, it has."""
+    machines = {names.machine: names for names, thing in things if thing.kind == "vm"}
+    return [(machines.get(names.machine, names), thing) for names, thing in things]
+
+
+def _status(machine: Thing) -> ResourceStatus:
+    """What was shut down from inside is billed until it is deleted. One may run though a change failed."""
+    power = [code for code, _ in machine.codes if code.startswith("PowerState/")]
+    if machine.state == "Deleting" or (machine.state == "Failed" and _RUNS not in power):
+        return ResourceStatus.ENDING
+    if machine.state == "Creating":
+        return ResourceStatus.PENDING
+    stopped = any(code.startswith(_POWER_ENDS) for code in power)
+    return ResourceStatus.ENDING if stopped else ResourceStatus.RUNNING
+
+
+def _unix(time: str | None) -> float | None:
+    return None if time is None else datetime.datetime.fromisoformat(time).timestamp()

@@ -1,0 +1,65 @@
+"""A provider of a cloud whose faults are the cloud's: whatever it raises is a `ProviderError`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from ...protocol.messages import BootConfig
+from ..spec.job_spec import Resources
+from ..spec.placement import Attempt, Offer
+from . import Provider, ProviderError, Resource
+
+log = logging.getLogger("makara.manager")
+
+
+class Guarded:
+    """Another provider. Of its calls an error that nobody foresaw (an answer of an unknown form, a fault of a
+    library) is one whose outcome is not known: it is shown, and the call is made again."""
+
+    def __init__(self, name: str, provider: Provider) -> None:
+        self._name = name
+        self._provider = provider
+
+    def create(self, attempt: Attempt, boot: BootConfig) -> str:
+        with self._guarded(f"create {attempt.name}"):
+            return self._provider.create(attempt, boot)
+
+    def release(self, vm: str, attempts: int = 1) -> bool:
+        with self._guarded(f"release {vm}"):
+            return self._provider.release(vm, attempts)
+
+    def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
+        with self._guarded(f"look for {vm}"):
+            return self._provider.look(vm, attempts)
+
+    def list(self) -> Sequence[Resource]:
+        with self._guarded("list"):
+            return self._provider.list()
+
+    def check(self, resources: Resources) -> Sequence[tuple[str, str]]:
+        with self._guarded("check"):
+            return self._provider.check(resources)
+
+    def offers(self, resources: Resources) -> Sequence[Offer]:
+        with self._guarded("offers"):
+            return self._provider.offers(resources)
+
+    def console(self, vm: str, attempts: int = 1) -> str:
+        with self._guarded(f"console of {vm}"):
+            return self._provider.console(vm, attempts)
+
+    def close(self) -> None:
+        self._provider.close()
+
+    @contextmanager
+    def _guarded(self, what: str) -> Generator[None]:
+        try:
+            yield
+        except ProviderError:
+            raise
+        except Exception as error:
+            log.exception("%s: %s: an error that was not foreseen", self._name, what)
+            message = f"{what}: an error that was not foreseen: {type(error).__name__}: {error}"
+            raise ProviderError(message) from error
