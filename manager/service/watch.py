@@ -60,7 +60,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a provider told. `unknown`: VMs of which it told nothing; `trouble`: why, empty if there is none."""
+    """What a provider told. `unknown`: VMs of which it told nothing; `trouble`: why, or empty."""
 
     resources: list[Resource]
     unknown: Collection[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -167,6 +168,38 @@ def test_where_nothing_is_allowed_a_person_is_asked_and_nobody_else() -> None:
     assert script.last(PersonNeeded).reason == "you may not"
     script.wait(3600.0)
     assert script.count(RequestVm) == 1
+
+
+def test_credentials_that_fail_are_tried_again_ever_later_and_nobody_is_asked() -> None:
+    script = rented(Script(), offer("a"), offer("b", "large"), joined=False)
+    asked_at: list[float] = []
+    for _ in range(700):
+        script.wait(5.0)
+        if len(asked(script)) > len(asked_at):
+            asked_at.append(script.now)
+            fail(script, RefusalKind.CREDENTIALS, "the token has expired")
+            assert script.vitals.why_no_vm in ("", "the token has expired")
+    assert script.count(PersonNeeded) == 0
+    assert script.state.spot_absent_since is None, "whether there are any was not told"
+    pauses = [later - earlier for earlier, later in pairwise(asked_at)]
+    assert len(pauses) > 6
+    assert pauses == sorted(pauses)
+    assert pauses[-1] <= script.timing.longest_backoff_s + 5.0
+    while not script.state.live_vms:
+        script.wait(5.0)
+    succeed(script)
+    assert not script.state.refusals
+
+
+def test_credentials_that_fail_say_nothing_of_another_cloud() -> None:
+    there = offer("a").placement.model_copy(update={"provider": "azure", "instance_type": "small"})
+    other = offer("a").model_copy(update={"placement": there})
+    script = rented(Script(), offer("a"), offer("b"), other, joined=False, provider=["aws", "azure"])
+    script.wait()
+    fail(script, RefusalKind.CREDENTIALS)
+    attempt = script.last(RequestVm).attempt
+    assert attempt is not None
+    assert (attempt.number, attempt.placement.provider) == (2, "azure")
 
 
 def test_on_demand_vms_stand_in_up_to_a_number_once_spot_was_absent_for_long() -> None:

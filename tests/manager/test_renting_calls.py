@@ -19,7 +19,15 @@ from makara.manager.core.events import (
     OffersSeen,
     VmTerminated,
 )
-from makara.manager.providers import NoCapacity, ProviderError, QuotaExceeded, ResourceStatus, Throttled
+from makara.manager.core.facts import RefusalKind
+from makara.manager.providers import (
+    NoCapacity,
+    ProviderError,
+    QuotaExceeded,
+    ResourceStatus,
+    Throttled,
+    Unauthenticated,
+)
 from makara.manager.service.quarantine import Quarantined
 from makara.manager.service.renting import ABSENCE_S, CONSOLE_S, Abandoned, Renting
 from makara.manager.service.tokens import TokenStore
@@ -168,6 +176,24 @@ def test_a_refusal_counts_only_once_a_call_whose_answer_was_lost_can_take_effect
         assert desk.loop.time() >= began_at + MEMORY_S
 
     _play(tmp_path, Cloud(ProviderError("timed out"), NoCapacity("none"), "i-1"), act)
+
+
+def test_a_sign_in_that_failed_is_told_at_once(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        answer = await desk.renting.request("j", desk.command)
+        assert isinstance(answer, AttemptFailed)
+        assert answer.kind is RefusalKind.CREDENTIALS
+
+    _play(tmp_path, Cloud(Unauthenticated("expired")), act)
+
+
+def test_while_nobody_can_sign_in_the_outcome_of_an_earlier_call_stays_unknown(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        answer = await desk.renting.request("j", desk.command)
+        assert isinstance(answer, AttemptSucceeded)
+
+    away = [Unauthenticated("expired")] * 200
+    _play(tmp_path, Cloud(ProviderError("timed out"), *away, "i-1"), act)
 
 
 def test_a_refusal_counts_only_once_the_call_of_a_manager_that_died_can_take_effect_no_more(

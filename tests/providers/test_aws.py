@@ -14,17 +14,21 @@ from typing import Any
 import pytest
 from aws_stand import ADDRESS_HOUR, DISK_MONTH, PRICES, REGION, SPOT, TYPE, ZONES, AwsStand, aws_stand
 from makara.manager.config import ConfigError, ServerConfig
+from makara.manager.core.cost import price_of
 from makara.manager.providers import (
     Ended,
     NoCapacity,
     NotAllowed,
+    Partial,
     ProviderError,
     QuotaExceeded,
     Resource,
     ResourceStatus,
     Throttled,
+    Unauthenticated,
 )
 from makara.manager.providers.aws.checks import quota_code
+from makara.manager.providers.aws.finding import resource_of
 from makara.manager.providers.aws.launching import launch_request, token_of
 from makara.manager.providers.aws.provider import AwsProvider
 from makara.manager.providers.lists import SharedList
@@ -175,7 +179,7 @@ def test_while_it_is_not_listed_the_outcome_of_such_a_repeat_is_unknown(stand: A
         ("MaxSpotInstanceCountExceeded", 400, QuotaExceeded),
         ("RequestLimitExceeded", 503, Throttled),
         ("UnauthorizedOperation", 403, NotAllowed),
-        ("AuthFailure", 401, NotAllowed),
+        ("AuthFailure", 401, Unauthenticated),
         ("InvalidSubnetID.NotFound", 400, NotAllowed),
         ("InvalidParameterValue", 400, NotAllowed),
         ("IdempotentInstanceTerminated", 400, Ended),
@@ -205,6 +209,89 @@ def test_disks_and_interfaces_without_a_vm_are_listed_and_deleted(stand: AwsStan
     stand.wait()
     assert provider.release("vm-a")
     assert not stand.billed()
+
+
+@pytest.mark.parametrize("tags", [{}, {"makara:vm": "vm-a", "makara:attempt": "first"}])
+def test_what_has_odd_tags_holds_up_nothing_else(stand: AwsStand, tags: dict[str, str]) -> None:
+    backend, provider = stand.aws.ec2, stand.aws_provider("m")
+    disk = backend.create_volume(size=8, zone_name=ZONES[0])
+    interface = backend.create_network_interface(stand.settings.regions[REGION].subnets[ZONES[0]], None)
+    backend.create_tags([disk.id, interface.id], {"makara:manager": "m", **tags})
+    create(provider, stand.attempt("vm-b"))
+    assert {(one.vm, one.attempt) for one in provider.list()} == {
+        (vm, 1) for vm in ("vm-b", *tags.values()) if vm.startswith("vm")
+    }
+    stand.wait()
+    for vm in ("vm-a", "vm-b"):
+        provider.release(vm)
+        stand.wait()
+        assert provider.release(vm)
+    assert set(stand.billed()) <= {""}, "what tells no VM is left alone"
+
+
+def test_an_instance_that_tells_no_vm_is_left_alone(stand: AwsStand) -> None:
+    provider = stand.aws_provider("m")
+    made = create(provider, stand.attempt("vm-a"))
+    stand.aws.ec2.delete_tags([made], {"makara:vm": "vm-a"})
+    stand.wait()
+    assert [one.kind for one in provider.list()] == []
+
+
+def test_a_state_that_is_not_known_is_not_gone() -> None:
+    raw = {"InstanceId": "i-1", "State": {"Name": "hibernating"}, "Tags": []}
+    assert resource_of(raw).status is ResourceStatus.PENDING
+
+
+# ---- regions -----------------------------------------------------------------------------------------------
+
+FAR = "ap-east-1"
+
+
+@pytest.fixture
+def two_regions(stand: AwsStand) -> AwsProvider:
+    """The second of which AWS does not let this account use."""
+    regions = {**stand.settings.regions, FAR: stand.settings.regions[REGION]}
+    stand.aws.allows = lambda authorization, action, form: FAR not in authorization
+    return stand.aws_provider("m", regions=regions)
+
+
+def test_a_region_that_cannot_be_asked_holds_up_no_release_in_another(
+    stand: AwsStand, two_regions: AwsProvider
+) -> None:
+    create(two_regions, stand.attempt("vm-a"))
+    assert not two_regions.release("vm-a")
+    stand.wait()
+    assert two_regions.release("vm-a")
+    assert not stand.billed()
+
+
+def test_the_next_manager_releases_in_one_region_though_another_cannot_be_asked(
+    stand: AwsStand, two_regions: AwsProvider
+) -> None:
+    create(stand.aws_provider("m"), stand.attempt("vm-a"))
+    stand.wait()
+    assert not two_regions.release("vm-a")
+    stand.wait()
+    assert two_regions.release("vm-a")
+    assert not stand.billed()
+
+
+def test_of_a_vm_that_may_be_in_a_region_that_cannot_be_asked_nothing_is_known(
+    stand: AwsStand, two_regions: AwsProvider
+) -> None:
+    stand.wait()
+    for call in (two_regions.release, two_regions.look, two_regions.console):
+        with pytest.raises(ProviderError, match="UnauthorizedOperation"):
+            call("vm-never")
+
+
+def test_a_list_without_one_region_says_so_and_has_the_others(
+    stand: AwsStand, two_regions: AwsProvider
+) -> None:
+    create(two_regions, stand.attempt("vm-a"))
+    with pytest.raises(Partial, match=f"list VMs in {FAR}") as caught:
+        two_regions.list()
+    assert [one.vm for one in caught.value.found] == ["vm-a"]
 
 
 def test_a_list_is_shared_for_some_seconds(stand: AwsStand) -> None:
@@ -285,10 +372,33 @@ def test_where_aws_names_no_price_the_stated_one_holds_and_without_one_there_is_
     stand.aws.listed.clear()
     provider = stand.aws_provider()
     assert {o.price for o in provider.offers(stand.resources(use_spot=False))} == {None}
-    (stated,) = {o.price.hourly for o in provider.offers(stand.resources(use_spot=False, hourly_price=0.7))}
+    wish = stand.resources(use_spot=False, hourly_price=0.7)
+    (stated,) = {price_of(wish, offer, 1.0).hourly for offer in provider.offers(wish)}
     assert stated == 0.7
     bids = [o.price.ceiling for o in provider.offers(stand.resources(max_price=0.4))]
     assert bids == pytest.approx([0.4 + EXTRA] * 2)
+
+
+@pytest.mark.parametrize(("bid", "ceiling"), [(3.0, 3.0), (None, 4.0), (9.0, 4.0)])
+def test_a_spot_vm_whose_price_the_user_states_costs_its_bid_or_the_on_demand_price_at_most(
+    stand: AwsStand, bid: float | None, ceiling: float
+) -> None:
+    stand.aws.listed[TYPE] = 4.0
+    stand.aws.has_history = False
+    wish = stand.resources(hourly_price=1.0, max_price=bid)
+    prices = [price_of(wish, offer, 1.0) for offer in stand.aws_provider().offers(wish)]
+    assert [price.hourly for price in prices] == [1.0] * 2
+    assert [price.ceiling for price in prices] == pytest.approx([ceiling + EXTRA] * 2)
+
+
+def test_without_a_price_of_aws_a_spot_vm_costs_its_bid_at_most(stand: AwsStand) -> None:
+    stand.aws.listed.clear()
+    stand.aws.has_history = False
+    wish = stand.resources(hourly_price=1.0, max_price=3.0)
+    for offer in stand.aws_provider().offers(wish):
+        price = price_of(wish, offer, 1.0)
+        assert price.hourly == 1.0
+        assert price.ceiling >= 3.0
 
 
 # ---- before renting ----------------------------------------------------------------------------------------

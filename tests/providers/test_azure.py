@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from azure.core.exceptions import HttpResponseError
 from azure_account import ADDRESSES, ASYNCHRONOUS, DISKS, INTERFACES, MACHINES, Failing
 from azure_stand import AzureCloud, StaticCredential, azure_cloud, user_data
 from makara.manager.providers import (
@@ -293,6 +295,49 @@ def test_a_name_that_another_has_taken_is_left_alone(cloud: AzureCloud) -> None:
     assert "vm" not in {one.kind for one in provider.look("gpt-vm0")}
 
 
+# ---- how often Azure is asked ------------------------------------------------------------------------------
+
+
+def test_releases_share_lists_and_tell_each_vm_once(cloud: AzureCloud) -> None:
+    cloud.stand_in.page_size = 100
+    provider, vms = cloud.provider(list_s=5.0), [f"gpt-vm{n}" for n in range(5)]
+    for vm in vms:
+        create(provider, cloud.attempt(vm))
+    cloud.account.steps = 10**6
+    cloud.stand_in.requests.clear()
+    for _ in range(4):
+        assert not any(provider.release(vm) for vm in vms)
+    made = Counter(method for method, _ in cloud.stand_in.requests)
+    assert made["DELETE"] == 5
+    assert made["GET"] <= 2
+    cloud.account.settle()
+    cloud.passed_s += 60.0
+    cloud.stand_in.requests.clear()
+    assert all(provider.release(vm) for vm in vms)
+    assert Counter(method for method, _ in cloud.stand_in.requests) == {"GET": 2 + 3 * 5}
+    assert not cloud.account.resources
+
+
+@pytest.mark.parametrize("ask", ["look", "release", "console"])
+def test_of_earlier_attempts_only_what_is_listed_is_asked_for_by_name(cloud: AzureCloud, ask: str) -> None:
+    provider = cloud.provider(list_s=5.0)
+    create(provider, cloud.attempt(number=6))
+    provider.list()
+    cloud.stand_in.requests.clear()
+    getattr(provider, ask)("gpt-vm0", 6)
+    assert len(cloud.stand_in.requests) <= 3
+
+
+def test_what_an_earlier_attempt_left_is_listed_and_deleted(cloud: AzureCloud) -> None:
+    create(cloud.provider(), cloud.attempt(number=2))
+    cloud.account.resources.pop((MACHINES, cloud.names()[0]))
+    later = cloud.provider()
+    assert {(one.attempt, one.kind) for one in later.look("gpt-vm0", 6)} == {(2, "interface"), (2, "disk")}
+    while not later.release("gpt-vm0", 6):
+        pass
+    assert not cloud.account.resources
+
+
 # ---- what there is -----------------------------------------------------------------------------------------
 
 
@@ -342,6 +387,25 @@ def test_the_console_ends_with_its_last_lines(cloud: AzureCloud) -> None:
     cloud.stand_in.console = "x" * 10_000 + " the end"
     assert provider.console("gpt-vm0").endswith("the end")
     assert len(provider.console("gpt-vm0")) == 8 << 10
+
+
+def test_azure_refuses_a_list_that_is_to_tell_what_vms_do(cloud: AzureCloud) -> None:
+    """As its documentation says; what no list tells is asked for by name."""
+    provider = cloud.provider()
+    create(provider, cloud.attempt())
+    assert statuses(provider.list()) == {"gpt-vm0": ResourceStatus.RUNNING}
+    with pytest.raises(HttpResponseError) as caught:
+        provider._account._ask("GET", provider._account._folder("vm"), "vm", {"$expand": "instanceView"})
+    assert caught.value.status_code == 400
+
+
+def test_an_answer_that_cannot_be_read_leaves_the_outcome_unknown(cloud: AzureCloud) -> None:
+    cloud.stand_in.answer = b"<html>maintenance</html>"
+    provider = cloud.provider()
+    for call in (provider.list, lambda: provider.release("gpt-vm0"), lambda: provider.look("gpt-vm0")):
+        with pytest.raises(ProviderError) as caught:
+            call()
+        assert type(caught.value) is ProviderError
 
 
 def test_a_vm_to_which_a_change_failed_runs_on(cloud: AzureCloud) -> None:

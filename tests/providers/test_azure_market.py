@@ -9,7 +9,7 @@ import pytest
 from azure.identity import ClientSecretCredential
 from azure_stand import AzureCloud, azure_cloud, user_data
 from azure_stand_in import CLIENT_SECRET
-from makara.manager.providers import NotAllowed, ProviderError
+from makara.manager.providers import ProviderError, Unauthenticated
 from makara.manager.providers.azure.provider import AzureProvider
 from makara.manager.spec.placement import Market
 from provider_stands import boot_of
@@ -48,7 +48,7 @@ def test_credentials_that_azure_does_not_take_are_told_before_anything_is_rented
     assert "does not accept the manager's credentials" in message
     assert "planted" not in message
     attempt = cloud.attempt()
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Unauthenticated):
         provider.create(attempt, boot_of(attempt, Path("/nowhere")))
     assert not cloud.account.resources
     provider.close()
@@ -123,6 +123,44 @@ def test_a_bid_is_the_most_that_a_spot_vm_costs(cloud: AzureCloud) -> None:
 def test_what_has_no_price_is_offered_without_one(cloud: AzureCloud) -> None:
     (offer,) = cloud.provider().offers(cloud.resources(instance_type="Standard_E4s_v5"))
     assert offer.price is None
+
+
+def test_of_several_prices_the_dearest_holds(cloud: AzureCloud) -> None:
+    cloud.stand_in.more_prices = [
+        ("D4s_v5", 0.9),
+        ("D4s_v5 Spot", 0.5),
+        ("D4s_v5", 0.1),
+        ("D4s_v5 Spot", 0.01),
+    ]
+    (offer,) = cloud.provider().offers(cloud.resources())
+    assert offer.price is not None
+    assert (offer.price.hourly, offer.price.ceiling) == (0.5, 0.9)
+
+
+def test_a_list_that_had_no_price_is_asked_again(cloud: AzureCloud) -> None:
+    provider = cloud.provider()
+    cloud.stand_in.has_prices = False
+    (offer,) = provider.offers(cloud.resources())
+    assert offer.price is None
+    cloud.stand_in.has_prices = True
+    (offer,) = provider.offers(cloud.resources())
+    assert offer.price is not None
+
+
+@pytest.mark.parametrize("answer", [b"<html>maintenance</html>", b"[]", b"{}", b'{"Items": null}'])
+def test_an_answer_that_is_no_price_list_is_an_error_of_the_provider(
+    cloud: AzureCloud, answer: bytes
+) -> None:
+    cloud.stand_in.prices_answer = answer
+    with pytest.raises(ProviderError, match="prices cannot be had"):
+        cloud.provider().offers(cloud.resources())
+
+
+def test_a_spot_vm_whose_price_the_user_states_costs_the_on_demand_price_at_most(cloud: AzureCloud) -> None:
+    wish = cloud.resources(instance_type="Standard_E4s_v5", hourly_price=0.1)
+    (offer,) = cloud.provider().offers(wish)
+    assert offer.price is not None
+    assert (offer.price.hourly, offer.price.ceiling) == (0.1, 0.3)
 
 
 def test_without_a_list_there_are_no_offers(cloud: AzureCloud) -> None:

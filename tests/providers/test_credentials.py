@@ -150,9 +150,10 @@ def test_azure_is_signed_in_to_anew_after_a_token_was_refused(cloud: AzureCloud)
 
 def test_of_a_vm_that_was_made_a_failed_sign_in_says_nothing(cloud: AzureCloud) -> None:
     """Only a call that asked for nothing has created nothing."""
-    provider = cloud.provider(patience_s=0.05)
+    provider = cloud.provider()
     attempt = cloud.attempt()
     cloud.account.steps = 10**6
+    cloud.stand_in.loses_answers_of = {"PUT"}
     with pytest.raises(ProviderError):
         provider.create(attempt, boot_of(attempt, Path("/nowhere")))
     cloud.stand_in.expires_after = len(cloud.stand_in.requests) + 3  # with it, the VM is followed

@@ -63,6 +63,7 @@ class Aws:
         self.quota = 64.0  # vCPUs, of each kind
         self.expired = False  # the credentials
         self.listed: dict[str, float] = dict(PRICES)  # what the price list has
+        self.has_history = True  # of spot prices
         self.calls: list[str] = []
         self.later_pages: Counter[str] = Counter()  # those among them that went on with a list
         self.page_size: int | None = 2  # of lists; None: as it was asked for
@@ -121,7 +122,7 @@ class Aws:
             case "GetConsoleOutput":
                 return 200, _console(form["InstanceId"]), True
             case "DescribeSpotPriceHistory":
-                return 200, _spot_history(form["InstanceType.1"]), True
+                return 200, _spot_history(form["InstanceType.1"], SPOT if self.has_history else {}), True
             case "GetServiceQuota":
                 quota = {
                     "QuotaCode": json.loads(body)["QuotaCode"],
@@ -256,12 +257,12 @@ def _console(instance: str) -> bytes:
     return _xml("GetConsoleOutputResponse", f"<instanceId>{instance}</instanceId><output>{text}</output>")
 
 
-def _spot_history(instance_type: str) -> bytes:
+def _spot_history(instance_type: str, prices: dict[str, float]) -> bytes:
     items = "".join(
         f"<item><instanceType>{instance_type}</instanceType><productDescription>Linux/UNIX</productDescription>"
         f"<spotPrice>{price}</spotPrice><timestamp>2026-01-0{day}T00:00:00.000Z</timestamp>"
         f"<availabilityZone>{zone}</availabilityZone></item>"
-        for zone, now in SPOT.items()
+        for zone, now in prices.items()
         for day, price in ((2, now), (1, 9.0))
     )
     return _xml("DescribeSpotPriceHistoryResponse", f"<spotPriceHistorySet>{items}</spotPriceHistorySet>")

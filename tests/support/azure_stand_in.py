@@ -39,6 +39,10 @@ class AzureStandIn:
         self.expires_after: int | None = None  # after so many requests, all in all
         self.loses_answers_of: set[str] = set()  # methods; each once
         self.console = ""
+        self.answer: bytes | None = None  # to whatever the resource manager is asked
+        self.has_prices = True
+        self.prices_answer: bytes | None = None  # instead of prices
+        self.more_prices: list[tuple[str, float]] = []  # names of meters, USD an hour; after the others
         self.requests: list[tuple[str, str]] = []  # method and path
         authority = trustme.CA()
         self.ca_file = folder / "azure-ca.pem"
@@ -115,12 +119,14 @@ class _Exchange(BaseHTTPRequestHandler):
 
     def _answer(self, path: str, query: dict[str, str], body: bytes) -> tuple[int, Any, dict[str, str]]:
         if path == "/prices":
-            return 200, self._prices(query), {}
+            return 200, self.stand.prices_answer or self._prices(query), {}
         if path.startswith("/console/"):
             return 200, self.stand.console.encode(), {"Content-Type": "text/plain"}
         if not path.startswith("/subscriptions/"):
             return 200, self._sign_in(path, body), {}
         self._admit(query)
+        if self.stand.answer is not None:
+            return 200, self.stand.answer, {}
         if path.startswith(_GROUP):
             return self._resource(path.removeprefix(_GROUP), query, body)
         if path == f"{_COMPUTE}skus":
@@ -191,6 +197,10 @@ class _Exchange(BaseHTTPRequestHandler):
     def _prices(self, query: dict[str, str]) -> dict[str, Any]:
         wanted = re.search(r"armSkuName eq '([^']*)'", query["$filter"])
         rows = prices(wanted[1]) if wanted is not None and wanted[1] in SIZES else []
+        if not self.stand.has_prices:
+            rows = []
+        if rows:
+            rows += [{**rows[0], "skuName": meter, "unitPrice": usd} for meter, usd in self.stand.more_prices]
         first = int(query.get("$skip", 0))
         following = urlencode({**query, "$skip": first + self.stand.page_size})
         more = first + self.stand.page_size < len(rows)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from azure.mgmt.compute import ComputeManagementClient
 
-from ...spec.placement import Market, Offer, Placement, Price
+from ...spec.placement import STATED, Market, Offer, Placement, Price
 from ...spec.resources import Resources
 from .. import NotAllowed, Unauthenticated
 from ..sizes import size_faults
@@ -61,7 +61,7 @@ class Catalog:
                 zone=zone,
                 instance_type=size.name,
             ),
-            price=_price(listed, market, resources.max_price, self._settings.prices),
+            price=_price(listed, market, resources, self._settings.prices),
             num_cpus=size.num_cpus,
             memory_bytes=size.memory_bytes,
             num_gpus=size.num_gpus,
@@ -121,14 +121,16 @@ def _markets(resources: Resources) -> tuple[Market, ...]:
     return (Market.SPOT, Market.ON_DEMAND) if resources.on_demand_nodes else (Market.SPOT,)
 
 
-def _price(listed: Listed, market: Market, bid: float | None, source: str) -> Price | None:
+def _price(listed: Listed, market: Market, resources: Resources, source: str) -> Price | None:
     """A spot VM costs its bid at most, and without one the on-demand price. None: not known."""
-    hourly = listed.hourly.get(market)
+    hourly, bid = listed.hourly.get(market), resources.max_price
     if market is Market.ON_DEMAND:
         ceiling = hourly
     else:
         ceiling = bid if bid is not None else listed.hourly.get(Market.ON_DEMAND)
+    source = f"{source}, without disk"
+    if hourly is None:
+        hourly, source = resources.hourly_price, STATED
     if hourly is None or ceiling is None:
         return None
-    source = f"{source}, without disk"
     return Price(hourly=min(hourly, ceiling), ceiling=ceiling, at=listed.at, source=source)

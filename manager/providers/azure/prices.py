@@ -86,9 +86,10 @@ def _page(client: httpx.Client, address: str, parameters: dict[str, str] | None 
         raise ProviderError(f"Azure's prices cannot be had from {address}: HTTP {answer.status_code}")
     try:
         found = answer.json()
-        found["Items"], found.get("NextPageLink")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ProviderError(f"Azure's prices cannot be had from {address}: no price list came") from error
+    except ValueError as error:
+        raise ProviderError(f"Azure's prices cannot be had from {address}: no JSON came") from error
+    if not isinstance(found, dict) or not isinstance(found.get("Items"), list):
+        raise ProviderError(f"Azure's prices cannot be had from {address}: no list of prices came")
     return found
 
 

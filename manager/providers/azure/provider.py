@@ -250,8 +250,8 @@ class AzureProvider:
             for owner, thing in self._group.listed(kind, since=since)[1]
             if owner == names
         }
-        named = [kind for kind in _MADE_WITH_IT if self._group.get(kind, names) is not None]
-        left |= {name_of(kind, names): kind for kind in named}
+        named: list[Kind] = [kind for kind in _MADE_WITH_IT if self._group.get(kind, names) is not None]
+        left.update((name_of(kind, names), kind) for kind in named)
         for name, kind in left.items():
             self._delete(kind, name)
         if left:
