@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 from makara.manager.hosting.ending import Patience
+from makara.manager.providers.azure import opening
+from makara.manager.providers.azure.provider import AzureProvider
 from makara.manager.service.tokens import TokenStore
 from rented_vms import Cloud
 
@@ -37,6 +40,7 @@ def home_of(cloud: Cloud, folder: Path, patch: pytest.MonkeyPatch) -> tuple[Path
         patch.setenv(name, value)
     # `Time` passes by sleeping, and a provider's own clock does not see that: its lists are never of before.
     patch.setattr("makara.manager.providers.aws.provider._LIST_S", 0.0)
+    patch.setattr(opening, "AzureProvider", partial(AzureProvider, list_s=0.0))
     folder.mkdir()
     (folder / "clouds.yaml").write_text(yaml.safe_dump({cloud.name: cloud.section()}))
     tokens = TokenStore(folder / "tokens.sqlite3")

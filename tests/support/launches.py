@@ -39,7 +39,7 @@ class Home:
         for name, value in cloud.environment.items():
             patch.setenv(name, value)
         patch.setattr("makara.manager.providers.aws.provider._LIST_S", 0.0)
-        patch.setattr(opening, "AzureProvider", partial(AzureProvider, poll_s=0.001))
+        patch.setattr(opening, "AzureProvider", partial(AzureProvider, poll_s=0.001, list_s=0.0))
         patch.setattr(launching, "pair", _nobody)
         path.mkdir()
         section = {**cloud.section(), "manager": {**cloud.manager_section(), **manager}}
