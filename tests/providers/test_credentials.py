@@ -131,23 +131,6 @@ def test_azure_is_signed_in_to_anew_after_a_sign_in_failed(cloud: AzureCloud) ->
     provider.close()
 
 
-def test_azure_is_signed_in_to_anew_after_a_token_was_refused(cloud: AzureCloud) -> None:
-    made: list[Identity] = []
-
-    def make() -> Identity:
-        made.append(Identity(answers=True))
-        return made[-1]
-
-    provider = provider_with(cloud, make)
-    cloud.stand_in.expired = True
-    with pytest.raises(Unauthenticated):
-        provider.list()
-    cloud.stand_in.expired = False
-    provider.list()
-    assert len(made) == 2
-    provider.close()
-
-
 def test_of_a_vm_that_was_made_a_failed_sign_in_says_nothing(cloud: AzureCloud) -> None:
     """Only a call that asked for nothing has created nothing."""
     provider = cloud.provider()

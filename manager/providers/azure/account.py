@@ -23,7 +23,6 @@ from azure.mgmt.core.exceptions import ARMErrorFormat
 from azure.mgmt.core.polling.arm_polling import ARMPolling
 
 from ...spec.placement import Market, Placement
-from .credentials import ForgetRefused, Renewed
 from .settings import AzureSettings
 
 Kind = Literal["vm", "interface", "disk", "address"]
@@ -123,14 +122,12 @@ class Account:
     def __init__(self, settings: AzureSettings, credential: TokenCredential, *, poll_s: float) -> None:
         self._settings = settings
         self._poll_s = poll_s
-        more = [ForgetRefused(credential)] if isinstance(credential, Renewed) else []
         self.client = ComputeManagementClient(
             credential,
             settings.subscription_id,
             settings.resource_manager,
             credential_scopes=[f"{settings.resource_manager.rstrip('/')}/.default"],
             retry_policy=RetryPolicy(retry_total=2, retry_connect=2, retry_read=0, retry_status=0),
-            per_retry_policies=more,
             connection_verify=settings.ca_file or True,
             connection_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=_READ_TIMEOUT_S,
