@@ -13,7 +13,7 @@ from azure.core.exceptions import ClientAuthenticationError
 class Renewed:
     """A credential made by `make`, and made again once it gave no token. Safe to use from several threads.
 
-    One that gave tokens which Azure refuses is kept: it may be all that can be had while the directory is away.
+    One that gave tokens which Azure refuses is kept: it may be all that there is while the directory is away.
     """
 
     def __init__(self, make: Callable[[], TokenCredential]) -> None:
