@@ -23,6 +23,7 @@ from .collector import rare_collections
 from .config import ConfigError, ServerConfig, is_loopback, write_private
 from .providers.opening import open_providers
 from .providers.settings import FILE as CLOUDS
+from .providers.settings import read_settings
 from .service.journal import SqliteJournal
 from .service.service import Service
 from .service.tokens import TokenStore
@@ -37,8 +38,8 @@ _PING_S = 60.0  # agents speak, and ask as well: this only clears away the conne
 def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda url, token: None) -> None:
     """Run a manager until SIGINT or SIGTERM; its VMs live on. `on_ready` gets the URL and the admin token.
 
-    Raises `JournalLocked` when another manager uses this home, `ConfigError` when the port is taken, and
-    whatever made it impossible to go on.
+    Raises `JournalLocked` when another manager uses this home, `ConfigError` when the port is taken or
+    `clouds.yaml` lacks a place where VMs of the journal may exist, and whatever made it impossible to go on.
     """
     timing, config = bounds_of(config.bounds), with_bounds(config)
     os.umask(0o077)
@@ -54,7 +55,14 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
     try:
         admin_token = tokens.ensure_admin(config.admin_token_file)
         service = Service(
-            config, journal, tokens, providers, timing=timing, leases=timing.leases, clock=clock
+            config,
+            journal,
+            tokens,
+            providers,
+            timing=timing,
+            leases=timing.leases,
+            clock=clock,
+            clouds=read_settings(config.home),
         )
         service.manager_url = config.public_url or url
         service.manager_ca = authority.certificate if authority is not None else None

@@ -19,7 +19,7 @@ from ...checkpoint import CheckpointError, Export, Store
 from ..core.commands import Command, ComputePlan, CopyCheckpoint, OpenHead, ReleaseVm, RequestVm
 from ..core.events import CommandStuck, Event, JobCommandFailed
 from ..core.state import JobState, Vm
-from ..providers import Provider
+from ..providers import Provider, ProviderError
 from ..spec.start_source import StartSource
 from ..threads import Kind, Threads, told_when_slow
 from .planning import Planner
@@ -173,6 +173,8 @@ class Effects:
             self._clear_trouble(job, command)
 
     async def _result(self, job: str, command: Command) -> Event | None:
+        if isinstance(command, ReleaseVm):
+            return await self._released(job, command)
         try:
             return await self._carry_out(job, command)
         except Abandoned:
@@ -183,6 +185,22 @@ class Effects:
                 return None  # the next sweep sees to it
             message = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
             return JobCommandFailed(now=self._clock(), command=command.command, error=message)
+
+    async def _released(self, job: str, command: ReleaseVm) -> Event:
+        """Whatever is raised, the release is tried again: the VM is paid for until it is gone."""
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                return await self._renting.release(job, command)
+            except Exception as error:
+                told = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
+                is_first = delay_s == _FIRST_DELAY_S
+                log.warning(
+                    "job %s: release of %s: %s; trying again", job, command.vm, told, exc_info=is_first
+                )
+                self._tell_trouble(job, command, told)
+            await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
+            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 
     def _is_past(self, job: str, command: Command) -> bool:
         """Whether the job does without what this was for: it ended and went on, or changed its mind."""

@@ -27,6 +27,7 @@ from ..providers import (
     Unauthenticated,
 )
 from ..providers.consoles import last_lines
+from ..providers.settings import FILE
 from ..spec.placement import Attempt, Placement
 from ..spec.resources import CLOUDS
 from ..threads import Kind, Threads
@@ -166,7 +167,7 @@ class Renting:
         """
         self._asked_at[attempt.vm] = self._clock()
         try:
-            return self._providers[attempt.placement.provider].create(attempt, boot)
+            return self._provider(attempt.placement.provider).create(attempt, boot)
         except NoCapacity as error:
             if attempt.placement.provider not in CLOUDS:
                 raise
@@ -235,16 +236,16 @@ class Renting:
             with contextlib.suppress(Quarantined):  # a person is asked without it
                 await self._emit(job, ConsoleRead(now=self._clock(), vm=command.vm, text=text))
         for name in self._providers_of(job, command.vm):
-            await self._release_at(job, command, self._providers[name])
+            await self._release_at(job, command, self._provider(name))
         await self._threads.run(Kind.TOKENS, self._tokens.revoke_vm, job, command.vm)
         self._asked_at.pop(command.vm, None)
         return VmTerminated(now=self._clock(), vm=command.vm)
 
     async def _console(self, job: str, vm: str) -> str:
         """The end of what it wrote; empty if its cloud does not say so in time."""
-        name = self._providers_of(job, vm)[0]
-        call = partial(self._providers[name].console, vm, self._num_attempts(job, vm))
         try:
+            name = self._providers_of(job, vm)[0]
+            call = partial(self._provider(name).console, vm, self._num_attempts(job, vm))
             async with asyncio.timeout(CONSOLE_S):
                 return last_lines(await self._threads.run(Kind.CONSOLE, call, owner=name))
         except Exception as error:  # whatever it is: the VM is to be released
@@ -277,6 +278,12 @@ class Renting:
     def _num_attempts(self, job: str, name: str) -> int:
         vm = self._state_of(job).vms.get(name)
         return vm.num_attempts if vm is not None else 1
+
+    def _provider(self, name: str) -> Provider:
+        """Raises `ProviderError` if there is none of this name: it may be back when the manager starts again."""
+        if name not in self._providers:
+            raise ProviderError(f"{FILE} has no section {name}")
+        return self._providers[name]
 
     def _providers_of(self, job: str, name: str) -> tuple[str, ...]:
         state = self._state_of(job)

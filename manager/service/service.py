@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ...checkpoint import CREDENTIALS, Export, Store
 from ...protocol.messages import Report
 from ..clock import SteadyClock
-from ..config import ServerConfig
+from ..config import ConfigError, ServerConfig
 from ..core import Timing, can_go_on
 from ..core.commands import Command
 from ..core.events import (
@@ -33,6 +33,7 @@ from ..core.events import (
 from ..core.facts import Fact, Resumption, VmEnded
 from ..core.orders import Leases, is_same, orders
 from ..providers import Provider
+from ..providers.settings import CloudSettings
 from ..spec.job_spec import JobSpec, Resources
 from ..spec.resources import CLOUDS
 from ..spec.start_source import StartSource
@@ -43,6 +44,7 @@ from .job_loop import JobLoops, Outlets
 from .journal import Journal
 from .journal_text import Unreadable
 from .live import Hub, Update
+from .places import check_places
 from .quarantine import Quarantined, quarantine_for
 from .runtime import RECENT_STEPS, Connection, Job
 from .store_access import at_source, open_for
@@ -61,8 +63,8 @@ class Service:
 
     `clock` gives Unix seconds, by which all bounds count: one that never jumps, such as a `SteadyClock`.
 
-    `failed()` raises when the manager must not go on: its journal failed or was changed by another. Public
-    methods run on the event loop that called `start`.
+    `failed()` raises when the manager must not go on: its journal failed or was changed by another, or `clouds`,
+    its settings, lack a place where it may have VMs. Public methods run on the event loop that called `start`.
     """
 
     def __init__(
@@ -76,8 +78,10 @@ class Service:
         leases: Leases | None = None,
         clock: Callable[[], float] | None = None,
         threads: Threads | None = None,
+        clouds: CloudSettings | None = None,
     ) -> None:
         self.config = config
+        self._clouds = clouds
         self.journal = journal
         self.tokens = tokens
         self.providers = providers
@@ -177,11 +181,20 @@ class Service:
     # ---- life ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Read the journal, begin every lease anew, and go on with whatever was under way."""
+        """Read the journal, begin every lease anew, and go on with whatever was under way.
+
+        Nothing is done, and `failed()` raises `ConfigError`, where VMs of the journal cannot be reached.
+        """
         for job in await self.threads.run(Kind.HISTORY, self.journal.jobs):
             facts = await self.threads.run(Kind.HISTORY, self.journal.facts, job)
             metrics = await self.threads.run(Kind.HISTORY, self.journal.metrics, job, 0, RECENT_STEPS)
             self.jobs[job] = Job(job, facts, metrics)
+        if self._clouds is not None:
+            try:
+                check_places(self._clouds, (runtime.state for runtime in self.jobs.values()))
+            except ConfigError as error:
+                self._fail(error)
+                return
         await self.threads.run(Kind.FILES, self.files.forget_others, self.jobs.keys())
         await self.threads.run(Kind.TOKENS, self.tokens.begin_anew, self.leases.worker_token_s)
         await self._start_pending()

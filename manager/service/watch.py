@@ -20,6 +20,7 @@ from ..providers import (
     newest_attempts,
     statuses,
 )
+from ..providers.settings import FILE
 from ..spec.job_spec import Resources
 from ..spec.placement import Offer
 from ..spec.resources import CLOUDS
@@ -226,8 +227,8 @@ class ProviderWatch:
     async def _release(self, vm: str, attempts: int) -> None:
         try:
             await self._threads.run(Kind.RELEASE_VM, self._provider.release, vm, attempts, owner=self._name)
-        except ProviderError as error:
-            log.warning("cannot release VM %s: %s; trying again", vm, error)
+        except Exception as error:  # whatever it is: the next list has the VM again
+            log.warning("cannot release VM %s: %r; trying again", vm, error)
 
     def _concerned(self) -> Iterable[str]:
         for job, runtime in self._jobs.items():
@@ -347,6 +348,11 @@ class Market:
         offers: list[Offer] = []
         trouble = self._effects.trouble.setdefault(name, {})
         for provider in resources.providers:
+            if provider not in self._providers:
+                trouble[f"offers/{provider}"] = (
+                    f"{FILE} has no section {provider}: nothing is asked for there"
+                )
+                continue
             try:
                 offers += await self._offers(provider, resources)
             except ProviderError as error:

@@ -15,6 +15,7 @@ from makara.manager.core.events import (
     AttemptFailed,
     AttemptSucceeded,
     ConsoleRead,
+    DrainRequested,
     Event,
     OffersSeen,
     VmTerminated,
@@ -331,3 +332,53 @@ def test_a_vm_of_a_job_that_is_set_aside_is_released_all_the_same(tmp_path: Path
 
     _play(tmp_path, cloud, act)
     assert cloud.calls == ["console", "release"]
+
+
+class Broken(FakeProvider):
+    """Its releases fail, a few times, as nothing that speaks to a cloud should."""
+
+    def __init__(self, *faults: Exception) -> None:
+        super().__init__()
+        self.faults = list(faults)
+
+    def release(self, vm: str, attempts: int = 1) -> bool:
+        if self.faults:
+            raise self.faults.pop(0)
+        return super().release(vm, attempts)
+
+
+def test_a_release_that_raises_anything_is_made_again_and_the_job_goes_on(tmp_path: Path) -> None:
+    async def act() -> None:
+        cloud = Broken(KeyError("makara:vm"), ValueError("no JSON"), AssertionError("a fault of ours"))
+        async with desk(tmp_path, cloud) as at:
+            await at.submit("j")
+            await at.tick()
+            await at.until(lambda: len(cloud.vms) == 2)
+            vm, other = at.vms("j")
+            await at.service.handle("j", DrainRequested(now=at.clock(), vm=vm))
+            trouble = at.service.effects.trouble
+            await at.until(lambda: any("KeyError" in told for told in trouble.get("j", {}).values()))
+            state = at.service.jobs["j"].state
+            assert state.ended is None
+            await at.until(lambda: vm not in cloud.vms and vm not in at.service.jobs["j"].state.leaving)
+            assert not cloud.faults
+            assert at.service.jobs["j"].state.ended is None
+            assert other in at.vms("j")
+            assert f"{vm}/release" not in trouble["j"]
+
+    asyncio.run(act())
+
+
+def test_what_nobody_has_is_released_again_whatever_its_release_raises(tmp_path: Path) -> None:
+    async def act() -> None:
+        cloud = Broken(KeyError("makara:vm"))
+        cloud.vms["j-vm7"] = ResourceStatus.RUNNING
+        async with desk(tmp_path, cloud) as at:
+            watch = at.service.watches["local"]
+            await watch.look()
+            await at.until(lambda: not watch._releasing)
+            assert "j-vm7" in cloud.vms
+            await watch.look()
+            await at.until(lambda: "j-vm7" not in cloud.vms)
+
+    asyncio.run(act())

@@ -1,0 +1,58 @@
+"""Where the VMs of a journal are, compared with the settings that a manager is started with.
+
+A VM in a place that `clouds.yaml` no longer names cannot be listed nor ended: it would be taken for gone, and be
+paid for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ..config import ConfigError
+from ..core.state import JobState, Vm
+from ..providers.settings import FILE, CloudSettings
+
+_AZURE_ID = re.compile(r"/subscriptions/([^/]+)/resourceGroups/([^/]+)/", re.IGNORECASE)
+_MOST_TOLD = 5  # VMs
+
+
+def check_places(settings: CloudSettings, states: Iterable[JobState]) -> None:
+    """Raises `ConfigError` with each field without which VMs that may exist cannot be reached."""
+    lacking: dict[str, list[str]] = {}
+    for state in states:
+        for vm in state.counted_vms:
+            fault = _fault(settings, vm)
+            if fault:
+                lacking.setdefault(fault, []).append(vm.vm)
+    if lacking:
+        told = "; ".join(f"{fault}, where VMs may exist: {_some(vms)}" for fault, vms in lacking.items())
+        raise ConfigError(f"{FILE}: {told}. Put it back at least until they are gone")
+
+
+def _fault(settings: CloudSettings, vm: Vm) -> str:
+    """What is wrong with the settings for this VM; empty if it can be reached."""
+    if vm.attempt is None or vm.attempted_at is None:
+        return ""
+    place = vm.attempt.placement
+    match place.provider:
+        case "aws" if settings.aws is None:
+            return "aws is missing"
+        case "aws" if settings.aws is not None and place.region and place.region not in settings.aws.regions:
+            return f"aws.regions.{place.region} is missing"
+        case "azure" if settings.azure is None:
+            return "azure is missing"
+        case "azure" if settings.azure is not None and (found := _AZURE_ID.match(vm.id)):
+            subscription, group = found.groups()
+            if subscription.lower() != settings.azure.subscription_id.lower():
+                return f"azure.subscription_id is no longer {subscription}"
+            if group.lower() != settings.azure.resource_group.lower():
+                return f"azure.resource_group is no longer {group}"
+            return ""
+        case _:
+            return ""
+
+
+def _some(vms: list[str]) -> str:
+    more = len(vms) - _MOST_TOLD
+    return ", ".join(vms[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
