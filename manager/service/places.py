@@ -1,7 +1,7 @@
 """Where the VMs of a journal are, compared with the settings that a manager is started with.
 
-A VM in a place that `clouds.yaml` no longer names cannot be listed nor ended: it would be taken for gone, and be
-paid for.
+A VM in a place that `clouds.yaml` no longer names cannot be listed nor ended: it would be taken for gone, and
+be paid for.
 """
 
 from __future__ import annotations

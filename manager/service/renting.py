@@ -280,7 +280,7 @@ class Renting:
         return vm.num_attempts if vm is not None else 1
 
     def _provider(self, name: str) -> Provider:
-        """Raises `ProviderError` if there is none of this name: it may be back when the manager starts again."""
+        """Raises `ProviderError` if there is none of this name: the next manager may have it again."""
         if name not in self._providers:
             raise ProviderError(f"{FILE} has no section {name}")
         return self._providers[name]

@@ -63,8 +63,9 @@ class Service:
 
     `clock` gives Unix seconds, by which all bounds count: one that never jumps, such as a `SteadyClock`.
 
-    `failed()` raises when the manager must not go on: its journal failed or was changed by another, or `clouds`,
-    its settings, lack a place where it may have VMs. Public methods run on the event loop that called `start`.
+    `failed()` raises when the manager must not go on: its journal failed or was changed by another, or
+    `clouds`, its settings, lack a place where it may have VMs. Public methods run on the event loop that called
+    `start`.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ def azure(**changes: str) -> CloudSettings:
 def test_settings_without_a_place_where_a_vm_may_be_are_refused_by_field(
     settings: CloudSettings, script: Script, told: str
 ) -> None:
-    with pytest.raises(ConfigError, match="clouds.yaml: ") as raised:
+    with pytest.raises(ConfigError, match=r"clouds\.yaml: ") as raised:
         check_places(settings, [script.state])
     assert told in str(raised.value)
     assert script.last(RequestVm).vm in str(raised.value)
@@ -92,7 +92,7 @@ def test_a_vm_of_a_job_that_has_ended_counts_until_it_is_gone() -> None:
     script = rented()
     script.event(StopRequested(now=script.now))
     assert script.state.ended is not None
-    with pytest.raises(ConfigError, match="aws.regions.r"):
+    with pytest.raises(ConfigError, match=r"aws\.regions\.r"):
         check_places(aws("other"), [script.state])
 
 
@@ -150,7 +150,7 @@ def test_a_manager_that_cannot_reach_its_vms_ends_and_does_nothing(tmp_path: Pat
         life = Life(tmp_path, {}, clouds=aws("other"))
         before = len(life.journal.facts("j"))
         listener = socket.create_server(("127.0.0.1", 0))
-        with listener, pytest.raises(ConfigError, match="aws.regions.r is missing"):
+        with listener, pytest.raises(ConfigError, match=r"aws\.regions\.r is missing"):
             await run(life.service, listener)
         assert len(life.journal.facts("j")) == before
         life.tokens.close()
@@ -166,7 +166,7 @@ def test_a_job_that_names_a_cloud_without_a_section_has_that_told_and_the_manage
         async with Life(tmp_path, {}, clouds=CloudSettings()) as service:
             await service.submit("j", parse_spec(spec(resources=WISH)), b"", {})
             async with asyncio.timeout(60):
-                while not service.effects.trouble.get("j"):  # noqa: ASYNC110
+                while not service.effects.trouble.get("j"):
                     assert service._failure is None
                     await asyncio.sleep(0.005)
             (told,) = service.effects.trouble["j"].values()
@@ -182,7 +182,7 @@ def test_a_release_at_a_cloud_without_a_section_stays_to_be_done(tmp_path: Path)
             vm = service.jobs["j"].state.live_vms[0].vm
             await service.stop("j")
             async with asyncio.timeout(60):
-                while not any("no section aws" in it for it in service.effects.trouble.get("j", {}).values()):
+                while not any("no section aws" in it for it in service.effects.trouble.get("j", {}).values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
             assert vm in service.jobs["j"].state.leaving
         cloud = FakeProvider()
