@@ -79,11 +79,15 @@ class AttemptFailed(Value):
 
 
 class OffersSeen(Value):
-    """What the job's providers offer now, in the order in which it is to be tried."""
+    """What the job's providers offer now, in the order in which it is to be tried.
+
+    `manager_url`: where a VM that is asked for now is to find its manager.
+    """
 
     event: Literal["offers_seen"] = "offers_seen"
     now: float
     offers: tuple[Offer, ...]
+    manager_url: str = ""
 
 
 class ConsoleRead(Value):

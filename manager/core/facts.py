@@ -56,12 +56,16 @@ class VmRequested(_Fact):
 
 
 class AttemptMade(_Fact):
-    """The provider is asked for the VM, as `attempt` says; it may cost `price` from now on."""
+    """The provider is asked for the VM, as `attempt` says; it may cost `price` from now on.
+
+    `manager_url`: where the VM is to find its manager; empty in earlier journals.
+    """
 
     fact: Literal["attempt_made"] = "attempt_made"
     vm: str
     attempt: Attempt
     price: Price
+    manager_url: str = ""
 
 
 class RefusalKind(StrEnum):

@@ -373,14 +373,13 @@ def _person_needed(state: JobState, fact: PersonNeeded) -> JobState:
 
 def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
     """Generations go on above the head's, whoever opened that."""
-    state = state.changed(
+    state = fold_renting.without_not_joined(state).changed(
         waiting=None,
         answered=fact.how,
         hold=False,
         impossible=None,
         unfit_rounds=Rounds(),
         refusals=MappingProxyType({}),
-        never_joined=0,
         last_generation=max(state.last_generation, fact.head_generation),
         head_generation=max(state.head_generation, fact.head_generation),
     )

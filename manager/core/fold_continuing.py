@@ -8,6 +8,7 @@ from typing import Any
 
 from .facts import JobContinued, Resumption, StartCopied
 from .failures import Rounds
+from .fold_renting import without_not_joined
 from .state import JobState
 
 
@@ -27,7 +28,7 @@ def _continued(state: JobState, fact: JobContinued) -> JobState:
     recipe = state.recipe
     if recipe is not None and (state.restarting or (state.head_generation == 0 and state.start is None)):
         recipe = recipe.without_bits()  # no step was made that others have to match
-    return state.changed(
+    return without_not_joined(state).changed(
         spec=state.spec.model_copy(update={"resources": resources}),
         recipe=recipe,
         ended=None,
@@ -64,7 +65,6 @@ _NO_FAILURES: dict[str, Any] = {
     "request_failed_at": 0.0,
     "refusals": MappingProxyType({}),
     "spot_absent_since": None,
-    "never_joined": 0,
 }
 
 

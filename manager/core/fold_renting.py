@@ -11,7 +11,7 @@ from ..spec.placement import Market, Placement
 from ..spec.resources import CLOUDS
 from .cost import bill, noted
 from .facts import AttemptMade, AttemptRefused, CostNoted, EndReason, RefusalKind, VmCreated, VmGone
-from .state import Bill, JobState, Refusal, Spent, Vm
+from .state import Bill, JobState, NotJoined, Refusal, Spent, Vm
 
 
 def place_of(placement: Placement, kind: RefusalKind) -> str:
@@ -23,20 +23,52 @@ def place_of(placement: Placement, kind: RefusalKind) -> str:
     return "/".join((kind, *parts))
 
 
+def origin_of(provider: str, image: str, manager_url: str) -> str:
+    """What decides whether a VM of a cloud can join: from where it comes, what it boots, where it reports."""
+    return f"{provider}/{image}/{manager_url}"
+
+
 def with_joined(state: JobState, vm: Vm) -> JobState:
-    """VMs from its provider can join."""
-    provider = vm.attempt.placement.provider if vm.attempt is not None else ""
-    if provider not in CLOUDS or provider in state.joined_from:
+    """VMs of its origin can join."""
+    origin = _origin(vm)
+    if origin is None or (origin in state.joined_from and origin not in state.not_joined):
         return state
-    return state.changed(joined_from=state.joined_from | {provider}, never_joined=0)
+    return state.changed(
+        joined_from=state.joined_from | {origin},
+        not_joined=MappingProxyType({name: n for name, n in state.not_joined.items() if name != origin}),
+    )
+
+
+def without_not_joined(state: JobState) -> JobState:
+    """A person has the job go on: VMs that do not join are counted anew, and the first is tried alone."""
+    joined_from = state.joined_from - state.not_joined.keys()
+    return state.changed(joined_from=joined_from, not_joined=MappingProxyType({}))
+
+
+def _origin(vm: Vm) -> str | None:
+    """None: of no cloud."""
+    if vm.attempt is None or vm.attempt.placement.provider not in CLOUDS:
+        return None
+    return origin_of(vm.attempt.placement.provider, vm.attempt.image, vm.manager_url)
+
+
+def _with_not_joined(state: JobState, vm: Vm) -> JobState:
+    """One more of its origin, unless it was asked for together with the last."""
+    origin = _origin(vm)
+    if origin is None or vm.attempted_at is None or vm.ended_at is None:
+        return state
+    before = state.not_joined.get(origin)
+    count = before.count if before is not None else 0
+    if before is None or not vm.attempted_at < before.at <= vm.ended_at:
+        count += 1
+    found = NotJoined(count, vm.ended_at)
+    return state.changed(not_joined=MappingProxyType({**state.not_joined, origin: found}))
 
 
 def with_ended(state: JobState, vm: Vm, *, gone: bool) -> JobState:
     """A VM has ended; it counts, and is paid for, until it is gone for certain."""
-    provider = vm.attempt.placement.provider if vm.attempt is not None else ""
-    failed = vm.reason is EndReason.REQUEST_FAILED and vm.attempted_at is not None
-    if failed and provider in CLOUDS and provider not in state.joined_from:
-        state = state.changed(never_joined=state.never_joined + 1, never_joined_at=vm.ended_at)
+    if vm.reason is EndReason.REQUEST_FAILED:
+        state = _with_not_joined(state, vm)
     if gone:
         assert vm.ended_at is not None, "it has ended"
         return _paid(state, vm, vm.ended_at)
@@ -49,7 +81,13 @@ def _attempt_made(state: JobState, fact: AttemptMade) -> JobState:
         return state
     return state.with_vm(
         replace(
-            vm, attempt=fact.attempt, attempted_at=fact.at, price=fact.price, noted=Spent(), noted_at=None
+            vm,
+            attempt=fact.attempt,
+            attempted_at=fact.at,
+            price=fact.price,
+            noted=Spent(),
+            noted_at=None,
+            manager_url=fact.manager_url,
         )
     )
 

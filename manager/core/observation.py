@@ -36,7 +36,7 @@ def observe(state: JobState, vitals: Vitals, event: Event, timing: Timing) -> Vi
         case ContinueRequested():
             return Vitals(started_at=event.now) if state.ended is not None else vitals
         case OffersSeen():
-            return replace(vitals, offers=event.offers)
+            return replace(vitals, offers=event.offers, manager_url=event.manager_url)
         case Tick():
             vitals = _pruned(state, _ticked(vitals, event.now, timing))
             return silence.judge(state, vitals, event.now, timing)

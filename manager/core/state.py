@@ -83,6 +83,7 @@ class Vm:
     noted: Spent = Spent()  # what that had cost for certain ...
     noted_at: float | None = None  # ... by then; None: nothing is
     id: str = ""  # the provider's own, once it has it
+    manager_url: str = ""  # where it is to find its manager
 
     @property
     def live(self) -> bool:
@@ -110,6 +111,14 @@ class Refusal:
     at: float
     message: str
     count: int = 1  # in a row
+
+
+@dataclass(frozen=True, slots=True)
+class NotJoined:
+    """VMs of one origin that did not join, in a row; those that were asked for together are one."""
+
+    count: int
+    at: float  # when the last of them ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +249,8 @@ class JobState:
     bills: VmTable[Bill] = field(default_factory=VmTable[Bill])  # of those that are gone and cost anything
     refusals: Mapping[str, Refusal] = field(default_factory=lambda: _EMPTY)  # by place; see `renting`
     spot_absent_since: float | None = None
-    joined_from: frozenset[str] = frozenset()  # providers
-    never_joined: int = 0  # VMs in a row that a cloud created, none from there having joined
-    never_joined_at: float = 0.0  # when the last of them ended
+    joined_from: frozenset[str] = frozenset()  # origins of VMs; see `fold_renting.origin_of`
+    not_joined: Mapping[str, NotJoined] = field(default_factory=lambda: _EMPTY)  # by origin
     profiler: Seat | None = None
     measuring: Measuring | None = None
     recipe: Recipe | None = None
@@ -334,6 +342,11 @@ class JobState:
         if self.waiting is None or since is None:
             return None
         return since + self.waiting.vms_until - self.waiting.since
+
+    @property
+    def never_joined(self) -> int:
+        """How many VMs of one origin in a row did not join, at most."""
+        return max((found.count for found in self.not_joined.values()), default=0)
 
     @property
     def why_unfit(self) -> str:

@@ -18,7 +18,7 @@ class Timing:
     longest_backoff_s: float = 300.0
     release_s: float = 120.0  # what the release of VMs may take; kept in reserve of a budget
     least_use_s: float = 600.0  # no VM is asked for that a budget cannot pay for so long
-    max_never_joined: int = 3  # VMs of a cloud from which none has joined yet: the job waits for a person
+    max_never_joined: int = 3  # VMs of a cloud that did not join, in a row: no more are asked for there
     console_s: float = 30.0  # what the last of those wrote is waited for before a person is asked
     settle_s: float = 3.0  # newcomers are gathered for this long before a plan takes them in
     suspect_grace_s: float = 1.5  # a closed connection, or a broken generation without a known death

@@ -109,6 +109,7 @@ class Vitals:
     pulses: Mapping[str, Pulse] = field(default_factory=lambda: _EMPTY)  # by VM; see `with_pulses`
     places: Mapping[str, tuple[Pulse, int]] = field(default_factory=lambda: _EMPTY)  # by worker: its report
     offers: tuple[Offer, ...] | None = None  # of the job's providers; None: not known yet
+    manager_url: str = ""  # where a VM that is asked for now is to find its manager
     why_no_vm: str = ""  # why no more VMs are asked for, though more are wanted
     asks_singly_s: float | None = None  # one VM at a time is asked for, so long after the last unfit one
     newest_step: int = 0  # highest step that a member of the open generation reported, once that has formed

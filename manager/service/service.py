@@ -64,8 +64,8 @@ class Service:
     `clock` gives Unix seconds, by which all bounds count: one that never jumps, such as a `SteadyClock`.
 
     `failed()` raises when the manager must not go on: its journal failed or was changed by another, or
-    `clouds`, its settings, lack a place where it may have VMs. Public methods run on the event loop that called
-    `start`.
+    `clouds`, its settings, lack a place where it may have VMs. Public methods run on the event loop that
+    called `start`.
     """
 
     def __init__(
@@ -141,6 +141,7 @@ class Service:
             threads=self.threads,
             handle=self.handle,
             clock=self.clock,
+            manager_url=lambda: self.manager_url,
         )
         self.timing = replace(timing or Timing(), leases=self.leases)
         self._loops = JobLoops(

@@ -315,7 +315,9 @@ class Market:
         threads: Threads,
         handle: Callable[[str, Event], Awaitable[None]],
         clock: Callable[[], float],
+        manager_url: Callable[[], str],
     ) -> None:
+        self._manager_url = manager_url
         self._providers = providers
         self._jobs = jobs
         self._effects = effects
@@ -361,7 +363,8 @@ class Market:
                 return  # what was known before holds for now
             trouble.pop(f"offers/{provider}", None)
         with contextlib.suppress(Quarantined):  # it is told again
-            await self._handle(name, OffersSeen(now=self._clock(), offers=tuple(offers)))
+            now, url = self._clock(), self._manager_url()
+            await self._handle(name, OffersSeen(now=now, offers=tuple(offers), manager_url=url))
 
     async def _offers(self, provider: str, resources: Resources) -> list[Offer]:
         call = self._providers[provider].offers

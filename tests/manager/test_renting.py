@@ -17,6 +17,7 @@ from makara.manager.core.events import (
     ManagerStarted,
     OffersSeen,
     ReportReceived,
+    ResumeRequested,
     StopRequested,
     Together,
     VmEnding,
@@ -30,6 +31,7 @@ from makara.manager.core.facts import (
     JobEnded,
     PersonNeeded,
     RefusalKind,
+    Resumption,
     StopOrdered,
     VmCreated,
     VmEnded,
@@ -98,6 +100,12 @@ def succeed(script: Script) -> None:
     assert attempt is not None
     vm, number = attempt.vm, attempt.number
     script.event(AttemptSucceeded(now=script.now, vm=vm, number=number, id=f"i-{vm}"))
+
+
+def join(script: Script) -> None:
+    """The VM that was asked for last joins."""
+    report = WorkerReport(worker=f"{script.last(RequestVm).vm}.0", incarnation=1, phase=Phase.IDLE)
+    script.report(report)
 
 
 def test_an_attempt_is_journalled_with_the_command_that_makes_it() -> None:
@@ -249,6 +257,9 @@ def test_a_vm_counts_until_it_is_gone() -> None:
         script.event(VmTerminated(now=script.now, vm=vm))
     assert script.count(VmGone) == 2
     pass_time(script, 30.0)
+    assert script.count(RequestVm) == requested + 1, "alone, as those before it did not join"
+    join(script)
+    pass_time(script, 30.0)
     assert script.count(RequestVm) == requested + 2
 
 
@@ -349,6 +360,91 @@ def test_after_three_vms_that_never_join_a_person_is_asked() -> None:
     pass_time(script, 4000.0)
     assert script.count(RequestVm) == 3
     assert script.last(PersonNeeded).reason == "3 VMs in a row were rented and did not join"
+
+
+def until_none_is_asked_for(script: Script) -> Script:
+    """A VM lives, and those beside it do not join: first two, then one at a time."""
+    pass_time(script, 5.0)
+    assert script.count(RequestVm) == 3
+    pass_time(script, 2.5 * script.timing.request_timeout_s)
+    assert script.state.never_joined == 2
+    assert len(script.state.live_vms) == 2, "one at a time"
+    pass_time(script, 2.0 * script.timing.request_timeout_s)
+    assert script.state.never_joined == 3
+    return script
+
+
+def test_after_three_in_a_row_that_never_join_no_more_are_asked_for_and_what_lives_trains_on() -> None:
+    script = until_none_is_asked_for(rented(Script(), offer(), offer(market=ON_DEMAND)))
+    assert script.count(RequestVm) == 5
+    pass_time(script, 4000.0)
+    assert script.count(RequestVm) == 5
+    assert script.vitals.why_no_vm == "3 VMs in a row were rented and did not join"
+    assert not script.count(PersonNeeded)
+    (vm,) = script.state.live_vms
+    script.workers.clear()
+    script.event(VmTerminated(now=script.now, vm=vm.vm))
+    script.wait()
+    assert script.last(PersonNeeded).reason == "3 VMs in a row were rented and did not join"
+
+
+def test_a_vm_that_joins_ends_a_row_of_those_that_did_not() -> None:
+    script = rented(Script(), offer())
+    pass_time(script, 2.5 * script.timing.request_timeout_s)
+    assert script.state.never_joined == 2
+    join(script)
+    assert script.state.never_joined == 0
+    pass_time(script, 5.0)
+    assert len(script.state.live_vms) == 3
+
+
+def test_too_few_vms_that_live_do_not_train_and_a_person_is_asked() -> None:
+    script = rented(Script(), offer(), min_nodes=2)
+    while script.state.never_joined < 3:
+        pass_time(script, 5.0)
+    pass_time(script, script.timing.console_s + 10.0)
+    assert script.last(PersonNeeded).reason == "3 VMs in a row were rented and did not join"
+
+
+def test_whom_a_person_had_go_on_the_first_is_tried_alone_again() -> None:
+    script = until_none_is_asked_for(rented(Script(), offer(), min_nodes=2))
+    pass_time(script, script.timing.console_s + 10.0)
+    requested = script.count(RequestVm)
+    script.event(ResumeRequested(now=script.now, how=Resumption.AGAIN))
+    pass_time(script, 5.0)
+    assert script.count(RequestVm) == requested + 1
+    assert script.vitals.why_no_vm == "the first VM from aws is tried alone until it joins"
+
+
+def test_vms_that_are_to_report_elsewhere_are_counted_apart_and_the_first_is_tried_alone() -> None:
+    script = until_none_is_asked_for(rented(Script(), offer()))
+    requested = script.count(RequestVm)
+    script.event(OffersSeen(now=script.now, offers=(offer(),), manager_url="https://elsewhere"))
+    pass_time(script, 5.0)
+    assert script.count(RequestVm) == requested + 1
+    assert script.last(AttemptMade).manager_url == "https://elsewhere"
+    join(script)
+    pass_time(script, 5.0)
+    assert script.count(RequestVm) == requested + 2
+
+
+def test_where_one_clouds_vms_never_join_another_cloud_is_asked() -> None:
+    kinds = ["small", "large", "Standard_D2s_v5"]
+    place = Placement(provider="azure", market=SPOT, region="r", zone="1", instance_type="Standard_D2s_v5")
+    other = Offer(placement=place, price=Price(hourly=1.0, ceiling=1.0, at=0.0, source="a test"))
+    script = rented(Script(), offer(), other, joined=False, provider=["aws", "azure"], instance_type=kinds)
+    while script.state.never_joined < 3:
+        pass_time(script, 5.0)
+    pass_time(script, 60.0)
+    assert script.last(AttemptMade).attempt.placement.provider == "azure"
+    assert not script.count(PersonNeeded)
+
+
+def test_attempts_of_older_journals_are_read() -> None:
+    attempt = {"vm": "v", "placement": {"provider": "aws"}}
+    price = {"hourly": 1.0, "ceiling": 1.0, "at": 0.0, "source": "a test"}
+    old = {"fact": "attempt_made", "at": 1.0, "vm": "v", "attempt": attempt, "price": price}
+    assert AttemptMade.model_validate(old).manager_url == ""
 
 
 def restart(script: Script, step_s: float = 0.0) -> None:

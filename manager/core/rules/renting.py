@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from ...spec.job_spec import Resources
 from ...spec.placement import Attempt, Market, Offer, Placement, Price
+from ...spec.resources import CLOUDS
 from ..commands import RequestVm
 from ..cost import hourly_ceiling, price_of
 from ..events import AttemptFailed, AttemptSucceeded, ConsoleRead
@@ -24,8 +25,8 @@ from ..facts import (
     VmEnded,
     VmRequested,
 )
-from ..fold_renting import place_of
-from ..state import Vm
+from ..fold_renting import origin_of, place_of
+from ..state import Vm, VmStatus
 from ..turn import Turn
 from . import spending, waiting
 
@@ -57,9 +58,9 @@ def request(turn: Turn, names: Sequence[str]) -> None:
         return
     why = ""
     for name in names:
-        offer = next_offer(turn) if not _on_trial(turn, spec.resources) else None
-        if offer is None or isinstance(offer, str):
-            why = offer or f"the first VM from {spec.resources.providers[0]} is tried alone until it joins"
+        offer = next_offer(turn)
+        if isinstance(offer, str):
+            why = offer
             break
         turn.fact(VmRequested(at=turn.now, vm=name))
         _attempt(turn, name, 1, *offer)
@@ -101,7 +102,8 @@ def _attempt(turn: Turn, vm: str, number: int, placement: Placement, price: Pric
         image=spec.resources.image_of(placement.provider) or "",
         disk_gb=spec.resources.disk_gb,
     )
-    turn.fact(AttemptMade(at=turn.now, vm=vm, attempt=attempt, price=price))
+    url = turn.vitals.manager_url
+    turn.fact(AttemptMade(at=turn.now, vm=vm, attempt=attempt, price=price, manager_url=url))
     key = f"{vm}/request" if number == 1 else f"{vm}/request/{number}"
     turn.command(RequestVm(key=key, vm=vm, attempt=attempt))
 
@@ -140,6 +142,9 @@ def _fault(turn: Turn, resources: Resources, offer: Offer, price: Price | None) 
     placement = offer.placement
     if placement.provider not in resources.providers:
         return f"{placement.provider} is not in resources.provider"
+    untried = _never_join(turn, resources, placement) or _on_trial(turn, resources, placement)
+    if untried:
+        return untried
     if not _is_on_site(turn, resources, placement):
         return "no other place is asked while VMs of the job live in one"
     if placement.market is Market.ON_DEMAND and not _on_demand_allowed(turn, resources, placement):
@@ -205,31 +210,66 @@ def _backed_off(turn: Turn, placement: Placement) -> str:
 # ---- asking stops ------------------------------------------------------------------------------------------
 
 
-def _on_trial(turn: Turn, resources: Resources) -> bool:
-    """Whether a cloud's first VM is on its way: another is asked for once it has joined."""
-    providers = {placement.provider for placement in _sites(turn)} & set(resources.clouds)
-    return bool(providers - turn.state.joined_from)
+def _origin(turn: Turn, resources: Resources, provider: str) -> str:
+    """Of a VM that would be asked for there now."""
+    return origin_of(provider, resources.image_of(provider) or "", turn.vitals.manager_url)
+
+
+def _on_trial(turn: Turn, resources: Resources, placement: Placement) -> str:
+    """Why no other VM of a cloud is asked for beside one that is on its way; empty if one may be.
+
+    The first is tried alone until it joins, and so are those after one that did not.
+    """
+    provider, state = placement.provider, turn.state
+    origin = _origin(turn, resources, provider)
+    if provider not in CLOUDS or (origin in state.joined_from and origin not in state.not_joined):
+        return ""
+    for vm in state.live_vms:
+        if vm.status is VmStatus.REQUESTED and vm.attempt is not None and vm.attempted_at is not None:
+            place, image = vm.attempt.placement.provider, vm.attempt.image
+            if origin_of(place, image, vm.manager_url) == origin:
+                which = "first VM" if origin not in state.not_joined else "next VM"
+                return f"the {which} from {provider} is tried alone until it joins"
+    return ""
+
+
+def _never_join(turn: Turn, resources: Resources, placement: Placement) -> str:
+    """Why no more VMs are asked for there; empty if the last of them joined, or too few did not."""
+    found = turn.state.not_joined.get(_origin(turn, resources, placement.provider))
+    if found is None or found.count < turn.timing.max_never_joined:
+        return ""
+    return f"{found.count} VMs in a row were rented and did not join"
 
 
 def _stops_asking(turn: Turn, resources: Resources, console: str | None = None) -> bool:
-    """Whether a person is asked instead: nothing is allowed, or nothing that is rented ever joins.
+    """Whether a person is asked instead: all that could be had is not allowed, or never joins.
 
     `console`: of the last VM that did not join, once it was read; that is waited for for a while.
     """
-    state, timing = turn.state, turn.timing
-    if not resources.clouds or state.live_vms:
+    state = turn.state
+    if not resources.clouds or _trains(turn, resources):
         return False
     spot_alone = resources.spot and not resources.on_demand_nodes
     offers = [offer.placement for offer in turn.vitals.offers or ()]
     wanted = [place for place in offers if place.market is Market.SPOT or not spot_alone]
-    refused = [state.refusals.get(place_of(placement, RefusalKind.NOT_ALLOWED)) for placement in wanted]
-    if refused and all(refused):
-        why, console = " ".join(dict.fromkeys(r.message for r in refused if r is not None)), None
-    elif state.never_joined < timing.max_never_joined:
+    never = [_never_join(turn, resources, place) for place in wanted]
+    refused = [state.refusals.get(place_of(place, RefusalKind.NOT_ALLOWED)) for place in wanted]
+    reasons = [refusal.message if refusal else why for refusal, why in zip(refused, never, strict=True)]
+    if not reasons or not all(reasons):
         return False
-    elif console is None and turn.elapsed_s(state.never_joined_at) <= timing.console_s:
+    if all(refused):
+        console = ""
+    last_at = max((found.at for found in state.not_joined.values()), default=0.0)
+    if console is None and turn.elapsed_s(last_at) <= turn.timing.console_s:
         return True
-    else:
-        why = f"{state.never_joined} VMs in a row were rented and did not join"
-    waiting.wait(turn, why, (Resumption.AGAIN,), console=console or "")
+    waiting.wait(turn, " ".join(dict.fromkeys(reasons)), (Resumption.AGAIN,), console=console or "")
     return True
+
+
+def _trains(turn: Turn, resources: Resources) -> bool:
+    """Whether VMs that live may train, or may come to."""
+    state = turn.state
+    if state.current is not None or any(vm.status is VmStatus.REQUESTED for vm in state.live_vms):
+        return True
+    staying = [vm for vm in state.live_vms if vm.status is not VmStatus.NOTICED]
+    return bool(state.live_vms) and len(staying) >= resources.min_nodes
