@@ -125,7 +125,7 @@ def _created(state: JobState, fact: VmCreated) -> JobState:
         state = state.changed(refusals=MappingProxyType(kept))
     if placement.market is Market.SPOT:
         state = state.changed(spot_absent_since=None)
-    return state.with_vm(replace(vm, id=fact.id)) if vm.live else state
+    return state.with_vm(replace(vm, id=fact.id, created_at=fact.at)) if vm.live else state
 
 
 def _gone(state: JobState, fact: VmGone) -> JobState:

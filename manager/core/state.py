@@ -83,6 +83,7 @@ class Vm:
     noted: Spent = Spent()  # what that had cost for certain ...
     noted_at: float | None = None  # ... by then; None: nothing is
     id: str = ""  # the provider's own, once it has it
+    created_at: float | None = None  # when the provider said so
     manager_url: str = ""  # where it is to find its manager
 
     @property
@@ -92,6 +93,11 @@ class Vm:
     @property
     def joined(self) -> bool:
         return self.status in (VmStatus.JOINED, VmStatus.NOTICED)
+
+    @property
+    def awaited_since(self) -> float:
+        """From when it is waited for to join: its creation, as far as that is known."""
+        return self.created_at or self.attempted_at or self.requested_at
 
     @property
     def num_attempts(self) -> int:

@@ -12,7 +12,7 @@ class Timing:
     """The core's bounds, in seconds."""
 
     vm_lease_s: float = 15.0  # a VM silent for this long is planned around; see `silence`
-    request_timeout_s: float = 900.0  # a VM that has not joined by then never will
+    request_timeout_s: float = 1800.0  # a VM that has not joined so long after it was made never will
     join_grace_s: float = 300.0  # ... but for so long after a manager began it is waited for all the same
     request_backoff_s: float = 5.0  # after a refused request; doubles with each
     longest_backoff_s: float = 300.0

@@ -357,7 +357,7 @@ def test_a_clouds_first_vm_is_asked_for_alone_until_it_joins() -> None:
 
 def test_after_three_vms_that_never_join_a_person_is_asked() -> None:
     script = rented(Script(), offer(), joined=False)
-    pass_time(script, 4000.0)
+    pass_time(script, 3.0 * script.timing.request_timeout_s + 1300.0)
     assert script.count(RequestVm) == 3
     assert script.last(PersonNeeded).reason == "3 VMs in a row were rented and did not join"
 
@@ -377,7 +377,7 @@ def until_none_is_asked_for(script: Script) -> Script:
 def test_after_three_in_a_row_that_never_join_no_more_are_asked_for_and_what_lives_trains_on() -> None:
     script = until_none_is_asked_for(rented(Script(), offer(), offer(market=ON_DEMAND)))
     assert script.count(RequestVm) == 5
-    pass_time(script, 4000.0)
+    pass_time(script, 1000.0)
     assert script.count(RequestVm) == 5
     assert script.vitals.why_no_vm == "3 VMs in a row were rented and did not join"
     assert not script.count(PersonNeeded)
@@ -460,13 +460,29 @@ def test_a_vm_that_never_joins_gets_no_more_time_by_restarts_of_the_manager() ->
     vm, asked_at = script.last(RequestVm).vm, script.now
     succeed(script)
     for _ in range(2):
-        pass_time(script, 400.0)
+        pass_time(script, 0.45 * script.timing.request_timeout_s)
         restart(script)
     pass_time(script, script.timing.join_grace_s)
     assert script.state.vms[vm].live, "a manager waits for a while for those that could not join without one"
     pass_time(script, 5.0)
     assert script.state.vms[vm].reason is EndReason.REQUEST_FAILED
     assert script.now - asked_at > script.timing.request_timeout_s
+
+
+def test_a_vm_has_its_time_to_join_from_when_its_cloud_has_it() -> None:
+    script = rented(Script(), offer(), offer("b"), joined=False)
+    script.wait()
+    vm = script.last(RequestVm).vm
+    pass_time(script, 1000.0)
+    fail(script)
+    assert script.last(RequestVm).key == f"{vm}/request/2"
+    pass_time(script, 1000.0)
+    assert script.state.vms[vm].live, "its newest attempt counts"
+    succeed(script)
+    pass_time(script, 1600.0)
+    assert script.state.vms[vm].live, "its creation counts"
+    pass_time(script, 210.0)
+    assert script.state.vms[vm].reason is EndReason.REQUEST_FAILED
 
 
 def test_a_vm_that_joins_soon_after_a_long_absence_of_the_manager_is_taken_in() -> None:

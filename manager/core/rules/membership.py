@@ -105,7 +105,7 @@ def _verdict(turn: Turn, vm: Vm) -> tuple[EndReason, str] | None:
 
 
 def _never_joins(turn: Turn, vm: Vm) -> bool:
-    """Whether a VM was waited for long enough, by this manager and those before it.
+    """Whether a VM was waited for long enough since it was made, by this manager and those before it.
 
     It may be on its way still, for it could not join while there was no manager. Of a time that is later than
     now, by a clock that was set back since, nobody knows how long ago it was: long enough.
@@ -113,7 +113,7 @@ def _never_joins(turn: Turn, vm: Vm) -> bool:
     timing, now = turn.timing, turn.now
     if now - turn.vitals.started_at <= min(timing.join_grace_s, timing.request_timeout_s):
         return False
-    return vm.requested_at > now or now - vm.requested_at > timing.request_timeout_s
+    return vm.awaited_since > now or now - vm.awaited_since > timing.request_timeout_s
 
 
 def record_isolation(turn: Turn) -> None:
