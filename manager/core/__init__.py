@@ -34,6 +34,7 @@ from .rules import (
     spending,
     stalls,
     starting,
+    surplus,
     versions,
     waiting,
 )
@@ -85,6 +86,7 @@ _RULES: tuple[Callable[[Turn], None], ...] = (
     retention.retire,
     retention.sweep,
     notices.release,
+    surplus.release,
     membership.request_vms,
 )
 

@@ -21,6 +21,7 @@ class EndReason(StrEnum):
     PEERS_LOST_IT = "peers_lost_it"  # in older journals alone: connection closed, and peers lost it too
     RELEASED = "released"  # no longer wanted
     REQUEST_FAILED = "request_failed"  # the cloud refused or never delivered
+    UNUSED = "unused"  # no plan gave it work for long
     LEFT = "left"  # it ended itself and said so
     WORKERS_DIED = "workers_died"  # its trainers died, again and again, without a new step
     UNFIT = "unfit"  # its workers cannot meet the recipe

@@ -97,6 +97,8 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
     if fact.reason is EndReason.REQUEST_FAILED and not counted and not refused:
         # VMs asked for together and refused together are one failure: the wait doubles once, not six times.
         state = state.changed(request_failures=state.request_failures + 1, request_failed_at=fact.at)
+    if fact.reason is EndReason.UNUSED:
+        state = fold_renting.with_enough(state, fact.at)
     if fact.reason in (EndReason.WORKERS_DIED, EndReason.UNFIT):
         state = state.changed(replaced_at=fact.at)
     if fact.reason is EndReason.WORKERS_DIED:
@@ -255,6 +257,7 @@ def _formed(state: JobState, fact: GenerationFormed) -> JobState:
     if state.current is None or state.current.number != fact.number:
         return state
     formed = replace(state.current, formed=fact.formed, formed_at=fact.at, lost_steps=fact.lost_steps)
+    state = fold_renting.without_enough(state, formed)
     if _has_newer_vm(state, formed):
         state = state.changed(unfit_rounds=Rounds())
     if _shows_fit_vms(state, formed):
@@ -380,6 +383,7 @@ def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
         impossible=None,
         unfit_rounds=Rounds(),
         refusals=MappingProxyType({}),
+        enough=None,
         last_generation=max(state.last_generation, fact.head_generation),
         head_generation=max(state.head_generation, fact.head_generation),
     )

@@ -65,6 +65,7 @@ _NO_FAILURES: dict[str, Any] = {
     "request_failed_at": 0.0,
     "refusals": MappingProxyType({}),
     "spot_absent_since": None,
+    "enough": None,
 }
 
 

@@ -11,7 +11,19 @@ from ..spec.placement import Market, Placement
 from ..spec.resources import CLOUDS
 from .cost import bill, noted
 from .facts import AttemptMade, AttemptRefused, CostNoted, EndReason, RefusalKind, VmCreated, VmGone
-from .state import Bill, JobState, NotJoined, Refusal, Spent, Vm
+from .state import (
+    Bill,
+    Enough,
+    Generation,
+    JobState,
+    NotJoined,
+    Refusal,
+    Spent,
+    Vm,
+    staying_vms,
+    vms_of,
+    wanted_vms,
+)
 
 
 def place_of(placement: Placement, kind: RefusalKind) -> str:
@@ -63,6 +75,25 @@ def _with_not_joined(state: JobState, vm: Vm) -> JobState:
         count += 1
     found = NotJoined(count, vm.ended_at)
     return state.changed(not_joined=MappingProxyType({**state.not_joined, origin: found}))
+
+
+def with_enough(state: JobState, now: float) -> JobState:
+    """The plan that runs has no use for a VM, which is about to end."""
+    current, before = state.current, state.enough
+    if current is None:
+        return state
+    if before is not None and before.since == now:
+        return state  # released together with another
+    had_all = len(staying_vms(state)) >= wanted_vms(state)
+    return state.changed(enough=Enough(current.shape, len(vms_of(current)), now, had_all))
+
+
+def without_enough(state: JobState, formed: Generation) -> JobState:
+    """Another plan than the one that had no use for more VMs may have."""
+    enough = state.enough
+    if enough is None or (formed.shape, len(vms_of(formed))) == (enough.shape, enough.num_vms):
+        return state
+    return state.changed(enough=None)
 
 
 def with_ended(state: JobState, vm: Vm, *, gone: bool) -> JobState:

@@ -128,6 +128,16 @@ class NotJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class Enough:
+    """The VMs that a plan uses, beside which others were released that it had no use for."""
+
+    shape: str
+    num_vms: int
+    since: float
+    had_all: bool  # the job had all the VMs that it may have
+
+
+@dataclass(frozen=True, slots=True)
 class Bill:
     """What a VM has cost that is gone."""
 
@@ -257,6 +267,7 @@ class JobState:
     spot_absent_since: float | None = None
     joined_from: frozenset[str] = frozenset()  # origins of VMs; see `fold_renting.origin_of`
     not_joined: Mapping[str, NotJoined] = field(default_factory=lambda: _EMPTY)  # by origin
+    enough: Enough | None = None  # no more VMs are asked for than this; see `rules.surplus`
     profiler: Seat | None = None
     measuring: Measuring | None = None
     recipe: Recipe | None = None
@@ -425,6 +436,16 @@ def wanted_vms(state: JobState) -> int:
     replicas = parallelism.data_parallel_degree or recipe.num_micro_batches
     most = -(-depth * replicas // resources.workers_per_node)
     return max(resources.min_nodes, min(resources.max_nodes, most))
+
+
+def staying_vms(state: JobState) -> tuple[Vm, ...]:
+    """Those that live, without those that the cloud takes, or may take sooner than others."""
+    return tuple(vm for vm in state.live_vms if vm.status is not VmStatus.NOTICED and not vm.at_risk)
+
+
+def vms_of(generation: Generation) -> frozenset[str]:
+    """The VMs that its plan uses."""
+    return frozenset(vm_of(worker) for worker, _ in generation.seats)
 
 
 def vm_of(worker: str) -> str:

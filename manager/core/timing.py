@@ -20,6 +20,10 @@ class Timing:
     least_use_s: float = 600.0  # no VM is asked for that a budget cannot pay for so long
     max_never_joined: int = 3  # VMs of a cloud that did not join, in a row: no more are asked for there
     console_s: float = 30.0  # what the last of those wrote is waited for before a person is asked
+    unused_s: float = 600.0  # a VM of a cloud without work in the plan is a reserve for so long
+    grow_again_s: float = (
+        3600.0  # fewer VMs are asked for after that, if the job had not all that it may have
+    )
     settle_s: float = 3.0  # newcomers are gathered for this long before a plan takes them in
     suspect_grace_s: float = 1.5  # a closed connection, or a broken generation without a known death
     measuring_s: float = 30.0  # sections that are not measured by then, of an m that can be missed, are not

@@ -10,9 +10,9 @@ from ..events import Tick, VmEnding, VmTerminated
 from ..facts import EndReason, IsolationChanged, VmGone, VmJoined, WorkerFailed
 from ..failures import num_rounds, on_vm
 from ..silence import heard_at
-from ..state import Vm, VmStatus, vm_of, wanted_vms
+from ..state import Vm, VmStatus, staying_vms, vm_of, wanted_vms
 from ..turn import Turn, has_ended, own_steps
-from . import fitness, notices, renting
+from . import fitness, notices, renting, surplus
 
 
 def take(turn: Turn) -> None:
@@ -159,12 +159,13 @@ def request_vms(turn: Turn) -> None:
     if _waits(turn, num_replaced, state.replaced_at):
         return
     # A VM at risk is counted on by plans, but not to stay: where there is room, a spare is asked for.
-    num_staying = sum(vm.status is not VmStatus.NOTICED and not vm.at_risk for vm in state.live_vms)
-    missing = min(wanted_vms(state) - num_staying, state.spec.resources.max_nodes - len(state.counted_vms))
+    wanted, num_staying = surplus.wanted(turn), len(staying_vms(state))
+    missing = min(wanted - num_staying, state.spec.resources.max_nodes - len(state.counted_vms))
     if singly:
         missing = min(missing, 0 if fitness.on_trial(turn) else 1)
     if missing <= 0:
-        turn.vitals = turn.vitals.told_why_no_vm("")
+        lowered = wanted < wanted_vms(state) and num_staying >= wanted
+        turn.vitals = turn.vitals.told_why_no_vm(surplus.LOWERED if lowered else "")
         return
     fresh = [vm for vm in event.new_vms if vm not in state.vms]
     renting.request(turn, fresh[:missing])
