@@ -32,6 +32,7 @@ from ..core.events import (
 )
 from ..core.facts import Fact, Resumption, VmEnded
 from ..core.orders import Leases, is_same, orders
+from ..places import check_places
 from ..providers import Provider
 from ..providers.settings import CloudSettings
 from ..spec.job_spec import JobSpec, Resources
@@ -44,7 +45,6 @@ from .job_loop import JobLoops, Outlets
 from .journal import Journal
 from .journal_text import Unreadable
 from .live import Hub, Update
-from .places import check_places
 from .quarantine import Quarantined, quarantine_for
 from .runtime import RECENT_STEPS, Connection, Job
 from .store_access import at_source, open_for

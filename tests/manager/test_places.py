@@ -15,11 +15,11 @@ from makara.manager.config import ConfigError, ServerConfig
 from makara.manager.core.commands import RequestVm
 from makara.manager.core.events import AttemptFailed, AttemptSucceeded, OffersSeen, StopRequested
 from makara.manager.core.facts import RefusalKind
+from makara.manager.places import check_places
 from makara.manager.providers import Provider
 from makara.manager.providers.settings import CloudSettings
 from makara.manager.server import run
 from makara.manager.service.journal import SqliteJournal
-from makara.manager.service.places import check_places
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
 from makara.manager.spec.job_spec import parse_spec

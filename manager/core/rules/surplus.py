@@ -21,7 +21,8 @@ def release(turn: Turn) -> None:
     current = _settled(turn)
     if current is None or not isinstance(turn.event, Tick):
         return
-    num_spare = len(staying_vms(state)) - _used(state, len(vms_of(current)))
+    num_ready = sum(_is_known(turn, vm) for vm in staying_vms(state))
+    num_spare = num_ready - _used(state, len(vms_of(current)))
     for vm in reversed(state.live_vms):
         if num_spare > 0 and _is_unused(turn, vm, current):
             detail = f"without work in the plan {current.shape} for {turn.timing.unused_s:g} s"
@@ -54,18 +55,23 @@ def _is_unused(turn: Turn, vm: Vm, current: Generation) -> bool:
 
     A slow worker is tried again, by a rule of its own (`drift`).
     """
-    state, vitals, pulse = turn.state, turn.vitals, turn.vitals.pulses.get(vm.vm)
+    state, vitals = turn.state, turn.vitals
     if vm.attempt is None or vm.attempt.placement.provider not in CLOUDS or vm.status is not VmStatus.JOINED:
         return False
-    if vm.at_risk or vm.vm in vms_of(current) or vm.vm in vitals.unheard or pulse is None:
-        return False
-    workers = pulse.report.workers
-    if not workers or not all(seat_of(worker) in vitals.planned_for for worker in workers):
+    if vm.at_risk or vm.vm in vms_of(current) or not _is_known(turn, vm):
         return False
     if any(vm_of(worker) == vm.vm for worker in state.slow):
         return False
     since = max(current.formed_at or 0.0, vm.joined_at or 0.0, vitals.answered_at)
     return turn.elapsed_s(since) > turn.timing.unused_s
+
+
+def _is_known(turn: Turn, vm: Vm) -> bool:
+    """Whether all of its workers are among those about which the planner has given its answer."""
+    vitals, pulse = turn.vitals, turn.vitals.pulses.get(vm.vm)
+    if pulse is None or vm.vm in vitals.unheard or not pulse.report.workers:
+        return False
+    return all(seat_of(worker) in vitals.planned_for for worker in pulse.report.workers)
 
 
 def _used(state: JobState, num_vms: int) -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ..config import ConfigError
-from ..core.state import JobState, Vm
-from ..providers.settings import FILE, CloudSettings
+from .config import ConfigError
+from .core.state import JobState, Vm
+from .providers.settings import FILE, CloudSettings
 
 _AZURE_ID = re.compile(r"/subscriptions/([^/]+)/resourceGroups/([^/]+)/", re.IGNORECASE)
 _MOST_TOLD = 5  # VMs
