@@ -1,5 +1,5 @@
 """Runs on the manager's VM, once it has its payload, with the image's own Python: installs Makara, makes the
-manager's home, and has systemd keep the manager running.
+manager's home, has systemd keep the manager running, and waits until it answers.
 
 Needs Python alone, as `first_boot`, whose helpers it uses.
 """
@@ -10,12 +10,16 @@ import os
 import pwd
 import shlex
 import shutil
+import ssl
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 from ..boot import first_boot
 
 USER, UNIT = "makara-manager", "makara-manager.service"
+ANSWER_WITHIN_S = 300.0  # a small VM that imports everything for the first time
 
 
 def main(folder: str, root: str = "/") -> None:
@@ -24,13 +28,34 @@ def main(folder: str, root: str = "/") -> None:
     made = json.loads((there / "payload" / "manager.json").read_text())
     told = json.loads((there / "told.json").read_text())
     os.umask(0o022)  # what is installed the manager's user reads
-    venv = below / "opt/makara"
+    venv = make_room(below)
     install(there / "payload", made, str(venv))
+    place = below / "opt/makara"
+    switch(place, venv)
     os.umask(0o077)
     home = below / "var/lib/makara"
-    make_home(there, home, str(venv))
+    make_home(there, home, str(place))
     boot = json.loads((there / "boot.json").read_text())
     start(below, options(boot, told))
+    await_answer(boot["port"], (there / "ca.pem").read_text())
+
+
+def make_room(below: Path) -> Path:
+    """A new folder for a venv, beside one that a manager may be running from."""
+    room, used = below / "opt/makara-venvs", (below / "opt/makara").resolve()
+    room.mkdir(parents=True, exist_ok=True)
+    for left in room.iterdir():
+        if left.resolve() != used:
+            shutil.rmtree(left)
+    return room / f"{time.time_ns():x}"
+
+
+def switch(place: Path, venv: Path) -> None:
+    """From now on `place` is this venv."""
+    link = place.with_name("makara.new")
+    link.unlink(missing_ok=True)
+    link.symlink_to(venv)
+    link.replace(place)
 
 
 def install(payload: Path, made: dict[str, Any], venv: str) -> None:
@@ -78,4 +103,23 @@ def start(below: Path, arguments: list[str]) -> None:
     (settings / "manager.env").write_text(f"MAKARA_SERVER_OPTIONS={shlex.quote(' '.join(arguments))}\n")
     shutil.copy(Path(__file__).parents[2] / "deploy" / UNIT, units / UNIT)
     first_boot.run("systemctl", "daemon-reload")
-    first_boot.run("systemctl", "enable", "--now", UNIT)
+    first_boot.run("systemctl", "enable", UNIT)
+    first_boot.run("systemctl", "restart", UNIT)
+
+
+def await_answer(port: int, ca: str, within_s: float = ANSWER_WITHIN_S) -> None:
+    """Until a manager of this authority answers. Raises `SystemExit` if none does: it would be started for
+    ever, and nobody would know."""
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=ca)),
+    )
+    stop = time.monotonic() + within_s
+    while True:
+        try:
+            with opener.open(f"https://127.0.0.1:{port}/healthz", timeout=10):
+                return
+        except OSError as error:
+            if time.monotonic() > stop:
+                raise SystemExit(f"the manager does not answer within {within_s:.0f} s: {error}") from error
+        time.sleep(1)

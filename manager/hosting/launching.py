@@ -22,6 +22,7 @@ from ..providers import (
     QuotaExceeded,
     Resource,
     ResourceStatus,
+    Throttled,
     Unauthenticated,
 )
 from ..providers.opening import open_clouds
@@ -35,7 +36,7 @@ from .user_data import user_data
 
 UP_WITHIN_S = 2400.0  # a VM that comes late, and an installation over a slow network
 _MOST_LIVES = 3
-_ALIVE = (ResourceStatus.PENDING, ResourceStatus.RUNNING)
+ALIVE = (ResourceStatus.PENDING, ResourceStatus.RUNNING)
 _REFUSALS = (NoCapacity, NotAllowed, QuotaExceeded, Unauthenticated)
 _CONSOLE_CHARACTERS = 1500
 _TIMEOUT_S = 10.0
@@ -47,6 +48,10 @@ class LaunchError(Exception):
 
 class NothingMade(LaunchError):
     """The cloud refused, and nothing is left."""
+
+
+class WrongCertificate(Exception):
+    """Something answers, and it does not show a certificate of the manager's authority for that address."""
 
 
 class _VmGone(Exception):
@@ -66,10 +71,9 @@ class Launch:
 
     def run(self, record: Record) -> str:
         """The manager's URL. Raises `LaunchError`."""
-        until = self.patience.clock() + UP_WITHIN_S
         for _ in range(_MOST_LIVES):
             try:
-                return self._one_life(record, until)
+                return self._one_life(record, self.patience.clock() + UP_WITHIN_S)
             except _VmGone as error:
                 self.tell(str(error))
                 record = self._anew(record)
@@ -104,10 +108,10 @@ class Launch:
         """A VM that was met before may be a manager by now. Raises `_VmGone` if there is none: an old secret
         is not to be used again."""
         try:
-            there = self._there(provider, record)
+            there = there_of(provider, record)
         except ProviderError as error:
             raise LaunchError(f"{error}; call `makara up` again to go on") from error
-        if self.folder.ca is None or not any(one.status in _ALIVE for one in there if one.kind == "vm"):
+        if self.folder.ca is None or not any(one.status in ALIVE for one in there if one.kind == "vm"):
             raise _VmGone("the VM that was asked for before was met by nobody, or has ended")
 
     def _create(self, provider: Provider, record: Record, until: float) -> None:
@@ -129,7 +133,9 @@ class Launch:
                 if isinstance(error, NoCapacity):
                     raise
                 raise NothingMade(str(error)) from error
-            except ProviderError as error:  # throttled, or unknown: the same call again
+            except Throttled as error:  # nothing was made by it
+                self.tell(str(error))
+            except ProviderError as error:  # unknown: the same call again
                 self.tell(str(error))
                 unknown = True
             if self.patience.clock() > until:
@@ -156,48 +162,47 @@ class Launch:
 
     def _met(self, provider: Provider, record: Record, until: float) -> str:
         """Raises `_VmGone`, `LaunchError`."""
-        told, seen_at = "", self.patience.clock()
-        while self.patience.clock() < until:
+        told, seen_at, late = "", self.patience.clock(), False
+        while not late:
+            late = self.patience.clock() >= until  # a last look: this machine may have slept meanwhile
             try:
-                there = self._there(provider, record)
+                there = there_of(provider, record)
                 machines = [one for one in there if one.kind == "vm"]
-                if any(one.status in _ALIVE for one in machines):
+                if any(one.status in ALIVE for one in machines):
                     seen_at = self.patience.clock()
                 elif machines or self.patience.clock() - seen_at > LAG_S:
                     raise _VmGone(f"the VM has ended. {self._console(provider, record)}")
-                if url := self._answering(record, there):
+                url, trouble = self._answering(record, there)
+                if url is not None:
                     return url
-                news = self._introduced(record, there)
+                news = self._introduced(record, there) + trouble
             except ProviderError as error:
                 news = str(error)
             if news != told:
                 self.tell(news)
                 told = news
-            self.patience.sleep(self.patience.pause_s)
+            if not late:
+                self.patience.sleep(self.patience.pause_s)
         raise LaunchError(
-            "the manager does not answer yet; call `makara up` again to go on, or `makara down`"
+            "the manager does not answer yet; call `makara up` again to go on, or `makara down`. "
+            f"{self._console(provider, record)}"
         )
 
-    def _there(self, provider: Provider, record: Record) -> list[Resource]:
-        """What there is of this attempt, by name and by tag: a list may be late, and names may not be those
-        that were asked for. What a list says of a VM is less than what is told by name."""
-        number = record.attempt.number
-        found = list(provider.look(VM, number))
-        named = {one.id for one in found}
-        found += [one for one in provider.list() if one.id not in named]
-        return [one for one in found if one.vm == VM and one.attempt == number]
-
-    def _answering(self, record: Record, there: Sequence[Resource]) -> str | None:
-        """The URL of the manager, if it is one by now that knows its owner."""
+    def _answering(self, record: Record, there: Sequence[Resource]) -> tuple[str | None, str]:
+        """(the URL of the manager, if it is one by now that knows its owner; what is wrong with its
+        certificate)."""
         url, ca = self._url(record, there), self.folder.ca
-        if url is None or ca is None or not answers(url, self.folder.token, ca):
-            return None
+        try:
+            if url is None or ca is None or not answers(url, self.folder.token, ca):
+                return None, ""
+        except WrongCertificate as error:
+            return None, f"; {error}"
         self.folder.is_up(url)
-        return url
+        return url, ""
 
     def _introduced(self, record: Record, there: Sequence[Resource]) -> str:
         """What has come of trying to hand the VM its payload."""
-        private, public = _addresses(there)
+        private, public = addresses(there)
         address = public if self.host.public else private
         if not address:
             return "the VM has no address yet"
@@ -215,7 +220,7 @@ class Launch:
         return "the VM has what it needs, and installs it"
 
     def _url(self, record: Record, there: Sequence[Resource]) -> str | None:
-        private, public = _addresses(there)
+        private, public = addresses(there)
         address = public if self.host.public else private
         return _url_of(address, record.port) if address else None
 
@@ -227,17 +232,29 @@ class Launch:
         return f"Its console ends so:\n{text[-_CONSOLE_CHARACTERS:]}" if text else ""
 
 
+def there_of(provider: Provider, record: Record) -> list[Resource]:
+    """What there is of its attempt, by name and by tag: a list may be late, and names may not be those that
+    were asked for. What a list says of a VM is less than what is told by name. Raises `ProviderError`."""
+    number = record.attempt.number
+    found = list(provider.look(VM, number))
+    named = {one.id for one in found}
+    found += [one for one in provider.list() if one.id not in named]
+    return [one for one in found if one.vm == VM and one.attempt == number]
+
+
 def answers(url: str, token: str, ca: str) -> bool:
-    """Whether a manager of that authority is there that knows this token."""
+    """Whether a manager of that authority is there that knows this token. Raises `WrongCertificate`."""
     trust = ssl.create_default_context(cadata=ca)
     try:
         with httpx.Client(verify=trust, timeout=_TIMEOUT_S, trust_env=False) as client:
             return client.get(f"{url}/api/v1/jobs", headers={"Authorization": f"Bearer {token}"}).is_success
-    except httpx.TransportError:
+    except httpx.TransportError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):  # httpx keeps the error of `ssl` as text
+            raise WrongCertificate(f"{url}: {error}") from error
         return False
 
 
-def _addresses(there: Sequence[Resource]) -> tuple[str, str]:
+def addresses(there: Sequence[Resource]) -> tuple[str, str]:
     """(in the network, public); empty while not known."""
     private = next((one.private_address for one in there if one.private_address), "")
     return private, next((one.public_address for one in there if one.public_address), "")

@@ -1,11 +1,13 @@
 """Runs on the manager's VM, from its user data, with the image's own Python: waits for whoever called `makara
 up`, takes Makara and its settings from them, and has both installed.
 
-Argument: the folder with boot.json. Strangers may connect: the secret of the user data proves each side to
-the other, for some minutes, and nothing but the payload whose checksum the user data names is taken.
+Argument: the folder with boot.json; `--end` after it ends the VM. Strangers may connect: the secret of the
+user data proves each side to the other, for some minutes, and nothing but the payload whose checksum the user
+data names is taken. Whatever fails before a manager answers, the VM is ended.
 """
 
 import collections
+import contextlib
 import hashlib
 import hmac
 import http.server
@@ -13,37 +15,74 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 import urllib.request
 import zipfile
 from typing import Any
 
-TIMEOUT_S, TRIES, PAUSE_S = 60, 3, 20
-MOST_BYTES, MOST_HELLO, MOST_CONNECTIONS, MOST_NONCES = 64 << 20, 4096, 32, 64
-IDENTITY = "http://169.254.169.254/metadata"
-AUTHORITY = [
-    *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-    *("-days", "7300", "-subj", "/CN=Makara manager's authority"),
-    *("-addext", "keyUsage=critical,digitalSignature,keyCertSign,cRLSign"),
+TIMEOUT_S, STRANGERS_S, TRIES, PAUSE_S = 60, 10, 3, 20
+END_S, DELETED_S = 600, 300
+MOST_BYTES, MOST_HELLO, MOST_CONNECTIONS = 64 << 20, 4096, 32
+UNIT = "makara-manager-boot.service"
+DAY_S = 86400
+REQUEST = [
+    *("openssl", "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+    *("-subj", "/CN=Makara manager's authority", "-keyout", "ca.key", "-out", "ca.csr"),
 ]
+SIGN = [
+    *("openssl", "ca", "-batch", "-selfsign", "-notext", "-config", "ca.conf"),
+    *("-keyfile", "ca.key", "-in", "ca.csr", "-out", "ca.pem.new"),
+]
+CONFIG = """
+[ca]
+default_ca = ours
+[ours]
+database = ca.index
+new_certs_dir = .
+rand_serial = yes
+default_md = sha256
+policy = named
+x509_extensions = authority
+[named]
+commonName = supplied
+[authority]
+basicConstraints = critical, CA:TRUE, pathlen:0
+keyUsage = critical, digitalSignature, keyCertSign, cRLSign
+subjectKeyIdentifier = hash
+"""
 
 
-def main(folder: str) -> None:
+def main(folder: str, root: str = "/") -> None:
     os.umask(0o077)
     with open(os.path.join(folder, "boot.json")) as file:
         boot = json.load(file)
-    if not exists(folder, "paired") and not pair(folder, boot):
+    if root == "--end":
         end(boot)
         return
+    done = False
+    try:
+        done = prepare(folder, root, boot)
+    finally:  # what nobody thought of is no reason to stay and bill
+        if not done:
+            end(boot)
+    subprocess.run(["systemctl", "disable", UNIT])
+
+
+def prepare(folder: str, root: str, boot: dict[str, Any]) -> bool:
+    """Whether a manager runs here."""
+    if not exists(folder, "paired") and not pair(folder, boot):
+        return False
     for _ in range(TRIES):
-        if exists(folder, "installed") or install(folder):
-            return
+        if exists(folder, "installed") or install(folder, root):
+            return True
         time.sleep(PAUSE_S)
-    end(boot)
+    return False
 
 
 # ---- who called `makara up` --------------------------------------------------------------------------------
@@ -66,11 +105,17 @@ def pair(folder: str, boot: dict[str, Any]) -> bool:
 
 
 def make_authority(folder: str) -> None:
-    """The manager's own, under which its certificates will be."""
-    key, certificate = os.path.join(folder, "ca.key"), os.path.join(folder, "ca.pem")
-    if not exists(folder, "ca.pem"):
-        subprocess.run([*AUTHORITY, "-keyout", key, "-out", f"{certificate}.new"], check=True)
-        os.rename(f"{certificate}.new", certificate)
+    """The manager's own, under which its certificates will be. It is valid since a day ago, for other
+    machines' clocks; `openssl req` can say that from version 3.4 on, `openssl ca` always could."""
+    if exists(folder, "ca.pem"):
+        return
+    for name, text in {"ca.conf": CONFIG, "ca.index": ""}.items():
+        keep(folder, name, text.encode())
+    now = time.time()
+    first, last = (time.strftime("%Y%m%d%H%M%SZ", time.gmtime(now + days * DAY_S)) for days in (-1, 7300))
+    subprocess.run(REQUEST, cwd=folder, check=True)
+    subprocess.run([*SIGN, "-startdate", first, "-enddate", last], cwd=folder, check=True)
+    os.rename(os.path.join(folder, "ca.pem.new"), os.path.join(folder, "ca.pem"))
 
 
 def proof(secret: str, *parts: str) -> str:
@@ -80,28 +125,36 @@ def proof(secret: str, *parts: str) -> str:
 
 class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(
         self, address: tuple[str, int], folder: str, boot: dict[str, Any], context: ssl.SSLContext
     ) -> None:
         self.folder, self.boot, self.context = folder, boot, context
         self.lock, self.paired, self.closed = threading.Lock(), threading.Event(), False
-        self.nonces: collections.deque[str] = collections.deque(maxlen=MOST_NONCES)
-        self.free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self.strangers: collections.deque[socket.socket] = collections.deque()  # the oldest first
         with open(os.path.join(folder, "ca.pem")) as file:
             self.certificate = ssl.PEM_cert_to_DER_cert(file.read()).hex()
         super().__init__(address, Exchange)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """In a thread of its own: who is slow or silent keeps nobody else."""
-        if not self.free.acquire(blocking=False):
-            return
+        mine = request.dup()  # to shut it down by, whatever TLS does with the other one
+        self.strangers.append(mine)
+        with contextlib.suppress(IndexError, OSError):
+            while len(self.strangers) > MOST_CONNECTIONS:
+                self.strangers.popleft().shutdown(socket.SHUT_RDWR)  # the oldest makes room
         try:
-            request.settimeout(TIMEOUT_S)
+            request.settimeout(STRANGERS_S)
             with self.context.wrap_socket(request, server_side=True) as connection:
-                Exchange(connection, client_address, self)
+                Exchange(connection, client_address, self, mine)
         finally:
-            self.free.release()
+            self.known(mine)
+            mine.close()
+
+    def known(self, connection: socket.socket) -> None:
+        with contextlib.suppress(ValueError):
+            self.strangers.remove(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         say(f"{client_address[0]}: {sys.exc_info()[1]!r}")
@@ -123,6 +176,10 @@ class Exchange(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
+    def __init__(self, request: Any, client_address: Any, server: Server, stranger: socket.socket) -> None:
+        self.stranger, self.nonce = stranger, ""
+        super().__init__(request, client_address, server)
+
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         size = int(length) if length.isdecimal() else -1
@@ -135,21 +192,21 @@ class Exchange(http.server.BaseHTTPRequestHandler):
 
     def hello(self, theirs: str) -> None:
         """Show them that this is the VM which they asked for."""
-        ours = secrets.token_hex(16)
-        self.server.nonces.append(ours)
-        self.answer(200, {"nonce": ours, "proof": self.proof("vm", theirs, ours)})
+        self.nonce = secrets.token_hex(16)
+        self.answer(200, {"nonce": self.nonce, "proof": self.proof("vm", theirs, self.nonce)})
 
     def payload(self, size: int) -> None:
-        """Let them show first that they asked for this VM."""
+        """Let them show first that they asked for this VM, on the connection on which they were greeted."""
         ours, told = self.headers.get("Makara-Nonce", ""), self.headers.get("Makara-Told", "")
         shown = self.headers.get("Makara-Proof", "").encode()
         mine = self.proof("owner", ours, told, self.server.boot["payload_sha256"])
-        known = ours in self.server.nonces
-        if not hmac.compare_digest(shown, mine.encode()) or not known:
+        if not hmac.compare_digest(shown, mine.encode()) or not ours or ours != self.nonce:
             self.close_connection = True  # what they send is not read
             self.answer(403, {})
             return
-        self.server.nonces.remove(ours)
+        self.nonce = ""
+        self.server.known(self.stranger)
+        self.connection.settimeout(TIMEOUT_S)
         status = self.server.take(self.rfile.read(size), told)
         self.answer(status, {"proof": self.proof("taken", ours)} if status == 200 else {})
         if status == 200:
@@ -179,7 +236,7 @@ main(*sys.argv[2:])
 """
 
 
-def install(folder: str) -> bool:
+def install(folder: str, root: str) -> bool:
     """By the program that came with the payload; whether it succeeded."""
     payload, code = os.path.join(folder, "payload"), os.path.join(folder, "code")
     for inner in (payload, code):
@@ -189,30 +246,45 @@ def install(folder: str) -> bool:
     (wheel,) = (name for name in os.listdir(payload) if name.endswith(".whl"))
     with zipfile.ZipFile(os.path.join(payload, wheel)) as archive:
         archive.extractall(code)
-    done = subprocess.run([sys.executable, "-c", _INSTALL, code, folder, *sys.argv[2:]]).returncode == 0
+    done = subprocess.run([sys.executable, "-c", _INSTALL, code, folder, root]).returncode == 0
     if done:
-        keep(folder, "installed", b"")
+        try:
+            keep(folder, "installed", b"")
+        except OSError as error:  # the manager runs
+            say(f"{folder}/installed: {error}")
     return done
 
 
 def end(boot: dict[str, Any]) -> None:
     """Have the VM cost nothing any more."""
     say("this VM ends itself")
-    for _ in range(TRIES if boot["ending"]["kind"] == "azure" else 0):
+    try:
+        if boot["ending"]["kind"] == "azure":
+            delete(boot["ending"])
+    finally:
+        subprocess.run(boot["power_off"], check=True)
+
+
+def delete(ending: dict[str, str]) -> None:
+    """Tried for `END_S` at most, then given some time to take effect."""
+    stop = time.monotonic() + END_S
+    while time.monotonic() < stop:
         try:
-            delete_azure(boot["ending"])
-            time.sleep(300)
-        except (OSError, ValueError, KeyError) as error:
+            delete_azure(ending)
+            time.sleep(DELETED_S)
+        except Exception as error:
             say(f"Azure does not delete this VM yet: {error!r}")
             time.sleep(PAUSE_S)
-    subprocess.run(boot["power_off"], check=True)
 
 
 def delete_azure(ending: dict[str, str]) -> None:
     """With its own identity: a VM that is only shut down is billed on."""
-    about = ask(f"{IDENTITY}/instance/compute?api-version=2021-02-01", {"Metadata": "true"})
-    query = f"resource=https://management.azure.com/&msi_res_id={ending['identity_id']}"
-    token = ask(f"{IDENTITY}/identity/oauth2/token?api-version=2018-02-01&{query}", {"Metadata": "true"})
+    metadata = f"{ending['metadata_url']}/metadata"
+    about = ask(f"{metadata}/instance/compute?api-version=2021-02-01", {"Metadata": "true"})
+    query = urllib.parse.urlencode(
+        {"resource": "https://management.azure.com/", "msi_res_id": ending["identity_id"]}
+    )
+    token = ask(f"{metadata}/identity/oauth2/token?api-version=2018-02-01&{query}", {"Metadata": "true"})
     url = f"{ending['management_url']}{about['resourceId']}?api-version=2024-07-01"
     ask(url, {"Authorization": f"Bearer {token['access_token']}"}, "DELETE")
 
@@ -241,4 +313,4 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -28,6 +28,12 @@ from .payload import payload_of
 VM = "manager"
 TAG = "up-"  # before the identity of the manager: who tags that manager's own VM
 PAIR_WITHIN_S = 900.0
+_RECORD = "record.json"
+
+
+def home_above(folder: Path) -> Path:
+    """The home, where its folder `up` is named in place of it."""
+    return folder.parent if folder.name == "up" and (folder / _RECORD).exists() else folder
 
 
 class Record(BaseModel):
@@ -59,7 +65,7 @@ class UpFolder:
         """Nobody else asks for its VM, or ends it. Raises `ConfigError`."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            lock = hold(self._record)
+            lock = hold(self.path)  # beside it: what it holds is removed meanwhile
         except JournalLocked as error:
             raise ConfigError(f"another `makara up` or `down` is at work: {error}") from error
         with lock:
@@ -173,4 +179,4 @@ class UpFolder:
 
     @property
     def _record(self) -> Path:
-        return self.path / "record.json"
+        return self.path / _RECORD

@@ -18,6 +18,10 @@ FOLDER = "/etc/makara-manager"
 _UNIT = "makara-manager-boot.service"
 _POWER_OFF = ["systemctl", "poweroff", "--force"]
 _MARGIN_S = 900  # for cloud-init to come so far
+INSTALLED_WITHIN_S = 4500  # after a boot; `makara up` waits for less than that
+_END_WITHIN_S = 900
+# A manager that runs is not ended because a mark of it could not be written.
+_RUNS = f"test -e {FOLDER}/installed || systemctl is-active --quiet makara-manager.service"
 
 
 def user_data(record: Record, ending: VmEnding) -> bytes:
@@ -28,12 +32,17 @@ def user_data(record: Record, ending: VmEnding) -> bytes:
         "secret": record.secret,
         "pair_within_s": PAIR_WITHIN_S,
         "payload_sha256": record.payload_sha256,
-        "ending": {name: getattr(ending, name) for name in ("kind", "management_url", "identity_id")},
+        "ending": {
+            name: getattr(ending, name) for name in ("kind", "metadata_url", "management_url", "identity_id")
+        },
         "power_off": _POWER_OFF,
     }
     program = Path(__file__).with_name("manager_boot.py").read_text()
     config = {
-        "bootcmd": [_end_unless_paired()],
+        "bootcmd": [
+            _end_unless("paired", f"test -e {FOLDER}/paired", int(PAIR_WITHIN_S) + _MARGIN_S),
+            _end_unless("installed", _RUNS, INSTALLED_WITHIN_S),
+        ],
         "write_files": [
             _file(f"{FOLDER}/boot.json", json.dumps(boot)),
             _file(f"{FOLDER}/manager_boot.py", program),
@@ -51,13 +60,12 @@ def user_data(record: Record, ending: VmEnding) -> bytes:
     return text.encode()
 
 
-def _end_unless_paired() -> list[str]:
+def _end_unless(name: str, test: str, after_s: int) -> list[str]:
     """The first thing that the VM does at each boot: whatever fails later, it does not stay and bill."""
-    end = f"test -e {FOLDER}/paired || {' '.join(_POWER_OFF)}"
-    after = int(PAIR_WITHIN_S) + _MARGIN_S
+    ended = f"timeout {_END_WITHIN_S} python3 {FOLDER}/manager_boot.py {FOLDER} --end"
     # A timer starts after sysinit.target, which waits for this very command.
-    timer = ["systemd-run", "--no-block", "--unit=makara-up-timeout", f"--on-active={after}"]
-    return [*timer, "/bin/sh", "-c", end]
+    timer = ["systemd-run", "--no-block", f"--unit=makara-up-{name}", f"--on-active={after_s}"]
+    return [*timer, "/bin/sh", "-c", f"{test} || {ended} || {' '.join(_POWER_OFF)}"]
 
 
 def _file(path: str, content: str) -> dict[str, str]:

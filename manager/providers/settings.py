@@ -45,7 +45,7 @@ class AwsManager(Section):
     image: str | None = None  # None: the region's
     disk_gb: Annotated[int, Field(ge=8, le=65536)] = 30
     public_address: bool = True  # False: it is reached by its address in the network
-    port: Annotated[int, Field(ge=1, le=65535)] = DEFAULT_PORT
+    port: Annotated[int, Field(ge=1024, le=65535)] = DEFAULT_PORT  # below, only root may listen
 
 
 class AwsSettings(Section):

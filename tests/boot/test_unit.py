@@ -60,3 +60,16 @@ def test_systemd_finds_no_fault_in_it(tmp_path: Path) -> None:
 
     assert checked(UNIT.read_text()) == ""
     assert "OOM policy" in checked(UNIT.read_text().replace("OOMPolicy=continue", "OOMPolicy=go-on"))
+
+
+def test_a_manager_is_started_again_for_ever_and_tells_the_console() -> None:
+    """One that gave up, or that is seen by nobody, would be billed on."""
+    lines = (ROOT / "deploy" / "makara-manager.service").read_text().splitlines()
+    wanted = {"Restart=always", "StartLimitIntervalSec=0", "StandardOutput=journal+console"}
+    assert wanted <= set(lines)
+    assert lines.index("StartLimitIntervalSec=0") < lines.index("[Service]")  # elsewhere systemd ignores it
+
+
+def test_the_first_boot_of_a_managers_vm_is_not_repeated_once_it_is_installed() -> None:
+    lines = (ROOT / "deploy" / "makara-manager-boot.service").read_text().splitlines()
+    assert lines.index("ConditionPathExists=!/etc/makara-manager/installed") < lines.index("[Service]")

@@ -76,6 +76,21 @@ def test_down_leaves_nothing_of_its_manager_and_all_of_another(
     assert "carries the tag" in capsys.readouterr().out
 
 
+def test_where_no_manager_is_known_no_cloud_is_asked_and_it_is_no_success(
+    aws: AwsCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(aws, tmp_path / "home", monkeypatch)
+    home.rent("gpt-vm0")
+    (home.path / "tokens.sqlite3").unlink()  # as in a home that somebody else's was copied to
+    asked = len(aws.stand.aws.calls)
+    assert cli.main(["down", "-y", "--home", str(home.path)]) == 2
+    told = capsys.readouterr()
+    assert "no manager is known in" in told.err
+    assert "nothing" not in told.out + told.err
+    assert len(aws.stand.aws.calls) == asked
+    assert aws.billed() != []
+
+
 def test_what_a_vm_costs_is_shown_before_it_is_ended(
     aws: AwsCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

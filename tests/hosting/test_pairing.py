@@ -5,23 +5,30 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
 import json
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography import x509
+from http_answers import answering
 from makara.manager.authority import Authority
+from makara.manager.hosting import installing, pairing
 from makara.manager.hosting.pairing import NobodyThere, NotOurs, Taken, pair
 from makara.manager.hosting.record import Record
 from makara.manager.hosting.user_data import user_data
 from makara.manager.spec.placement import Attempt, Placement
 from makara.protocol.messages import VmEnding
 from manager_vm import ManagerVm
+from metadata import AzureMetadata
 from s3_server import free_ports
 from service_process import wait_for
 
@@ -87,6 +94,9 @@ def test_the_vms_authority_is_one_that_a_manager_takes(waiting: Waiting, tmp_pat
     made = x509.load_pem_x509_certificate(authority.certificate.encode())
     assert made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert oct((waiting.vm.boot / "ca.key").stat().st_mode & 0o777) == "0o600"
+    now = datetime.now(UTC)
+    assert made.not_valid_before_utc < now - timedelta(hours=23)  # other machines' clocks may be behind
+    assert made.not_valid_after_utc > now + timedelta(days=7000)
     assert ssl.create_default_context(cadata=authority.certificate).get_ca_certs()
 
 
@@ -144,6 +154,35 @@ def test_who_is_silent_keeps_nobody(waiting: Waiting) -> None:
     assert waiting.taken == PAYLOAD
 
 
+def test_many_who_are_silent_keep_nobody(waiting: Waiting) -> None:
+    """More than are heard at once: the oldest of them make room."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(("127.0.0.1", waiting.port)))
+        waiting.pair()
+    assert waiting.taken == PAYLOAD
+
+
+def test_strangers_who_greet_keep_nobody_either(waiting: Waiting) -> None:
+    """As many as would push out each nonce that was given before theirs."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    stranger = http.client.HTTPSConnection("127.0.0.1", waiting.port, context=context)
+    meet = pairing._meet
+
+    def between(*arguments: Any) -> str:
+        nonce = meet(*arguments)
+        for _ in range(100):
+            stranger.request("POST", "/hello", b"00")
+            stranger.getresponse().read()
+        return nonce
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(stranger):
+        patch.setattr(pairing, "_meet", between)
+        waiting.pair()
+    assert waiting.taken == PAYLOAD
+
+
 def test_a_vm_that_nobody_comes_to_ends_itself(tmp_path: Path) -> None:
     late = Waiting(tmp_path / "vm", pair_within_s=0.5)
     try:
@@ -154,6 +193,56 @@ def test_a_vm_that_nobody_comes_to_ends_itself(tmp_path: Path) -> None:
         assert late.taken is None
     finally:
         late.vm.close()
+
+
+def test_a_vm_whose_installation_fails_in_any_way_ends_itself(waiting: Waiting) -> None:
+    waiting.pair()  # what is no zip file
+    waiting.vm.wait()
+    assert waiting.vm.ended
+
+
+def test_on_azure_it_has_itself_deleted(tmp_path: Path) -> None:
+    """By the program, and by the timer that calls the same; shut down alone, it would be billed on."""
+    metadata = AzureMetadata(identity_id="manager")
+    with answering(metadata.answer) as address:
+        ending = {
+            "kind": "azure",
+            "metadata_url": address,
+            "management_url": address,
+            "identity_id": "manager",
+        }
+        late = Waiting(tmp_path / "vm", pair_within_s=0.5, ending=ending)
+        try:
+            wait_for(lambda: metadata.deleted, "the VM to be deleted", lambda: late.vm.console)
+            metadata.deleted.clear()
+            timer = subprocess.Popen(
+                [sys.executable, "-I", str(late.vm.boot / "manager_boot.py"), str(late.vm.boot), "--end"]
+            )
+            try:
+                wait_for(lambda: metadata.deleted, "the VM to be deleted again", lambda: late.vm.console)
+            finally:
+                timer.kill()
+                timer.wait()
+        finally:
+            late.vm.close()
+
+
+def test_the_installer_waits_for_a_manager_that_answers(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(SystemExit, match="the manager does not answer"):
+        installing.await_answer(port, Authority(tmp_path, []).certificate, within_s=0.5)
+
+
+def test_a_venv_is_made_beside_the_one_that_is_used(tmp_path: Path) -> None:
+    first = installing.make_room(tmp_path)
+    first.mkdir()
+    installing.switch(tmp_path / "opt/makara", first)
+    (tmp_path / "opt/makara-venvs/unfinished").mkdir()
+    second = installing.make_room(tmp_path)
+    assert [one.name for one in first.parent.iterdir()] == [first.name]
+    second.mkdir()
+    installing.switch(tmp_path / "opt/makara", second)
+    assert (tmp_path / "opt/makara").resolve() == second
 
 
 class between:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
+import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,11 +17,15 @@ import pytest
 import yaml
 from azure_account import ADDRESSES, MACHINES
 from launches import Home
+from makara.manager.authority import Authority
 from makara.manager.boot.user_data import MOST_BYTES, TooLarge
 from makara.manager.cli import main as cli
+from makara.manager.cli.client import Unreachable
 from makara.manager.config import ConfigError
+from makara.manager.hosting import launching
 from makara.manager.hosting.record import Record
 from makara.manager.hosting.user_data import user_data
+from makara.manager.spec.placement import Offer
 from makara.protocol.messages import VmEnding
 from provider_stands import boot_of
 from provider_troubles import Trouble
@@ -162,6 +169,130 @@ def test_another_place_is_tried_where_one_has_no_capacity(aws: Home) -> None:
     assert vms(aws.cloud) == 1
 
 
+def test_a_repeated_call_goes_on_with_the_type_of_its_vm(
+    aws: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.up(cut_off="_create", instance_type="g4dn.xlarge")
+    aws.up(cut_off="_met")
+    assert [asked["InstanceType"] for asked in stand(aws).aws.requests] == ["g4dn.xlarge"]
+    assert main(aws, "--instance-type", "t3.medium") == 2
+    assert "instance_type: the manager's VM was asked for with g4dn.xlarge" in capsys.readouterr().err
+
+
+def test_a_refusal_after_a_call_that_was_throttled_is_believed(aws: Home) -> None:
+    stand(aws).trouble(Trouble.THROTTLED)
+
+    def refused() -> None:
+        stand(aws).relieve(Trouble.THROTTLED)
+        stand(aws).trouble(Trouble.REFUSED)
+
+    aws.up(cut_off="_create")
+    aws.time.during.append(refused)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("makara.manager.cli.clouds.up._offers", lambda *_, **__: [offer_of(aws)])
+        with pytest.raises(ConfigError, match="nothing was made"):
+            aws.up()
+    assert aws.folder.read() is None
+
+
+def offer_of(home: Home) -> Offer:
+    return Offer(placement=home.record.attempt.placement, price=None)
+
+
+def test_a_machine_that_slept_past_the_deadline_looks_once_more(
+    aws: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "answers", lambda *_: aws.time.now - began > 10_000)
+    is_at(monkeypatch, "192.0.2.1")
+
+    def meets(*arguments: Any) -> None:
+        arguments[-1]("an authority")
+        aws.time.during.append(sleeps)
+
+    def sleeps() -> None:
+        aws.time.now += 20_000
+
+    monkeypatch.setattr(launching, "pair", meets)
+    began = aws.time.now
+    assert aws.up() == 0
+    assert vms(aws.cloud) == 1
+
+
+def test_when_its_time_is_over_the_console_is_shown(aws: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert aws.up() == 1
+    told = capsys.readouterr().err
+    assert "the manager does not answer yet" in told
+    assert "the VM says that it boots" in told
+
+
+def test_a_certificate_of_somebody_else_is_told(
+    aws: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "another").mkdir()
+    other = Authority(tmp_path / "another", ["127.0.0.1"])
+    is_at(monkeypatch, "127.0.0.1")
+    expected = Authority(aws.path, []).certificate
+    monkeypatch.setattr(launching, "pair", lambda *arguments: arguments[-1](expected))
+    with tls_server(other) as port:
+        aws.set_port(port)
+        assert aws.up() == 1
+    assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+
+
+def is_at(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setattr(launching, "addresses", lambda there: (address, address) if there else ("", ""))
+
+
+@contextlib.contextmanager
+def tls_server(authority: Authority) -> Iterator[int]:
+    """Shakes hands, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with contextlib.suppress(OSError):
+                    authority.context.wrap_socket(connection, server_side=True).close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda home: stand(home).end("manager"), "its VM has ended"),
+        (lambda home: home.folder.is_up("https://192.0.2.9:8700"), "its address is now"),
+        (lambda home: None, "which its security group admits|its security group admits"),
+    ],
+)
+def test_why_a_manager_does_not_answer_its_cloud_is_asked(
+    aws: Home, change: Callable[[Home], Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aws.up(cut_off="_met")
+    with closing(stand(aws).provider(aws.record.tag)) as provider:
+        (machine,) = [one for one in launching.there_of(provider, aws.record) if one.kind == "vm"]
+    monkeypatch.setattr("makara.manager.cli.clouds.up.answers", lambda *_: False)
+    aws.folder.trust("an authority")
+    aws.folder.is_up(f"https://{machine.public_address or machine.private_address}:8700")
+    change(aws)
+    with pytest.raises(Unreachable, match=told):
+        aws.up()
+
+
+@pytest.mark.parametrize("port", [443, 1023])
+def test_a_port_that_only_root_may_use_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], port: int
+) -> None:
+    with cloud_of("aws", tmp_path) as cloud:
+        home = Home(cloud, tmp_path / "home", monkeypatch, port=port)
+        assert main(home) == 2
+        assert "aws.manager.port" in capsys.readouterr().err
+
+
 # ---- what is refused ---------------------------------------------------------------------------------------
 
 
@@ -222,7 +353,8 @@ def test_it_asks_first_with_type_region_and_price(
         assert part in told
     assert stand(aws).aws.requests == []
     assert aws.folder.read() is None
-    assert aws.down() == 0
+    with pytest.raises(ConfigError, match="no manager is known"):
+        aws.down()
 
 
 def test_a_refusal_leaves_no_record(aws: Home) -> None:
@@ -263,8 +395,12 @@ def test_user_data_is_small_and_holds_no_secret_that_lasts(home: Home, cloud: Cl
     assert len(data) <= MOST_BYTES
     config = yaml.safe_load(data)
     assert next(iter(config)) == "bootcmd"
-    (command,) = config["bootcmd"]
-    assert command[-1] == "test -e /etc/makara-manager/paired || systemctl poweroff --force"
+    paired, installed = (command[-1] for command in config["bootcmd"])
+    program = "python3 /etc/makara-manager/manager_boot.py /etc/makara-manager --end"
+    assert paired.startswith("test -e /etc/makara-manager/paired || ")
+    assert installed.startswith("test -e /etc/makara-manager/installed || systemctl is-active --quiet makara")
+    assert all(text.endswith(f"{program} || systemctl poweroff --force") for text in (paired, installed))
+    assert len({command[2] for command in config["bootcmd"]}) == 2  # the names of the timers
     assert all(file["permissions"] == "0600" for file in config["write_files"])
     boot = home.boot_file()
     assert boot["pair_within_s"] == 900.0
@@ -329,7 +465,29 @@ def test_down_ends_the_manager_first_then_what_it_rented_and_forgets_it(
     assert "gpt-vm0" in shown
     assert (False, True) in seen  # the manager is gone, and what it rented is not yet
     assert (True, False) not in seen
-    assert home.down() == 0
+    with pytest.raises(ConfigError, match="no manager is known"):
+        home.down()
+
+
+def test_the_folder_of_a_manager_is_taken_for_its_home_by_down_and_refused_by_up(
+    aws: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.up(cut_off="_met")
+    assert cli.main(["up", "aws", "-y", "--home", str(aws.folder.path)]) == 2
+    assert f"its home is {aws.path}" in capsys.readouterr().err
+    assert vms(aws.cloud) == 1
+    aws.path = aws.folder.path
+    assert aws.down() == 0
+    assert aws.cloud.billed() == []
+    assert not aws.folder.path.exists()
+
+
+def test_nobody_else_begins_while_down_removes_what_it_holds(aws: Home) -> None:
+    aws.up(cut_off="_met")
+    with aws.folder.held():
+        aws.folder.remove()
+        with pytest.raises(ConfigError, match="at work"), aws.folder.held():
+            pass
 
 
 def test_what_hangs_on_no_vm_is_ended_as_well_its_address_included(

@@ -33,9 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     with cloud_of("aws", tmp_path) as cloud:
         home = Home(cloud, tmp_path / "home", monkeypatch, port=port)
         monkeypatch.setattr(launching, "pair", pair)
-        monkeypatch.setattr(
-            launching, "_addresses", lambda there: (LOOPBACK, LOOPBACK) if there else ("", "")
-        )
+        monkeypatch.setattr(launching, "addresses", lambda there: (LOOPBACK, LOOPBACK) if there else ("", ""))
         yield home
 
 
@@ -84,6 +82,8 @@ def test_a_manager_comes_up_takes_jobs_of_its_owner_and_goes(
         assert url == f"https://{LOOPBACK}:{home.record.port}"
         assert booting.vm is not None
         assert booting.vm.wait() == 0
+        assert (booting.vm.boot / "installed").exists()
+        assert (booting.vm.root / "disabled").read_text().split() == ["makara-manager-boot.service"]
         (library,) = (booting.vm.root / "opt/makara/lib").glob("python3*/site-packages/makara")
         assert (library / "manager/page/index.html").exists()
         assert identity_in(booting.vm.root / "var/lib/makara/tokens.sqlite3") == home.record.identity

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,41 @@ def test_a_vm_is_made_in_what_the_template_made(tmp_path: Path) -> None:
         assert role.policies["manager"] == json.loads(
             (ROOT / "deploy" / "aws" / "manager-policy.json").read_text()
         )
+
+
+# https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/aws-resource-ec2-securitygroup.html
+DESCRIPTION = re.compile(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{1,255}")
+
+
+def test_descriptions_of_groups_and_rules_have_only_what_ec2_allows() -> None:
+    """moto takes any; EC2 refuses the group, and so CloudFormation the whole stack."""
+    resources = yaml.load(
+        (ROOT / "deploy" / "aws" / "network.yaml").read_text(),
+        Loader=Intrinsics,
+    )["Resources"]
+    groups = [one for one in resources.values() if one["Type"].startswith("AWS::EC2::SecurityGroup")]
+    texts = list(descriptions([one["Properties"] for one in groups]))
+    assert len(texts) == 6
+    assert [text for text in texts if not DESCRIPTION.fullmatch(text)] == []
+
+
+class Intrinsics(yaml.SafeLoader):
+    """`!Ref` and the like are as good as absent."""
+
+
+Intrinsics.add_multi_constructor("!", lambda *_: None)  # pyright: ignore[reportUnknownMemberType]
+
+
+def descriptions(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for one in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from descriptions(one)
+    elif isinstance(value, dict):
+        for key, one in value.items():  # pyright: ignore[reportUnknownVariableType]
+            if key in ("Description", "GroupDescription"):
+                yield str(one)  # pyright: ignore[reportUnknownArgumentType]
+            else:
+                yield from descriptions(one)
 
 
 def parameters(**values: str) -> list[Any]:

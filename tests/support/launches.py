@@ -45,6 +45,13 @@ class Home:
         section = {**cloud.section(), "manager": {**cloud.manager_section(), **manager}}
         (path / "clouds.yaml").write_text(yaml.safe_dump({cloud.name: section}))
 
+    def set_port(self, port: int) -> None:
+        """Of the manager."""
+        file = self.path / "clouds.yaml"
+        told = yaml.safe_load(file.read_text())
+        told[self.cloud.name]["manager"]["port"] = port
+        file.write_text(yaml.safe_dump(told))
+
     def up(self, cut_off: str = "", real: bool = False, **changes: Any) -> int:
         """`cut_off`: at which method of `Launch` or `UpFolder`; `_met` is where it has a VM and waits for it.
         `real`: time passes by itself."""

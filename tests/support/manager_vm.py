@@ -27,12 +27,13 @@ _PLAYED = {
     "systemctl": """
 case "$1" in
 poweroff) touch "$ROOT/ended"; exit 0;;
-enable) test "$2" = --now || exit 0;;
+disable) echo "$2" >>"$ROOT/disabled"; exit 0;;
+restart) ;;
 *) exit 0;;
 esac
 . "$ROOT/etc/makara/manager.env"
 grep -q 'ExecStart=/opt/makara/bin/makara server --port 8700 $MAKARA_SERVER_OPTIONS' \
-    "$ROOT/etc/systemd/system/$3" || exit 1
+    "$ROOT/etc/systemd/system/$2" || exit 1
 MAKARA_HOME="$ROOT/var/lib/makara" nohup \
     "$ROOT/opt/makara/bin/makara" server --port 8700 $MAKARA_SERVER_OPTIONS >"$ROOT/manager.log" 2>&1 &
 echo $! >"$ROOT/manager.pid"

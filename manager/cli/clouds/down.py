@@ -17,23 +17,29 @@ from rich.table import Table
 from ...config import ConfigError
 from ...hosting.accounts import Account, manager_accounts, worker_accounts
 from ...hosting.ending import LAG_S, Found, Patience, end_all, found_in
-from ...hosting.record import UpFolder
+from ...hosting.record import UpFolder, home_above
 from ...providers import ProviderError
 from ...providers.settings import FILE, CloudSettings, read_settings
 from ...service.journal import JournalLocked, hold
 
 LEFT = 1  # exit status
+_UNKNOWN = (
+    "home: no manager is known in {home}: it has no tokens.sqlite3 of one that ran, and no up/record.json "
+    "of one that `makara up` made. No cloud was asked. Give the home that the manager was started with"
+)
 
 
 def down(options: argparse.Namespace, patience: Patience | None = None) -> int:
     """0 only if nothing is left. Raises `ConfigError`."""
     patience = patience or Patience()
-    home: Path = options.home.expanduser().resolve()
+    home = home_above(options.home.expanduser().resolve())
     folder = UpFolder(home)
     with _without_manager(home), folder.held() if folder.path.exists() else contextlib.nullcontext():
         settings = _settings(home, folder, options.cloud)
         own, rented = manager_accounts(home)
         accounts = [*rented, *worker_accounts(home, settings)]
+        if not accounts:
+            raise ConfigError(_UNKNOWN.format(home=home))
         found = _found([*own, *accounts])
         _show(found, settings, as_json=options.json)
         if found and not options.yes and not _agreed():

@@ -7,15 +7,25 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ...config import CA_FILE, ConfigError
 from ...hosting.accounts import account_of
 from ...hosting.ending import Patience
 from ...hosting.host_settings import Host, host_of, within_one_network
-from ...hosting.launching import Launch, LaunchError, NothingMade, answers
-from ...hosting.record import VM, Record, UpFolder
+from ...hosting.launching import (
+    ALIVE,
+    Launch,
+    LaunchError,
+    NothingMade,
+    WrongCertificate,
+    addresses,
+    answers,
+    there_of,
+)
+from ...hosting.record import VM, Record, UpFolder, home_above
 from ...providers import NotAllowed, ProviderError
-from ...providers.settings import FILE, read_settings
+from ...providers.settings import FILE, CloudSettings, read_settings
 from ...spec.placement import Attempt, Offer
 from ..client import Unreachable
 from ..costs.shown import rate
@@ -28,15 +38,17 @@ def up(options: argparse.Namespace, patience: Patience | None = None) -> int:
     """0 once the manager answers. Raises `ConfigError`, `Unreachable`."""
     patience = patience or Patience()
     home: Path = options.home.expanduser().resolve()
+    if (above := home_above(home)) != home:
+        raise ConfigError(f"home: {home} is what `makara up` keeps of a manager; its home is {above}")
     folder = UpFolder(home)
     with folder.held():
         record = folder.read()
         if record is not None and record.cloud != options.cloud:
             raise ConfigError(f"cloud: a manager of {home} is at {record.cloud}; `makara down` ends it")
-        if record is not None and folder.url is not None:
-            return _already(folder)
         settings = read_settings(home) if record is None else folder.settings
-        host = host_of(settings, options.cloud, options.region, options.instance_type)
+        host = _host(settings, record, options)
+        if record is not None and folder.url is not None:
+            return _already(folder, record, host)
         offers = _offers(host, check=record is None)
         if record is None:
             _show(host, offers)
@@ -70,14 +82,57 @@ def _run(launch: Launch, record: Record) -> int:
     return 0
 
 
-def _already(folder: UpFolder) -> int:
+def _host(settings: CloudSettings, record: Record | None, options: argparse.Namespace) -> Host:
+    """What is asked for; of a VM that was asked for before, what that was. Raises `ConfigError`."""
+    region, instance_type = options.region, options.instance_type
+    if record is not None:
+        place = record.attempt.placement
+        for field, wish, has in (
+            ("region", region, place.region),
+            ("instance_type", instance_type, place.instance_type),
+        ):
+            if wish not in (None, has):
+                raise ConfigError(
+                    f"{field}: the manager's VM was asked for with {has}; `makara down` ends it"
+                )
+        region, instance_type = place.region, place.instance_type
+    return host_of(settings, options.cloud, region, instance_type)
+
+
+def _already(folder: UpFolder, record: Record, host: Host) -> int:
     """One call made it, and this one finds it."""
     url, ca = folder.url, folder.ca
     assert url is not None
-    if ca is None or not answers(url, folder.token, ca):
-        raise Unreachable(f"the manager at {url} does not answer; `makara down` ends it and what it rented")
-    _tell_how(folder, url)
-    return 0
+    try:
+        if ca is not None and answers(url, folder.token, ca):
+            _tell_how(folder, url)
+            return 0
+        trouble = ""
+    except WrongCertificate as error:
+        trouble = f" ({error})"
+    raise Unreachable(f"the manager at {url} does not answer{trouble}; {_why(record, host, url)}")
+
+
+def _why(record: Record, host: Host, url: str) -> str:
+    """What its cloud says of a manager that does not answer, and what is to be done."""
+    try:
+        with closing(account_of(host.cloud, host.settings, record.tag).open()) as provider:
+            there = there_of(provider, record)
+    except ProviderError as error:
+        return f"whether its VM runs, {host.cloud} does not say: {error}"
+    if not any(one.status in ALIVE for one in there if one.kind == "vm"):
+        return "its VM has ended: `makara down` ends what it rented, `makara up` then makes another"
+    private, public = addresses(there)
+    address = public if host.public else private
+    down = "`makara down` ends it and what it rented"
+    if address and address != urlsplit(url).hostname:
+        return (
+            f"its VM runs, and its address is now {address}, which neither VMs nor certificate know: {down}"
+        )
+    return (
+        f"its VM runs at {address}: your own address may be another one than its security group admits "
+        f"(ManagerFrom, managerFrom of the templates), or it is being started again; if nothing helps, {down}"
+    )
 
 
 def _offers(host: Host, *, check: bool) -> Sequence[Offer]:

@@ -27,7 +27,7 @@ class AzureManager(Section):
     image: Annotated[str, Field(min_length=1)] | None = None  # None: that of worker VMs
     disk_gb: Annotated[int, Field(ge=8, le=65536)] | None = None  # None: as large as the image
     public_address: bool = True  # False: it is reached by its address in the network
-    port: Annotated[int, Field(ge=1, le=65535)] = DEFAULT_PORT
+    port: Annotated[int, Field(ge=1024, le=65535)] = DEFAULT_PORT  # below, only root may listen
 
 
 class AzureSettings(Section):
