@@ -135,7 +135,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.strangers: collections.deque[socket.socket] = collections.deque()  # the oldest first
         with open(os.path.join(folder, "ca.pem")) as file:
             self.certificate = ssl.PEM_cert_to_DER_cert(file.read()).hex()
-        super().__init__(address, Exchange)
+        super().__init__(address, http.server.BaseHTTPRequestHandler)  # see `finish_request`
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """In a thread of its own: who is slow or silent keeps nobody else."""
