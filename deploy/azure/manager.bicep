@@ -24,6 +24,12 @@ resource workerGroup 'Microsoft.Resources/resourceGroups@2024-03-01' = {
   location: region
 }
 
+// The VM of `makara up azure`, where no worker may delete anything.
+resource hostGroup 'Microsoft.Resources/resourceGroups@2024-03-01' = {
+  name: '${name}-manager'
+  location: region
+}
+
 module network 'network.bicep' = {
   name: '${name}-network'
   scope: managerGroup
@@ -152,6 +158,16 @@ module leaving 'right.bicep' = {
   }
 }
 
+// By which a manager's VM ends itself; whoever calls `makara up` needs the right to rent there, too.
+module ending 'right.bicep' = {
+  name: '${name}-ending'
+  scope: hostGroup
+  params: {
+    principal: network.outputs.managerPrincipal
+    role: leaver.id
+  }
+}
+
 resource shopping 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
   name: guid(subscription().id, name, 'shopping')
   properties: {
@@ -168,6 +184,7 @@ output subnet_id string = network.outputs.subnetId
 output security_group_id string = network.outputs.securityGroupId
 output identity_id string = network.outputs.workerIdentityId
 output store_identity_id string = network.outputs.storeIdentityId
+output manager_resource_group string = hostGroup.name
 output manager_subnet_id string = network.outputs.managerSubnetId
 output manager_security_group_id string = network.outputs.managerSecurityGroupId
 output manager_identity_id string = network.outputs.managerIdentityId

@@ -100,8 +100,8 @@ class Client:
 
 def connect(options: argparse.Namespace) -> Client:
     """A client for `--server`, `--token` and `--ca-file`, else $MAKARA_SERVER, $MAKARA_TOKEN and
-    $MAKARA_CA_FILE, else the manager of `--home` and its authority: one that `makara up` made, if none has
-    run there."""
+    $MAKARA_CA_FILE, else the newest manager of `--home` and its authority: one that `makara up` made, or
+    one that was started there since."""
     home = _home_of(options.home)
     named: str | None = options.server or os.environ.get("MAKARA_SERVER")
     url = named or _url_of(home)
@@ -132,8 +132,13 @@ def _trust(ca_file: Path) -> ssl.SSLContext:
 
 
 def _home_of(home: Path) -> Path:
-    made = home / "up"
-    return made if (made / "server.json").exists() and not (home / "server.json").exists() else home
+    """Where the newest of its managers is: one that `makara up` made has a folder of its own."""
+
+    def began(place: Path) -> float:
+        file = place / "server.json"
+        return file.stat().st_mtime if file.exists() else 0.0
+
+    return max(home, home / "up", key=began)
 
 
 def _url_of(home: Path) -> str:

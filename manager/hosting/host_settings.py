@@ -77,10 +77,15 @@ def _aws(section: AwsSettings) -> AwsSettings:
 
 
 def _azure(section: AzureSettings) -> AzureSettings:
+    """Raises `ConfigError`."""
     manager = section.manager
     assert manager is not None
+    if manager.resource_group.lower() == section.resource_group.lower():
+        message = "is that of worker VMs, each of which may delete the VMs there; the manager's needs another"
+        raise ConfigError(f"{FILE}: azure.manager.resource_group: {message}")
     return section.model_copy(
         update={
+            "resource_group": manager.resource_group,
             "identity_id": manager.identity_id,
             "store_identity_id": None,
             "subnet_id": manager.subnet_id,

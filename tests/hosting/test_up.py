@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
+import os
 import shutil
 import socket
 import subprocess
@@ -15,12 +17,12 @@ from typing import Any
 
 import pytest
 import yaml
-from azure_account import ADDRESSES, MACHINES
+from azure_account import ADDRESSES, GROUP, HOST_GROUP, MACHINES
 from launches import Home
 from makara.manager.authority import Authority
 from makara.manager.boot.user_data import MOST_BYTES, TooLarge
 from makara.manager.cli import main as cli
-from makara.manager.cli.client import Unreachable
+from makara.manager.cli.client import Unreachable, connect
 from makara.manager.config import ConfigError
 from makara.manager.hosting import launching
 from makara.manager.hosting.record import Record
@@ -87,6 +89,7 @@ def test_on_azure_it_has_the_managers_identity_and_an_address(
         assert isinstance(cloud, AzureAccountInUse)
         (name,) = cloud.cloud.names(MACHINES)
         body = cloud.cloud.account.resources[MACHINES, name]
+        assert body["id"].split("/")[4] == HOST_GROUP  # where no worker may delete anything
         (identity,) = body["identity"]["userAssignedIdentities"]
         assert identity.endswith("/makara-manager")
         assert body["properties"]["priority"] == "Regular"
@@ -94,6 +97,16 @@ def test_on_azure_it_has_the_managers_identity_and_an_address(
         assert len(name) <= 64
         assert cloud.cloud.names(ADDRESSES)
         assert home.boot_file()["ending"]["identity_id"] == identity
+
+
+def test_on_azure_it_does_not_lie_among_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with cloud_of("azure", tmp_path) as cloud:
+        home = Home(cloud, tmp_path / "home", monkeypatch, resource_group=GROUP)
+        assert main(home) == 2
+        assert "azure.manager.resource_group: is that of worker VMs" in capsys.readouterr().err
+        assert vms(cloud) == 0
 
 
 def test_a_call_that_was_cut_off_goes_on_with_its_vm(home: Home, cloud: Cloud) -> None:
@@ -290,6 +303,21 @@ def test_a_port_that_only_root_may_use_is_refused(
         home = Home(cloud, tmp_path / "home", monkeypatch, port=port)
         assert main(home) == 2
         assert "aws.manager.port" in capsys.readouterr().err
+
+
+def test_commands_ask_the_newest_manager_of_a_home(aws: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MAKARA_SERVER", "MAKARA_TOKEN", "MAKARA_CA_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    aws.up(cut_off="_met")
+    aws.folder.is_up("http://127.0.0.1:1")
+    local = aws.path / "server.json"
+    local.write_text('{"url": "http://127.0.0.1:2"}')
+    (aws.path / "admin.token").write_text("token")
+    options = argparse.Namespace(home=aws.path, server=None, token=None, ca_file=None)
+    for time, url in ((1.0, "http://127.0.0.1:1"), (4e9, "http://127.0.0.1:2")):
+        os.utime(local, (time, time))
+        with connect(options) as client:
+            assert client.url == url
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------

@@ -101,4 +101,5 @@ def test_each_role_holds_where_its_calls_go() -> None:
         ("workerGroup", "network.outputs.managerPrincipal", "renter"),
         ("managerGroup", "network.outputs.managerPrincipal", "attacher"),
         ("workerGroup", "network.outputs.workerPrincipal", "leaver"),
+        ("hostGroup", "network.outputs.managerPrincipal", "leaver"),  # and no worker
     }

@@ -18,6 +18,7 @@ from azure_catalog import REGION, SIZES
 
 SUBSCRIPTION = "00000000-0000-4000-8000-000000000001"
 GROUP = "makara-workers"
+HOST_GROUP = "makara-manager"  # of the VM of `makara up`
 MACHINES = "Microsoft.Compute/virtualMachines"
 DISKS = "Microsoft.Compute/disks"
 INTERFACES = "Microsoft.Network/networkInterfaces"
@@ -77,6 +78,7 @@ class AzureAccount:
     suffix: str = ""  # of the names that interfaces and addresses get
     reserved: int = 0  # times that the interface of a failed VM cannot be deleted
     resources: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict[str, str])  # by VM
     user_data: dict[str, bytes] = field(default_factory=dict)  # by VM
     unlisted: set[Key] = field(default_factory=set)
     operations: dict[str, Operation] = field(default_factory=dict)
@@ -217,10 +219,15 @@ class AzureAccount:
             )
         machine["properties"]["provisioningState"] = "Creating"
 
+    def group_of(self, name: str) -> str:
+        """Of a VM, or of what was made with it."""
+        return next((group for vm, group in self.groups.items() if name.startswith(vm)), GROUP)
+
     def _add(
         self, kind: str, name: str, properties: dict[str, Any], tags: dict[str, str], **more: Any
     ) -> dict[str, Any]:
-        path = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers/{kind}/{name}"
+        group = self.group_of(name)
+        path = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{group}/providers/{kind}/{name}"
         made = {
             **properties,
             "provisioningState": "Succeeded",

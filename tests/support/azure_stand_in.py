@@ -15,13 +15,13 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import trustme
-from azure_account import GROUP, MACHINES, SUBSCRIPTION, AzureAccount, Refusal
+from azure_account import GROUP, HOST_GROUP, MACHINES, SUBSCRIPTION, AzureAccount, Refusal
 from azure_catalog import REGION, SIZES, prices, sku
 
 TOKEN = "a token of the stand-in"
 CLIENT_SECRET = "not a secret of anybody"
 
-_GROUP = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers/"
+_GROUPS = rf"(/subscriptions/{SUBSCRIPTION}/resourceGroups/({GROUP}|{HOST_GROUP})/providers/)(.+)"
 _COMPUTE = f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Compute/"
 
 
@@ -127,8 +127,8 @@ class _Exchange(BaseHTTPRequestHandler):
         self._admit(query)
         if self.stand.answer is not None:
             return 200, self.stand.answer, {}
-        if path.startswith(_GROUP):
-            return self._resource(path.removeprefix(_GROUP), query, body)
+        if match := re.fullmatch(_GROUPS, path):
+            return self._resource(*match.groups(), query, body)
         if path == f"{_COMPUTE}skus":
             return 200, self._page(path, query, [sku(name, size) for name, size in SIZES.items()]), {}
         if path == f"{_COMPUTE}locations/{REGION}/usages":
@@ -150,7 +150,9 @@ class _Exchange(BaseHTTPRequestHandler):
         if self.stand.forbidden:
             raise Refusal(403, "AuthorizationFailed", "The client does not have authorization")
 
-    def _resource(self, path: str, query: dict[str, str], body: bytes) -> tuple[int, Any, dict[str, str]]:
+    def _resource(
+        self, before: str, group: str, path: str, query: dict[str, str], body: bytes
+    ) -> tuple[int, Any, dict[str, str]]:
         account = self.stand.account
         provider, kind, *names = path.split("/")
         kind = f"{provider}/{kind}"
@@ -158,8 +160,13 @@ class _Exchange(BaseHTTPRequestHandler):
             if "$expand" in query and "virtualMachineScaleSet" not in query.get("$filter", ""):
                 message = "$expand is only supported with a filter for a virtual machine scale set"
                 raise Refusal(400, "InvalidParameter", message)
-            return 200, self._page(f"{_GROUP}{path}", query, account.listed(kind)), {}
+            listed = [one for one in account.listed(kind) if account.group_of(str(one["name"])) == group]
+            return 200, self._page(f"{before}{path}", query, listed), {}
         key = (kind, names[0])
+        if self.command == "PUT":
+            account.groups[names[0]] = group
+        elif account.group_of(names[0]) != group:
+            raise Refusal(404, "ResourceNotFound", f"{names[0]} is not in {group}")
         if names[1:] == ["retrieveBootDiagnosticsData"]:
             account.get(key)
             address = f"{self.stand.address}/console/{names[0]}?sig=a+signature"

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import yaml
 from aws_stand import TYPE, AwsStand, aws_stand
+from azure_account import HOST_GROUP
 from azure_stand import AzureCloud, azure_cloud
 from azure_stand_in import CLIENT_SECRET
 from makara.manager.providers import Provider
@@ -139,6 +140,7 @@ class AzureAccountInUse(Cloud):
         group = "/subscriptions/00000000-0000-4000-8000-000000000001/resourceGroups/net/providers"
         identity = f"{group}/Microsoft.ManagedIdentity/userAssignedIdentities/makara-manager"
         return {
+            "resource_group": HOST_GROUP,
             "identity_id": identity,
             "subnet_id": f"{group}/Microsoft.Network/virtualNetworks/makara/subnets/manager",
             "security_group_id": f"{group}/Microsoft.Network/networkSecurityGroups/makara-manager",

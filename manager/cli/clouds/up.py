@@ -188,7 +188,7 @@ def _tell_how(folder: UpFolder, url: str) -> None:
     here, home = folder.path, folder.path.parent
     told = [
         f"the manager answers there; its authority is {here / CA_FILE}, your token {here / 'admin.token'}",
-        f"here: makara ps --home {here}   (without --home, if no manager has run in {home})",
+        f"here: makara ps --home {here}   (without --home until another manager is started in {home})",
         f"elsewhere, with copies of both: export MAKARA_SERVER={url} MAKARA_CA_FILE=ca.pem",
         "                                       MAKARA_TOKEN=$(cat admin.token)",
         "makara down ends it, and then what it rented",

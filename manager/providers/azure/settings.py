@@ -13,6 +13,7 @@ _ID = r"^/subscriptions/[^/\s]+/resourceGroups/[^/\s]+/providers/Microsoft\."
 _HTTPS = r"^https://[^\s/]+(/\S*)?$"
 
 ResourceId = Annotated[str, Field(pattern=_ID + r"\S+$")]
+ResourceGroup = Annotated[str, Field(pattern=r"^[\w().-]{1,90}$")]
 SubnetId = Annotated[str, Field(pattern=_ID + r"Network/virtualNetworks/[^/\s]+/subnets/[^/\s]+$")]
 Address = Annotated[str, Field(pattern=_HTTPS)]
 
@@ -20,6 +21,8 @@ Address = Annotated[str, Field(pattern=_HTTPS)]
 class AzureManager(Section):
     """The VM of `makara up azure` (docs/clouds/up.md)."""
 
+    # Its own, and none that worker VMs are in: each of those may delete all VMs of theirs.
+    resource_group: ResourceGroup
     identity_id: ResourceId  # user-assigned: what the manager may do
     subnet_id: SubnetId
     security_group_id: ResourceId
@@ -34,7 +37,7 @@ class AzureSettings(Section):
     """What `deploy/azure/manager.bicep` makes once, and how worker VMs are made of it."""
 
     subscription_id: Annotated[str, Field(pattern=r"^[0-9a-fA-F-]{36}$")]
-    resource_group: Annotated[str, Field(pattern=r"^[\w().-]{1,90}$")]  # worker VMs, and nothing else
+    resource_group: ResourceGroup  # worker VMs, and nothing else
     region: Annotated[str, Field(pattern=r"^[a-z0-9]+$")]  # the subnet's, such as westeurope
     subnet_id: SubnetId
     security_group_id: ResourceId | None = None
