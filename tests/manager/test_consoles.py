@@ -26,7 +26,7 @@ async def _nothing_joins(provider: str, home: Path) -> PersonNeeded:
     with explained(history):
         try:
             history.begin()
-            await history.until(lambda: history.state.waiting is not None, 4000.0, "a question")
+            await history.until(lambda: history.state.waiting is not None, 8000.0, "a question")
             return next(f for f in history.journal.written[JOB] if isinstance(f, PersonNeeded))
         finally:
             await history.close()
