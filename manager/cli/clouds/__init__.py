@@ -1,1 +1,1 @@
-"""Clouds as a whole: `makara down` has nothing be left of what a home's manager rented."""
+"""Clouds as a whole: `makara up` starts a manager on a VM of its own, `makara down` has nothing be left."""
