@@ -90,6 +90,15 @@ class OffersSeen(Value):
     manager_url: str = ""
 
 
+class ReleaseRefused(Value):
+    """A VM that is to be gone is not: its provider refuses that, or takes long; it is tried again."""
+
+    event: Literal["release_refused"] = "release_refused"
+    now: float
+    vm: str
+    error: str
+
+
 class ConsoleRead(Value):
     """The end of what a VM wrote that did not join; empty if nobody could tell. The VM's own words."""
 
@@ -257,6 +266,7 @@ Event = Annotated[
     | AttemptFailed
     | OffersSeen
     | ConsoleRead
+    | ReleaseRefused
     | VmTerminated
     | VmEnding
     | DrainRequested

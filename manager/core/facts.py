@@ -149,6 +149,16 @@ class VmGone(_Fact):
     vm: str
 
 
+class VmNotReleased(_Fact):
+    """The first time that a VM that had ended could not be released: `hourly_at_most`, in USD, is paid for it
+    until it is gone."""
+
+    fact: Literal["vm_not_released"] = "vm_not_released"
+    vm: str
+    message: str
+    hourly_at_most: float
+
+
 class CostNoted(_Fact):
     """What VMs have cost so far is settled, with `unseen_s` seconds more for each: no clock that is set later
     makes it less."""
@@ -449,6 +459,7 @@ Fact = Annotated[
     | VmDrained
     | VmEnded
     | VmGone
+    | VmNotReleased
     | CostNoted
     | IsolationChanged
     | WorkerFailed

@@ -10,7 +10,16 @@ from typing import Any
 from ..spec.placement import Market, Placement
 from ..spec.resources import CLOUDS
 from .cost import bill, noted
-from .facts import AttemptMade, AttemptRefused, CostNoted, EndReason, RefusalKind, VmCreated, VmGone
+from .facts import (
+    AttemptMade,
+    AttemptRefused,
+    CostNoted,
+    EndReason,
+    RefusalKind,
+    VmCreated,
+    VmGone,
+    VmNotReleased,
+)
 from .state import (
     Bill,
     Enough,
@@ -166,6 +175,14 @@ def _gone(state: JobState, fact: VmGone) -> JobState:
     return _paid(state.changed(leaving=_without(state.leaving, fact.vm)), vm, fact.at)
 
 
+def _not_released(state: JobState, fact: VmNotReleased) -> JobState:
+    vm = state.leaving.get(fact.vm)
+    if vm is None:
+        return state
+    kept = replace(vm, not_released=fact.message)
+    return state.changed(leaving=MappingProxyType({**state.leaving, fact.vm: kept}))
+
+
 def _paid(state: JobState, vm: Vm, until: float) -> JobState:
     """The VM costs nothing from then on."""
     spent = bill(vm, until)
@@ -191,5 +208,6 @@ RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
     AttemptRefused: _attempt_refused,
     VmCreated: _created,
     VmGone: _gone,
+    VmNotReleased: _not_released,
     CostNoted: _cost_noted,
 }

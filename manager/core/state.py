@@ -82,6 +82,7 @@ class Vm:
     price: Price | None = None  # of that
     noted: Spent = Spent()  # what that had cost for certain ...
     noted_at: float | None = None  # ... by then; None: nothing is
+    not_released: str = ""  # why it is there still, though it has ended
     id: str = ""  # the provider's own, once it has it
     created_at: float | None = None  # when the provider said so
     manager_url: str = ""  # where it is to find its manager

@@ -17,6 +17,7 @@ class Timing:
     request_backoff_s: float = 5.0  # after a refused request; doubles with each
     longest_backoff_s: float = 300.0
     release_s: float = 120.0  # what the release of VMs may take; kept in reserve of a budget
+    slowest_release_s: float = 3600.0  # ... and as long as one has been refused, but no longer than this
     least_use_s: float = 600.0  # no VM is asked for that a budget cannot pay for so long
     max_never_joined: int = 3  # VMs of a cloud that did not join, in a row: no more are asked for there
     console_s: float = 30.0  # what the last of those wrote is waited for before a person is asked

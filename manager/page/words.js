@@ -16,6 +16,7 @@ const SAYS = {
   vm_created: (f) => ["Created", `${f.vm} is ${f.id} at its provider`],
   cost_noted: () => ["Cost noted", "what VMs have cost so far is kept"],
   vm_gone: (f) => ["Gone", `nothing of ${f.vm} is left at its provider`],
+  vm_not_released: (f) => ["Not released", `${f.vm} is paid for until it is gone, at most $${f.hourly_at_most}/h: ${f.message}`, "warn"],
   vm_joined: (f) => ["VM joined", `${f.vm}, ${plural(f.devices.length, "device")}`],
   vm_noticed: (f) => ["Notice", `${f.vm} will be taken at ${clock(f.deadline)}${f.action ? ` (${f.action})` : ""}`, "warn"],
   vm_notice_withdrawn: (f) => ["Notice withdrawn", `${f.vm} stays`],

@@ -19,7 +19,7 @@ from ...checkpoint import CheckpointError, Export, Store
 from ..core.commands import Command, ComputePlan, CopyCheckpoint, OpenHead, ReleaseVm, RequestVm
 from ..core.events import CommandStuck, Event, JobCommandFailed
 from ..core.state import JobState, Vm
-from ..providers import Provider, ProviderError
+from ..providers import Provider, ProviderError, Throttled
 from ..spec.start_source import StartSource
 from ..threads import Kind, Threads, told_when_slow
 from .planning import Planner
@@ -199,6 +199,7 @@ class Effects:
                     "job %s: release of %s: %s; trying again", job, command.vm, told, exc_info=is_first
                 )
                 self._tell_trouble(job, command, told)
+                await self._renting.not_released(job, command.vm, told)
             await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 
@@ -260,6 +261,8 @@ class Effects:
             except temporary as error:
                 log.warning("job %s: %s: %s; trying again", job, command.command, error)
                 self._tell_trouble(job, command, str(error))
+                if isinstance(command, ReleaseVm) and not isinstance(error, Throttled):
+                    await self._renting.not_released(job, command.vm, str(error))
             if not (wanted() if wanted is not None else self._state_of(job).ended is None):
                 raise Abandoned
             await asyncio.sleep(random.uniform(delay_s / 2, delay_s))

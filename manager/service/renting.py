@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...protocol.messages import BootConfig
 from ..core.commands import ReleaseVm, RequestVm
-from ..core.events import AttemptFailed, AttemptSucceeded, ConsoleRead, Event, VmTerminated
+from ..core.events import AttemptFailed, AttemptSucceeded, ConsoleRead, Event, ReleaseRefused, VmTerminated
 from ..core.facts import RefusalKind
 from ..core.state import JobState, Vm
 from ..providers import (
@@ -23,6 +23,7 @@ from ..providers import (
     Provider,
     ProviderError,
     QuotaExceeded,
+    ResourceStatus,
     Throttled,
     Unauthenticated,
 )
@@ -39,6 +40,7 @@ log = logging.getLogger("makara.manager")
 JOIN_TTL_S = 1800.0
 ABSENCE_S = 180.0  # after a cloud was asked for a VM, its not being listed means nothing for so long
 _IN_FLIGHT_S = 60.0  # a call whose answer was lost, or whose caller died, may take effect for so long
+SLOW_RELEASE_S = 120.0  # a VM that is not gone by then is shown, with what it costs
 CONSOLE_S = 10.0  # a cloud is waited for so long to say what a VM wrote
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
@@ -141,6 +143,10 @@ class Renting:
             if not self._wants(job, attempt):
                 return None
             answer = await self._answer(job, command, attempt, boot)
+        if isinstance(answer, NotAllowed) and self._is_lost(attempt):
+            answer = await self._outcome(job, command, attempt, answer)
+        if answer is None:
+            return None
         now, vm, number = self._clock(), attempt.vm, attempt.number
         if isinstance(answer, str):
             return AttemptSucceeded(now=now, vm=vm, number=number, id=answer)
@@ -186,12 +192,35 @@ class Renting:
         finally:
             self._asked_at[attempt.vm] = self._clock()
 
+    def _is_lost(self, attempt: Attempt) -> bool:
+        """Whether the outcome of an earlier call of this attempt is not known."""
+        return attempt.name in self._lost_at and attempt.placement.provider in CLOUDS
+
     def _in_doubt_s(self, attempt: Attempt) -> float:
         """For how long an earlier call of this attempt may still make the VM that a later one was refused."""
-        lost_at = self._lost_at.get(attempt.name)
-        if lost_at is None or attempt.placement.provider not in CLOUDS:
-            return 0.0
-        return lost_at + _IN_FLIGHT_S - self._clock()
+        return self._lost_at[attempt.name] + _IN_FLIGHT_S - self._clock() if self._is_lost(attempt) else 0.0
+
+    async def _outcome(
+        self, job: str, command: RequestVm, attempt: Attempt, refusal: NotAllowed
+    ) -> str | ProviderError | None:
+        """What came of an earlier call of which a later one, refused before it was looked at, says nothing: a
+        right may have been taken away in between. `refusal` once nothing exists by the provider's own word;
+        None if nobody wants the VM any more."""
+        provider, wanted = self._provider(attempt.placement.provider), partial(self._wants, job, attempt)
+        vm, number = attempt.vm, attempt.number
+        while wanted():
+            call = partial(provider.look, vm, number)
+            found = await self._persist(job, command, call, ProviderError, wanted=wanted)
+            for made in found:
+                if (made.kind, made.attempt) == ("vm", number):
+                    ended = made.status in (ResourceStatus.ENDING, ResourceStatus.GONE)
+                    return Ended(f"{made.id} has ended") if ended else made.id
+            if self._clock() - self._lost_at[attempt.name] > ABSENCE_S:
+                call = partial(provider.release, vm, number)
+                if await self._persist(job, command, call, ProviderError, wanted=wanted):
+                    return refusal
+            await asyncio.sleep(_LONGEST_DELAY_S)
+        return None
 
     def _attempt(self, job: str, command: RequestVm) -> Attempt:
         if command.attempt is not None:
@@ -254,15 +283,27 @@ class Renting:
 
     async def _release_at(self, job: str, command: ReleaseVm, provider: Provider) -> None:
         """Until nothing is left, and nothing more can come of what was asked for."""
-        delay_s = _FIRST_DELAY_S
+        delay_s, settled_at = _FIRST_DELAY_S, None
         while True:
             settled = self._is_settled(job, command.vm)
+            settled_at = (settled_at or self._clock()) if settled else None
             call = partial(provider.release, command.vm, self._num_attempts(job, command.vm))
             gone = await self._persist(job, command, call, ProviderError, wanted=lambda: True)
             if gone and settled:
                 return
+            if settled_at is not None and self._clock() - settled_at > SLOW_RELEASE_S:
+                await self.not_released(
+                    job, command.vm, f"not gone {SLOW_RELEASE_S:g} s after it was released"
+                )
             await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+
+    async def not_released(self, job: str, name: str, why: str) -> None:
+        """Have the job know, once, that a VM that has ended is paid for still."""
+        vm = self._state_of(job).leaving.get(name)
+        if vm is not None and not vm.not_released:
+            with contextlib.suppress(Quarantined):  # it is told when the job is decided about again
+                await self._emit(job, ReleaseRefused(now=self._clock(), vm=name, error=why))
 
     def _is_settled(self, job: str, name: str) -> bool:
         """Whether no attempt is under way, nor one whose VM a cloud may not show yet.

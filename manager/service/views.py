@@ -15,7 +15,7 @@ from ...pipeline import Plan
 from ...protocol.messages import CheckpointRef, Phase, StepMetrics, WorkerReport
 from ..core.state import Generation, JobState, Vm, vm_of
 from .activity import activity
-from .costs.views import Costs, JobCost, VmCost
+from .costs.views import Costs, JobCost, VmCost, not_released
 from .quarantine import STATUS
 from .runtime import Job
 from .waiting_view import WaitingView, beyond_use, unused_vms, waiting_view, waits_for_vms
@@ -166,7 +166,7 @@ def job_view(job: Job, trouble: Mapping[str, str], now: float) -> JobView:
         trouble=sorted(
             {*trouble.values(), *_not_understood(job), *_not_saved(workers.values()), *_unfit(job)}
         ),
-        notes=_notes(job),
+        notes=[*not_released(job, now), *_notes(job)],
         stalled=_stalled(job),
         isolated=_isolated(job),
         step=step,

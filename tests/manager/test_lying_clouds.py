@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from lying_cloud import Habits
 from lying_history import Deaths, History, Resources, explained
+from makara.manager.core.facts import VmNotReleased
+from makara.manager.service.costs.views import not_released
 from virtual_time import run_virtually
 
 
@@ -103,6 +105,37 @@ def play(seed: int, home: Path) -> None:
 def test_no_cap_is_passed_and_nothing_is_left_at_clouds_that_lie(tmp_path: Path) -> None:
     for seed in _seeds(30):
         play(seed, tmp_path / str(seed))
+
+
+async def _refused(home: Path) -> None:
+    changes = {"provider": "aws", "instance_type": "small", "zones": ["a"]}
+    habits = Habits(release_fails=1.0)
+    history = History("refused", home, Resources(2, changes), habits=habits, clock_steps=False)
+    with explained(history):
+        try:
+            history.begin()
+            await history.until(lambda: history.joined() == 2, 1500.0, "two VMs")
+            history.cloud.end(history.cloud.billed()[0])
+            await history.until(lambda: history.told(VmNotReleased), 60.0, "that the release is refused")
+            (told,) = history.told(VmNotReleased)
+            (note,) = not_released(history.job, history.loop.time())
+            assert note.startswith(
+                f"{told.vm} has ended, and is paid for until its cloud says that it is gone"
+            )
+            assert "at most 1 USD an hour" in note
+            assert "(503)" in note
+            await history.wait(600.0)
+            assert len(history.told(VmNotReleased)) == 1
+            habits.release_fails = 0.0
+            await history.stop()
+            await history.until(history.is_over, 1500.0, "the end")
+            assert not not_released(history.job, history.loop.time())
+        finally:
+            await history.close()
+
+
+def test_a_job_is_told_once_that_a_release_is_refused_and_what_that_costs(tmp_path: Path) -> None:
+    run_virtually(_refused(tmp_path))
 
 
 @pytest.mark.soak

@@ -16,6 +16,7 @@ from makara.manager.core.events import (
     ConsoleRead,
     ManagerStarted,
     OffersSeen,
+    ReleaseRefused,
     ReportReceived,
     ResumeRequested,
     StopRequested,
@@ -36,6 +37,7 @@ from makara.manager.core.facts import (
     VmCreated,
     VmEnded,
     VmGone,
+    VmNotReleased,
     VmRequested,
 )
 from makara.manager.core.state import VmStatus
@@ -314,6 +316,38 @@ def test_a_job_saves_and_stops_while_its_budget_still_pays_for_the_end() -> None
     assert ended.status == "stopped"
     assert ended.reason.startswith("its budget of 1 USD is spent")
     assert spent_by(script.state, script.now).at_most < 1.0
+
+
+@pytest.mark.parametrize(("budget", "most_s"), [(2.0, 3600.0), (12.0, 3600.0)])
+def test_while_a_release_is_refused_the_job_keeps_as_much_more_for_the_others(
+    budget: float, most_s: float
+) -> None:
+    script = rented(Script(releasing=False), offer(ceiling=1.0), max_nodes=2, budget=budget)
+    vm = next(iter(script.state.live_vms)).vm
+    script.event(VmEnding(now=script.now, vm=vm))
+    began_at = script.now
+    for _ in range(2):  # it is refused again and again
+        script.event(ReleaseRefused(now=script.now, vm=vm, error="AccessDenied: no"))
+    assert script.count(VmNotReleased) == 1
+    told = script.last(VmNotReleased)
+    assert (told.vm, told.message, told.hourly_at_most) == (vm, "AccessDenied: no", 1.0)
+    while not script.count(StopOrdered):
+        pass_time(script, 5.0)
+    left_s = (budget - spent_by(script.state, script.now).at_most) / hourly_ceiling(script.state) * 3600.0
+    timing, refused_s = script.timing, script.now - began_at
+    kept_s = timing.given_up_after_s + timing.stop_timeout_s + min(refused_s, most_s) - 5.0
+    assert left_s >= kept_s
+    assert left_s <= kept_s + 20.0
+    assert refused_s > timing.release_s
+
+
+def test_a_refused_release_of_what_costs_nothing_is_not_told() -> None:
+    script = Script(releasing=False)
+    (worker, _) = script.start(2)
+    vm = worker.rpartition(".")[0]
+    script.event(VmEnding(now=script.now, vm=vm))
+    script.event(ReleaseRefused(now=script.now, vm=vm, error="it hangs"))
+    assert not script.count(VmNotReleased)
 
 
 def test_a_clock_that_is_set_back_makes_nothing_cheaper() -> None:

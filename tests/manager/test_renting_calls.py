@@ -18,19 +18,23 @@ from makara.manager.core.events import (
     DrainRequested,
     Event,
     OffersSeen,
+    ReleaseRefused,
+    StopRequested,
     VmTerminated,
 )
 from makara.manager.core.facts import RefusalKind
 from makara.manager.providers import (
     NoCapacity,
+    NotAllowed,
     ProviderError,
     QuotaExceeded,
+    Resource,
     ResourceStatus,
     Throttled,
     Unauthenticated,
 )
 from makara.manager.service.quarantine import Quarantined
-from makara.manager.service.renting import ABSENCE_S, CONSOLE_S, Abandoned, Renting
+from makara.manager.service.renting import ABSENCE_S, CONSOLE_S, SLOW_RELEASE_S, Abandoned, Renting
 from makara.manager.service.tokens import TokenStore
 from makara.manager.spec.placement import Attempt, Market, Offer, Placement, Price
 from makara.manager.threads import Kind, Threads
@@ -157,7 +161,7 @@ def _play(home: Path, cloud: Cloud, act: Callable[[Desk], Awaitable[T]]) -> T:
     return run_virtually(run())
 
 
-@pytest.mark.parametrize("refusal", [NoCapacity("none"), QuotaExceeded("over")])
+@pytest.mark.parametrize("refusal", [NoCapacity("none"), QuotaExceeded("over"), NotAllowed("403")])
 def test_a_plain_refusal_is_told_at_once(tmp_path: Path, refusal: ProviderError) -> None:
     async def act(desk: Desk) -> None:
         began_at = desk.loop.time()
@@ -177,6 +181,69 @@ def test_a_refusal_counts_only_once_a_call_whose_answer_was_lost_can_take_effect
         assert desk.loop.time() >= began_at + MEMORY_S
 
     _play(tmp_path, Cloud(ProviderError("timed out"), NoCapacity("none"), "i-1"), act)
+
+
+def _forbidden() -> Cloud:
+    """The first answer is lost; then creations are not allowed any more."""
+    return Cloud(ProviderError("timed out"), *[NotAllowed("403")] * 200)
+
+
+def test_what_a_lost_call_made_is_found_though_the_right_to_make_vms_is_gone_since(tmp_path: Path) -> None:
+    cloud = _forbidden()
+
+    async def act(desk: Desk) -> None:
+        asyncio.get_running_loop().call_later(
+            150.0, cloud.vms.update, {desk.command.vm: ResourceStatus.RUNNING}
+        )
+        answer = await desk.renting.request("j", desk.command)
+        assert isinstance(answer, AttemptSucceeded)
+        assert answer.id == desk.command.vm
+        assert cloud.vms
+
+    _play(tmp_path, cloud, act)
+
+
+def test_what_a_lost_call_made_and_has_ended_since_is_no_refusal(tmp_path: Path) -> None:
+    cloud = _forbidden()
+
+    async def act(desk: Desk) -> None:
+        cloud.vms[desk.command.vm] = ResourceStatus.ENDING
+        answer = await desk.renting.request("j", desk.command)
+        assert isinstance(answer, AttemptFailed)
+        assert answer.kind is RefusalKind.ENDED
+
+    _play(tmp_path, cloud, act)
+
+
+def test_after_a_lost_answer_a_refusal_for_lack_of_rights_counts_once_nothing_is_listed_for_long(
+    tmp_path: Path,
+) -> None:
+    async def act(desk: Desk) -> None:
+        began_at = desk.loop.time()
+        answer = await desk.renting.request("j", desk.command)
+        assert isinstance(answer, AttemptFailed)
+        assert answer.kind is RefusalKind.NOT_ALLOWED
+        assert desk.loop.time() >= began_at + ABSENCE_S
+
+    _play(tmp_path, _forbidden(), act)
+
+
+def test_while_nobody_may_look_the_outcome_of_an_earlier_call_stays_unknown(tmp_path: Path) -> None:
+    cloud = _forbidden()
+
+    def look(vm: str, attempts: int = 1) -> list[Resource]:
+        raise NotAllowed("403")
+
+    async def act(desk: Desk) -> None:
+        cloud.look = look
+        asking = asyncio.ensure_future(desk.renting.request("j", desk.command))
+        await asyncio.sleep(2 * ABSENCE_S)
+        assert not asking.done()
+        desk.script.event(StopRequested(now=desk.script.now))
+        with pytest.raises(Abandoned):
+            await asking
+
+    _play(tmp_path, cloud, act)
 
 
 def test_a_sign_in_that_failed_is_told_at_once(tmp_path: Path) -> None:
@@ -332,6 +399,28 @@ def test_a_vm_of_a_job_that_is_set_aside_is_released_all_the_same(tmp_path: Path
 
     _play(tmp_path, cloud, act)
     assert cloud.calls == ["console", "release"]
+
+
+def test_a_vm_that_is_not_gone_long_after_its_release_is_told(tmp_path: Path) -> None:
+    cloud = Cloud()
+    answers = [False] * 40 + [True]
+    cloud.release = lambda vm, attempts=1: answers.pop(0)  # type: ignore[method-assign]
+
+    async def act(desk: Desk) -> None:
+        desk.script.event(AttemptSucceeded(now=desk.script.now, vm=desk.command.vm, number=1, id="i-1"))
+        desk.script.event(StopRequested(now=desk.script.now))
+        began_at = desk.loop.time()
+        await desk.renting.release("j", ReleaseVm(key="r", vm=desk.command.vm))
+        first, *_ = desk.told
+        assert isinstance(first, ReleaseRefused)
+        assert first.vm == desk.command.vm
+        assert SLOW_RELEASE_S < first.now - began_at < SLOW_RELEASE_S + 20.0
+        told = len(desk.told)
+        desk.script.event(first)
+        await desk.renting.not_released("j", desk.command.vm, "once more")
+        assert len(desk.told) == told
+
+    _play(tmp_path, cloud, act)
 
 
 class Broken(FakeProvider):

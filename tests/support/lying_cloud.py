@@ -54,6 +54,7 @@ class Habits:
 
     no_capacity: float = 0.0
     quota: float = 0.0
+    not_allowed: float = 0.0  # a creation, whatever came of it before
     throttled: float = 0.0
     lost_done: float = 0.0  # the answer is lost, what was asked for is done
     lost_undone: float = 0.0
@@ -75,6 +76,7 @@ class Habits:
         return cls(
             no_capacity=odds(0.6),
             quota=odds(0.2),
+            not_allowed=odds(0.05),
             throttled=odds(0.5),
             lost_done=odds(0.5),
             lost_undone=odds(0.3),

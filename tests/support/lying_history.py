@@ -26,6 +26,7 @@ from makara.manager.core import Timing
 from makara.manager.core.facts import AttemptMade, Resumption
 from makara.manager.core.state import JobState
 from makara.manager.providers import ResourceStatus
+from makara.manager.service.runtime import Job
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
 from makara.manager.spec.job_spec import parse_spec
@@ -34,6 +35,7 @@ from makara.protocol.messages import DeviceInfo, Phase, Report, WorkerReport
 from memory_journal import MemoryJournal
 
 T = TypeVar("T")
+F = TypeVar("F")
 JOB = "j"
 TIMING = Timing(vm_lease_s=60.0, start_wait_s=1e9, profile_wait_s=1e9, stop_timeout_s=5.0)
 TICK_S = 5.0
@@ -389,6 +391,16 @@ class History:
             if service is not None and JOB in service.jobs and self.state.spec is not None:
                 self._watched(service.stop(JOB))
             await self.wait(TICK_S)
+
+    def told(self, kind: type[F]) -> list[F]:
+        """The facts of a kind, oldest first."""
+        return [fact for fact in self.journal.written.get(JOB, []) if isinstance(fact, kind)]
+
+    @property
+    def job(self) -> Job:
+        service = self.life.service if self.life is not None else None
+        assert service is not None, "there is a manager"
+        return service.jobs[JOB]
 
     def _ended_in_journal(self) -> bool:
         return any(fact.fact == "job_ended" for fact in self.journal.written[JOB])

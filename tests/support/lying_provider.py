@@ -13,6 +13,7 @@ from lying_cloud import ON_DEMAND_PRICES, ZONES, LyingCloud, Machine
 from makara.manager.providers import (
     Ended,
     NoCapacity,
+    NotAllowed,
     ProviderError,
     QuotaExceeded,
     Resource,
@@ -58,7 +59,7 @@ class LyingProvider:
         self._unknown[attempt.vm] = self._cloud.clock()
         try:
             identity = self._create(attempt)
-        except (NoCapacity, QuotaExceeded, Throttled):
+        except (NoCapacity, NotAllowed, QuotaExceeded, Throttled):
             if unknown is None:
                 del self._unknown[attempt.vm]
             else:
@@ -71,6 +72,8 @@ class LyingProvider:
         cloud.num_calls += 1
         if cloud.does("throttled"):
             raise Throttled("RequestLimitExceeded")
+        if cloud.does("not_allowed"):
+            raise NotAllowed("UnauthorizedOperation")
         if cloud.does("lost_undone"):
             raise ProviderError("connection reset")
         if cloud.does("lost_late"):

@@ -1,16 +1,16 @@
 """What a job may cost: an hour, and in all. Both are held at ceilings, for every VM until it is gone.
 
 Of its budget a job keeps what saving and releasing may cost, and what its VMs may cost until they end
-themselves once their manager is lost. When no more than that is left it saves and stops; when it has no time
-left to save either, it ends as it is.
+themselves once their manager is lost; more while a release is refused, for the others may be as slow. When no
+more than that is left it saves and stops; when it has no time left to save either, it ends as it is.
 """
 
 from __future__ import annotations
 
 from ...spec.job_spec import Resources
 from ..cost import hourly_ceiling, is_ahead, spent_by
-from ..events import ManagerStarted, Tick
-from ..facts import CostNoted, EndReason, JobEnded
+from ..events import ManagerStarted, ReleaseRefused, Tick
+from ..facts import CostNoted, EndReason, JobEnded, VmNotReleased
 from ..turn import Turn
 from . import ending
 
@@ -27,16 +27,33 @@ def fault(turn: Turn, resources: Resources, ceiling: float, hourly: float) -> st
     if budget is None:
         return ""
     left = budget - spent_by(turn.state, turn.now).at_most
-    return SPENT if (hourly + ceiling) * timing.least_paid_s / 3600.0 > left + _ROUNDING else ""
+    paid_s = timing.least_paid_s + _slow_release_s(turn)
+    return SPENT if (hourly + ceiling) * paid_s / 3600.0 > left + _ROUNDING else ""
 
 
 def take(turn: Turn) -> None:
     """A manager begins. If its clock is behind what the one before it knew, nobody can say for how long there
-    was none: no longer than VMs live without one."""
+    was none: no longer than VMs live without one. Or a release is refused, which is told once."""
+    if isinstance(turn.event, ReleaseRefused):
+        _note_refusal(turn, turn.event)
     if not isinstance(turn.event, ManagerStarted) or _budget(turn) is None:
         return
     if any(is_ahead(vm, turn.now) for vm in turn.state.counted_vms):
         turn.fact(CostNoted(at=turn.now, unseen_s=turn.timing.given_up_after_s))
+
+
+def _note_refusal(turn: Turn, event: ReleaseRefused) -> None:
+    vm = turn.state.leaving.get(event.vm)
+    if vm is None or vm.not_released or vm.attempted_at is None or vm.price is None or not vm.price.ceiling:
+        return
+    turn.fact(VmNotReleased(at=turn.now, vm=vm.vm, message=event.error, hourly_at_most=vm.price.ceiling))
+
+
+def _slow_release_s(turn: Turn) -> float:
+    """How much longer than expected the slowest release takes that is under way and was refused, so far."""
+    since = [vm.ended_at for vm in turn.state.leaving.values() if vm.not_released]
+    longest_s = max((turn.elapsed_s(at) for at in since if at is not None), default=0.0)
+    return max(0.0, min(longest_s, turn.timing.slowest_release_s) - turn.timing.release_s)
 
 
 def _note(turn: Turn, budget: float) -> None:
@@ -59,7 +76,7 @@ def keep_budget(turn: Turn) -> None:
     _note(turn, budget)
     state = turn.state
     left_s = (budget - spent_by(state, turn.now).at_most) / hourly * 3600.0
-    end_s = turn.timing.end_reserve_s
+    end_s = turn.timing.end_reserve_s + _slow_release_s(turn)
     if left_s > end_s + turn.timing.stop_timeout_s:
         return
     why = f"its budget of {budget:g} USD is spent, but for what ending costs"

@@ -128,5 +128,16 @@ class Costs:
         return self._prices.get(vm.attempt.placement, vm.price)
 
 
+def not_released(job: Job, now: float) -> list[str]:
+    """Of each VM that has ended and could not be released: why, and what it costs until it is gone."""
+    return [
+        f"{vm.vm} has ended, and is paid for until its cloud says that it is gone: at most "
+        f"{vm.price.ceiling:g} USD an hour, {cost_of(job.state, vm, now).at_most:.2f} USD so far "
+        f"({vm.not_released})"
+        for vm in job.state.leaving.values()
+        if vm.not_released and vm.price is not None
+    ]
+
+
 def _of_market(spent: float, hourly: list[float]) -> MarketCost:
     return MarketCost(spent=spent, hourly=sum(hourly), num_vms=len(hourly))
