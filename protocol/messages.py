@@ -45,6 +45,9 @@ DeviceKind = Annotated[Literal["cpu", "cuda", "other"], or_else("other")]
 # Of one connection, by both sides: the plan that runs and the one that is prepared.
 PLANS_KEPT = 2
 
+# Of one worker slot, for each agent that its VM has: a reboot starts another.
+INCARNATIONS = 10_000
+
 
 class Message(BaseModel):
     """Strict and immutable: an unknown key or a wrong type is an error, never ignored."""
@@ -386,7 +389,7 @@ class Report(Message):
     """Everything that one VM is now, with the deaths and the oldest metrics that are not acknowledged yet."""
 
     vm: Name
-    sequence: Count  # grows with each report of this agent process
+    sequence: Count  # grows with each report of this VM's agent, also when a reboot started it again
     orders_version: Count  # the newest orders it has seen
     address: Name
     devices: list[DeviceInfo] = Field(min_length=1, max_length=MOST_DEVICES)

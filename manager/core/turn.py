@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ...protocol.messages import Phase, WorkerReport
+from ...protocol.messages import INCARNATIONS, Phase, WorkerReport
 from ..spec.resources import CLOUDS
 from .commands import Command, ReleaseVm
 from .events import Event
@@ -253,6 +253,11 @@ class Turn:
 
 def has_ended(worker: WorkerReport) -> bool:
     return worker.phase is Phase.EXITED or worker.failure is not None
+
+
+def never_ran(worker: WorkerReport) -> bool:
+    """Whether its agent has not started a trainer yet."""
+    return worker.incarnation % INCARNATIONS == 0
 
 
 def seat_of(worker: WorkerReport) -> Seat:

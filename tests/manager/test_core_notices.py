@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from core_script import Script
 from makara.manager.core.commands import ComputePlan, ReleaseVm
-from makara.manager.core.events import DrainRequested
+from makara.manager.core.events import DrainRequested, StopRequested, VmTerminated
 from makara.manager.core.facts import (
     CheckpointPublished,
     EndReason,
     GenerationClosed,
     GenerationPlanned,
     HoldChanged,
+    JobEnded,
     VmDrained,
     VmEnded,
     VmNoticed,
@@ -19,7 +20,7 @@ from makara.manager.core.facts import (
     VmRiskChanged,
 )
 from makara.manager.core.state import VmStatus, vm_of
-from makara.protocol.messages import CheckpointRef, Phase
+from makara.protocol.messages import CheckpointRef, Phase, WorkerReport
 
 NOTICE = {"notice_deadline_s": 30.0, "notice": "terminate", "notices_known": True}
 NONE = {"notices_known": True}
@@ -219,6 +220,67 @@ def test_a_drained_vm_that_no_plan_does_without_is_released_once_it_has_saved() 
     assert (script.last(VmEnded).vm, script.last(VmEnded).detail) == (drained, "drained")
     script.wait(1.0)
     assert script.count(VmRequested) == 3
+
+
+def test_a_drained_vm_that_never_took_part_is_released_though_nothing_runs() -> None:
+    """Found: it was kept for five minutes, and counted, so that no other could be asked for in its place."""
+    script = Script()
+    workers = script.run(2, resources={"max_nodes": 2, "min_nodes": 2})
+    lost = vm_of(workers[1])
+    script.event(VmTerminated(now=script.now, vm=lost))
+    del script.workers[workers[1]]
+    script.wait(1.0)
+    new = script.last(VmRequested).vm
+    script.report(WorkerReport(worker=f"{new}.0", incarnation=1, phase=Phase.IDLE))
+    assert script.state.current is None
+    drain(script, new)
+    assert (script.last(VmEnded).vm, script.last(VmEnded).detail) == (new, "drained")
+    script.wait(1.0)
+    assert script.last(VmRequested).vm not in (new, lost)
+
+
+def test_a_drained_vm_that_alone_holds_steps_is_kept_while_nothing_runs() -> None:
+    script = Script()
+    workers = script.run(2, resources={"max_nodes": 2, "min_nodes": 2})
+    script.report(*(script.change(w, step=7) for w in workers))
+    script.event(VmTerminated(now=script.now, vm=vm_of(workers[1])))
+    del script.workers[workers[1]]
+    script.report(script.change(workers[0], phase=Phase.BROKEN))
+    drain(script, vm_of(workers[0]))
+    script.wait(1.0)
+    assert script.last(VmEnded).vm == vm_of(workers[1])
+
+
+def test_a_job_that_is_stopped_saves_on_vms_that_are_to_hand_over() -> None:
+    """Found: the steps were lost after five minutes, though the drained VM held them all."""
+    script = Script()
+    workers = script.start(2, resources={"max_nodes": 2}, parallelism={"pipeline_parallel_degree": 1})
+    script.prepare()
+    script.open()
+    script.form()
+    script.report(*(script.change(w, step=7) for w in workers))
+    for worker in workers:
+        drain(script, vm_of(worker))
+    script.event(VmTerminated(now=script.now, vm=vm_of(workers[1])))
+    del script.workers[workers[1]]
+    script.report(script.change(workers[0], phase=Phase.BROKEN))
+    assert script.state.current is None
+    script.event(StopRequested(now=script.now))
+    script.wait(1.0)
+    script.answer(1, 1)
+    planned = script.state.planned
+    assert planned is not None
+    assert planned.saves_only
+    assert [worker for worker, _ in planned.seats] == [workers[0]]
+    script.wait(1.0)
+    assert script.state.planned is planned
+    script.prepare()
+    script.open()
+    script.form(step=7)
+    saved = CheckpointRef(step=7, generation=2)
+    script.report(script.change(workers[0], phase=Phase.HELD, published=saved))
+    script.wait(1.0)
+    assert script.last(JobEnded).reason == "as requested"
 
 
 def test_a_vm_is_drained_at_once_while_nothing_was_trained() -> None:

@@ -123,6 +123,23 @@ def test_a_removed_machine_has_to_join_anew(service: ServiceProcess, machines: l
         service.client.delete(f"/machines/{known['machine']}")
 
 
+def test_a_machine_that_is_removed_while_it_is_a_vm_leaves_nothing_of_it(
+    service: ServiceProcess, machines: list[JoinedMachine]
+) -> None:
+    """Found: `makara join` ended, and the agent and the job's folder with its boot file stayed."""
+    machine, _ = machines
+    machine.start()
+    job = service.submit("", resources={"provider": "static"}, training={"global_batch_size": 2, "steps": 1})
+    wait_for(lambda: bool(machine.vm_processes()), "the machine to be a VM", machine.log)
+    (known,) = [m for m in service.client.get("/machines")["machines"] if m["vm"]]
+    service.client.delete(f"/machines/{known['machine']}")
+    assert machine.wait() == 1
+    assert machine.vms() == []
+    assert machine.vm_processes() == []
+    service.client.post(f"/jobs/{job}/stop")
+    service.wait_status(job, "stopped")
+
+
 def test_who_proves_nothing_is_not_let_in(service: ServiceProcess) -> None:
     key, other, token = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate(), new_token(service, 1)
     asked = challenge(service)

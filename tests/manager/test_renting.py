@@ -378,6 +378,30 @@ def test_a_budget_that_pays_for_no_vm_ends_the_job() -> None:
     assert "budget of 1 USD pays for no more VMs" in script.last(JobEnded).reason
 
 
+def test_a_budget_that_pays_for_fewer_vms_than_are_missing_has_those_rented() -> None:
+    script = rented(Script(), offer(ceiling=1.0), budget=1.0)
+    script.event(VmTerminated(now=script.now, vm=script.last(RequestVm).vm))
+    script.wait(5.0)
+    assert len(script.state.live_vms) == 1, "for 1935 s of one VM there is enough, of two there is not"
+    assert script.count(StopOrdered) == 0
+    join(script)
+    script.wait(5.0)
+    assert script.state.active, "it trains on what it has"
+
+
+def test_a_job_whose_budget_pays_for_fewer_than_min_nodes_does_not_wait_for_its_end_beside_idle_vms() -> None:
+    script = rented(Script(), offer(ceiling=1.0), min_nodes=2, budget=1.2)
+    script.wait(5.0)
+    join(script)
+    pass_time(script, 500.0)
+    assert len(script.state.live_vms) == 2
+    script.event(VmTerminated(now=script.now, vm=script.last(RequestVm).vm))
+    script.wait(5.0)
+    script.wait(5.0)
+    assert "budget of 1.2 USD pays for no more VMs" in script.last(JobEnded).reason
+    assert spent_by(script.state, script.now).at_most < 0.6
+
+
 def test_a_clouds_first_vm_is_asked_for_alone_until_it_joins() -> None:
     script = rented(Script(), offer(), joined=False)
     script.wait()

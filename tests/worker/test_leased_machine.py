@@ -65,6 +65,26 @@ def test_a_jobs_read_only_folders_are_wiped(tmp_path: Path) -> None:
     assert kept.stat().st_mode & 0o777 == 0o555, "what a link leads to is not the VM's"
 
 
+def test_a_vm_that_cannot_be_started_has_ended_and_the_machine_is_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: after a disk was full for a moment the machine could be no VM until it was started anew."""
+    write, has_room = leased.write_secret, iter([False, True])
+
+    def write_if_there_is_room(path: Path, text: str) -> None:
+        if path.name == "boot.json" and not next(has_room):
+            raise OSError(28, "No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(leased, "write_secret", write_if_there_is_room)
+    vm = LeasedVm(tmp_path, url=URL, command=COMMAND)
+    report = vm.obey(orders(tmp_path, "a"))
+    assert (report.lease, report.ended, report.unwiped) == (None, "a-1", "")
+    assert list((tmp_path / "vms").iterdir()) == []
+    assert vm.obey(orders(tmp_path, "b", version=2)).lease == "b-1"
+    vm.obey(MachineOrders(version=3))
+
+
 class Unwipable:
     """Refuses to wipe what lies in a folder with `stuck` in it, as an entry of another user's would."""
 

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from ...protocol.frames import makara_version
 from ...protocol.instruction_sets import environment_of, processor_flags
 from ...protocol.messages import (
+    INCARNATIONS,
     PROTOCOL,
     BootConfig,
     Failure,
@@ -39,6 +40,7 @@ from .logs import BoundedLogs
 from .notices import watcher_of
 from .reports import as_beat, deaths_backlog, encode, last_words, metrics_backlog
 from .standstill import pause
+from .starts import REPORTS, count_start, last_of
 from .store_sign_in import StoreSignIn
 from .trainer_user import CodeUser
 from .trainers import TrainerProcess
@@ -55,6 +57,7 @@ class Agent:
     def __init__(self, boot: BootConfig) -> None:
         self._boot = boot
         self._directory = Path(boot.directory)
+        earlier = count_start(self._directory)
         self._notices = watcher_of(boot, self._changed, self._has_handed_over)
         self._devices = find_devices(boot)
         self._connection = ManagerConnection(boot, self)
@@ -70,16 +73,19 @@ class Agent:
                 metrics=self._add_metrics,
                 died=lambda last: self._deaths.add(last_words(last)),
                 user=self._user,
+                num_earlier=earlier * INCARNATIONS,
             )
             for index in range(len(self._devices))
         ]
         self._broken_setup: Failure | None = None
         self._ordered = asyncio.Event()
         self._metrics, self._deaths = metrics_backlog(), deaths_backlog()
+        for trainer in self._trainers if earlier else ():
+            self._deaths.add(last_of(trainer.worker, earlier))
         self._shown = 0  # the newest request for stacks that was answered
         self._stacks: list[Stacks] = []
         self._stacks_told: int | None = None  # the first report that carried them
-        self._sequence = 0
+        self._sequence = earlier * REPORTS
         self._told: Report | None = None  # the last report, if all of it was sent
         self._ended = asyncio.Event()
         self._holding: str | None = None  # why the trainers are to hold, whatever the orders say

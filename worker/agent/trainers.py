@@ -64,9 +64,11 @@ class TrainerProcess:
         metrics: Callable[[StepMetrics], None],
         died: Callable[[WorkerReport], None],
         user: CodeUser,
+        num_earlier: int = 0,
     ) -> None:
+        """`num_earlier`: incarnations that agents before this one may have had."""
         self.worker = worker
-        self.report = WorkerReport(worker=worker, phase=Phase.STARTING)
+        self.report = WorkerReport(worker=worker, incarnation=num_earlier, phase=Phase.STARTING)
         self.progress = Progress()
         self._log = directory / f"{worker}.log"
         self._address = address

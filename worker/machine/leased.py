@@ -65,7 +65,7 @@ class LeasedVm:
         if self._unwiped and time.monotonic() >= self._wipe_at:
             self._wipe(*self._unwiped)
         if wanted is not None and wanted.boot is not None and is_new and not self._unwiped:
-            self._start(wanted, wanted.boot)
+            self._begin(wanted, wanted.boot)
         return MachineReport(
             obeyed=orders.version if orders is not None else 0,
             lease=self._lease.name if self._lease is not None else None,
@@ -73,6 +73,14 @@ class LeasedVm:
             console=self._console(),
             unwiped="; ".join(self._unwiped.values())[:_UNWIPED_CHARACTERS],
         )
+
+    def _begin(self, lease: Lease, boot: BootConfig) -> None:
+        """Start the VM; one that cannot be started here has ended."""
+        try:
+            self._start(lease, boot)
+        except OSError as error:  # a full disk, too many processes
+            log.error("VM %s cannot be started: %s", lease.vm, error)
+            self._end(lease)
 
     def _start(self, lease: Lease, boot: BootConfig) -> None:
         place = self._folder / lease.name

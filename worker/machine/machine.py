@@ -148,6 +148,19 @@ async def _run(machine: Machine) -> None:
     await until_first(machine.run(), told.wait())
 
 
+def _serve(machine: Machine) -> None:
+    """Until this process is told to end, or its manager refuses this machine: the VM ends with it.
+
+    Raises `Refused`, and `WrongFolder`, by which the VM goes on: whoever answers is not its manager.
+    """
+    try:
+        asyncio.run(_run(machine))
+    except Refused:
+        machine.end()
+        raise
+    machine.end()
+
+
 def main() -> None:
     """`python -m makara.worker.machine URL ...`: `makara join` checks what a user gives, and runs this."""
     parser = argparse.ArgumentParser()
@@ -171,7 +184,6 @@ def main() -> None:
             name=options.name,
             tls=ssl.create_default_context(cadata=ca),
         )
-        asyncio.run(_run(machine))
-        machine.end()
+        _serve(machine)
     except (Refused, WrongFolder) as error:
         raise SystemExit(f"makara: {error}") from error

@@ -182,7 +182,7 @@ def _close_planned(turn: Turn, planned: Generation) -> None:
         _give_up_planned(turn, planned, f"{_names(unheard)} silent while it was prepared")
         return
     noticed = turn.noticed(planned.seats)
-    if noticed:
+    if noticed and not planned.saves_only:
         _give_up_planned(turn, planned, f"notice for {_names(noticed)}")
     elif not turn.isolated and turn.elapsed_s(planned.planned_at) > turn.timing.prepare_timeout_s:
         reports = {seat: turn.report_of(seat) for seat in planned.members}

@@ -11,7 +11,7 @@ from ..facts import EndReason, IsolationChanged, VmGone, VmJoined, WorkerFailed
 from ..failures import num_rounds, on_vm
 from ..silence import heard_at
 from ..state import Vm, VmStatus, staying_vms, vm_of, wanted_vms
-from ..turn import Turn, has_ended, own_steps
+from ..turn import Turn, has_ended, never_ran, own_steps
 from . import fitness, notices, renting, surplus
 
 
@@ -61,7 +61,7 @@ def record_failures(turn: Turn) -> None:
                 own_steps=own_steps(worker),
             )
         )
-        if worker.incarnation == 0 and worker.phase is Phase.EXITED and vm.live:
+        if never_ran(worker) and worker.phase is Phase.EXITED and vm.live:
             # Nothing ever ran here (the VM's own setup failed), and its agent will not try again.
             turn.end_vm(vm.vm, EndReason.LEFT, failure.message)
 

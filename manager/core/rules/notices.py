@@ -102,8 +102,20 @@ def release(turn: Turn) -> None:
         if state.running and vm.vm not in needed:
             before = "drained" if vm.deadline is None else "handed over before its notice ran out"
             turn.end_vm(vm.vm, EndReason.RELEASED, before)
-        elif vm.drained_at is not None and _may_go(turn, vm, vm.drained_at):
+        elif vm.drained_at is not None and (
+            (vm.vm not in needed and _holds_nothing(turn, vm)) or _may_go(turn, vm, vm.drained_at)
+        ):
             turn.end_vm(vm.vm, EndReason.RELEASED, "drained")
+
+
+def _holds_nothing(turn: Turn, vm: Vm) -> bool:
+    """Whether its workers never took part in a generation, or hold after a checkpoint that is published."""
+    published, pulse = turn.state.published, turn.vitals.pulses.get(vm.vm)
+    saved = published[-1].step if published else -1
+    return pulse is not None and all(
+        worker.generation == 0 or (worker.phase is Phase.HELD and worker.step <= saved)
+        for worker in pulse.report.workers
+    )
 
 
 def _may_go(turn: Turn, vm: Vm, drained_at: float) -> bool:

@@ -131,11 +131,15 @@ def _usable(turn: Turn) -> dict[Seat, WorkerReport]:
 
 
 def _ready(turn: Turn) -> dict[Seat, WorkerReport]:
-    """The workers of all versions that some plan may use, in the order in which their VMs were requested."""
+    """The workers of all versions that some plan may use, in the order in which their VMs were requested.
+
+    To save what is held, also those that are to hand over will do: they live.
+    """
+    saves = turn.must_save()
     return {
         seat_of(worker): worker
         for vm, worker in turn.reports()
-        if vm.status is VmStatus.JOINED and _is_usable(turn, vm, worker)
+        if (vm.status is VmStatus.JOINED or (saves and vm.joined)) and _is_usable(turn, vm, worker)
     }
 
 

@@ -52,11 +52,10 @@ def take(turn: Turn) -> None:
 
 def request(turn: Turn, names: Sequence[str]) -> None:
     """Ask for VMs of these names, or for as many of them as may be had."""
-    state, spec = turn.state, turn.state.spec
+    spec, why = turn.state.spec, ""
     assert spec is not None, "VMs are for submitted jobs"
     if _stops_asking(turn, spec.resources):
         return
-    why = ""
     for name in names:
         offer = next_offer(turn)
         if isinstance(offer, str):
@@ -65,7 +64,7 @@ def request(turn: Turn, names: Sequence[str]) -> None:
         turn.fact(VmRequested(at=turn.now, vm=name))
         _attempt(turn, name, 1, *offer)
     turn.vitals = turn.vitals.told_why_no_vm(why)
-    if why == spending.SPENT and not state.counted_vms:
+    if why == spending.SPENT and len(turn.state.counted_vms) < spec.resources.min_nodes:
         spending.order_stop(turn, f"its budget of {spec.resources.budget:g} USD pays for no more VMs")
 
 

@@ -25,7 +25,7 @@ from ..events import Tick
 from ..facts import EndReason, GenerationStalled, StacksTaken, WorkerFailed
 from ..state import Generation, JobState, Vm
 from ..timing import Timing
-from ..turn import Turn, has_ended, own_steps, seat_of
+from ..turn import Turn, has_ended, never_ran, own_steps, seat_of
 from ..vitals import NoProgress, Vitals
 from . import generations
 
@@ -249,7 +249,7 @@ def _replace_stalled(turn: Turn, vm: Vm, worker: WorkerReport) -> None:
             counted=not closed,
         )
     )
-    if worker.incarnation == 0 and vm.live:  # no trainer runs yet: the VM's own setup comes to no end
+    if never_ran(worker) and vm.live:  # no trainer runs yet: the VM's own setup comes to no end
         turn.end_vm(vm.vm, EndReason.LEFT, message)
 
 
