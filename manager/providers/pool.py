@@ -132,8 +132,11 @@ class MachinePool:
             return self._database.execute("DELETE FROM machines WHERE machine = ?", (machine,)).rowcount > 0
 
     def connect(self, machine: str, send: Send) -> None:
-        """An earlier connection is not used any more."""
+        """An earlier connection is not used any more. One that was removed meanwhile ends."""
         with self._lock:
+            if not self.knows(machine):
+                send(None)
+                return
             self._lines[machine] = _Line(send)
             self._left_at.pop(machine, None)
             self._tell(machine)

@@ -12,6 +12,7 @@ from makara.manager.providers.nonces import GOOD_FOR_S, Nonces
 from makara.manager.providers.pool import MachinePool
 from makara.manager.providers.static import StaticProvider
 from makara.manager.spec.placement import Attempt, Placement
+from makara.protocol.machines import MachineOrders, MachineReport
 from makara.worker.machine import leased
 from pooled_machine import PooledMachine
 from provider_stands import boot_of
@@ -238,6 +239,17 @@ def test_a_removed_machine_ends_its_vm_and_is_known_no_more(site: Site) -> None:
     assert not pool.knows(known.machine)
     assert site.status("a") is ResourceStatus.GONE
     assert not pool.remove(known.machine)
+
+
+def test_a_machine_that_is_removed_while_it_connects_is_leased_to_nobody(site: Site) -> None:
+    pool, sent = site.provider.pool, list[MachineOrders | None]()
+    pool.admit("m", b"")
+    assert pool.remove("m")
+    pool.connect("m", sent.append)
+    assert sent == [None], "the connection is to end"
+    assert not pool.take("m", MachineReport(), sent.append)
+    with pytest.raises(NoCapacity):
+        site.create("a")
 
 
 def test_an_agent_reaches_the_manager_as_its_machine_does(site: Site) -> None:

@@ -106,6 +106,15 @@ def release(turn: Turn) -> None:
             (vm.vm not in needed and _holds_nothing(turn, vm)) or _may_go(turn, vm, vm.drained_at)
         ):
             turn.end_vm(vm.vm, EndReason.RELEASED, "drained")
+        elif _is_in_the_way(turn) and (state.hold or vm.vm not in needed) and _holds_nothing(turn, vm):
+            turn.end_vm(vm.vm, EndReason.RELEASED, "saved before its notice ran out")
+
+
+def _is_in_the_way(turn: Turn) -> bool:
+    """Whether no other VM can be asked for while those are there that are to hand over, nor a plan comes."""
+    state = turn.state
+    assert state.spec is not None, "VMs are for submitted jobs"
+    return len(state.counted_vms) >= state.spec.resources.max_nodes and state.planned is None
 
 
 def _holds_nothing(turn: Turn, vm: Vm) -> bool:
