@@ -74,6 +74,7 @@ class Cluster:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.person = random.Random(f"{seed}: what a person does")
+        self.cloud = random.Random(f"{seed}: what a cloud says")
         pick = self.random
         self.now = 1000.0
         self.num_steps, self.interval, self.step_s = pick.randint(3, 18), pick.randint(1, 4), 0.5
@@ -211,7 +212,7 @@ class Cluster:
     def _deliver(self, name: str, state: JobState) -> None:
         """Orders reach an agent. Older ones than it has are ignored."""
         vm = self.vms[name]
-        if not vm.alive or not vm.connected or vm.stopped:
+        if not vm.alive or not vm.connected or vm.stopped or vm.down:
             return
         if vm.orders is not None and state.num_facts <= vm.orders.version:
             return
@@ -238,7 +239,7 @@ class Cluster:
     def _report(self, name: str) -> None:
         vm, changed = self.vms[name], name in self._dirty
         self._dirty.discard(name)
-        if not vm.alive or vm.stopped or not vm.connected:
+        if not vm.alive or vm.stopped or vm.down or not vm.connected:
             return
         report = vm.report(self.now, changed=changed)
         odds = self.random.random()

@@ -18,6 +18,7 @@ from makara.manager.core.facts import (
 )
 from makara.manager.core.fold import fold
 from makara.manager.core.state import order_of
+from makara.protocol.messages import INCARNATIONS
 
 if TYPE_CHECKING:
     from cluster import Cluster
@@ -69,7 +70,10 @@ def check_heard(world: Cluster, report: Report) -> None:
     if world.state.ended or vm is None or not vm.live or pulse is None or pulse.report is not report:
         return
     for worker in report.workers:
-        if worker.incarnation > 1 and world.state.failed.get(worker.worker, 0) < worker.incarnation - 1:
+        before = worker.incarnation - 1
+        if before and before % INCARNATIONS == 0:
+            before -= 1  # what the agent before told last
+        if before > 0 and world.state.failed.get(worker.worker, 0) < before:
             raise Broken(f"{worker.worker} died before incarnation {worker.incarnation}: not counted")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster_protocol import die
+from cluster_protocol import die, restart, shatter
 from cluster_trainers import SimVm, Trainer
-from makara.manager.core.events import ContinueRequested, StopRequested
+from makara.manager.core.events import ContinueRequested, DrainRequested, StopRequested
 from makara.manager.core.facts import Fact, JobEnded
-from makara.protocol.messages import Failure
+from makara.protocol.messages import INCARNATIONS, Failure, Phase
+from makara.worker.agent.starts import REPORTS, last_of
 
 if TYPE_CHECKING:
     from cluster import Cluster
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 def schedule(world: Cluster) -> None:
     """Faults at a rate of this history's own; some histories have none."""
     world.after(world.random.uniform(0.5, 3.0), _strike, world, world.random.uniform(0.5, 6.0))
+    if world.cloud.random() < 0.6:
+        world.after(world.cloud.uniform(0.5, 6.0), _say, world, world.cloud.uniform(0.5, 8.0))
     if world.random.random() < 0.08:
         world.after(world.random.uniform(1.0, 30.0), _ask_to_stop, world)
     if world.person.random() < 0.2:
@@ -31,6 +34,78 @@ def _strike(world: Cluster, mean_s: float) -> None:
         fault = world.random.choices(_FAULTS, _ODDS)[0]
         fault(world, world.random.choice(alive))
     world.after(world.random.expovariate(1.0 / mean_s), _strike, world, mean_s)
+
+
+def _say(world: Cluster, mean_s: float) -> None:
+    """What a cloud and a person say of VMs, and reboots."""
+    if world.now > world.faults_until:
+        return
+    alive = [vm for vm in world.vms.values() if vm.alive]
+    if alive:
+        said = world.cloud.choices(_SAID, (3, 3, 1, 1, 2))[0]
+        said(world, world.cloud.choice(alive))
+    world.after(world.cloud.expovariate(1.0 / mean_s), _say, world, mean_s)
+
+
+def _notice_withdrawn(world: Cluster, vm: SimVm) -> None:
+    if vm.deadline is None:
+        vm.deadline = world.now + 8.0
+        world.changed(vm)
+        world.after(world.cloud.uniform(0.05, 5.0), _withdraw, world, vm)
+
+
+def _withdraw(world: Cluster, vm: SimVm) -> None:
+    vm.deadline = None
+    world.changed(vm)
+
+
+def _drain(world: Cluster, vm: SimVm) -> None:
+    names = list(world.state.vms.live)
+    if world.state.active and names:
+        world.send(DrainRequested(now=world.now, vm=world.cloud.choice(names)))
+
+
+def _notice_all(world: Cluster, vm: SimVm) -> None:
+    for one in world.vms.values():
+        if one.alive and one.deadline is None:
+            one.deadline = world.now + world.cloud.choice((2.0, 8.0, 60.0))
+            world.after(one.deadline - world.now, world.kill_vm, one.name)
+            world.changed(one)
+
+
+def _risk(world: Cluster, vm: SimVm) -> None:
+    vm.at_risk = not vm.at_risk
+    world.changed(vm)
+
+
+def _reboot(world: Cluster, vm: SimVm) -> None:
+    if vm.down:
+        return
+    vm.down = True
+    for trainer in vm.trainers:
+        trainer.alive, trainer.phase = False, Phase.EXITED
+        group = world.groups.get(trainer.generation)
+        if group is not None and group.arrived.get(trainer.worker) is trainer:
+            shatter(world, group, [trainer.worker])
+    if world.cloud.random() < 0.7:
+        world.after(0.05, world.close_connection, vm.name)
+    world.after(world.cloud.uniform(0.5, 9.0), _up, world, vm)
+
+
+def _up(world: Cluster, vm: SimVm) -> None:
+    if not vm.alive:
+        return
+    vm.starts += 1
+    vm.down, vm.orders, vm.sequence = False, None, vm.starts * REPORTS
+    vm.told = []
+    vm.deaths = [last_of(trainer.worker, vm.starts) for trainer in vm.trainers]
+    vm.trainers = [Trainer(t.worker, vm, incarnation=vm.starts * INCARNATIONS) for t in vm.trainers]
+    for trainer in vm.trainers:
+        world.after(world.cloud.uniform(0.1, 1.0), restart, world, trainer)
+    world.changed(vm)
+
+
+_SAID = (_notice_withdrawn, _drain, _notice_all, _risk, _reboot)
 
 
 def _kill(world: Cluster, vm: SimVm) -> None:

@@ -282,7 +282,7 @@ def die(world: Cluster, trainer: Trainer, failure: Failure) -> None:
 
 def restart(world: Cluster, trainer: Trainer) -> None:
     vm = trainer.vm
-    if vm.alive:
+    if vm.alive and trainer in vm.trainers:
         again = Trainer(trainer.worker, vm, incarnation=trainer.incarnation + 1)
         vm.trainers[vm.trainers.index(trainer)] = again
         world.after(world.random.uniform(0.2, 1.0), started, world, again)

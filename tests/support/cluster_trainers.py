@@ -152,6 +152,9 @@ class SimVm:
     alive: bool = True
     connected: bool = True
     stopped: bool = False
+    down: bool = False  # it reboots
+    starts: int = 0  # reboots so far
+    at_risk: bool = False
     sequence: int = 0
     orders: Orders | None = None
     deadline: float | None = None
@@ -174,6 +177,8 @@ class SimVm:
             deaths=list(self.deaths),
             metrics=[],
             notice_deadline_s=None if self.deadline is None else self.deadline - now,
+            notices_known=True,
+            at_risk=self.at_risk,
             leaving=None,
         )
 

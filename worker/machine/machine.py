@@ -62,9 +62,10 @@ class Machine:
         self._tls = tls
         self._orders: MachineOrders | None = None
         self._memory_bytes = total_bytes()
+        self._met = False  # its manager has answered this process
 
     async def run(self) -> NoReturn:
-        """Raises `Refused` and `WrongFolder`."""
+        """Raises `Refused`, and `WrongFolder` if another manager answers from the beginning."""
         delay_s = _FIRST_RETRY_S
         while True:
             began = time.monotonic()
@@ -72,6 +73,10 @@ class Machine:
                 await self._connect()
             except websockets.exceptions.InvalidStatus as error:
                 self._take_answer(error.response.status_code, bytes(error.response.body))
+            except WrongFolder as error:
+                if not self._met:
+                    raise
+                log.warning("%s: %s", self._url, error)  # its own may come back
             except (
                 OSError,
                 TimeoutError,
@@ -93,6 +98,7 @@ class Machine:
         """One connection, from its opening to its end."""
         challenge = await self._challenge()
         headers = {"Authorization": self._identity.authorization(challenge)}
+        self._met |= self._identity.manager == challenge.manager
         if self._token is not None and self._identity.manager is None:
             headers[JOIN_HEADER] = self._token
         self._orders = None
