@@ -106,8 +106,8 @@ def release(turn: Turn) -> None:
             (vm.vm not in needed and _holds_nothing(turn, vm)) or _may_go(turn, vm, vm.drained_at)
         ):
             turn.end_vm(vm.vm, EndReason.RELEASED, "drained")
-        elif _is_in_the_way(turn) and (state.hold or vm.vm not in needed) and _holds_nothing(turn, vm):
-            turn.end_vm(vm.vm, EndReason.RELEASED, "saved before its notice ran out")
+        elif _is_in_the_way(turn) and vm.vm not in needed and _holds_nothing(turn, vm):
+            turn.end_vm(vm.vm, EndReason.RELEASED, "holds nothing, and its notice keeps others away")
 
 
 def _is_in_the_way(turn: Turn) -> bool:
