@@ -300,6 +300,38 @@ def test_a_job_that_is_stopped_saves_on_vms_that_are_to_hand_over() -> None:
     assert script.last(JobEnded).reason == "as requested"
 
 
+def test_steps_that_only_vms_under_notice_hold_are_saved_when_too_few_others_stay() -> None:
+    """Found: they waited for their end with all that the job had trained since its last checkpoint."""
+    script = Script()
+    workers = script.start(2, resources={"max_nodes": 2, "min_nodes": 2})
+    script.prepare()
+    script.open()
+    script.form()
+    script.report(*(script.change(w, step=7) for w in workers))
+    script.extra[vm_of(workers[0])] = NOTICE
+    script.report()
+    script.event(VmTerminated(now=script.now, vm=vm_of(workers[1])))
+    del script.workers[workers[1]]
+    script.report(script.change(workers[0], phase=Phase.BROKEN))
+    assert script.state.current is None
+    script.wait(1.0)
+    script.answer(1, 1)
+    planned = script.state.planned
+    assert planned is not None
+    assert planned.saves_only
+    script.prepare()
+    script.open()
+    script.form(step=7)
+    saved = CheckpointRef(step=7, generation=2)
+    script.report(script.change(workers[0], phase=Phase.HELD, published=saved))
+    script.wait(1.0)
+    assert script.state.published == (saved,)
+    for _ in range(5):
+        script.wait(5.0)
+        script.report()
+    assert script.count(GenerationPlanned) == 2, "once is enough"
+
+
 def test_a_vm_is_drained_at_once_while_nothing_was_trained() -> None:
     script = Script()
     script.submit(resources={"max_nodes": 2})

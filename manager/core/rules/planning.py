@@ -107,7 +107,7 @@ def _enough(turn: Turn, usable: Iterable[Seat]) -> bool:
     """Whether these workers may train; to save what they hold, any number will do."""
     assert turn.state.spec is not None, "plans are made for submitted jobs"
     num_vms = len({vm_of(worker) for worker, _ in usable})
-    return num_vms >= turn.state.spec.resources.min_nodes or not turn.state.active
+    return num_vms >= turn.state.spec.resources.min_nodes or not turn.state.active or _only_saves(turn)
 
 
 def _wanted(turn: Turn) -> bool:
@@ -135,12 +135,29 @@ def _ready(turn: Turn) -> dict[Seat, WorkerReport]:
 
     To save what is held, also those that are to hand over will do: they live.
     """
-    saves = turn.must_save()
+    saves = turn.must_save() or _only_saves(turn)
     return {
         seat_of(worker): worker
         for vm, worker in turn.reports()
         if (vm.status is VmStatus.JOINED or (saves and vm.joined)) and _is_usable(turn, vm, worker)
     }
+
+
+def _only_saves(turn: Turn) -> bool:
+    """Whether too few VMs stay to train on, and steps are held that no checkpoint has: they are saved before
+    the other VMs go."""
+    state = turn.state
+    if not state.active or state.current is not None or state.spec is None:
+        return False
+    if not any(vm.status is VmStatus.NOTICED for vm in state.live_vms):
+        return False
+    published = state.published[-1].step if state.published else 0
+    staying = {
+        vm.vm
+        for vm, worker in turn.reports()
+        if vm.status is VmStatus.JOINED and _is_usable(turn, vm, worker)
+    }
+    return len(staying) < state.spec.resources.min_nodes and turn.held_step() > published
 
 
 def _is_usable(turn: Turn, vm: Vm, worker: WorkerReport) -> bool:
@@ -322,7 +339,7 @@ def _accept(turn: Turn, event: PlanComputed, value: dict[str, Any], asked: Plann
             predicted_s=event.predicted_s,
             detected_at=detected_at,
             decided_s=turn.now - asked.asked_at if asked is not None else 0.0,
-            saves_only=turn.must_save(),
+            saves_only=turn.must_save() or _only_saves(turn),
         )
     )
     turn.vitals = replace(turn.vitals, cause=None, planning=None)
