@@ -97,13 +97,14 @@ resource shopper 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
   name: guid(subscription().id, name, 'shopper')
   properties: {
     roleName: '${name} shopper'
-    description: 'Reads which types of VM there are, the quota, and what has become of a request.'
+    description: 'Reads which types of VM and images there are, the quota, and what has become of a request.'
     type: 'CustomRole'
     assignableScopes: [subscription().id]
     permissions: [
       {
         actions: [
           'Microsoft.Compute/skus/read'
+          'Microsoft.Compute/locations/publishers/artifacttypes/offers/skus/versions/read'
           'Microsoft.Compute/locations/usages/read'
           'Microsoft.Compute/locations/operations/read'
         ]

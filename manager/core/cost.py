@@ -44,19 +44,25 @@ def is_paid(state: JobState, vm: Vm) -> bool:
 
 
 def bill(vm: Vm, until: float) -> Spent:
-    """What the VM's newest attempt has cost until then; nothing came of the others."""
+    """What the VM's newest attempt has cost until then, a minute at least; nothing came of the others."""
     if vm.attempt is None or vm.attempted_at is None or vm.price is None:
         return Spent()
-    if vm.noted_at is None:
-        return _cost_for(vm, vm.price, max(_LEAST_BILLED_S, until - vm.attempted_at))
-    return vm.noted + _cost_for(vm, vm.price, max(0.0, until - vm.noted_at))
+    least = _cost_for(vm, vm.price, _LEAST_BILLED_S)
+    return max(_so_far(vm, vm.price, vm.attempted_at, until), least, key=lambda spent: spent.at_most)
 
 
 def noted(vm: Vm, at: float, unseen_s: float) -> Vm:
     """The VM with what it has cost by then, and in so many seconds more, as what it cost for certain."""
     if vm.attempted_at is None or vm.price is None:
         return vm
-    return replace(vm, noted=bill(vm, at) + _cost_for(vm, vm.price, unseen_s), noted_at=at)
+    so_far = _so_far(vm, vm.price, vm.attempted_at, at)
+    return replace(vm, noted=so_far + _cost_for(vm, vm.price, unseen_s), noted_at=at)
+
+
+def _so_far(vm: Vm, price: Price, attempted_at: float, until: float) -> Spent:
+    """By the time since its attempt, or since what was noted; without the least that is billed."""
+    since = attempted_at if vm.noted_at is None else vm.noted_at
+    return vm.noted + _cost_for(vm, price, max(0.0, until - since))
 
 
 def is_ahead(vm: Vm, now: float) -> bool:

@@ -40,6 +40,7 @@ class Resource:
     placement: Placement | None = None  # of a VM, where a cloud tells it
     private_address: str = ""  # by which it is reached in its network, where a cloud tells it
     public_address: str = ""
+    shows_power: bool = True  # False: told by a list that calls a VM running which has shut itself down
 
 
 class ProviderError(Exception):

@@ -1,9 +1,9 @@
-"""A provider of a cloud whose faults are the cloud's: whatever it raises is a `ProviderError`."""
+"""A provider whose faults end no job: whatever it raises is a `ProviderError`."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ...protocol.messages import BootConfig
@@ -12,6 +12,14 @@ from ..spec.placement import Attempt, Offer
 from . import Provider, ProviderError, Resource
 
 log = logging.getLogger("makara.manager")
+
+
+def guarded(providers: Mapping[str, Provider]) -> dict[str, Provider]:
+    """Each of them, guarded."""
+    return {
+        name: provider if isinstance(provider, Guarded) else Guarded(name, provider)
+        for name, provider in providers.items()
+    }
 
 
 class Guarded:

@@ -34,6 +34,7 @@ from ..core.facts import Fact, Resumption, VmEnded
 from ..core.orders import Leases, is_same, orders
 from ..places import check_places
 from ..providers import Provider
+from ..providers.guarded import guarded
 from ..providers.settings import CloudSettings
 from ..spec.job_spec import JobSpec, Resources
 from ..spec.resources import CLOUDS
@@ -86,6 +87,7 @@ class Service:
         self.journal = journal
         self.tokens = tokens
         self.providers = providers
+        called = guarded(providers)
         self.hub = Hub()
         self.files = JobFiles(config.home)
         self.jobs: dict[str, Job] = {}
@@ -102,7 +104,7 @@ class Service:
         self._continuing: set[str] = set()  # jobs whose secrets are stored before they go on
         self.threads = threads or Threads(config.threads)
         self.effects = Effects(
-            providers=providers,
+            providers=called,
             tokens=tokens,
             scratch=config.home / "scratch",
             manager_url=lambda: self.manager_url,
@@ -132,10 +134,10 @@ class Service:
                 every_s=config.cloud_list_s if name in CLOUDS else config.tick_s,
                 slow_call_s=config.slow_call_s,
             )
-            for name, provider in providers.items()
+            for name, provider in called.items()
         }
         self._market = Market(
-            providers=providers,
+            providers=called,
             jobs=self.jobs,
             effects=self.effects,
             threads=self.threads,

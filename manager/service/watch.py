@@ -99,6 +99,8 @@ class ProviderWatch:
         self._slow_call_s = slow_call_s
         self._missing: dict[str, int] = {}
         self._expected: dict[str, int] = {}  # VMs that should be listed, unless they are gone; their attempts
+        self._away: dict[str, int] = {}  # VMs without a connection that had joined; their attempts
+        self._asked: dict[str, int] = {}  # how often each of those was asked for by name since
         self._is_used = True  # whether the last list had anything
         self._releasing: dict[str, asyncio.Task[None]] = {}
 
@@ -128,6 +130,12 @@ class ProviderWatch:
             for state in states
             for vm in state.live_vms
             if provider_of(state, vm) == self._name and not self._effects.may_appear(state, vm)
+        }
+        self._away = {
+            vm.vm: vm.num_attempts
+            for job in self._jobs.values()
+            for vm in job.state.live_vms
+            if vm.joined and vm.vm not in job.connections and provider_of(job.state, vm) == self._name
         }
         listing = self._threads.run(Kind.LIST_VMS, self._list, owner=self._name)
         try:
@@ -178,7 +186,8 @@ class ProviderWatch:
         return [found for vm, attempts in vms.items() for found in self._provider.look(vm, attempts)]
 
     def _list(self) -> Seen:
-        """VMs that the list lacks are asked for by name, as lists of clouds lag behind."""
+        """VMs that the list lacks are asked for by name, as lists of clouds lag behind; and some of those
+        without a connection, where the list does not tell whether they have shut themselves down."""
         trouble = ""
         try:
             listed = list(self._provider.list())
@@ -196,7 +205,17 @@ class ProviderWatch:
                 if not trouble:
                     raise
                 unknown.add(vm)  # it may be where the provider could not ask
+        for vm in self._next_away({one.vm for one in listed if not one.shows_power}):
+            found = self._provider.look(vm, self._away[vm])
+            listed = [one for one in listed if one.vm != vm] + list(found)
         return Seen(listed, unknown, trouble)
+
+    def _next_away(self, running: Collection[str]) -> list[str]:
+        """A few of them, those first that were asked for least often."""
+        self._asked = {vm: self._asked.get(vm, 0) for vm in self._away if vm in running}
+        turn = sorted(self._asked, key=lambda vm: self._asked[vm])[:MOST_LOOKS]
+        self._asked |= {vm: self._asked[vm] + 1 for vm in turn}
+        return turn
 
     async def compare(self, resources: Sequence[Resource], unknown: Collection[str] = ()) -> None:
         """Tell jobs which of their VMs are gone; release what nobody wants. `unknown`: VMs of which nothing

@@ -130,6 +130,38 @@ def test_many_closings_at_a_time_are_one_list(tmp_path: Path) -> None:
     _play(tmp_path, act, num_vms=5)
 
 
+@pytest.mark.parametrize("provider", ["aws", "azure"])
+def test_a_vm_that_shut_itself_down_after_it_was_looked_at_is_released_soon(
+    tmp_path: Path, provider: str
+) -> None:
+    async def act(history: History) -> None:
+        machine, *_ = history.cloud.billed()
+        history.hang_up(machine, away_s=10_000.0)
+        await history.wait(6.0)
+        machine.off, at = True, history.loop.time()
+        await history.until(lambda: machine.gone_at, 120.0, "its end")
+        (ended,) = [fact for fact in _since(history, VmEnded, at) if fact.vm == machine.attempt.vm]
+        assert ended.reason is EndReason.PREEMPTED
+        assert ended.at - at < 20.0, "a list is asked for every 15 s"
+
+    _play(tmp_path, act, provider)
+
+
+def test_of_many_vms_without_a_connection_a_few_are_asked_for_beside_each_list(tmp_path: Path) -> None:
+    async def act(history: History) -> None:
+        for machine in history.cloud.billed():
+            history.hang_up(machine, away_s=10_000.0)
+        await history.wait(16.0)
+        looks, lists = history.cloud.looks["azure"], history.cloud.lists["azure"]
+        last = history.cloud.billed()[-1]
+        last.off = True
+        await history.until(lambda: last.gone_at, 120.0, "its end")
+        asked = history.cloud.looks["azure"] - looks
+        assert asked <= 3 * (history.cloud.lists["azure"] - lists)
+
+    _play(tmp_path, act, "azure", num_vms=5)
+
+
 def test_a_list_ends_a_vm_that_was_not_ending_yet_when_it_was_looked_at(tmp_path: Path) -> None:
     async def act(history: History) -> None:
         (machine,), looks = history.cloud.billed(), history.cloud.looks["aws"]

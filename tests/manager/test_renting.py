@@ -9,7 +9,7 @@ import pytest
 from core_script import Script
 from makara.manager.core import Vitals, fold
 from makara.manager.core.commands import ReleaseVm, RequestVm
-from makara.manager.core.cost import hourly_ceiling, spent_by
+from makara.manager.core.cost import bill, hourly_ceiling, noted, spent_by
 from makara.manager.core.events import (
     AttemptFailed,
     AttemptSucceeded,
@@ -362,6 +362,17 @@ def test_a_clock_that_is_set_back_makes_nothing_cheaper() -> None:
     assert again >= spent
     pass_time(script, 1800.0)
     assert spent_by(script.state, script.now).at_most >= again + 0.49 * hour
+
+
+def test_a_note_in_a_vms_first_minute_makes_nothing_dearer() -> None:
+    script = rented(Script(), offer(ceiling=1.0), max_nodes=1)
+    (vm,), began_at = script.state.live_vms, script.now
+    early = noted(vm, began_at + 20.0, 0.0)
+    for seconds in (20.0, 45.0, 60.0, 100.0, 3600.0):
+        assert bill(early, began_at + seconds).at_most == pytest.approx(
+            bill(vm, began_at + seconds).at_most
+        ), seconds
+    assert bill(early, began_at + 30.0).at_most == pytest.approx(1.0 / 60.0), "a minute is billed at least"
 
 
 def test_what_a_budget_was_spent_on_is_noted_a_hundred_times_at_most() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -424,11 +424,17 @@ def test_a_vm_that_is_not_gone_long_after_its_release_is_told(tmp_path: Path) ->
 
 
 class Broken(FakeProvider):
-    """Its releases fail, a few times, as nothing that speaks to a cloud should."""
+    """Its releases fail, a few times, as nothing that speaks to a cloud should; or its requests."""
 
-    def __init__(self, *faults: Exception) -> None:
+    def __init__(self, *faults: Exception, requests: Sequence[Exception] = ()) -> None:
         super().__init__()
         self.faults = list(faults)
+        self.requests = list(requests)
+
+    def create(self, attempt: Attempt, boot: BootConfig) -> str:
+        if self.requests:
+            raise self.requests.pop(0)
+        return super().create(attempt, boot)
 
     def release(self, vm: str, attempts: int = 1) -> bool:
         if self.faults:
@@ -454,6 +460,19 @@ def test_a_release_that_raises_anything_is_made_again_and_the_job_goes_on(tmp_pa
             assert at.service.jobs["j"].state.ended is None
             assert other in at.vms("j")
             assert f"{vm}/release" not in trouble["j"]
+
+    asyncio.run(act())
+
+
+def test_a_request_that_raises_anything_is_made_again_and_the_job_goes_on(tmp_path: Path) -> None:
+    async def act() -> None:
+        cloud = Broken(requests=[KeyError("makara:vm"), OSError("no space left on device")])
+        async with desk(tmp_path, cloud) as at:
+            await at.submit("j")
+            await at.tick()
+            await at.until(lambda: len(cloud.vms) == 2)
+            assert not cloud.requests
+            assert at.service.jobs["j"].state.ended is None
 
     asyncio.run(act())
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aws_stand import ADDRESS_HOUR, DISK_MONTH, PRICES, REGION, SPOT, TYPE, ZONES, AwsStand, aws_stand
 from makara.manager.config import ConfigError, ServerConfig
 from makara.manager.core.cost import price_of
@@ -341,6 +345,57 @@ def test_what_is_asked_for_while_something_changes_is_not_kept() -> None:
     assert shared.get(since=6.0) == (5.0, 2)
 
 
+class Turnstile:
+    """A lock that tells how many came to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.came = threading.Semaphore(0)
+
+    def __enter__(self) -> None:
+        self.came.release()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_those_who_wait_for_a_list_that_fails_do_not_ask_one_after_another() -> None:
+    asked: list[str] = []
+    turnstile = Turnstile()
+
+    def ask() -> list[str]:
+        asked.append("once more")
+        for _ in range(4):
+            assert turnstile.came.acquire(timeout=30.0)
+        raise ProviderError("read timed out")
+
+    shared = SharedList(ask, lambda: 5.0)
+    shared._asking = turnstile  # type: ignore[assignment]
+    with ThreadPoolExecutor(4) as threads:
+        failed = [threads.submit(shared.get, since=0.0).exception for _ in range(4)]
+        assert {str(exception()) for exception in failed} == {"read timed out"}
+    assert asked == ["once more"]
+    shared._ask = lambda: ["at last"]
+    assert shared.get(since=0.0) == (5.0, ["at last"]), "who comes later asks anew"
+
+
+@pytest.mark.parametrize("regions", [(), (FAR,)])
+def test_what_this_manager_made_is_ended_though_no_list_can_be_had(
+    stand: AwsStand, regions: tuple[str, ...]
+) -> None:
+    places = {**dict.fromkeys(regions, stand.settings.regions[REGION]), **stand.settings.regions}
+    provider = stand.aws_provider(regions=places)
+    create(provider, stand.attempt("vm-a"))
+    stand.aws.allows = lambda authorization, action, form: not action.startswith("Describe")
+    stand.aws.calls.clear()
+    with pytest.raises(ProviderError, match="UnauthorizedOperation"):
+        provider.release("vm-a")
+    assert Counter(stand.aws.calls) == {"TerminateInstances": 1, "DescribeInstances": 1}, "of one region"
+    stand.wait()
+    assert not stand.billed()
+
+
 # ---- prices ------------------------------------------------------------------------------------------------
 
 
@@ -429,6 +484,55 @@ def test_each_fault_is_told_with_its_field(
     assert [name for name, _ in faults] == [field]
     assert told in faults[0][1]
     assert not stand.billed()
+
+
+class Names:
+    """A resolver that knows one region's name."""
+
+    def __init__(self, *known: str) -> None:
+        self.known = known
+        self.asked: list[str] = []
+
+    def __call__(self, host: str, port: None) -> list[str]:
+        self.asked.append(host)
+        if host not in self.known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [host]
+
+
+def open_region(region: str, stand: AwsStand, home: Path) -> None:
+    there = stand.settings.regions[REGION].model_dump()
+    (home / "clouds.yaml").write_text(yaml.safe_dump({"aws": {"regions": {REGION: there, region: there}}}))
+    providers = open_providers(ServerConfig(home=home, port=0), "m", lambda attempt, boot: b"")
+    for provider in providers.values():
+        provider.close()
+
+
+@pytest.mark.parametrize(
+    ("region", "meant"),
+    [
+        ("us-eats-1", "; did you mean us-east-1?"),
+        ("mars", ""),
+        ("us east", "; did you mean us-east-1?"),
+    ],
+)
+def test_a_manager_does_not_begin_with_a_region_that_aws_does_not_have(
+    stand: AwsStand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, region: str, meant: str
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", Names())
+    with pytest.raises(ConfigError) as caught:
+        open_region(region, stand, tmp_path)
+    told = str(caught.value)
+    assert told == f"clouds.yaml: aws.regions.{region}: AWS has no region of this name{meant}"
+
+
+def test_a_region_that_the_library_does_not_know_yet_is_taken_if_it_has_an_address(
+    stand: AwsStand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = Names("ec2.us-north-9.amazonaws.com")
+    monkeypatch.setattr(socket, "getaddrinfo", names)
+    open_region("us-north-9", stand, tmp_path)
+    assert names.asked == list(names.known), "those that it knows are not asked for"
 
 
 def test_expired_credentials_are_told(stand: AwsStand) -> None:

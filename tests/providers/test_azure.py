@@ -318,6 +318,18 @@ def test_releases_share_lists_and_tell_each_vm_once(cloud: AzureCloud) -> None:
     assert not cloud.account.resources
 
 
+def test_what_this_manager_made_is_ended_though_no_list_can_be_had(cloud: AzureCloud) -> None:
+    provider = cloud.provider()
+    create(provider, cloud.attempt())
+    cloud.stand_in.lists_fail = True
+    for _ in range(2):
+        with pytest.raises(ProviderError, match="the list cannot be made now"):
+            provider.release("gpt-vm0")
+    assert Counter(method for method, _ in cloud.stand_in.requests)["DELETE"] == 1
+    cloud.account.settle()
+    assert not cloud.names()
+
+
 @pytest.mark.parametrize("ask", ["look", "release", "console"])
 def test_of_earlier_attempts_only_what_is_listed_is_asked_for_by_name(cloud: AzureCloud, ask: str) -> None:
     provider = cloud.provider(list_s=5.0)
@@ -377,8 +389,11 @@ def test_a_vm_that_was_shut_down_from_inside_is_billed_still(cloud: AzureCloud) 
     provider = cloud.provider()
     create(provider, cloud.attempt())
     machine(cloud)["properties"]["instanceView"] = {"statuses": [{"code": "PowerState/stopped"}]}
-    assert statuses(provider.list()) == {"gpt-vm0": ResourceStatus.RUNNING}
-    assert statuses(provider.look("gpt-vm0")) == {"gpt-vm0": ResourceStatus.ENDING}
+    listed, looked = provider.list(), provider.look("gpt-vm0")
+    assert statuses(listed) == {"gpt-vm0": ResourceStatus.RUNNING}
+    assert {one.kind: one.shows_power for one in listed} == {"vm": False, "interface": True, "disk": True}
+    assert statuses(looked) == {"gpt-vm0": ResourceStatus.ENDING}
+    assert all(one.shows_power for one in looked)
 
 
 def test_the_console_ends_with_its_last_lines(cloud: AzureCloud) -> None:

@@ -14,6 +14,8 @@ from makara.manager.providers.azure.provider import AzureProvider
 from makara.manager.spec.placement import Market
 from provider_stands import boot_of
 
+_UBUNTU = "Canonical:ubuntu-24_04-lts"
+
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Iterator[AzureCloud]:
@@ -77,6 +79,32 @@ def test_rights_that_are_missing_are_told(cloud: AzureCloud) -> None:
         ),
         ({"region": "eastus"}, "region", "is in westeurope"),
         ({"image": "ubuntu"}, "image", "neither publisher:offer:sku:version"),
+        (
+            {"image": f"{_UBUNTU}:desktop:latest"},
+            "image",
+            f"Azure has no image {_UBUNTU}:desktop:latest in west",
+        ),
+        (
+            {"image": f"{_UBUNTU}:server:24.04.1"},
+            "image",
+            f"Azure has no image {_UBUNTU}:server:24.04.1 in west",
+        ),
+        (
+            {"instance_type": "Standard_D4ps_v5"},
+            "instance_type",
+            f"Standard_D4ps_v5 is Arm64, but image {_UBUNTU}:server:latest is x64",
+        ),
+        (
+            {"image": f"{_UBUNTU}:server-arm64:latest"},
+            "instance_type",
+            f"Standard_D4s_v5 is x64, but image {_UBUNTU}:server-arm64:latest is Arm64",
+        ),
+        (
+            {"instance_type": "Standard_E4s_v5", "image": f"{_UBUNTU}:server-gen1:24.04.202604160"},
+            "instance_type",
+            "Standard_E4s_v5 boots images of generation V2, but image",
+        ),
+        ({"disk_gb": 29}, "disk_gb", f"29 GB, but image {_UBUNTU}:server:latest needs 30"),
         ({"min_nodes": 13, "max_nodes": 13}, "min_nodes", "0 of 50 are in use: ask for more quota"),
         (
             {"min_nodes": 11, "max_nodes": 13, "use_spot": False},
@@ -91,6 +119,28 @@ def test_a_wish_that_cannot_be_granted_is_refused(
     ((found, message),) = cloud.provider().check(cloud.resources(**changes))
     assert found == field
     assert told in message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"instance_type": "Standard_D4ps_v5", "image": f"{_UBUNTU}:server-arm64:latest"},
+        {"image": f"{_UBUNTU}:server-gen1:24.04.202510010"},
+        {
+            "image": "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/images/of-mine",
+            "disk_gb": 1,
+        },
+        {"disk_gb": 30},
+    ],
+)
+def test_an_image_that_fits_is_taken(cloud: AzureCloud, changes: dict[str, object]) -> None:
+    assert not cloud.provider().check(cloud.resources(**changes))
+
+
+def test_a_misspelled_region_is_told_by_its_field(cloud: AzureCloud) -> None:
+    ((field, message),) = cloud.provider(region="westeurop").check(cloud.resources())
+    assert field == "region"
+    assert message.startswith("azure.region of clouds.yaml is 'westeurop', where Azure has no types of VM")
 
 
 def test_offers_are_in_the_order_in_which_they_are_tried_and_priced(cloud: AzureCloud) -> None:

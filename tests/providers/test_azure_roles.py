@@ -55,6 +55,8 @@ def rights(method: str, path: str) -> set[str]:
         found = {f"{match[1]}/{_VERBS[method]}"}
         looks = method == "GET" and match[1].endswith("virtualMachines")
         return found | ({f"{match[1]}/instanceView/read"} if looks else set())  # they ask for it with the VM
+    if re.fullmatch(r"Microsoft\.Compute/locations/[^/]+/publishers/.*/versions(?:/[^/]+)?", asked):
+        return {"Microsoft.Compute/locations/publishers/artifacttypes/offers/skus/versions/read"}
     if match := re.fullmatch(r"Microsoft\.Compute/(?:locations/[^/]+/)?(\w+)(?:/[^/]+)?", asked):
         return {f"Microsoft.Compute/{'locations/' if 'locations' in asked else ''}{match[1]}/read"}
     raise AssertionError(f"{method} {path}")

@@ -19,21 +19,63 @@ class Size:
     hourly: float
     hourly_spot: float | None
     restriction: str | None = None
+    architecture: str = "x64"
+    generations: str = "V1,V2"
 
 
 SIZES = {
     "Standard_D4s_v5": Size("standardDSv5Family", 4, 16, 0, True, frozenset("123"), 0.23, 0.046),
     "Standard_D8s_v5": Size("standardDSv5Family", 8, 32, 0, True, frozenset("12"), 0.46, 0.092),
-    "Standard_E4s_v5": Size("cores", 4, 32, 0, True, frozenset("1"), 0.3, None),
+    "Standard_E4s_v5": Size("cores", 4, 32, 0, True, frozenset("1"), 0.3, None, generations="V2"),
     "Standard_B2s": Size("cores", 2, 4, 0, False, frozenset("123"), 0.05, None),
     "Standard_NC4as_T4_v3": Size("cores", 4, 28, 1, True, frozenset("1"), 0.6, 0.1),
+    "Standard_D4ps_v5": Size(
+        "standardDPSv5Family",
+        4,
+        16,
+        0,
+        True,
+        frozenset("123"),
+        0.2,
+        0.04,
+        architecture="Arm64",
+        generations="V2",
+    ),
     "Standard_M8ms": Size("cores", 8, 218, 0, True, frozenset(), 2.5, 0.5, "NotAvailableForSubscription"),
 }
+
+
+@dataclass(frozen=True)
+class Image:
+    architecture: str = "x64"
+    generation: str = "V2"
+    disk_gb: int = 30
+    versions: tuple[str, ...] = ("24.04.202510010", "24.04.202604160")
+
+
+IMAGES = {
+    ("Canonical", "ubuntu-24_04-lts", "server"): Image(),
+    ("Canonical", "ubuntu-24_04-lts", "server-arm64"): Image(architecture="Arm64"),
+    ("Canonical", "ubuntu-24_04-lts", "server-gen1"): Image(generation="V1"),
+}
+
+
+def image(found: Image, version: str) -> dict[str, Any]:
+    """As `Microsoft.Compute/locations/publishers/artifacttypes/offers/skus/versions` tells it."""
+    disk = {"operatingSystem": "Linux", "sizeInBytes": found.disk_gb << 30, "sizeInGb": found.disk_gb}
+    properties = {
+        "architecture": found.architecture,
+        "hyperVGeneration": found.generation,
+        "osDiskImage": disk,
+        "dataDiskImages": [],
+    }
+    return {"name": version, "location": REGION, "properties": properties}
 
 
 def sku(name: str, size: Size) -> dict[str, Any]:
     """As `Microsoft.Compute/skus` tells it."""
     abilities = {"vCPUs": size.cpus, "MemoryGB": size.memory_gb, "LowPriorityCapable": size.spot}
+    abilities |= {"CpuArchitectureType": size.architecture, "HyperVGenerations": size.generations}
     if size.gpus:
         abilities["GPUs"] = size.gpus
     found: dict[str, Any] = {

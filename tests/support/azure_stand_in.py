@@ -16,13 +16,17 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import trustme
 from azure_account import GROUP, HOST_GROUP, MACHINES, SUBSCRIPTION, AzureAccount, Refusal
-from azure_catalog import REGION, SIZES, prices, sku
+from azure_catalog import IMAGES, REGION, SIZES, image, prices, sku
 
 TOKEN = "a token of the stand-in"
 CLIENT_SECRET = "not a secret of anybody"
 
 _GROUPS = rf"(/subscriptions/{SUBSCRIPTION}/resourceGroups/({GROUP}|{HOST_GROUP})/providers/)(.+)"
 _COMPUTE = f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Compute/"
+_IMAGES = (
+    rf"{_COMPUTE}locations/{REGION}/publishers/([^/]+)/artifacttypes/vmimage/offers/([^/]+)/skus/([^/]+)/versions"
+    r"(?:/([^/]+))?"
+)
 
 
 class AzureStandIn:
@@ -35,6 +39,7 @@ class AzureStandIn:
         self.throttled = False
         self.unreachable = False
         self.forbidden = False
+        self.lists_fail = False
         self.expired = False  # the credentials
         self.expires_after: int | None = None  # after so many requests, all in all
         self.loses_answers_of: set[str] = set()  # methods; each once
@@ -130,9 +135,12 @@ class _Exchange(BaseHTTPRequestHandler):
         if match := re.fullmatch(_GROUPS, path):
             return self._resource(*match.groups(), query, body)
         if path == f"{_COMPUTE}skus":
-            return 200, self._page(path, query, [sku(name, size) for name, size in SIZES.items()]), {}
+            there = SIZES if query.get("$filter") == f"location eq '{REGION}'" else {}
+            return 200, self._page(path, query, [sku(name, size) for name, size in there.items()]), {}
         if path == f"{_COMPUTE}locations/{REGION}/usages":
             return 200, self._page(path, query, self._usages()), {}
+        if match := re.fullmatch(_IMAGES, path):
+            return 200, self._image(*match.groups(), query), {}
         if match := re.fullmatch(rf"{_COMPUTE}locations/{REGION}/operations/([\w-]+)", path):
             return 200, self.stand.account.operation(match[1]), self._pace()
         raise Refusal(404, "InvalidResourceType", f"{path} is not known to the stand-in")
@@ -157,6 +165,8 @@ class _Exchange(BaseHTTPRequestHandler):
         provider, kind, *names = path.split("/")
         kind = f"{provider}/{kind}"
         if not names:
+            if self.stand.lists_fail:
+                raise Refusal(503, "ServiceUnavailable", "the list cannot be made now")
             if "$expand" in query and "virtualMachineScaleSet" not in query.get("$filter", ""):
                 message = "$expand is only supported with a filter for a virtual machine scale set"
                 raise Refusal(400, "InvalidParameter", message)
@@ -179,6 +189,20 @@ class _Exchange(BaseHTTPRequestHandler):
             operation = account.delete(key)
             return (204, None, {}) if operation is None else (202, None, self._under_way(operation))
         return 200, _shown(account.get(key), query), {}
+
+    def _image(
+        self, publisher: str, offer: str, name: str, version: str | None, query: dict[str, str]
+    ) -> Any:
+        """A version, or the list of them: no pages, and of each its name and place alone."""
+        found = IMAGES.get((publisher, offer, name))
+        if found is None or (version is not None and version not in found.versions):
+            raise Refusal(
+                404, "PlatformImageNotFound", f"The platform image {publisher}:{offer} is not available."
+            )
+        if version is not None:
+            return image(found, version)
+        names = sorted(found.versions, reverse=query.get("$orderby") == "name desc")
+        return [{"name": one, "location": REGION} for one in names[: int(query.get("$top", len(names)))]]
 
     def _under_way(self, operation: str) -> dict[str, str]:
         address = f"{self.stand.address}{_COMPUTE}locations/{REGION}/operations/{operation}?api-version=1"

@@ -40,6 +40,7 @@ class Machine:
     parts: set[str] = field(default_factory=set)  # that stay when it is gone
     notice_at: float | None = None  # when it is taken, as the cloud has said
     failed: bool = False  # its creation has
+    off: bool = False  # it has shut itself down, and is billed
     paid: float = 0.0  # USD
     paid_until: float = 0.0
 

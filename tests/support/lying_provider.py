@@ -29,8 +29,8 @@ _GONE = (ResourceStatus.GONE, ResourceStatus.ENDING)
 _SHOWN_S = 3600.0  # EC2 shows a VM for so long that has ended
 
 
-class Later(Exception):
-    """The answer comes so much later, and is made then."""
+class Later(BaseException):
+    """The answer comes so much later, and is made then. No error: nobody between catches it."""
 
     def __init__(self, after_s: float, answer: Callable[[], object]) -> None:
         super().__init__()
@@ -214,8 +214,11 @@ class LyingProvider:
     def _resources(self, machine: Machine, exact: bool) -> list[Resource]:
         stale = not exact and self._cloud.clock() < machine.stale_until
         status = ResourceStatus.RUNNING if stale else machine.status
+        shows_power = exact or self.name == "aws"  # Azure's list does not tell what a VM is doing
+        if machine.off and shows_power and status is ResourceStatus.RUNNING:
+            status = ResourceStatus.ENDING
         vm, number = machine.attempt.vm, machine.attempt.number
-        found = [Resource(vm=vm, attempt=number, id=machine.id, status=status)]
+        found = [Resource(vm=vm, attempt=number, id=machine.id, status=status, shows_power=shows_power)]
         for part in sorted(machine.parts):
             kind = "disk" if part == "disk" else "interface"
             identity, ending = f"{machine.id}-{part}", ResourceStatus.ENDING

@@ -33,6 +33,7 @@ class Memory:
         self._made: dict[str, dict[str, Made]] = {}  # VM -> id -> what
         self._unknown: dict[tuple[str, str], float] = {}  # (VM, attempt) -> when it was last tried
         self._ended: dict[str, float] = {}  # id -> when AWS was last told to end it
+        self._told: set[str] = set()  # ids of what this process made, that AWS was told to end
 
     @contextmanager
     def trying(self, attempt: Attempt) -> Generator[None]:
@@ -62,6 +63,12 @@ class Memory:
         with self._lock:
             return {made.region for made in self._made.get(vm, {}).values()}
 
+    def never_ended(self, vm: str, region: str) -> list[str]:
+        """The ids of what this process made of a VM there, and AWS was never told to end."""
+        with self._lock:
+            made = self._made.get(vm, {}).values()
+            return [one.id for one in made if one.region == region and one.id not in self._told]
+
     def end_is_due(self, identity: str) -> bool:
         """Whether AWS is to be told, or told again, to end this one."""
         with self._lock:
@@ -73,6 +80,7 @@ class Memory:
         with self._lock:
             self._ended = {one: at for one, at in self._ended.items() if now - at < _END_AGAIN_S}
             self._ended[identity] = now
+            self._told |= {identity} & {one for made in self._made.values() for one in made}
 
     def may_appear(self, vm: str) -> bool:
         """Whether something of a VM that no list has may exist all the same.
@@ -87,7 +95,7 @@ class Memory:
     def forget(self, vm: str) -> None:
         """All of it is gone."""
         with self._lock:
-            self._made.pop(vm, None)
+            self._told.difference_update(self._made.pop(vm, {}))
             for key in [key for key in self._unknown if key[0] == vm]:
                 del self._unknown[key]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import boto3
@@ -23,6 +23,7 @@ from .launching import launch_request, token_of
 from .memory import LAG_S, Memory
 from .offers import Offers
 from .prices import Prices
+from .regions import check_regions
 
 _CONSOLE_BYTES = 8 << 10
 _LIST_S = 5.0  # all jobs share a list of that age
@@ -37,7 +38,7 @@ _BOOT = {
 
 class AwsProvider:
     """VMs in one account. `render` makes an attempt's user data; `session` has credentials, if they are not
-    to be found where AWS's own tools find them."""
+    to be found where AWS's own tools find them. Raises `NotAllowed` for a region that AWS does not have."""
 
     def __init__(
         self,
@@ -53,6 +54,8 @@ class AwsProvider:
         self._render = render
         self._clock = clock
         self._clients = Clients(settings.endpoint_url, session)
+        if settings.endpoint_url is None:
+            check_regions(settings.regions)
         self._images = Images(self._clients)
         self._memory = Memory(clock)
         self._prices = Prices(self._clients, clock)
@@ -158,12 +161,12 @@ class AwsProvider:
     # ---- regions -------------------------------------------------------------------------------------------
 
     def _by_region(
-        self, ask: Callable[[str], list[Resource]]
+        self, ask: Callable[[str], list[Resource]], regions: Collection[str] = ()
     ) -> tuple[dict[str, list[Resource]], dict[str, ProviderError]]:
-        """What each region has, and why the others did not say so: none holds up another."""
+        """What each of these regions has, or of all, and why others did not say so: none holds up another."""
         found: dict[str, list[Resource]] = {}
         failed: dict[str, ProviderError] = {}
-        for region in self._settings.regions:
+        for region in regions or self._settings.regions:
             try:
                 found[region] = ask(region)
             except ProviderError as error:
@@ -171,12 +174,11 @@ class AwsProvider:
         return found, failed
 
     def _in_its_region(self, vm: str, ask: Callable[[str], list[Resource]]) -> list[Resource]:
-        """What there is of one VM. All its attempts are in one region: once something of it was made or found
-        there, the other regions need not answer."""
-        found, failed = self._by_region(ask)
+        """What there is of one VM. All its attempts are in one region: if something of it was made there the
+        others are not asked, and if something was found they need not answer."""
+        found, failed = self._by_region(ask, self._memory.regions_of(vm))
         resources = [resource for some in found.values() for resource in some]
-        is_known = bool(resources) or bool(self._memory.regions_of(vm) & found.keys())
-        if failed and not is_known:
+        if failed and not resources:
             raise next(iter(failed.values()))
         return resources
 
@@ -224,15 +226,18 @@ class AwsProvider:
 
     def _release_in(self, region: str, vm: str) -> list[Resource]:
         """A VM takes half a minute or more to end, and is asked for again and again until it has: so all that
-        are being released share the lists. What has been left is in a list that is newer than its end."""
+        are being released share the lists. What has been left is in a list that is newer than its end.
+
+        What this manager made is told to end before any list is waited for.
+        """
         ec2 = self._clients.ec2(region)
+        for identity in self._memory.never_ended(vm, region):
+            self._tell_end(ec2, identity)
         asked_at, listed = self._instances[region].get(since=self._clock() - _LIST_S)
         found = self._with_made(region, vm, [one for one in listed if one.vm == vm])
         alive = [one.id for one in found if one.status is not ResourceStatus.GONE]
         for identity in alive:
-            if self._memory.end_is_due(identity):
-                self._end(lambda i=identity: ec2.terminate_instances(InstanceIds=[i]), identity)
-                self._memory.ended(identity)
+            self._tell_end(ec2, identity)
         if alive:
             return found
         _, leftovers = self._leftovers[region].get(since=asked_at)
@@ -242,6 +247,12 @@ class AwsProvider:
         if left:
             self._leftovers[region].forget()
         return found + left
+
+    def _tell_end(self, ec2: Any, identity: str) -> None:
+        """To a VM, unless it was told so lately."""
+        if self._memory.end_is_due(identity):
+            self._end(lambda: ec2.terminate_instances(InstanceIds=[identity]), identity)
+            self._memory.ended(identity)
 
     def _delete(self, ec2: Any, resource: Resource) -> None:
         if resource.kind == "disk":

@@ -10,6 +10,7 @@ from ...spec.placement import STATED, Market, Offer, Placement, Price
 from ...spec.resources import Resources
 from .. import NotAllowed, Unauthenticated
 from ..sizes import size_faults
+from .images import Image, NoImage, find_image
 from .prices import Listed, PriceList
 from .settings import AzureSettings
 from .sizes import Region, Size
@@ -23,6 +24,7 @@ class Catalog:
 
     def __init__(self, settings: AzureSettings, client: ComputeManagementClient) -> None:
         self._settings = settings
+        self._client = client
         self._region = Region(client, settings.region)
         self._prices = PriceList(settings.prices, settings.ca_file)
 
@@ -33,8 +35,13 @@ class Catalog:
             sizes = self._region.sizes()
         except (NotAllowed, Unauthenticated) as error:
             return [*faults, ("provider", str(error))]
+        if not sizes:
+            told = f"azure.region of clouds.yaml is {self._settings.region!r}, where Azure has no types of VM"
+            return [*faults, ("region", f"{told}: is it misspelled?")]
         wanted = [(name, sizes.get(name)) for name in resources.types_of("azure")]
         faults += [fault for name, size in wanted for fault in self._type_faults(resources, name, size)]
+        if not any(field == "image" for field, _ in faults):
+            faults += self._image_faults(resources, [size for _, size in wanted if size is not None])
         if faults:
             return faults
         return list(self._quota_faults(resources, [size for _, size in wanted if size is not None]))
@@ -97,6 +104,25 @@ class Catalog:
                 known = ", ".join(sorted(size.zones)[:_MOST_NAMED]) or "none"
                 yield "zones", f"{name} is not in zone {zone!r} of {region}; zones that have it: {known}"
 
+    def _image_faults(self, resources: Resources, sizes: list[Size]) -> Iterator[Fault]:
+        """Of an image of the marketplace; of one that is named by its id the manager may know nothing."""
+        name = resources.image_of("azure") or self._settings.image
+        if name.startswith("/"):
+            return
+        try:
+            image = find_image(self._client, self._settings.region, name)
+        except NoImage as error:
+            yield "image", str(error)
+            return
+        except (NotAllowed, Unauthenticated) as error:
+            yield "provider", f"image {name} cannot be looked at: {error}"
+            return
+        for size in sizes:
+            yield from _misfits(size, name, image)
+        disk_gb = resources.disk_gb or self._settings.disk_gb
+        if disk_gb is not None and disk_gb < image.disk_gb:
+            yield "disk_gb", f"{disk_gb} GB, but image {name} needs {image.disk_gb}"
+
     def _quota_faults(self, resources: Resources, sizes: list[Size]) -> Iterator[Fault]:
         """For `min_nodes` VMs of the smallest type; fewer would never train."""
         market = Market.SPOT if resources.spot else Market.ON_DEMAND
@@ -113,6 +139,16 @@ class Catalog:
                     f"{resources.min_nodes} VMs of {size.name} need {needed} of Azure's {quota.title} in"
                     f" {self._settings.region}; {quota.used} of {quota.limit} are in use: ask for more quota",
                 )
+
+
+def _misfits(size: Size, name: str, image: Image) -> Iterator[Fault]:
+    known = bool(size.architecture and image.architecture)
+    if known and size.architecture.lower() != image.architecture.lower():
+        yield "instance_type", f"{size.name} is {size.architecture}, but image {name} is {image.architecture}"
+    if size.generations and image.generation and image.generation not in size.generations:
+        boots = "/".join(sorted(size.generations))
+        what = f"{size.name} boots images of generation {boots}, but image {name} is of {image.generation}"
+        yield "instance_type", what
 
 
 def _markets(resources: Resources) -> tuple[Market, ...]:

@@ -85,6 +85,7 @@ def resources_of(things: Sequence[tuple[Names, Thing]]) -> list[Resource]:
             placement=thing.placement,
             private_address=thing.private_address,
             public_address=thing.public_address,
+            shows_power=thing.kind != "vm" or bool(thing.codes),
         )
         for names, thing in things
     ]

@@ -70,6 +70,7 @@ class AzureProvider:
         self._newest: dict[str, int] = {}  # attempts that this process knows of, by VM
         self._made: set[Names] = set()  # whose VM it has seen
         self._ended: dict[str, float] = {}  # by name, when Azure was last told to delete the VM
+        self._told: set[Names] = set()  # those that were told so at least once
         self._public_key = settings.ssh_public_key or key_of_nobody()
 
     # ---- the provider's contract ---------------------------------------------------------------------------
@@ -210,7 +211,12 @@ class AzureProvider:
     # ---- the end of a VM -----------------------------------------------------------------------------------
 
     def _release(self, names: Names) -> bool:
-        """Begin to delete what there is of one attempt; True once there is nothing."""
+        """Begin to delete what there is of one attempt; True once there is nothing.
+
+        A VM that this process has made is told to end before any list is waited for.
+        """
+        if names in self._made and names not in self._told:
+            self._tell_end(names)
         asked_at, listed = self._group.listed("vm", since=self._clock() - self._list_s)
         machine = next((thing for owner, thing in listed if owner == names), None)
         if machine is None:
@@ -237,9 +243,14 @@ class AzureProvider:
         told_at = self._ended.get(names.machine)
         if machine.state == "Deleting" or (told_at is not None and 0.0 <= now - told_at < _END_AGAIN_S):
             return
+        self._tell_end(names)
+
+    def _tell_end(self, names: Names) -> None:
         self._delete("vm", names.machine)
+        now = self._clock()
         self._ended = {name: at for name, at in self._ended.items() if now - at < _END_AGAIN_S}
         self._ended[names.machine] = now
+        self._told.add(names)
 
     def _remove_parts(self, names: Names, since: float) -> bool:
         """By their names, which no list need have yet; and by their tags, for Azure does not promise to give

@@ -31,6 +31,8 @@ class Size:
     memory_bytes: int
     num_gpus: int
     spot: bool
+    architecture: str  # x64, Arm64; empty: not known
+    generations: frozenset[str]  # of the hypervisor, whose images it boots: V1, V2; empty: not known
     zones: frozenset[str]
     refused: str | None  # why the account may not have it in this region
 
@@ -104,6 +106,8 @@ def _size(sku: dict[str, Any]) -> Size:
         memory_bytes=int(float(abilities.get("MemoryGB") or 0) * 2**30),
         num_gpus=int(abilities.get("GPUs") or 0),
         spot=abilities.get("LowPriorityCapable") == "True",
+        architecture=abilities.get("CpuArchitectureType", ""),
+        generations=frozenset(filter(None, abilities.get("HyperVGenerations", "").split(","))),
         zones=frozenset(zones),
         refused=refused,
     )

@@ -1,0 +1,37 @@
+"""Whether the regions that the settings name are AWS's: found out when the manager begins."""
+
+from __future__ import annotations
+
+import difflib
+import socket
+from collections.abc import Iterable
+
+import boto3
+
+from .. import NotAllowed
+
+
+def check_regions(regions: Iterable[str]) -> None:
+    """Raises `NotAllowed` for a region that neither the library knows nor has an address: AWS opens regions
+    that the library does not know yet."""
+    known = _known()
+    for name in regions:
+        if name not in known and not _has_address(name):
+            close = difflib.get_close_matches(name, known, n=1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise NotAllowed(f"aws.regions.{name}: AWS has no region of this name{meant}")
+
+
+def _known() -> set[str]:
+    session = boto3.Session()
+    partitions = session.get_available_partitions()
+    return {name for one in partitions for name in session.get_available_regions("ec2", partition_name=one)}
+
+
+def _has_address(region: str) -> bool:
+    """Of EC2 there (`docs.aws.amazon.com/general/latest/gr/ec2-service.html`)."""
+    host = f"ec2.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:  # there is no such name, or nobody to ask
+        return False

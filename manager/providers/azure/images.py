@@ -1,0 +1,58 @@
+"""What an image of Azure's marketplace needs of the VM that boots it.
+
+Read of `learn.microsoft.com/rest/api/compute/virtual-machine-images/list` and `.../get`. The size of its
+disk, `osDiskImage.sizeInGb`, is not in that description; without it that is not checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from azure.core.exceptions import AzureError, ResourceNotFoundError
+from azure.mgmt.compute import ComputeManagementClient
+
+from .. import NotAllowed
+from . import errors
+
+_NEWEST = "latest"
+
+
+class NoImage(NotAllowed):
+    """Azure has no image of this name in the region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Empty, or 0: not known."""
+
+    architecture: str  # x64, Arm64
+    generation: str  # of the hypervisor: V1, V2
+    disk_gb: int
+
+
+def find_image(client: ComputeManagementClient, region: str, name: str) -> Image:
+    """Of `publisher:offer:sku:version`. Raises `NoImage`, `ProviderError`."""
+    publisher, offer, sku, version = name.split(":")
+    images = client.virtual_machine_images
+    try:
+        if version == _NEWEST:
+            found = images.list(region, publisher, offer, sku, top=1, orderby="name desc")
+            version = next((str(one.name) for one in found), "")
+            if not version:
+                raise NoImage(f"Azure has no version of {name} in {region}")
+        return _image(images.get(region, publisher, offer, sku, version).as_dict())
+    except ResourceNotFoundError as error:
+        raise NoImage(f"Azure has no image {name} in {region}: {errors.message_of(error)}") from error
+    except AzureError as error:
+        raise errors.of_request(error) from error
+
+
+def _image(body: dict[str, Any]) -> Image:
+    told = body.get("properties") or {}
+    disk = told.get("osDiskImage") or {}
+    return Image(
+        str(told.get("architecture") or ""),
+        str(told.get("hyperVGeneration") or ""),
+        int(disk.get("sizeInGb") or 0),
+    )
