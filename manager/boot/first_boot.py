@@ -1,8 +1,8 @@
 """Runs on a VM, from its user data, with the image's own Python: prepares it once, then becomes the agent.
 
 Written to /etc/makara beside boot.json and payload.json. Run again after a reboot, it only bars the metadata
-service to all but root, which the agent is and the job's code is not, and becomes the agent. With `--end` it
-ends the VM instead. Python 3.9 must be able to load it: Amazon Linux has no newer one at first.
+service to all but root, which the agent is and the job's code is not, and becomes the agent. Python 3.9 must
+be able to load it: Amazon Linux has no newer one at first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 ETC, VENV = "/etc/makara", "/opt/makara/venv"
 # The job's code has a user and an environment of its own; packages that it installs hide those of VENV.
@@ -30,7 +30,6 @@ BOOT = os.path.join(ETC, "boot.json")
 DONE = os.path.join(VENV, ".makara-complete")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PATIENCE_S, PAUSE_S = 1200, 5
-END_S = 240  # less than user data and unit give it
 PAUSES_S = (5, 20, 60)  # between two tries of what comes from elsewhere
 # By TCP a VM hears there who it is and what it may do; UDP (names, leases) and names by TCP are for all.
 RULES = """
@@ -94,46 +93,6 @@ def prepare(boot: dict[str, Any]) -> None:
     open(DONE, "w").close()
 
 
-def end() -> None:
-    """End this VM without its agent: delete it where one that is only shut down is billed on; power it off in
-    any case. Not while it shuts down: it may be back."""
-    state = subprocess.run(["systemctl", "is-system-running"], stdout=subprocess.PIPE).stdout
-    if state.strip() == b"stopping":
-        return
-    try:
-        with open(BOOT) as file:
-            ending = json.load(file)["ending"]
-        if ending["kind"] == "azure":
-            delete(ending)
-    finally:
-        subprocess.run(["systemctl", "poweroff", "--force"])
-
-
-def delete(ending: dict[str, Any]) -> None:
-    """As `worker/agent/ending.py` does, which says where this is from; for `END_S` at most."""
-    stop = time.monotonic() + END_S
-    while True:
-        try:
-            ask_for_deletion(ending)
-            return
-        except Exception as error:
-            say(f"this VM cannot be deleted yet: {error!r}")
-        if time.monotonic() + PAUSE_S > stop:
-            return
-        time.sleep(PAUSE_S)
-
-
-def ask_for_deletion(ending: dict[str, Any]) -> None:
-    metadata, tell = ending["metadata_url"] + "/metadata/", {"Metadata": "true"}
-    compute = json.loads(ask(f"{metadata}instance/compute?api-version=2021-02-01", tell))
-    named = {"client_id": ending["client_id"], "msi_res_id": ending["identity_id"]}
-    query = {"api-version": "2018-02-01", "resource": "https://management.azure.com/"}
-    query.update({name: value for name, value in named.items() if value})
-    token = json.loads(ask(f"{metadata}identity/oauth2/token?{urlencode(query)}", tell))["access_token"]
-    url = ending["management_url"] + compute["resourceId"] + "?api-version=2024-07-01"
-    ask(url, {"Authorization": "Bearer " + token}, "DELETE")
-
-
 def bar_metadata() -> None:
     """Raises `CalledProcessError`: without the rule no job's code runs here."""
     if shutil.which("nft") is None:  # Ubuntu's images have it
@@ -178,13 +137,13 @@ def fetch(boot: dict[str, Any], name: str) -> bytes:
         time.sleep(PAUSE_S)
 
 
-def ask(url: str, headers: dict[str, str], method: str = "GET", ca: str | None = None) -> bytes:
+def ask(url: str, headers: dict[str, str], ca: str | None = None) -> bytes:
     """What is answered. Past any proxy. Raises `OSError`, `http.client.HTTPException`."""
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}),
         urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=ca)),
     )
-    request = urllib.request.Request(url, headers=headers, method=method)
+    request = urllib.request.Request(url, headers=headers)
     try:
         with opener.open(request, timeout=60) as answer:
             return answer.read()
@@ -294,7 +253,4 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    if "--end" in sys.argv:
-        end()
-    else:
-        main()
+    main()

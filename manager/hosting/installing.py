@@ -10,9 +10,7 @@ import os
 import pwd
 import shlex
 import shutil
-import ssl
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +63,10 @@ def install(payload: Path, made: dict[str, Any], venv: str) -> None:
     first_boot.new_venv(python, venv, torch_at)
     pip = [os.path.join(venv, "bin", "python"), "-m", "pip", "install", "--no-input", "-c", constraints]
     if torch_at is None:
-        first_boot.run(*pip, "--extra-index-url", first_boot.CPU_INDEX, torch)
+        first_boot.keep_trying(*pip, "--extra-index-url", first_boot.CPU_INDEX, torch)
     (wheel,) = glob.glob(str(payload / "*.whl"))
     extras = f"[{','.join(made['extras'])}]" if made["extras"] else ""
-    first_boot.run(*pip, torch, wheel + extras)
+    first_boot.keep_trying(*pip, torch, wheel + extras)
 
 
 def make_home(there: Path, home: Path, venv: str) -> None:
@@ -110,15 +108,11 @@ def start(below: Path, arguments: list[str]) -> None:
 def await_answer(port: int, ca: str, within_s: float = ANSWER_WITHIN_S) -> None:
     """Until a manager of this authority answers. Raises `SystemExit` if none does: it would be started for
     ever, and nobody would know."""
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}),
-        urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=ca)),
-    )
     stop = time.monotonic() + within_s
     while True:
         try:
-            with opener.open(f"https://127.0.0.1:{port}/healthz", timeout=10):
-                return
+            first_boot.ask(f"https://127.0.0.1:{port}/healthz", {}, ca=ca)
+            return
         except OSError as error:
             if time.monotonic() > stop:
                 raise SystemExit(f"the manager does not answer within {within_s:.0f} s: {error}") from error

@@ -1,9 +1,9 @@
 """Runs on the manager's VM, from its user data, with the image's own Python: waits for whoever called `makara
 up`, takes Makara and its settings from them, and has both installed.
 
-Argument: the folder with boot.json; `--end` after it ends the VM. Strangers may connect: the secret of the
-user data proves each side to the other, for some minutes, and nothing but the payload whose checksum the user
-data names is taken. Whatever fails before a manager answers, the VM is ended.
+Argument: the folder with boot.json and end_vm.py. Strangers may connect: the secret of the user data proves
+each side to the other, for some minutes, and nothing but the payload whose checksum the user data names is
+taken. Whatever fails before a manager answers, the VM is ended.
 """
 
 import collections
@@ -21,13 +21,10 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.parse
-import urllib.request
 import zipfile
 from typing import Any
 
 TIMEOUT_S, STRANGERS_S, TRIES, PAUSE_S = 60, 10, 3, 20
-END_S, DELETED_S = 600, 300
 MOST_BYTES, MOST_HELLO, MOST_CONNECTIONS = 64 << 20, 4096, 32
 UNIT = "makara-manager-boot.service"
 DAY_S = 86400
@@ -62,15 +59,12 @@ def main(folder: str, root: str = "/") -> None:
     os.umask(0o077)
     with open(os.path.join(folder, "boot.json")) as file:
         boot = json.load(file)
-    if root == "--end":
-        end(boot)
-        return
     done = False
     try:
         done = prepare(folder, root, boot)
     finally:  # what nobody thought of is no reason to stay and bill
         if not done:
-            end(boot)
+            end(folder, boot)
     subprocess.run(["systemctl", "disable", UNIT])
 
 
@@ -255,44 +249,10 @@ def install(folder: str, root: str) -> bool:
     return done
 
 
-def end(boot: dict[str, Any]) -> None:
-    """Have the VM cost nothing any more."""
-    say("this VM ends itself")
-    try:
-        if boot["ending"]["kind"] == "azure":
-            delete(boot["ending"])
-    finally:
-        subprocess.run(boot["power_off"], check=True)
-
-
-def delete(ending: dict[str, str]) -> None:
-    """Tried for `END_S` at most, then given some time to take effect."""
-    stop = time.monotonic() + END_S
-    while time.monotonic() < stop:
-        try:
-            delete_azure(ending)
-            time.sleep(DELETED_S)
-        except Exception as error:
-            say(f"Azure does not delete this VM yet: {error!r}")
-            time.sleep(PAUSE_S)
-
-
-def delete_azure(ending: dict[str, str]) -> None:
-    """With its own identity: a VM that is only shut down is billed on."""
-    metadata = f"{ending['metadata_url']}/metadata"
-    about = ask(f"{metadata}/instance/compute?api-version=2021-02-01", {"Metadata": "true"})
-    query = urllib.parse.urlencode(
-        {"resource": "https://management.azure.com/", "msi_res_id": ending["identity_id"]}
-    )
-    token = ask(f"{metadata}/identity/oauth2/token?api-version=2018-02-01&{query}", {"Metadata": "true"})
-    url = f"{ending['management_url']}{about['resourceId']}?api-version=2024-07-01"
-    ask(url, {"Authorization": f"Bearer {token['access_token']}"}, "DELETE")
-
-
-def ask(url: str, headers: dict[str, str], method: str = "GET") -> dict[str, str]:
-    request = urllib.request.Request(url, headers=headers, method=method)
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
-        return json.loads(answer.read() or b"{}")
+def end(folder: str, boot: dict[str, Any]) -> None:
+    """Have the VM cost nothing any more. Raises `CalledProcessError`, at which its unit powers it off."""
+    program, file = (os.path.join(folder, name) for name in ("end_vm.py", "boot.json"))
+    subprocess.run([sys.executable, program, file, str(boot["delete_for_s"])], check=True)
 
 
 def exists(folder: str, name: str) -> bool:

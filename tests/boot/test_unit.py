@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from makara.manager.boot import first_boot
+from makara.manager.boot import end_vm
 from repository import ROOT
 
 UNIT = ROOT / "deploy" / "makara-agent.service"
@@ -45,8 +45,9 @@ def test_a_trainer_that_is_killed_for_memory_does_not_end_the_vm(systemctl: Modu
 
 def test_a_vm_whose_agent_ends_is_deleted_where_a_shutdown_is_billed_on(systemctl: ModuleType) -> None:
     found = systemctl.settings_of(str(UNIT))
-    assert found["execstoppost"] == "/usr/bin/python3 /etc/makara/first_boot.py --end"
-    assert int(found["timeoutstopsec"]) > first_boot.END_S
+    program, for_s = found["execstoppost"].rsplit(maxsplit=1)
+    assert program == "/usr/bin/python3 /etc/makara/end_vm.py /etc/makara/boot.json"
+    assert int(found["timeoutstopsec"]) >= int(for_s) + 3 * end_vm.TIMEOUT_S
 
 
 @pytest.mark.clouds

@@ -5,11 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from makara.manager.boot import first_boot
 from makara.manager.boot.payload import Payload
 from makara.manager.boot.user_data import user_data
 from makara.manager.spec.placement import Attempt, Placement
@@ -17,6 +15,7 @@ from makara.protocol.messages import BootConfig, VmEnding
 from metadata import AzureMetadata, serving
 from systemd_machine import SystemdMachine
 from vm_image import make_systemd
+from written_files import files_in
 
 pytestmark = pytest.mark.clouds
 
@@ -45,7 +44,7 @@ def service() -> Iterator[AzureMetadata]:
         yield made
 
 
-def config_of(service: AzureMetadata) -> dict[str, Any]:
+def user_data_of(service: AzureMetadata) -> bytes:
     boot = BootConfig(
         vm="j-vm0",
         job="j",
@@ -56,15 +55,15 @@ def config_of(service: AzureMetadata) -> dict[str, Any]:
     )
     attempt = Attempt(vm="j-vm0", placement=Placement(provider="azure"))
     payload = Payload(wheel="w", wheel_sha256="a", constraints_sha256="b")
-    return yaml.safe_load(user_data(attempt, boot, payload))
+    return user_data(attempt, boot, payload)
 
 
 @pytest.fixture
 def machine(root: Path, service: AzureMetadata) -> SystemdMachine:
     """It has what user data writes."""
     made = SystemdMachine(root)
-    for file in config_of(service)["write_files"]:
-        made.write(str(file["path"]).lstrip("/"), file["content"])
+    for path, content in files_in(user_data_of(service)).items():
+        made.write(path.lstrip("/"), content)
     made.write(f"etc/systemd/system/{_UNIT}.d/instead.conf", _INSTEAD)
     made.link(f"etc/systemd/system/multi-user.target.wants/{_UNIT}", f"../{_UNIT}")
     return made
@@ -107,7 +106,7 @@ def test_a_system_that_shuts_down_deletes_nothing(
 def test_an_agent_that_never_joins_is_ended_by_the_timer(
     machine: SystemdMachine, service: AzureMetadata
 ) -> None:
-    (command,) = config_of(service)["bootcmd"]
+    (command,) = yaml.safe_load(user_data_of(service))["bootcmd"]
     timer = [word.replace("--on-active=1800", "--on-active=2") for word in command]
     assert timer != command
     quoted = " ".join(f"'{word}'" for word in timer)
@@ -119,9 +118,9 @@ def test_an_agent_that_never_joins_is_ended_by_the_timer(
 def test_a_vm_whose_deletion_is_refused_is_off_all_the_same(
     machine: SystemdMachine, service: AzureMetadata
 ) -> None:
-    script = (machine.root / "etc/makara/first_boot.py").read_text()
-    assert f"END_S = {first_boot.END_S}" in script
-    machine.write("etc/makara/first_boot.py", script.replace(f"END_S = {first_boot.END_S}", "END_S = 0"))
+    unit = (machine.root / "etc/systemd/system" / _UNIT).read_text()
+    assert "boot.json 240\n" in unit
+    machine.write(f"etc/systemd/system/{_UNIT}", unit.replace("boot.json 240\n", "boot.json 0\n"))
     machine.write("agent.sh", "exit 1")
     service.client_id = "another"
     assert machine.run() == "off"

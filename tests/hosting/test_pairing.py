@@ -6,12 +6,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import io
 import json
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -205,18 +207,16 @@ def test_on_azure_it_has_itself_deleted(tmp_path: Path) -> None:
     """By the program, and by the timer that calls the same; shut down alone, it would be billed on."""
     metadata = AzureMetadata(identity_id="manager")
     with answering(metadata.answer) as address:
-        ending = {
-            "kind": "azure",
-            "metadata_url": address,
-            "management_url": address,
-            "identity_id": "manager",
-        }
-        late = Waiting(tmp_path / "vm", pair_within_s=0.5, ending=ending)
+        ending = VmEnding(kind="azure", metadata_url=address, management_url=address, identity_id="manager")
+        late = Waiting(tmp_path / "vm", pair_within_s=0.5, ending=ending.model_dump())
         try:
             wait_for(lambda: metadata.deleted, "the VM to be deleted", lambda: late.vm.console)
             metadata.deleted.clear()
             timer = subprocess.Popen(
-                [sys.executable, "-I", str(late.vm.boot / "manager_boot.py"), str(late.vm.boot), "--end"]
+                [
+                    *(sys.executable, "-I", str(late.vm.boot / "end_vm.py")),
+                    *(str(late.vm.boot / "boot.json"), "600"),
+                ]
             )
             try:
                 wait_for(lambda: metadata.deleted, "the VM to be deleted again", lambda: late.vm.console)
@@ -225,6 +225,37 @@ def test_on_azure_it_has_itself_deleted(tmp_path: Path) -> None:
                 timer.wait()
         finally:
             late.vm.close()
+
+
+def test_a_manager_that_runs_is_not_ended_for_want_of_a_mark(tmp_path: Path) -> None:
+    """Its disk takes no more when all is done: the mark says nothing that its VM has to end for."""
+    payload = payload_that_installs("def main(folder, root): print('a manager answers', flush=True)")
+    made = Waiting(tmp_path / "vm", payload_sha256=hashlib.sha256(payload).hexdigest())
+    try:
+        (made.vm.boot / "installed.new").mkdir()  # so that root cannot write it either
+        wait_for(made.listens, "the VM to listen", lambda: made.vm.console)
+        made.pair(payload=payload)
+        assert made.vm.wait() == 0, made.vm.console
+        assert not (made.vm.boot / "installed").exists()
+        assert not made.vm.ended
+        assert (made.vm.root / "disabled").read_text().split() == ["makara-manager-boot.service"]
+        assert made.vm.console.count("a manager answers") == 1  # nor is it installed again
+        assert "/installed: " in made.vm.console
+    finally:
+        made.vm.close()
+
+
+def payload_that_installs(code: str) -> bytes:
+    """By a wheel that has this program alone as `installing`."""
+    wheel, payload = io.BytesIO(), io.BytesIO()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for folder in ("", "manager/", "manager/boot/", "manager/hosting/"):
+            archive.writestr(f"makara/{folder}__init__.py", "")
+        archive.writestr("makara/manager/boot/first_boot.py", "")
+        archive.writestr("makara/manager/hosting/installing.py", code)
+    with zipfile.ZipFile(payload, "w") as archive:
+        archive.writestr("makara-1-py3-none-any.whl", wheel.getvalue())
+    return payload.getvalue()
 
 
 def test_the_installer_waits_for_a_manager_that_answers(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import yaml
 from azure_account import ADDRESSES, GROUP, HOST_GROUP, MACHINES
 from launches import Home
 from makara.manager.authority import Authority
-from makara.manager.boot.user_data import MOST_BYTES, TooLarge
+from makara.manager.boot.cloud_config import MOST_BYTES, TooLarge
 from makara.manager.cli import main as cli
 from makara.manager.cli.client import Unreachable, connect
 from makara.manager.config import ConfigError
@@ -32,6 +32,7 @@ from makara.protocol.messages import VmEnding
 from provider_stands import boot_of
 from provider_troubles import Trouble
 from rented_vms import AwsCloud, AzureAccountInUse, Cloud, cloud_of
+from written_files import files_in
 
 
 @pytest.fixture(params=["aws", "azure"])
@@ -423,16 +424,17 @@ def test_user_data_is_small_and_holds_no_secret_that_lasts(home: Home, cloud: Cl
     config = yaml.safe_load(data)
     assert next(iter(config)) == "bootcmd"
     paired, installed = (command[-1] for command in config["bootcmd"])
-    program = "python3 /etc/makara-manager/manager_boot.py /etc/makara-manager --end"
+    program = "timeout 660 python3 /etc/makara-manager/end_vm.py /etc/makara-manager/boot.json 600"
     assert paired.startswith("test -e /etc/makara-manager/paired || ")
     assert installed.startswith("test -e /etc/makara-manager/installed || systemctl is-active --quiet makara")
     assert all(text.endswith(f"{program} || systemctl poweroff --force") for text in (paired, installed))
     assert len({command[2] for command in config["bootcmd"]}) == 2  # the names of the timers
-    assert all(file["permissions"] == "0600" for file in config["write_files"])
+    modes = {file["path"]: file["permissions"] for file in config["write_files"]}
+    assert {mode for path, mode in modes.items() if path.startswith("/etc/makara-manager/")} == {"0600"}
     boot = home.boot_file()
     assert boot["pair_within_s"] == 900.0
     assert boot["payload_sha256"] == hashlib.sha256(home.folder.payload).hexdigest()
-    shown = str(boot) + data.decode()
+    shown = "".join(files_in(data).values()) + data.decode()
     token = home.folder.token
     theirs = [value for name, value in cloud.environment.items() if "SECRET_" in name and len(value) > 3]
     for secret in (token, token.partition(".")[2], *theirs):

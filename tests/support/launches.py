@@ -20,8 +20,8 @@ from makara.manager.hosting.pairing import NobodyThere
 from makara.manager.hosting.record import Record, UpFolder
 from makara.manager.providers.azure import opening
 from makara.manager.providers.azure.provider import AzureProvider
-from manager_vm import files_in
 from rented_vms import Cloud
+from written_files import files_in
 
 
 class CutOff(BaseException):

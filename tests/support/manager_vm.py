@@ -6,9 +6,7 @@ first on the VM's path. The image's Python sees the libraries of these tests, an
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import gzip
 import json
 import os
 import signal
@@ -18,7 +16,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-import yaml
+from written_files import files_in
 
 _PLAYED = {
     "useradd": "exit 0",
@@ -42,12 +40,6 @@ echo $! >"$ROOT/manager.pid"
 _PYTHONS = "import makara.manager.boot.first_boot as first_boot; first_boot.PYTHONS = [{python!r}]; "
 
 
-def files_in(user_data: bytes) -> dict[str, str]:
-    """By path, the text of each file that cloud-init would write."""
-    listed = yaml.safe_load(user_data)["write_files"]
-    return {one["path"]: gzip.decompress(base64.b64decode(one["content"])).decode() for one in listed}
-
-
 class ManagerVm:
     """Boots when it is made; `close` ends it with all that it started."""
 
@@ -58,8 +50,8 @@ class ManagerVm:
         self.boot.mkdir(parents=True)
         files = files_in(user_data)
         told = {**json.loads(files["/etc/makara-manager/boot.json"]), "host": "127.0.0.1", **changes}
-        told["power_off"] = ["systemctl", "poweroff", "--force"]
         (self.boot / "boot.json").write_text(json.dumps(told))
+        (self.boot / "end_vm.py").write_text(files["/etc/makara-manager/end_vm.py"])
         program = self.boot / "manager_boot.py"
         text = files["/etc/makara-manager/manager_boot.py"]
         place = "from makara.manager.hosting.installing"

@@ -27,6 +27,7 @@ from makara.protocol.messages import BootConfig
 from managers import AGENT
 from provider_troubles import Trouble
 from service_process import ServiceProcess, wait_for
+from written_files import files_in
 
 PUBLIC_URL = "https://192.0.2.1:8700"  # an address for documentation: no VM is there to use it
 OPTIONS = ("--public-url", PUBLIC_URL)
@@ -194,8 +195,7 @@ class RentingManager:
         self._agents: list[subprocess.Popen[bytes]] = []
 
     def boot_file(self, user_data: bytes) -> BootConfig:
-        files = {file["path"]: file["content"] for file in yaml.safe_load(user_data)["write_files"]}
-        return BootConfig.model_validate_json(files["/etc/makara/boot.json"])
+        return BootConfig.model_validate_json(files_in(user_data)["/etc/makara/boot.json"])
 
     def boot(self, user_data: bytes) -> BootConfig:
         """Have a VM come up, by the boot file in its user data; which it returns."""
