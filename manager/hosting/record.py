@@ -29,6 +29,7 @@ VM = "manager"
 TAG = "up-"  # before the identity of the manager: who tags that manager's own VM
 PAIR_WITHIN_S = 900.0
 _RECORD = "record.json"
+_ENDED = "ended"
 
 
 def home_above(folder: Path) -> Path:
@@ -81,6 +82,7 @@ class UpFolder:
             raise ConfigError(f"{self._record}: {error}") from error
 
     def write(self, record: Record) -> None:
+        self._forget(_ENDED)
         write_private(self._record, record.model_dump_json().encode())
 
     def begin(self, attempt: Attempt, port: int, clouds: str, now: float) -> Record:
@@ -148,6 +150,21 @@ class UpFolder:
     def written_at(self) -> float:
         """When a call for the VM was last about to be made, Unix seconds."""
         return self._record.stat().st_mtime
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether a VM may have had what makes it a manager, which then may have rented others."""
+        record = self.read()
+        return record is not None and (self.ca is not None or record.attempt.number > 1)
+
+    @property
+    def ended_at(self) -> float | None:
+        """When nothing was left of the manager's VM, in Unix seconds, if a `makara down` has seen that."""
+        path = self.path / _ENDED
+        return float(path.read_text()) if path.exists() else None
+
+    def has_ended(self, at: float) -> None:
+        write_private(self.path / _ENDED, str(at).encode())
 
     @property
     def ca(self) -> str | None:

@@ -25,6 +25,7 @@ from makara.manager.cli import main as cli
 from makara.manager.cli.client import Unreachable, connect
 from makara.manager.config import ConfigError
 from makara.manager.hosting import launching
+from makara.manager.hosting.ending import LAG_S
 from makara.manager.hosting.record import Record
 from makara.manager.hosting.user_data import user_data
 from makara.manager.spec.placement import Offer
@@ -82,11 +83,12 @@ def test_one_vm_is_asked_for_on_demand_as_the_manager(aws: Home) -> None:
 
 
 def test_on_azure_it_has_the_managers_identity_and_an_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with cloud_of("azure", tmp_path) as cloud:
         home = Home(cloud, tmp_path / "home", monkeypatch)
         home.up(cut_off="_met")
+        assert "azure.ca_file is not sent" in capsys.readouterr().err
         assert isinstance(cloud, AzureAccountInUse)
         (name,) = cloud.cloud.names(MACHINES)
         body = cloud.cloud.account.resources[MACHINES, name]
@@ -533,8 +535,71 @@ def test_what_hangs_on_no_vm_is_ended_as_well_its_address_included(
         assert cloud.billed() == []
 
 
+def test_a_down_right_after_up_waits_for_no_vm_that_it_has_seen(
+    home: Home, cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody has met the VM, so it rented none. Found: two times five minutes."""
+    home.up(cut_off="_met")
+    began = home.time.now
+    os.utime(home.folder.path / "record.json", (began, began))
+    assert home.down() == 0
+    assert cloud.billed() == []
+    assert home.time.now - began < LAG_S
+    assert "minutes" not in capsys.readouterr().err
+
+
+def test_a_vm_that_was_asked_for_and_is_in_no_list_is_waited_for(home: Home, cloud: Cloud) -> None:
+    began = home.time.now
+    cloud.hide_new()
+    home.up(cut_off="_met")
+    os.utime(home.folder.path / "record.json", (began, began))
+    home.time.during = [lambda: home.time.now - began > 200 and cloud.settle()]
+    assert home.down() == 0
+    assert cloud.billed() == []
+
+
+def test_a_down_that_was_cut_off_waits_for_the_rest_alone(
+    aws: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.up(cut_off="_met")
+    aws.folder.trust("its authority")
+
+    def cut_off() -> None:
+        ended_at = aws.folder.ended_at
+        if ended_at is not None and aws.time.now - ended_at > 200:
+            raise KeyboardInterrupt
+
+    aws.time.during.append(cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        aws.down()
+    assert "waits for the rest of them alone" in capsys.readouterr().err
+    ended_at = aws.folder.ended_at
+    assert ended_at is not None
+    aws.time.during.remove(cut_off)
+    assert aws.down() == 0
+    assert ended_at + LAG_S <= aws.time.now < ended_at + 2 * LAG_S
+
+
+def test_another_vm_after_a_down_that_was_cut_off_is_waited_for_from_its_own_end(aws: Home) -> None:
+    aws.up(cut_off="_met")
+    aws.folder.has_ended(aws.time.now - 1000.0)
+    aws.up(cut_off="_met")
+    assert aws.folder.ended_at is None
+
+
+def test_down_names_the_group_of_the_manager_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with cloud_of("azure", tmp_path) as cloud:
+        home = Home(cloud, tmp_path / "home", monkeypatch)
+        home.up(cut_off="_met")
+        assert home.down() == 0
+    assert f"nothing is left in azure ({GROUP}, {HOST_GROUP})" in capsys.readouterr().err
+
+
 def test_what_the_manager_asked_for_last_is_waited_for(home: Home, cloud: Cloud) -> None:
     home.up(cut_off="_met")
+    home.folder.trust("its authority")
     cloud.hide_new()
     rent(home, "gpt-vm0")
     began = home.time.now

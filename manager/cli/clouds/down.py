@@ -23,6 +23,10 @@ from ...providers.settings import FILE, CloudSettings, read_settings
 from ...service.journal import JournalLocked, hold
 
 LEFT = 1  # exit status
+_LAG = (
+    f"the manager's VM has ended. What it rented last may be missing in lists for {LAG_S / 60:.0f} minutes, "
+    "and they are asked for so long. Cut off, `makara down` waits for the rest of them alone"
+)
 _UNKNOWN = (
     "home: no manager is known in {home}: it has no tokens.sqlite3 of one that ran, and no up/record.json "
     "of one that `makara up` made. No cloud was asked. Give the home that the manager was started with"
@@ -40,30 +44,53 @@ def down(options: argparse.Namespace, patience: Patience | None = None) -> int:
         accounts = [*rented, *worker_accounts(home, settings)]
         if not accounts:
             raise ConfigError(_UNKNOWN.format(home=home))
-        found = _found([*own, *accounts])
-        _show(found, settings, as_json=options.json)
+        of_own = _found(own)
+        found = [*of_own, *_found(accounts)]
+        places = _places(settings, with_manager=bool(own))
+        _show(found, places, as_json=options.json)
         if found and not options.yes and not _agreed():
             return LEFT
-        left = _end(home, folder, own, accounts, patience)
+        left = _end(home, folder, (own, of_own), accounts, patience)
     for text in left:
         tell(f"left: {text}")
     if not left:
-        tell(f"nothing is left in {_places(settings)}")
+        tell(f"nothing is left in {places}")
     return LEFT if left else 0
 
 
 def _end(
-    home: Path, folder: UpFolder, own: list[Account], accounts: list[Account], patience: Patience
+    home: Path,
+    folder: UpFolder,
+    own: tuple[list[Account], list[Found]],
+    accounts: list[Account],
+    patience: Patience,
 ) -> list[str]:
-    """A manager's own VM goes first: it would ask for others in place of those that it rented."""
-    not_before = _last_written(home)
-    if own:
-        if left := end_all(own, patience, tell, not_before=folder.written_at + LAG_S):
+    """What is left. `own`: a manager's own VM, and what was found of it; it goes first, for it would ask for
+    others in place of those that it rented."""
+    has_own, not_before = bool(own[0]), _last_written(home)
+    if has_own:
+        if left := _end_own(folder, *own, patience):
             return left
-        not_before = max(not_before, patience.clock())  # it may have asked for a VM just now
+        if folder.may_have_run and folder.ended_at is not None:
+            not_before = max(not_before, folder.ended_at)  # it may have asked for a VM just then
+            if patience.clock() < not_before + LAG_S:
+                tell(_LAG)
     left = end_all(accounts, patience, tell, not_before=not_before + LAG_S)
-    if own and not left:
+    if has_own and not left:
         folder.remove()
+    return left
+
+
+def _end_own(
+    folder: UpFolder, own: Sequence[Account], found: Sequence[Found], patience: Patience
+) -> list[str]:
+    """What is left. An attempt makes one VM at most: once that has been listed, no other can appear."""
+    record = folder.read()
+    assert record is not None
+    seen = any(one.resource.kind == "vm" and one.resource.attempt == record.attempt.number for one in found)
+    left = end_all(own, patience, tell, not_before=0.0 if seen else folder.written_at + LAG_S)
+    if not left and (found or folder.ended_at is None):
+        folder.has_ended(patience.clock())
     return left
 
 
@@ -121,12 +148,12 @@ def _found(accounts: Sequence[Account]) -> list[Found]:
         raise ConfigError(f"what there is cannot be listed: {error}") from error
 
 
-def _show(found: Sequence[Found], settings: CloudSettings, *, as_json: bool) -> None:
+def _show(found: Sequence[Found], places: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"found": [_as_json(one) for one in found]}), flush=True)
         return
     if not found:
-        print(f"nothing in {_places(settings)} carries the tag of this home's manager", flush=True)
+        print(f"nothing in {places} carries the tag of this home's manager", flush=True)
         return
     table = Table("CLOUD", "KIND", "NAME", "STATUS", "TYPE", "AGE", "USD/H", box=None, pad_edge=False)
     for one in found:
@@ -178,10 +205,16 @@ def _agreed() -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _places(settings: CloudSettings) -> str:
-    aws = [f"aws ({', '.join(settings.aws.regions)})"] if settings.aws is not None else []
-    azure = [f"azure ({settings.azure.resource_group})"] if settings.azure is not None else []
-    return " and ".join(aws + azure)
+def _places(settings: CloudSettings, *, with_manager: bool) -> str:
+    """Where it is looked: regions of AWS, resource groups of Azure."""
+    aws, azure = settings.aws, settings.azure
+    places = [f"aws ({', '.join(aws.regions)})"] if aws is not None else []
+    if azure is not None:
+        groups = [azure.resource_group]
+        if with_manager and azure.manager is not None:
+            groups.append(azure.manager.resource_group)
+        places.append(f"azure ({', '.join(groups)})")
+    return " and ".join(places)
 
 
 def tell(text: str) -> None:

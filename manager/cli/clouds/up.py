@@ -163,6 +163,8 @@ def _show(host: Host, offers: Sequence[Offer]) -> None:
     reached = "by a public address" if host.public else "by its address in the network"
     print(f"in {place.region} ({places}), reached {reached}, port {host.port}", file=sys.stderr)
     print("not counted: traffic, and the VMs that it rents for jobs", file=sys.stderr)
+    if host.settings.azure is not None and host.settings.azure.ca_file is not None:
+        print("azure.ca_file is not sent: its VM trusts what its image does", file=sys.stderr)
 
 
 def _agreed() -> bool:
