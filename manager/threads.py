@@ -29,6 +29,7 @@ class Kind(StrEnum):
     FILES = "files"  # bundles, secrets and logs
     SUBMISSION = "submission"  # checking bundles and stores of jobs that are submitted
     PLANNING = "planning"
+    GROWTH = "growth"  # whether more VMs would pay: no plan is held up by it
     RANKING = "ranking"  # of plans, for those who look at one
     LIST_VMS = "list_vms"  # by provider
     OFFERS = "offers"  # by provider
@@ -49,6 +50,7 @@ class ThreadBounds:
     files: int = 4
     submission: int = 4
     planning: int = 2  # it keeps a core busy; more would only slow the event loop
+    growth: int = 1
     ranking: int = 1
     list_vms: int = 1
     offers: int = 1

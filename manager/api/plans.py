@@ -8,7 +8,6 @@ from pydantic import BaseModel
 from ...morphing import Candidate, Impossible
 from ...morphing import Request as Question
 from ...pipeline import Plan
-from ..core.commands import ComputePlan
 from ..core.rules.planning import slot_of
 from ..core.state import Generation
 from ..service.planning import request_of
@@ -90,7 +89,7 @@ def _question(runtime: Job) -> Question:
     assert current is not None, "something runs"
     seats = dict.fromkeys((*current.seats, *sorted(runtime.vitals.usable)))
     workers = tuple(slot_of(state, worker) for worker in dict.fromkeys(worker for worker, _ in seats))
-    return request_of(state, ComputePlan(key="shown", generation=current.number, workers=workers))
+    return request_of(state, workers, current.number)
 
 
 async def _ranked(threads: Threads, runtime: Job, question: Question) -> Ranking | Impossible:

@@ -24,6 +24,7 @@ from .rules import (
     drift,
     ending,
     generations,
+    growth,
     membership,
     notices,
     planning,
@@ -116,6 +117,7 @@ def decide(state: JobState, vitals: Vitals, event: Event, timing: Timing = _DEFA
             membership.take,
             notices.take,
             planning.take,
+            growth.take,
             generations.take,
             retention.take,
         ):

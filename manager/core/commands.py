@@ -69,6 +69,20 @@ class ComputePlan(_Command):
         return frozenset(slot.worker for slot in self.workers)
 
 
+class ComputeGrowth(_Command):
+    """Ask the planner for the fewest VMs more, of up to `most`, that save `least_gain` (a part) of a step;
+    answer with `GrowthComputed`.
+
+    `workers`: of the VMs that are there or on their way. `more`: those that one VM more would have.
+    """
+
+    command: Literal["compute_growth"] = "compute_growth"
+    workers: tuple[WorkerSlot, ...]
+    more: tuple[WorkerSlot, ...]
+    most: int
+    least_gain: float
+
+
 class OpenHead(_Command):
     """Swap head.json to `generation` (fencing all older ones); answer with `HeadOpened`.
 
@@ -130,6 +144,7 @@ Command = Annotated[
     RequestVm
     | ReleaseVm
     | ComputePlan
+    | ComputeGrowth
     | OpenHead
     | DeleteCheckpoint
     | SweepStore

@@ -157,6 +157,27 @@ class PlanComputed(Value):
     reason: str | None = None
 
 
+class GrowthComputed(Value):
+    """Answer to the `ComputeGrowth` of this `key`. Seconds of a step; None: there is no plan.
+
+    `num_more`: the fewest VMs more that save enough, or as many as were asked about if none do.
+    """
+
+    event: Literal["growth_computed"] = "growth_computed"
+    now: float
+    key: str
+    num_more: int
+    step_s: float | None  # without them
+    grown_s: float | None  # with them
+
+    @property
+    def gain(self) -> float:
+        """The part of a step that they save; 1 if there is no plan without them."""
+        if self.grown_s is None:
+            return 0.0
+        return 1.0 - self.grown_s / self.step_s if self.step_s is not None else 1.0
+
+
 class HeadOpened(Value):
     """Answer to `OpenHead`: `checkpoints` are those published, newest first."""
 
@@ -247,12 +268,13 @@ class WeightsExported(Value):
 
 
 class JobCommandFailed(Value):
-    """A command failed by a fault of ours; `command` is its own name (`compute_plan`, ...)."""
+    """A command failed by a fault of ours; `command` is its own name (`compute_plan`, ...), `key` its key."""
 
     event: Literal["job_command_failed"] = "job_command_failed"
     now: float
     command: str
     error: str
+    key: str = ""
 
 
 Event = Annotated[
@@ -272,6 +294,7 @@ Event = Annotated[
     | DrainRequested
     | Together
     | PlanComputed
+    | GrowthComputed
     | HeadOpened
     | HeadDiffers
     | HeadSeen

@@ -25,13 +25,22 @@ from .state import (
     Enough,
     Generation,
     JobState,
+    Losses,
     NotJoined,
     Refusal,
     Spent,
     Vm,
-    staying_vms,
     vms_of,
-    wanted_vms,
+)
+
+_TOGETHER_S = 60.0  # VMs that are lost within so long are one loss: a cloud takes several
+_LOST = (
+    EndReason.PREEMPTED,
+    EndReason.LEASE_EXPIRED,
+    EndReason.PEERS_LOST_IT,
+    EndReason.LEFT,
+    EndReason.WORKERS_DIED,
+    EndReason.CUT_OFF,
 )
 
 
@@ -93,8 +102,7 @@ def with_enough(state: JobState, now: float) -> JobState:
         return state
     if before is not None and before.since == now:
         return state  # released together with another
-    had_all = len(staying_vms(state)) >= wanted_vms(state)
-    return state.changed(enough=Enough(current.shape, len(vms_of(current)), now, had_all))
+    return state.changed(enough=Enough(current.shape, len(vms_of(current)), now))
 
 
 def without_enough(state: JobState, formed: Generation) -> JobState:
@@ -109,10 +117,19 @@ def with_ended(state: JobState, vm: Vm, *, gone: bool) -> JobState:
     """A VM has ended; it counts, and is paid for, until it is gone for certain."""
     if vm.reason is EndReason.REQUEST_FAILED:
         state = _with_not_joined(state, vm)
+    if vm.reason in _LOST and vm.joined_at is not None and vm.ended_at is not None:
+        state = _with_loss(state, vm.ended_at)
     if gone:
         assert vm.ended_at is not None, "it has ended"
         return _paid(state, vm, vm.ended_at)
     return state.changed(leaving=MappingProxyType({**state.leaving, vm.vm: vm}))
+
+
+def _with_loss(state: JobState, at: float) -> JobState:
+    before = state.losses
+    if before.count and before.at <= at <= before.at + _TOGETHER_S:
+        return state
+    return state.changed(losses=Losses(before.count + 1, at))
 
 
 def _attempt_made(state: JobState, fact: AttemptMade) -> JobState:

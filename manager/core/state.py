@@ -135,7 +135,14 @@ class Enough:
     shape: str
     num_vms: int
     since: float
-    had_all: bool  # the job had all the VMs that it may have
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """How often VMs that had joined were lost; those lost within a minute are one loss."""
+
+    count: int = 0
+    at: float = 0.0  # when the last began
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +275,8 @@ class JobState:
     spot_absent_since: float | None = None
     joined_from: frozenset[str] = frozenset()  # origins of VMs; see `fold_renting.origin_of`
     not_joined: Mapping[str, NotJoined] = field(default_factory=lambda: _EMPTY)  # by origin
-    enough: Enough | None = None  # no more VMs are asked for than this; see `rules.surplus`
+    enough: Enough | None = None  # no more VMs are asked for than this for a while; see `rules.surplus`
+    losses: Losses = field(default_factory=Losses)
     profiler: Seat | None = None
     measuring: Measuring | None = None
     recipe: Recipe | None = None

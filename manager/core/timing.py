@@ -22,9 +22,7 @@ class Timing:
     max_never_joined: int = 3  # VMs of a cloud that did not join, in a row: no more are asked for there
     console_s: float = 30.0  # what the last of those wrote is waited for before a person is asked
     unused_s: float = 600.0  # a VM of a cloud without work in the plan is a reserve for so long
-    grow_again_s: float = (
-        3600.0  # fewer VMs are asked for after that, if the job had not all that it may have
-    )
+    grow_again_s: float = 3600.0  # after that no more VMs are asked for than the plan uses for so long
     settle_s: float = 3.0  # newcomers are gathered for this long before a plan takes them in
     suspect_grace_s: float = 1.5  # a closed connection, or a broken generation without a known death
     measuring_s: float = 30.0  # sections that are not measured by then, of an m that can be missed, are not
@@ -36,7 +34,9 @@ class Timing:
     slow: float = 1.25  # of a worker, compared with its peers
     recovered: float = 1.1
     worth_it: float = 0.05  # part of a step that another plan must save, if nothing has to change
+    grow_worth_it: float = 0.01  # ... and that more VMs of a cloud must save
     least_morph_s: float = 5.0  # what a change costs, at least
+    between_losses_s: float = 3600.0  # of VMs, as long as nothing is known of it
     slow_retry_s: float = 1800.0  # one that no plan uses is tried again, after twice as long each time
     planning_timeout_s: float = 120.0
     replan_s: float = 30.0  # an impossible plan is tried again

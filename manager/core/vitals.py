@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from ...protocol.messages import At, Report, WorkerReport
 from ..spec.placement import Offer
+from .events import GrowthComputed
 from .state import Seat
 from .timing import Timing
 
@@ -39,6 +40,18 @@ class Planning:
     cause: str
     detected_at: float
     reconsider: bool = False  # nothing has to change
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A question to the planner whether more VMs would pay, and its answer once that is there."""
+
+    about: Hashable  # all that the answer depends on, but for `least_gain`
+    least_gain: float
+    key: str
+    asked_at: float
+    answer: GrowthComputed | None = None
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +134,7 @@ class Vitals:
     cause: tuple[str, float] | None = None  # why the next plan is needed, and when that was seen
     reconsidered_at: float = 0.0  # when the planner was last asked about changed paces
     paces: Mapping[Seat, Pace] = field(default_factory=lambda: _EMPTY)  # of the open generation's workers
+    growth: tuple[Growth, ...] = ()  # the last of these questions, each about something else, newest last
     tries: Mapping[int, Tries] = field(default_factory=lambda: _EMPTY)  # by protocol
     swept_at: float | None = None  # when the store was last looked through
     broken_since: float | None = None

@@ -11,6 +11,7 @@ from ...simulator import Change, to_ns
 from ..core import Vitals, decide
 from ..core.commands import (
     Command,
+    ComputeGrowth,
     ComputePlan,
     CopyCheckpoint,
     DeleteCheckpoint,
@@ -166,6 +167,8 @@ class World:
             case ComputePlan():
                 self._asked = command
                 self.after(self.costs.plan_s, self._answer, command)
+            case ComputeGrowth():
+                raise AssertionError("a replay rents nothing")
             case OpenHead():
                 self.after(self.costs.open_s, self._open_head, command.generation)
             case DeleteCheckpoint():

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...checkpoint import CheckpointError, Export, Store
-from ..core.commands import Command, ComputePlan, CopyCheckpoint, OpenHead, ReleaseVm, RequestVm
+from ..core.commands import (
+    Command,
+    ComputeGrowth,
+    ComputePlan,
+    CopyCheckpoint,
+    OpenHead,
+    ReleaseVm,
+    RequestVm,
+)
 from ..core.events import CommandStuck, Event, JobCommandFailed
 from ..core.state import JobState, Vm
 from ..providers import Provider, ProviderError, Throttled
@@ -184,7 +192,9 @@ class Effects:
             if isinstance(command, HOUSEKEEPING):
                 return None  # the next sweep sees to it
             message = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-            return JobCommandFailed(now=self._clock(), command=command.command, error=message)
+            return JobCommandFailed(
+                now=self._clock(), command=command.command, error=message, key=command.key
+            )
 
     async def _released(self, job: str, command: ReleaseVm) -> Event:
         """Whatever is raised, the release is tried again: the VM is paid for until it is gone."""
@@ -227,6 +237,8 @@ class Effects:
                 return await self._renting.release(job, command)
             case ComputePlan():
                 return await self._planner.answer(job, command)
+            case ComputeGrowth():
+                return await self._planner.answer_growth(job, command)
             case _:
                 return await self._store.carry_out(job, command)
 

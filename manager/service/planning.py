@@ -1,16 +1,17 @@
-"""`ComputePlan`, carried out: the job's state put as a question to `makara.morphing`."""
+"""`ComputePlan` and `ComputeGrowth`, carried out: the job's state put as questions to `makara.morphing`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Literal
 
 from ...morphing import Impossible, Request, Slot, choose
 from ...pipeline import Plan, Range
 from ...simulator import Calibration, InvalidCalibration, simulate
-from ..core.commands import ComputePlan
-from ..core.events import PlanComputed
+from ..core.commands import ComputeGrowth, ComputePlan, WorkerSlot
+from ..core.events import GrowthComputed, PlanComputed
 from ..core.state import JobState
 from ..spec.job_spec import JobSpec
 from ..threads import Kind, Threads
@@ -42,6 +43,14 @@ class Planner:
             del self._newest[job], self._turns[job]
         return answer
 
+    async def answer_growth(self, job: str, command: ComputeGrowth) -> GrowthComputed | None:
+        """Whether more VMs would pay; None if the job has ended meanwhile."""
+        return await self._threads.run(Kind.GROWTH, self._compute_growth, job, command)
+
+    def _compute_growth(self, job: str, command: ComputeGrowth) -> GrowthComputed | None:
+        state = self._state_of(job)
+        return None if state.ended is not None else compute_growth(state, command, self._clock)
+
     def _compute(self, job: str, command: ComputePlan) -> PlanComputed | None:
         """In a thread, which may have been waited for: what has changed meanwhile is looked at here."""
         state = self._state_of(job)
@@ -52,7 +61,7 @@ class Planner:
 def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
     """The best plan for the command's workers, or why there is none. Blocks; pure but for `clock`."""
     try:
-        answer = choose(request_of(state, command))
+        answer = choose(request_of(state, command.workers, command.generation))
     except InvalidCalibration as error:
         answer = Impossible(f"the calibration cannot be used: {error}")
     if isinstance(answer, Impossible):
@@ -68,6 +77,39 @@ def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], floa
         predicted_s=answer.predicted_s,
         current_s=_predicted_now(state, command) if command.reconsider else None,
     )
+
+
+def compute_growth(state: JobState, command: ComputeGrowth, clock: Callable[[], float]) -> GrowthComputed:
+    """The fewest VMs more that save enough of a step. Blocks. Raises `InvalidCalibration`.
+
+    With more workers no plan is slower, for each may leave some out: so the number is found by halving, with
+    as many sweeps as it has binary digits, and two.
+    """
+    now = request_of(state, command.workers, generation=0)
+
+    def step_s(num_more: int) -> float | None:
+        copies = [
+            slot.model_copy(update={"worker": f"{n}/{slot.worker}", "vm": f"{n}/{slot.vm}"})
+            for n in range(num_more)
+            for slot in command.more
+        ]
+        found = choose(replace(now, workers=[*now.workers, *_slots(copies)], holding={}))
+        return None if isinstance(found, Impossible) else found.predicted_s
+
+    def grown(num_more: int) -> GrowthComputed:
+        return GrowthComputed(
+            now=clock(), key=command.key, num_more=num_more, step_s=before_s, grown_s=step_s(num_more)
+        )
+
+    before_s, too_few = step_s(0), 0
+    best = grown(command.most)
+    while best.gain >= command.least_gain and best.num_more - too_few > 1:
+        found = grown((too_few + best.num_more) // 2)
+        if found.gain >= command.least_gain:
+            best = found
+        else:
+            too_few = found.num_more
+    return best
 
 
 def _predicted_now(state: JobState, command: ComputePlan) -> float | None:
@@ -88,8 +130,8 @@ def _predicted_now(state: JobState, command: ComputePlan) -> float | None:
     ).time_s
 
 
-def request_of(state: JobState, command: ComputePlan) -> Request:
-    """What the planner is asked: the job's settings and the command's workers."""
+def request_of(state: JobState, workers: Iterable[WorkerSlot], generation: int) -> Request:
+    """What the planner is asked: the job's settings and these workers."""
     assert state.spec is not None, "only a submitted job is planned"
     assert state.recipe is not None, "a plan needs the recipe"
     assert state.calibration is not None, "a recipe comes with its calibration"
@@ -98,8 +140,8 @@ def request_of(state: JobState, command: ComputePlan) -> Request:
         calibration=Calibration.from_json(state.calibration),
         num_sections=state.recipe.num_sections,
         num_micro_batches=state.recipe.num_micro_batches,
-        workers=[Slot(w.worker, w.vm, w.memory_bytes, w.slowdown) for w in command.workers],
-        generation=command.generation,
+        workers=_slots(workers),
+        generation=generation,
         pipeline_parallel_degree=parallelism.pipeline_parallel_degree,
         data_parallel_degree=parallelism.data_parallel_degree,
         recompute=parallelism.recompute,
@@ -107,6 +149,10 @@ def request_of(state: JobState, command: ComputePlan) -> Request:
         memory_limit_bytes=state.spec.resources.device_memory,
         holding=holding(state),
     )
+
+
+def _slots(workers: Iterable[WorkerSlot]) -> list[Slot]:
+    return [Slot(w.worker, w.vm, w.memory_bytes, w.slowdown) for w in workers]
 
 
 def offload(spec: JobSpec) -> Literal["auto", "on", "off"]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from in_service import Desk, FakeProvider, desk
 from makara.checkpoint import HeadMissing
-from makara.manager.core.commands import ComputePlan, OpenHead, ReleaseVm
+from makara.manager.core.commands import ComputeGrowth, ComputePlan, OpenHead, ReleaseVm
 from makara.manager.core.events import PlanComputed
 from makara.manager.core.state import JobState
 from makara.manager.providers import Resource
@@ -199,6 +199,9 @@ def test_a_hung_store_holds_up_its_own_job_and_shows_as_trouble(
     asyncio.run(play())
 
 
+GROWTH: dict[str, Any] = {"workers": (), "more": (), "most": 1, "least_gain": 0.01}
+
+
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> list[str]:
     """The keys of the questions that are computed; those of job `a` then wait at the gate."""
@@ -256,6 +259,46 @@ def test_a_question_that_nobody_waits_for_when_a_thread_is_free_is_not_computed(
             await asyncio.gather(*others)
             await here.until(lambda: not effects._tasks)
             assert computed == ["a/plan/1"]
+
+    asyncio.run(play())
+
+
+def test_whether_more_vms_would_pay_holds_up_no_plan(
+    tmp_path: Path, gate: Gate, computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "compute_growth", lambda *_: gate())
+
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await two_jobs(here)
+            effects = here.service.effects
+            for job in ("a", "b"):
+                effects.start(job, ComputeGrowth(key=f"{job}/growth/0", **GROWTH))
+            await here.until(lambda: gate.inside == 1)
+            effects.start("b", ComputePlan(key="b/plan/0", generation=1, workers=()))
+            await here.until(lambda: computed == ["b/plan/0"])
+            gate.opened.set()
+            await here.until(lambda: not effects._tasks)
+
+    asyncio.run(play())
+
+
+def test_a_fault_while_the_planner_is_asked_about_more_vms_ends_no_job(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(planning, "compute_growth", fail)
+
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await two_jobs(here)
+            effects = here.service.effects
+            effects.start("b", ComputeGrowth(key="b/growth/0", **GROWTH))
+            await here.until(lambda: not effects._tasks)
+            assert here.service.jobs["b"].state.ended is None
+            assert not here.service.journal.pending_commands()
 
     asyncio.run(play())
 

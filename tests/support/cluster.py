@@ -23,6 +23,7 @@ from makara.manager.core.events import (
     Event,
     JobSubmitted,
     ManagerStarted,
+    OffersSeen,
     ReportReceived,
     Tick,
     VmTerminated,
@@ -32,12 +33,16 @@ from makara.manager.core.fold import fold
 from makara.manager.core.orders import Leases, orders
 from makara.manager.core.state import JobState
 from makara.protocol.messages import Failure, Report
+from rented_script import OFFER
 
 TIMING = Timing(
     vm_lease_s=6.0,
     request_timeout_s=20.0,
     request_backoff_s=1.0,
     longest_backoff_s=8.0,
+    max_never_joined=1000,
+    unused_s=15.0,
+    grow_again_s=20.0,
     settle_s=1.0,
     measuring_s=6.0,
     probe_s=4.0,
@@ -75,6 +80,7 @@ class Cluster:
         self.random = random.Random(seed)
         self.person = random.Random(f"{seed}: what a person does")
         self.cloud = random.Random(f"{seed}: what a cloud says")
+        self.rents = random.Random(f"{seed}: where its VMs are from").random() < 0.4
         pick = self.random
         self.now = 1000.0
         self.num_steps, self.interval, self.step_s = pick.randint(3, 18), pick.randint(1, 4), 0.5
@@ -135,7 +141,7 @@ class Cluster:
             "name": "history",
             "entrypoint": "train:build",
             "resources": {
-                "provider": "local",
+                **({"provider": "aws", "instance_type": "small"} if self.rents else {"provider": "local"}),
                 "min_nodes": self.min_nodes,
                 "max_nodes": self.max_nodes,
                 "workers_per_node": self.workers_per_node,
@@ -198,6 +204,8 @@ class Cluster:
         self._push_orders()
 
     def _tick(self) -> None:
+        if self.rents and self.vitals.offers is None:
+            self.send(OffersSeen(now=self.now, offers=(OFFER,)))
         fresh = tuple(f"v{self.num_vms + n}" for n in range(self.max_nodes))
         self.num_vms += self.max_nodes
         self.send(Tick(now=self.now, new_vms=fresh))

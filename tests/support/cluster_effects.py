@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from cluster_checks import check_lineage
@@ -9,6 +10,7 @@ from cluster_protocol import started
 from cluster_trainers import RECIPE, SimVm, Trainer
 from makara.manager.core.commands import (
     Command,
+    ComputeGrowth,
     ComputePlan,
     DeleteCheckpoint,
     ExportWeights,
@@ -25,12 +27,14 @@ from makara.manager.core.events import (
     Event,
     HeadOpened,
     HeadSeen,
+    JobCommandFailed,
     PlanComputed,
     VmTerminated,
     WeightsExported,
 )
 from makara.manager.core.facts import RefusalKind
 from makara.pipeline.plan import Range, grid
+from rented_script import answer
 
 if TYPE_CHECKING:
     from cluster import Cluster
@@ -52,6 +56,9 @@ def perform(world: Cluster, command: Command) -> None:
             world.after(world.random.choice((0.1, 0.5, 6.0)), _release, world, command)
         case ComputePlan():
             world.after(delay_s, _plan, world, command)
+        case ComputeGrowth():
+            late = world.rents and world.random.random() < 0.1
+            world.after(12.0 if late else delay_s, _grow, world, command)
         case StoreCalibration():
             world.after(delay_s, _done, world, command)
         case SweepStore():
@@ -77,6 +84,8 @@ def _boot(world: Cluster, command: RequestVm) -> None:
         _done(world, command)
     elif world.now < world.faults_until and world.random.random() < 0.15:
         kind = RefusalKind.NO_CAPACITY
+        if world.rents and world.manager_up:
+            world.released.add(name)  # a cloud refuses only where no earlier call can take effect
         refused = AttemptFailed(now=world.now, vm=name, number=number, kind=kind, error="no capacity")
         _done(world, command, refused)
     else:
@@ -120,6 +129,18 @@ def _plan(world: Cluster, command: ComputePlan) -> None:
             current_s=world.random.choice((1.0, 4.0)) if command.reconsider else None,
         )
     _done(world, command, answer)
+
+
+def _grow(world: Cluster, command: ComputeGrowth) -> None:
+    def step_s(num_vms: int) -> float | None:
+        num_workers = num_vms * world.workers_per_node
+        return 6.0 / prod(_SHAPES[num_workers]) if num_workers >= world.min_workers else None
+
+    if world.random.random() < 0.1:
+        fault = JobCommandFailed(now=world.now, command=command.command, error="a fault", key=command.key)
+        _done(world, command, fault)
+    else:
+        _done(world, command, answer(command, step_s, world.now))
 
 
 def _use_store(world: Cluster, command: OpenHead | DeleteCheckpoint | SweepStore | ExportWeights) -> None:

@@ -48,6 +48,8 @@ def take(turn: Turn) -> None:
                 export_sha256=event.sha256,
             )
             end(turn, ended)
+        case JobCommandFailed() if event.command == "compute_growth":
+            pass  # the job does without: see `growth`
         case JobCommandFailed() if state.failure is not None:
             end_stopped(turn, f"{event.command}: {event.error}")  # it fails already, for another reason
         case JobCommandFailed() if event.command != "copy_checkpoint" or state.copying:

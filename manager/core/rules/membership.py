@@ -144,7 +144,8 @@ def replace_unusable(turn: Turn) -> None:
 
 
 def request_vms(turn: Turn) -> None:
-    """Ask for VMs up to `max_nodes`, with a tick's fresh ids; wait longer after each refusal.
+    """Ask for VMs up to `max_nodes`, of a cloud's for those that pay, with a tick's fresh ids; wait longer
+    after each refusal.
 
     After VMs that were unfit, one at a time, until one is fit.
     """
@@ -161,6 +162,7 @@ def request_vms(turn: Turn) -> None:
     # A VM at risk is counted on by plans, but not to stay: where there is room, a spare is asked for.
     wanted, num_staying = surplus.wanted(turn), len(staying_vms(state))
     missing = min(wanted - num_staying, state.spec.resources.max_nodes - len(state.counted_vms))
+    most = missing
     if singly:
         missing = min(missing, 0 if fitness.on_trial(turn) else 1)
     if missing <= 0:
@@ -168,7 +170,7 @@ def request_vms(turn: Turn) -> None:
         turn.vitals = turn.vitals.told_why_no_vm(surplus.LOWERED if lowered else "")
         return
     fresh = [vm for vm in event.new_vms if vm not in state.vms]
-    renting.request(turn, fresh[:missing])
+    renting.request(turn, fresh[:missing], most)
 
 
 def _waits(turn: Turn, failures: int, failed_at: float) -> bool:

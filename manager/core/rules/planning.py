@@ -9,6 +9,7 @@ from typing import Any
 
 from ....pipeline.plan import Plan
 from ....protocol.messages import Phase, WorkerReport
+from .. import worth
 from ..commands import ComputePlan, WorkerSlot
 from ..events import PlanComputed
 from ..facts import GenerationPlanned, HoldChanged, PlanImpossible
@@ -217,16 +218,13 @@ def _paces_changed(turn: Turn) -> bool:
 
 
 def _is_worth_it(turn: Turn, event: PlanComputed) -> bool:
-    """Whether another plan saves enough a step, and for long enough, to pay for the change (twice over)."""
-    state, current = turn.state, turn.state.current
-    if event.predicted_s is None or event.current_s is None or current is None or state.spec is None:
+    """Whether another plan saves enough a step, and for long enough, to pay for the change."""
+    state = turn.state
+    if event.predicted_s is None or not event.current_s or state.current is None or state.spec is None:
         return False
-    saved_s = event.current_s - event.predicted_s
-    if saved_s < turn.timing.worth_it * event.current_s:
-        return False
-    cost_s = (current.formed_at or 0.0) - (current.opened_at or 0.0)
-    steps_left = state.spec.training.steps - max(state.progress_step, turn.vitals.newest_step)
-    return saved_s * steps_left > 2 * max(cost_s, turn.timing.least_morph_s)
+    rest_s = worth.steps_left(turn) * event.current_s
+    gain = 1.0 - event.predicted_s / event.current_s
+    return gain >= worth.least_gain(turn, turn.timing.worth_it, rest_s)
 
 
 def _gathering(turn: Turn, seats: frozenset[Seat]) -> bool:
@@ -296,18 +294,20 @@ def _ask(
 
 def slot_of(state: JobState, worker: str) -> WorkerSlot:
     """A worker as the planner is told of it."""
-    assert state.spec is not None, "plans are made for submitted jobs"
-    vm = state.vms[vm_of(worker)]
-    index = min(int(worker.rpartition(".")[2]), len(vm.devices) - 1)
-    memory_bytes = int(vm.devices[index]["memory_bytes"])
-    cap = state.spec.resources.device_memory
-    slow = state.slow.get(worker)
+    vm, slow = state.vms[vm_of(worker)], state.slow.get(worker)
     return WorkerSlot(
         worker=worker,
         vm=vm.vm,
-        memory_bytes=min(memory_bytes, cap or memory_bytes),
+        memory_bytes=memory_bytes(state, vm, int(worker.rpartition(".")[2])),
         slowdown=slow.slowdown if slow is not None else 1.0,
     )
+
+
+def memory_bytes(state: JobState, vm: Vm, index: int) -> int:
+    """What the worker of this index on a VM that has joined may use."""
+    assert state.spec is not None, "plans are made for submitted jobs"
+    has = int(vm.devices[min(index, len(vm.devices) - 1)]["memory_bytes"])
+    return min(has, state.spec.resources.device_memory or has)
 
 
 def _accept(turn: Turn, event: PlanComputed, value: dict[str, Any], asked: Planning | None) -> None:

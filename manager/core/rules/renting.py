@@ -28,7 +28,7 @@ from ..facts import (
 from ..fold_renting import origin_of, place_of
 from ..state import Vm, VmStatus
 from ..turn import Turn
-from . import spending, waiting
+from . import growth, spending, waiting
 
 _NOT_WANTED = "its market is not wanted now"
 
@@ -50,14 +50,26 @@ def take(turn: Turn) -> None:
         _refused(turn, vm.attempt, event)
 
 
-def request(turn: Turn, names: Sequence[str]) -> None:
-    """Ask for VMs of these names, or for as many of them as may be had."""
-    spec, why = turn.state.spec, ""
+def request(turn: Turn, names: Sequence[str], most: int) -> None:
+    """Ask for VMs of these names, or for as many of them as may be had and, of a cloud's, would pay.
+
+    `most`: how many the job may have besides, whether or not they are asked for now.
+    """
+    spec = turn.state.spec
     assert spec is not None, "VMs are for submitted jobs"
     if _stops_asking(turn, spec.resources):
         return
+    why, why_not_rented, num_rented = "", "", None
     for name in names:
         offer = next_offer(turn)
+        if not isinstance(offer, str) and offer[0].provider in CLOUDS:
+            if num_rented is None:
+                num_rented, why_not_rented = growth.may_rent(turn, offer[0], _to_be_had(turn, *offer, most))
+            if num_rented > 0:
+                num_rented -= 1
+            else:
+                free = next_offer(turn, rents=False)
+                offer = why_not_rented if isinstance(free, str) else free
         if isinstance(offer, str):
             why = offer
             break
@@ -68,8 +80,8 @@ def request(turn: Turn, names: Sequence[str]) -> None:
         spending.order_stop(turn, f"its budget of {spec.resources.budget:g} USD pays for no more VMs")
 
 
-def next_offer(turn: Turn) -> tuple[Placement, Price] | str:
-    """The place to ask for one more VM, and its price; or why there is none."""
+def next_offer(turn: Turn, *, rents: bool = True) -> tuple[Placement, Price] | str:
+    """The place to ask for one more VM, and its price; or why there is none. `rents`: also of clouds."""
     spec, faults = turn.state.spec, dict[str, None]()
     assert spec is not None, "VMs are for submitted jobs"
     if not spec.resources.clouds:
@@ -78,6 +90,8 @@ def next_offer(turn: Turn) -> tuple[Placement, Price] | str:
     if turn.vitals.offers is None:
         return "prices are not known yet"
     for offer in turn.vitals.offers:
+        if not rents and offer.placement.provider in CLOUDS:
+            continue
         price = price_of(spec.resources, offer, turn.now)
         found = _fault(turn, spec.resources, offer, price)
         if not found and price is not None:
@@ -87,6 +101,23 @@ def next_offer(turn: Turn) -> tuple[Placement, Price] | str:
         return spending.SPENT
     faults.pop(_NOT_WANTED, None)
     return next(iter(faults), "there is no offer")
+
+
+def _to_be_had(turn: Turn, placement: Placement, price: Price, most: int) -> int:
+    """How many of `most` VMs the caps allow, if each costs as much as this one."""
+    spec, hourly = turn.state.spec, hourly_ceiling(turn.state)
+    assert spec is not None, "VMs are for submitted jobs"
+    resources = spec.resources
+    if placement.market is Market.ON_DEMAND and resources.spot:
+        most = min(most, resources.on_demand_nodes - sum(map(_is_on_demand, turn.state.counted_vms)))
+    low, high = 1, most + 1  # what was offered can be had
+    while high - low > 1:
+        middle = (low + high) // 2
+        if spending.fault(turn, resources, middle * price.ceiling, hourly):
+            high = middle
+        else:
+            low = middle
+    return low
 
 
 def _attempt(turn: Turn, vm: str, number: int, placement: Placement, price: Price) -> None:

@@ -1,7 +1,7 @@
 """VMs of a cloud that the plan that runs has no use for: a reserve for a while, then released.
 
-Then no more are asked for than the plan uses, until another one runs. Where the job had not all the VMs that
-it may have, that holds for a while: with all of them a better plan may be found.
+Then no more are asked for than the plan uses, for a while or until another one runs: what the planner had
+expected of them (`growth`) did not come true.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def wanted(turn: Turn) -> int:
     """How many VMs are asked for now."""
     state = turn.state
     most, enough = wanted_vms(state), state.enough
-    if enough is None or (not enough.had_all and turn.elapsed_s(enough.since) > turn.timing.grow_again_s):
+    if enough is None or turn.elapsed_s(enough.since) > turn.timing.grow_again_s:
         return most
     return min(most, _used(state, enough.num_vms))
 

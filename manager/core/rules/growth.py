@@ -1,0 +1,215 @@
+"""Whether more VMs of a cloud pay for the change that takes them in: the planner is asked before the cloud.
+
+The question is for the fewest that save enough of a step, beside the VMs that are there or on their way.
+Those are asked for together, and then the next question follows. Answers are kept while nothing changes that
+they depend on; one question is asked at a time. Where the planner fails, as many VMs are asked for as the job
+may have.
+
+There is no question while a job has not run yet, nor for VMs up to `min_nodes`. A VM in place of one that was
+lost is one more like any other.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+from ...spec.placement import Placement
+from .. import worth
+from ..commands import ComputeGrowth, WorkerSlot
+from ..events import GrowthComputed, JobCommandFailed
+from ..state import JobState, Vm, staying_vms
+from ..turn import Turn
+from ..vitals import Growth
+from . import planning
+
+_ASKED = "the planner is asked whether more of them would pay"
+_KEPT = 8  # questions: VMs that come and go lead back to earlier ones
+_REMEMBERED = 100  # VMs that ended last: what those of a type had
+
+_Kind = tuple[str, str]
+"""Provider and type of a VM."""
+_Workers = tuple[tuple[int, float], ...]
+"""Memory in bytes and slowdown of each worker of a VM: names do not matter to what the planner says."""
+
+
+def take(turn: Turn) -> None:
+    """The planner's answer."""
+    event, growth = turn.event, turn.vitals.growth
+    if isinstance(event, GrowthComputed):
+        answered = [replace(it, answer=event) if it.key == event.key else it for it in growth]
+    elif isinstance(event, JobCommandFailed) and event.command == "compute_growth":
+        answered = [replace(it, failed=True) if it.key == event.key else it for it in growth]
+    else:
+        return
+    turn.vitals = replace(turn.vitals, growth=tuple(answered))
+
+
+def may_rent(turn: Turn, placement: Placement, most: int) -> tuple[int, str]:
+    """How many VMs, of `most` that could be had there, are asked for now; if none, why."""
+    state, spec = turn.state, turn.state.spec
+    assert spec is not None, "VMs are for submitted jobs"
+    if state.calibration is None or worth.last_formed(state) is None:
+        return most, ""
+    num_lacking = spec.resources.min_nodes - len(staying_vms(state))
+    if num_lacking > 0:
+        return min(num_lacking, most), ""
+    present, more = _workers(turn, placement)
+    sizes = tuple(sorted(Counter(present).items()))
+    about = (sizes, more, most, state.recipe_version, state.recalibrated_at)
+    least = worth.least_gain(turn, turn.timing.grow_worth_it, _lasts_s(turn))
+    known = next((it for it in turn.vitals.growth if it.about == about), None)
+    if known is None or not _holds(known, least):
+        if not any(_is_awaited(turn, it) for it in turn.vitals.growth):
+            _ask(turn, present, more, most, least, about)
+        return 0, _ASKED
+    if known.answer is None:
+        return (0, _ASKED) if _is_awaited(turn, known) else (most, "")
+    return _judged(turn, known.answer, most, least)
+
+
+def _judged(turn: Turn, answer: GrowthComputed, most: int, least: float) -> tuple[int, str]:
+    state = turn.state
+    if answer.step_s is None:
+        return (most if answer.grown_s is None else answer.num_more), ""
+    if state.current is None and state.planned is None and state.impossible is not None:
+        return most, ""  # what is there is of less use than was taken for granted
+    if answer.gain >= least:
+        return answer.num_more, ""
+    if answer.gain < 0.0005:
+        return 0, f"no plan is faster with {answer.num_more} more"
+    gain = f"{100 * answer.gain:.1f} %"
+    return 0, f"{answer.num_more} more would make a step {gain} shorter, which does not pay for the change"
+
+
+def _lasts_s(turn: Turn) -> float:
+    """For how long a change that begins now would be of use: until VMs are lost again, or the job ends.
+
+    Losses come as often as they did while the job ran. Of the job's rest, what VMs take to join is lost.
+    """
+    state, timing = turn.state, turn.timing
+    ran = [(g.formed_at, g.ended_at) for g in (*state.history, state.current) if g is not None]
+    ran_s = sum(max(0.0, (end or turn.now) - begin) for begin, end in ran if begin is not None)
+    lasts_s = (ran_s + timing.between_losses_s) / (state.losses.count + 1)
+    predicted_s = state.current.predicted_s if state.current is not None else None
+    if predicted_s is not None:
+        lasts_s = min(lasts_s, worth.steps_left(turn) * predicted_s - _join_s(state))
+    return lasts_s
+
+
+def _join_s(state: JobState) -> float:
+    """What VMs that live took to join, from when they were asked for."""
+    took = [
+        vm.joined_at - vm.attempted_at
+        for vm in state.live_vms
+        if vm.joined_at is not None and vm.attempted_at is not None
+    ]
+    return max(0.0, statistics.median(took)) if took else 0.0
+
+
+# ---- the question ------------------------------------------------------------------------------------------
+
+
+def _ask(
+    turn: Turn,
+    present: Sequence[_Workers],
+    more: _Workers,
+    most: int,
+    least: float,
+    about: Hashable,
+) -> None:
+    key = f"{turn.state.job}/growth/{turn.state.num_facts}/{round(turn.now * 1000)}"
+    workers = tuple(slot for number, vm in enumerate(present) for slot in _slots(str(number), vm))
+    command = ComputeGrowth(key=key, workers=workers, more=_slots("more", more), most=most, least_gain=least)
+    turn.command(command)
+    others = [it for it in turn.vitals.growth if it.about != about]
+    asked = Growth(about, least, key, turn.now)
+    turn.vitals = replace(turn.vitals, growth=(*others, asked)[-_KEPT:])
+
+
+def _is_awaited(turn: Turn, asked: Growth) -> bool:
+    if asked.answer is not None or asked.failed:
+        return False
+    return turn.now - asked.asked_at < turn.timing.planning_timeout_s
+
+
+def _holds(known: Growth, least: float) -> bool:
+    """Whether the answer would be the same if it were asked for with this `least`."""
+    answer = known.answer
+    return answer is None or (answer.gain >= known.least_gain) == (answer.gain >= least)
+
+
+def _slots(vm: str, workers: _Workers) -> tuple[WorkerSlot, ...]:
+    return tuple(
+        WorkerSlot(worker=f"{vm}.{index}", vm=vm, memory_bytes=memory_bytes, slowdown=slowdown)
+        for index, (memory_bytes, slowdown) in enumerate(workers)
+    )
+
+
+# ---- what a VM would bring ---------------------------------------------------------------------------------
+
+
+def _workers(turn: Turn, placement: Placement) -> tuple[list[_Workers], _Workers]:
+    """Those of each VM that stays, as they are or are expected to be; and those of one VM more."""
+    state, staying = turn.state, staying_vms(turn.state)
+    joined = {vm.vm: _known(state, vm) for vm in staying if vm.joined}
+
+    @cache
+    def coming(kind: _Kind | None) -> _Workers:
+        return _expected(turn, kind, joined)
+
+    present = [joined[vm.vm] if vm.joined else coming(_kind_of(vm)) for vm in staying]
+    return present, coming(_kind(placement))
+
+
+def _expected(turn: Turn, kind: _Kind | None, joined: Mapping[str, _Workers]) -> _Workers:
+    """Those of a VM that is not there yet: as of others of its type. Of a type that never was there the offer
+    says the memory, and it is taken to be as fast as the job's usual worker."""
+    state = turn.state
+    assert state.spec is not None, "VMs are for submitted jobs"
+    everyone = [worker for workers in joined.values() for worker in workers]
+    alike = [it for vm, workers in joined.items() if _kind_of(state.vms[vm]) == kind for it in workers]
+    slowdown = statistics.median([slowdown for _, slowdown in alike or everyone] or [1.0])
+    ended = [vm for vm in state.vms.ended(-_REMEMBERED) if vm.devices and _kind_of(vm) == kind]
+    known = alike or [worker for vm in ended for worker in _known(state, vm)]
+    memory_bytes = _offered_bytes(turn, kind)
+    if known or memory_bytes is None:
+        memory_bytes = min((each_bytes for each_bytes, _ in known or everyone), default=0)
+    return ((memory_bytes, slowdown),) * state.spec.resources.workers_per_node
+
+
+def _offered_bytes(turn: Turn, kind: _Kind | None) -> int | None:
+    """What an offer says of each worker's memory; None: nothing."""
+    assert turn.state.spec is not None, "VMs are for submitted jobs"
+    resources = turn.state.spec.resources
+    for offer in turn.vitals.offers or ():
+        each_bytes = offer.gpu_memory_bytes
+        if not offer.num_gpus and offer.memory_bytes is not None:
+            each_bytes = offer.memory_bytes // resources.workers_per_node
+        if _kind(offer.placement) == kind and each_bytes is not None:
+            return min(each_bytes, resources.device_memory or each_bytes)
+    return None
+
+
+def _kind(placement: Placement | None) -> _Kind | None:
+    return (placement.provider, placement.instance_type) if placement is not None else None
+
+
+def _kind_of(vm: Vm) -> _Kind | None:
+    return _kind(vm.attempt.placement if vm.attempt is not None else None)
+
+
+def _known(state: JobState, vm: Vm) -> _Workers:
+    """Those of a VM that has joined, without those that cannot meet the recipe."""
+    assert state.spec is not None, "VMs are for submitted jobs"
+    found: list[tuple[int, float]] = []
+    for index in range(state.spec.resources.workers_per_node):
+        worker = f"{vm.vm}.{index}"
+        if worker not in state.unfit:
+            slow = state.slow.get(worker)
+            memory_bytes = planning.memory_bytes(state, vm, index)
+            found.append((memory_bytes, slow.slowdown if slow is not None else 1.0))
+    return tuple(found)
