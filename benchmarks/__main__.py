@@ -21,6 +21,7 @@ PARTS = {
     "planning": "what planning and gradient sums cost (half a minute)",
     "replay": "a whole job over an availability trace, a month, a thousand VMs (1 minute)",
     "manager": "a manager with 1,000 VMs in one job, 10,000 ever, through sockets (2 minutes)",
+    "past": "what VMs and generations that are over take of a manager's memory (seconds)",
     "clouds": "a manager that rents 150 VMs for three jobs from a stand-in of AWS (an hour, or --minutes)",
     "networks": "GPipe and Varuna, deep and shallow pipelines over slower networks, simulated (seconds)",
     "overhead": "what the executor costs for each operation (1 minute)",

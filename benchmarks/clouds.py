@@ -27,6 +27,7 @@ TITLE = "three jobs of 50 VMs that are rented from moto"
 JOBS, VMS = 3, 50
 _SEED = 8
 _TICK_S = 0.5
+_TOLD_MINUTES = (5, 15, 30, 45)  # memory is told then, and at the end
 _TRACE = Path(__file__).parents[1] / "examples" / "replay" / "bamboo-p3.csv"
 
 
@@ -54,8 +55,13 @@ def _measure(fleet: RentedFleet, pid: int, minutes: float) -> list[Row]:
         _tick(fleet)
     filled = _Sample.of(fleet, pid)
     draws, evicted, least = random.Random(_SEED), 0, fleet.joined
+    memory: dict[str, float] = {}
+    due = [minute for minute in _TOLD_MINUTES if minute < minutes]
     while (time.monotonic() - filled.at) < 60 * minutes:
         _tick(fleet)
+        if due and time.monotonic() - filled.at >= 60 * due[0]:
+            what = f"memory after {due.pop(0)} minutes, {evicted} VMs taken back, MiB"
+            memory[what] = _Sample.of(fleet, pid).memory_mib
         if draws.random() < fleet.joined * rate * _TICK_S / 3600:
             fleet.evict(draws)
             evicted += 1
@@ -70,6 +76,7 @@ def _measure(fleet: RentedFleet, pid: int, minutes: float) -> list[Row]:
         "% of a core while VMs were asked for": _core_percent(begin, filled),
         "% of a core while watched": _core_percent(filled, end),
         "memory when all VMs were up, MiB": filled.memory_mib,
+        **memory,
         "memory at the end, MiB": end.memory_mib,
         "journal at the end, MiB": fleet.journal_bytes() / 2**20,
         "load of the machine": os.getloadavg()[0],

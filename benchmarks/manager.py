@@ -90,7 +90,7 @@ def rows() -> list[Row]:
 
 def history() -> Iterator[Fact]:
     """A job in which nine of ten VMs have come and gone, and the others wait for a plan."""
-    yield Submitted(at=1.0, job="j", spec=_SPEC, bundle_sha256="none")
+    yield Submitted(at=1.0, job="j", spec=SPEC, bundle_sha256="none")
     for number in range(EVER):
         vm = f"j-vm{number}"
         yield VmRequested(at=1.0, vm=vm)
@@ -226,7 +226,7 @@ class _Cloud:
         return [Resource(vm=vm, attempt=1, id=vm, status=ResourceStatus.RUNNING) for vm in names]
 
 
-_SPEC: dict[str, Any] = {
+SPEC: dict[str, Any] = {
     "name": "j",
     "entrypoint": "train:build",
     "resources": {"provider": "local", "max_nodes": LIVE},

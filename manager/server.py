@@ -86,6 +86,12 @@ class AgentSocket(WebSocketsSansIOProtocol):
         if not self.transport.is_closing():
             super().shutdown()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The parser of websockets (17) waits for ever within the connection that has it: such a cycle keeps
+        the memory of its compression until the collector comes, which is rarely."""
+        super().connection_lost(exc)
+        self.conn.parser.close()
+
 
 async def run(service: Service, listener: socket.socket, authority: Authority | None = None) -> None:
     """Serve until told to end, or until the manager must not go on. `authority`: over TLS, by this one."""

@@ -38,6 +38,7 @@ log = logging.getLogger("makara.manager")
 router = APIRouter(prefix="/api/v1", tags=["agents"])
 
 _REPLACED, _MALFORMED = 4000, 4002
+_CLOSED = (WebSocketDisconnect, RuntimeError)  # what is raised when a connection has closed
 _WORDS = 20  # in the time after which an agent without a word of its manager ends its VM
 
 
@@ -95,15 +96,24 @@ class AgentConnection:
             service.connect(self._job, self._vm, self)
             tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._renew())]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        except (WebSocketDisconnect, RuntimeError) as error:
-            log.info("VM %s: connection closed: %r", self._vm, error)
+            # Raised here, an error would hold this frame, and the frame the tasks that hold the error: such a
+            # cycle keeps all of a closed connection until the collector comes, which is rarely.
+            for error in [task.exception() for task in done]:
+                self._tell_end(error)
+        except _CLOSED as error:
+            self._tell_end(error)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await service.disconnect(self._job, self._vm, self)
+
+    def _tell_end(self, error: BaseException | None) -> None:
+        """Raises what is no sign of a closed connection."""
+        if isinstance(error, _CLOSED):
+            log.info("VM %s: connection closed: %r", self._vm, error)
+        elif error is not None:
+            raise error
 
     def push(self, orders: Orders) -> None:
         self._orders = orders

@@ -115,8 +115,9 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
             # Unfit VMs beside one that was fit harmed nobody: only those that come now do.
             state = state.changed(unfit_rounds=Rounds())
     ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)
-    forgotten = {name: _without(fact.vm, getattr(state, name)) for name in ("slow", "times_slow")}
-    state = state.changed(**forgotten).with_vm(ended)
+    forgotten = {name: _without(fact.vm, getattr(state, name)) for name in ("slow", "times_slow", "given_up")}
+    outdated = frozenset(worker for worker in state.outdated if vm_of(worker) != fact.vm)
+    state = state.changed(**forgotten, outdated=outdated).with_vm(ended)
     return fold_renting.with_ended(state, ended, gone=fact.gone)
 
 

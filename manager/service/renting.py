@@ -89,7 +89,7 @@ class Renting:
         self._requesting: Counter[str] = Counter()
         # The manager before this one may have asked for any VM until this one began.
         self._began_at = clock()
-        self._asked_at: dict[str, float] = {}  # by VM, when a call that asks for it last began or ended
+        self._asked_at: dict[str, float] = {}  # by VM of a cloud, when a call for it last began or ended
         self._lost_at: dict[str, float] = {}  # by attempt, when the outcome of a call was last not known
 
     def requesting(self, vm: str) -> bool:
@@ -171,7 +171,7 @@ class Renting:
 
         Blocking. Where there is one place alone to have VMs from, one is waited for there.
         """
-        self._asked_at[attempt.vm] = self._clock()
+        self._note_asked(attempt)
         try:
             return self._provider(attempt.placement.provider).create(attempt, boot)
         except NoCapacity as error:
@@ -190,6 +190,11 @@ class Renting:
             self._lost_at[attempt.name] = self._clock()
             raise
         finally:
+            self._note_asked(attempt)
+
+    def _note_asked(self, attempt: Attempt) -> None:
+        """Until the VM is released. Other providers list what they have at once, and not all of it is."""
+        if attempt.placement.provider in CLOUDS:
             self._asked_at[attempt.vm] = self._clock()
 
     def _is_lost(self, attempt: Attempt) -> bool:

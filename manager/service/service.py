@@ -360,6 +360,8 @@ class Service:
         if runtime.connections.get(vm) is connection:
             del runtime.connections[vm]
             runtime.told.pop(vm, None)
+            if not runtime.has_use_of(vm):
+                runtime.not_understood.pop(vm, None)
             if runtime.state.ended is None:
                 with contextlib.suppress(Quarantined):  # silence will tell, once the job is taken up
                     await self.handle(job, ConnectionClosed(now=self.clock(), vm=vm))
@@ -416,6 +418,7 @@ class Service:
         for fact in facts:
             if isinstance(fact, VmEnded):
                 runtime.reports.pop(fact.vm, None)
+                runtime.not_understood.pop(fact.vm, None)
         first = runtime.sequence - len(facts) + 1
         for sequence, fact in enumerate(facts, first):
             log.info("job %s: %s", runtime.job, fact.fact)

@@ -109,6 +109,13 @@ def test_a_trainer_that_comes_back_as_old_is_not_started_anew_again_and_again() 
     assert orders(script.state, a[:-2]).given_up == {a: 1}
 
 
+def test_nothing_is_asked_of_trainers_whose_vm_is_gone() -> None:
+    script, (a, b, *_) = upgraded_pair()
+    assert script.state.outdated == script.state.given_up.keys() == {a, b}
+    script.event(VmTerminated(now=script.now, vm=a[:-2]))
+    assert script.state.outdated == script.state.given_up.keys() == {b}
+
+
 def newcomers() -> tuple[Script, list[str], list[str]]:
     """Two older trainers run; two VMs with newer ones are about to join."""
     script = Script()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
 from core_script import Script
-from in_service import Desk, FakeConnection, desk
+from in_service import Desk, FakeConnection, FakeProvider, desk
 from makara.manager.api.agents import AgentConnection
 from makara.manager.core import orders as orders_module
 from makara.manager.core.orders import OrderParts, orders
@@ -165,3 +166,41 @@ def test_steps_of_the_surviving_history_are_those_that_no_later_generation_took_
     ]
     kept = [(row.generation, row.step) for row in surviving(job.state, rows)]
     assert kept == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
+
+
+def known_to(name: str, *holders: object) -> set[str]:
+    """The fields of these in which something is kept under that name."""
+    fields = [(field, value) for holder in holders for field, value in vars(holder).items()]
+    return {field for field, value in fields if isinstance(value, Mapping | Set) and name in value}
+
+
+def test_of_a_vm_that_is_gone_only_the_history_of_its_job_is_kept(tmp_path: Path) -> None:
+    async def play() -> None:
+        provider = FakeProvider()
+        async with desk(tmp_path, provider) as here:
+            await here.submit("j", resources={"max_nodes": 2})
+            await here.tick()
+            service, job, effects = here.service, here.service.jobs["j"], here.service.effects
+            await here.until(lambda: not effects._tasks)
+            first = here.vms("j")[0]
+            connection = FakeConnection()
+            service.connect("j", first, connection)
+            service.not_understood("j", first, "it says what nobody knows")
+            await here.report("j", first)
+            service.not_understood("j", first, "it says what nobody knows")
+            holders = (job, job.vitals, effects, effects._renting, service.watches["local"])
+            assert known_to(first, *holders) >= {"connections", "told", "reports", "not_understood", "pulses"}
+
+            provider.vms.clear()
+            for _ in range(3):  # it is gone by the second
+                await service.watches["local"].look()
+            service.not_understood("j", first, "it says so again")
+            await service.disconnect("j", first, connection)
+            await here.tick(1.0)
+            await here.until(lambda: not effects._tasks)
+            holders = (job, job.vitals, effects, effects._renting, service.watches["local"])
+            assert known_to(first, *holders) == set()
+            assert known_to(first, job.state) == {"vms"}
+            assert known_to(f"{first}.0", *holders, job.state) == set()
+
+    asyncio.run(play())
