@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="makara", description="Train big PyTorch models on spot machines that keep disappearing."
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version, and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
@@ -174,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
             "follow a job's progress (Ctrl-C only stops following)",
         ),
         ("events", _lazily("show", "events"), "what was decided about a job, and why"),
-        ("logs", _lazily("show", "logs"), "the ends of the logs of a job's VMs"),
+        ("logs", _lazily("show", "logs"), "the ends of the logs of a job's VMs (of provider local)"),
         (
             "resume",
             _lazily("resume", "resume"),
@@ -252,6 +253,16 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--steps", type=int, help="how many to train (by the machine's speed)")
     demo.add_argument("--verify", action="store_true", help="compare with an uninterrupted run, bit for bit")
     return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for: every other command would wait for it."""
+
+    def __call__(self, *_: object, **__: object) -> None:
+        from importlib.metadata import version
+
+        print(f"makara {version('makara')}")
+        raise SystemExit(0)
 
 
 def _lazily(module: str, name: str) -> Callable[[argparse.Namespace], int]:

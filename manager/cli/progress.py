@@ -77,12 +77,12 @@ class ProgressDisplay:
         since = view["waiting"]["since"] if view["waiting"] else None
         if since is not None and since != self._waiting_since:
             for line in (view["reason"], *answers(view)):
-                self._console.print(line, markup=False)
+                self._console.print(line, markup=False, soft_wrap=True)
         self._waiting_since = since
         for morph in view["morphs"]:
             if "first_step" in morph["phases_s"] and morph["generation"] not in self._shown:
                 self._shown.add(morph["generation"])
-                self._console.print(describe_morph(morph), markup=False)
+                self._console.print(describe_morph(morph), markup=False, soft_wrap=True)
 
     def show_step(self, step: dict[str, Any]) -> None:
         self._progress.update(self._task, completed=step["step"], loss=_loss(step))

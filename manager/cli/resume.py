@@ -14,6 +14,7 @@ from ..spec.job_spec import JobSpecError
 from .client import connect
 from .progress import how_it_goes_on
 
+_OTHER_KINDS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".npz")
 _CHANGES = ("min_nodes", "max_nodes", "max_hourly_cost", "budget")
 
 
@@ -36,6 +37,7 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
+    _check_target(options.to)
     with connect(options) as client:
         job = client.get(f"/jobs/{options.job}")
         body: dict[str, Any] = {"step": options.step}
@@ -51,6 +53,15 @@ def export(options: argparse.Namespace) -> int:
     if options.to is not None:
         print(f"copied to    {done['file']}")
     return 0
+
+
+def _check_target(to: Path | None) -> None:
+    """Raises `JobSpecError` for what looks like a file of another kind: it would become a folder."""
+    if to is not None and to.suffix in _OTHER_KINDS and not to.is_dir():
+        about = (
+            f"{to}: weights are written as safetensors; name a folder, or a file that ends in .safetensors"
+        )
+        raise JobSpecError([("--to", about)])
 
 
 def _fetched(done: dict[str, Any], to: Path) -> Path:

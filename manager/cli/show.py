@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +15,12 @@ from .client import connect
 from .costs.shown import ended_vms, of_vm, rate, usd
 from .costs.shown import lines as cost_lines
 from .progress import answers, completed, console_lines, describe_morph, ways_on
+
+_WIDEST = 10_000  # characters of a row of a table
+_NO_LOGS = (
+    "no logs: a manager has those of VMs of `provider: local` alone. A machine that joined has them "
+    "in vms/ of its folder, while it is the VM"
+)
 
 
 def ps(options: argparse.Namespace) -> int:
@@ -26,7 +33,7 @@ def ps(options: argparse.Namespace) -> int:
     table = Table(*heads, box=None, pad_edge=False)
     for job in answer["jobs"]:
         table.add_row(*_row(job))
-    Console(highlight=False).print(table)
+    print_table(table)
     return 0
 
 
@@ -39,6 +46,14 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
     return (
         job["job"], job["status"], step, loss, job["shape"] or "", vms, *costs, _time(job["submitted_at"]),
     )  # fmt: skip
+
+
+def print_table(table: Table) -> None:
+    """Every row on one line, however wide: a name that is cut off names nothing."""
+    console = Console(highlight=False, markup=False)
+    width = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
+    console.width = max(console.width, width)
+    console.print(table)
 
 
 def status(options: argparse.Namespace) -> int:
@@ -95,6 +110,8 @@ def logs(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(answer))
         return 0
+    if not answer["logs"]:
+        print(_NO_LOGS, file=sys.stderr)
     for name, text in answer["logs"].items():
         print(f"==> {name} <==\n{text}")
     return 0

@@ -6,11 +6,11 @@ import argparse
 import json
 from datetime import datetime
 
-from rich.console import Console
 from rich.table import Table
 
 from ..config import ConfigError
 from .client import connect
+from .show import print_table
 
 
 def add(options: argparse.Namespace) -> int:
@@ -44,7 +44,7 @@ def list_(options: argparse.Namespace) -> int:
         expires = "never" if token["expires_at"] is None else _time(token["expires_at"])
         used = "" if token["uses"] is None else f"{token['used']} of {token['uses']}"
         table.add_row(token["id"], token["name"], token["scope"], _time(token["created_at"]), expires, used)
-    Console(highlight=False, markup=False).print(table)
+    print_table(table)
     return 0
 
 

@@ -30,7 +30,8 @@ def host_of(
     section = getattr(settings, cloud)
     if section is None or section.manager is None:
         missing = cloud if section is None else f"{cloud}.manager"
-        raise ConfigError(f"{FILE}: {missing}: is required, for it says what the manager's VM is made of")
+        what = "is required, for it says what the manager's VM is made of"
+        raise ConfigError(f"{FILE} in --home: {missing}: {what}; docs/clouds/up.md tells how to make it")
     manager = section.manager
     wish = {
         "provider": cloud,

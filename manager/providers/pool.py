@@ -98,6 +98,7 @@ class MachinePool:
         self._consoles: dict[str, str] = {}
         self._started_at = steady()
         self._left_at: dict[str, float] = {}
+        self._seen_at: dict[str, float] = {}  # when connections closed, of this manager's
         self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")
@@ -147,6 +148,7 @@ class MachinePool:
             if line is not None and line.send == send:
                 del self._lines[machine]
                 self._left_at[machine] = self._steady()
+                self._seen_at[machine] = self._wall()
 
     def take(self, machine: str, report: MachineReport, send: Send) -> bool:
         """What a machine says that it is; False if this is not its connection any more."""
@@ -170,6 +172,7 @@ class MachinePool:
             for machine, name, cpus, memory, joined, seen in self._database.execute(_MACHINES):
                 lease, line = self._lease_of(machine), self._lines.get(machine)
                 connected = line is not None
+                left: float | None = self._seen_at.get(machine)
                 found.append(
                     MachineState(
                         machine=machine,
@@ -177,7 +180,7 @@ class MachinePool:
                         num_cpus=cpus,
                         memory_bytes=memory,
                         joined_at=joined,
-                        seen_at=self._wall() if connected else seen,
+                        seen_at=self._wall() if connected else seen if left is None else left,
                         connected=connected,
                         vm=lease.vm if lease is not None else None,
                         unwiped=line.report.unwiped if line is not None and line.report is not None else "",

@@ -136,7 +136,9 @@ class TokenStore:
             if not self._lives(token_id):
                 raise TokenRefused(f"this {'join ' if grant.scope is Scope.JOIN else ''}token has expired")
             if grant.scope not in scopes:
-                raise TokenRefused(f"a {grant.scope} token is not good for this")
+                raise TokenRefused(
+                    f"{'an' if grant.scope is Scope.ADMIN else 'a'} {grant.scope} token is not good for this"
+                )
             if grant.scope is Scope.WORKER:
                 self._database.execute(_USE_JOIN, (Scope.JOIN.value, grant.job, grant.vm))
         return grant
@@ -151,7 +153,8 @@ class TokenStore:
         with self._lock:
             joined = {row[0] for row in self._database.execute(_JOINED, (grant.token_id,))}
             if machine not in joined and len(joined) >= grant.uses:
-                raise TokenRefused(f"this token has let in {grant.uses} machines, and lets in no more")
+                machines = "1 machine" if grant.uses == 1 else f"{grant.uses} machines"
+                raise TokenRefused(f"this token has let in {machines}, and lets in no more")
             self._database.execute("INSERT OR IGNORE INTO joined VALUES (?, ?)", (grant.token_id, machine))
 
     def used(self, token_id: str) -> int:

@@ -203,6 +203,12 @@ def test_no_manager_starts_while_its_vms_are_ended(home: Home) -> None:
 def test_a_home_without_settings_of_that_cloud_is_told_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arguments, message in ((["down"], "no section of a cloud"), (["down", "azure"], "no section azure")):
-        assert cli.main([*arguments, "-y", "--home", str(tmp_path)]) == 2
+    for settings, arguments, message in (
+        (None, [], "clouds.yaml: is not there"),
+        ("", [], "clouds.yaml: has no section of a cloud"),
+        ("", ["azure"], "clouds.yaml: has no section azure"),
+    ):
+        if settings is not None:
+            (tmp_path / "clouds.yaml").write_text(settings)
+        assert cli.main(["down", *arguments, "-y", "--home", str(tmp_path)]) == 2
         assert message in capsys.readouterr().err

@@ -13,8 +13,11 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from subprocess import PIPE
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -30,6 +33,7 @@ from makara.manager.service.runtime import Job
 from makara.manager.service.views import JobView, job_view
 from managers import Manager, release_all
 from rich.console import Console
+from rich.table import Table
 from service_process import ServiceProcess
 
 JOB: dict[str, Any] = {
@@ -371,6 +375,50 @@ def test_code_that_the_manager_would_not_take_is_refused_before_it_is_tried(
         assert tried == [job_file.parent]
     finally:
         service.close()
+
+
+def test_names_in_tables_are_whole_however_narrow_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found: `makara ps` cut ids off in 80 columns, and in a pipe, as `my-favourite…`."""
+    monkeypatch.setenv("COLUMNS", "40")
+    table = Table("JOB", "SUBMITTED", box=None, pad_edge=False)
+    table.add_row("a-job-" * 10, "11-23 10:50:54")
+    show.print_table(table)
+    assert [line.split(None, 1)[0] for line in capsys.readouterr().out.splitlines()] == ["JOB", "a-job-" * 10]
+
+
+def test_a_job_without_local_vms_says_where_its_logs_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found: `makara logs` printed nothing of a job on machines that joined, with status 0."""
+
+    def get(path: str, vm: str | None) -> dict[str, Any]:
+        return {"logs": {}}
+
+    client = SimpleNamespace(get=get)
+    monkeypatch.setattr(show, "connect", lambda options: nullcontext(client))
+    assert show.logs(argparse.Namespace(job="j", vm=None, json=False)) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err.startswith("no logs: ")) == ("", True)
+
+
+def test_weights_are_not_copied_into_a_folder_that_is_named_as_a_file_of_another_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found: `--to model.pt` made a folder of that name."""
+    (tmp_path / "there.pt").mkdir()
+    for name, told in (("model.pt", "written as safetensors"), ("there.pt", "no manager has run")):
+        assert cli.main(["export", "j", "--home", str(tmp_path), "--to", str(tmp_path / name)]) != 0
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"makara {version('makara')}\n"
 
 
 def test_a_morph_is_one_line() -> None:

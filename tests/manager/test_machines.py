@@ -79,7 +79,7 @@ def test_a_token_lets_in_as_many_machines_as_it_says(
     wait_for(lambda: "lab0" in connected(service), "the first machine", first.log)
     second.start()
     assert second.wait() == 1
-    assert "this token has let in 1 machines, and lets in no more" in second.log()
+    assert "this token has let in 1 machine, and lets in no more" in second.log()
     first.stop()
     first.start()  # known by its key
     wait_for(lambda: "lab0" in connected(service), "the first machine again", first.log)

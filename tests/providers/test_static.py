@@ -151,6 +151,17 @@ def test_a_machine_that_comes_back_in_time_is_the_same_vm(site: Site) -> None:
     assert machine.vm == "a"
 
 
+def test_a_machine_is_away_since_its_connection_closed(site: Site) -> None:
+    """Found: it was said to be away since it last reported a change, that is since its VM began."""
+    machine = site.add()
+    site.create("vm1")
+    site.now += 40.0
+    machine.leave()
+    site.now += 5.0
+    (state,) = site.provider.pool.machines()
+    assert (state.connected, state.seen_at) == (False, site.now - 5.0)
+
+
 def test_a_machine_that_stays_away_loses_its_lease_and_wipes_it_when_it_is_back(site: Site) -> None:
     machine = site.add()
     site.create("a")

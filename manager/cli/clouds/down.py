@@ -11,7 +11,6 @@ from collections.abc import Generator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from ...config import ConfigError
@@ -21,6 +20,8 @@ from ...hosting.record import UpFolder, home_above
 from ...providers import ProviderError
 from ...providers.settings import FILE, CloudSettings, read_settings
 from ...service.journal import JournalLocked, hold
+from ..progress import counted
+from ..show import print_table
 
 LEFT = 1  # exit status
 _LAG = (
@@ -113,7 +114,10 @@ def _sections(settings: CloudSettings) -> dict[str, object]:
 def _chosen(settings: CloudSettings, cloud: str | None, home: Path) -> CloudSettings:
     there = sorted(settings.model_fields_set)
     if not there or (cloud is not None and cloud not in there):
-        raise ConfigError(f"{home / FILE}: has no section {cloud or 'of a cloud'}, which says where to look")
+        lacks = f"has no section {cloud or 'of a cloud'}" if (home / FILE).exists() else "is not there"
+        raise ConfigError(
+            f"{home / FILE}: {lacks}: it says where to look for what this home's managers rented"
+        )
     names = there if cloud is None else [cloud]
     return CloudSettings.model_validate({name: getattr(settings, name) for name in names})
 
@@ -162,12 +166,11 @@ def _show(found: Sequence[Found], places: str, *, as_json: bool) -> None:
         kind = f"{there.kind} ({where.market})" if where is not None else there.kind
         size = where.instance_type if where is not None else ""
         table.add_row(one.cloud, kind, there.vm, there.status, size, _age(there.created_at), _hourly(one))
-    console = Console(highlight=False, markup=False)
-    console.print(table)
+    print_table(table)
     unknown = sum(one.price is None for one in found if one.resource.kind == "vm")
-    more = f", and {unknown} VMs of unknown price" if unknown else ""
+    more = f", and {counted(unknown, 'VM')} of unknown price" if unknown else ""
     total = sum(one.price.hourly for one in found if one.price is not None)
-    console.print(f"together {total:.3f} USD an hour{more}; traffic and what lies in stores apart")
+    print(f"together {total:.3f} USD an hour{more}; traffic and what lies in stores apart")
 
 
 def _as_json(one: Found) -> dict[str, object]:

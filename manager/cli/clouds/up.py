@@ -169,7 +169,7 @@ def _show(host: Host, offers: Sequence[Offer]) -> None:
 
 def _agreed() -> bool:
     if not sys.stdin.isatty():
-        raise ConfigError("yes: nobody is there to be asked whether the price is wanted; give -y")
+        raise ConfigError("nobody is there to be asked whether the price is wanted; give -y")
     print("Have it run until `makara down`? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

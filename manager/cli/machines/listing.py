@@ -7,10 +7,10 @@ import json
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from ..client import connect
+from ..show import print_table
 
 
 def machines(options: argparse.Namespace) -> int:
@@ -25,7 +25,7 @@ def machines(options: argparse.Namespace) -> int:
         joined = _time(machine["joined_at"])
         cpus = str(machine["num_cpus"])
         table.add_row(machine["machine"], machine["name"], cpus, memory, joined, _now(machine))
-    Console(highlight=False, markup=False).print(table)
+    print_table(table)
     return 0
 
 
