@@ -54,5 +54,5 @@ def _extra(cloud: str) -> Generator[None]:
     try:
         yield
     except ImportError as error:
-        message = f"{FILE}: {cloud}: a library is missing ({error.name}); pip install 'makara[{cloud}]'"
-        raise ConfigError(message) from error
+        remedy = f"in Makara's folder, pip install -e '.[{cloud}]'"
+        raise ConfigError(f"{FILE}: {cloud}: a library is missing ({error.name}); {remedy}") from error
