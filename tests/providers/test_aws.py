@@ -513,7 +513,7 @@ def open_region(region: str, stand: AwsStand, home: Path) -> None:
     [
         ("us-eats-1", "; did you mean us-east-1?"),
         ("mars", ""),
-        ("us east", "; did you mean us-east-1?"),
+        ("us east", "; did you mean us-east-2?"),
     ],
 )
 def test_a_manager_does_not_begin_with_a_region_that_aws_does_not_have(
