@@ -57,6 +57,8 @@ class MachineReport(Message):
     console: Annotated[str, Field(max_length=CONSOLE_BYTES)] = ""
     # Why something of a VM that ended cannot be wiped: until it is, this machine is no VM. "": it is.
     unwiped: Annotated[str, Field(max_length=500)] = ""
+    # It was told to end: it becomes no other VM, and goes once it is none.
+    leaving: bool = False
     name: Annotated[str, Field(max_length=200)] = ""  # for people
     num_cpus: int = 0
     memory_bytes: int = 0

@@ -39,7 +39,8 @@ _MALFORMED, _NOT_THIS_ONE = 4002, 4003
 
 class MachineView(BaseModel):
     """Times in Unix seconds. `vm`: which VM it is at the moment; None: it is free, if it is connected and
-    `unwiped` is empty: that says why something of a VM that ended is still there."""
+    `unwiped` is empty and it is not `leaving`: the one says why something of a VM that ended is still there,
+    the other that its `makara join` was told to end."""
 
     machine: str
     name: str
@@ -48,6 +49,7 @@ class MachineView(BaseModel):
     connected: bool
     vm: str | None
     unwiped: str
+    leaving: bool
     num_cpus: int
     memory_bytes: int
 

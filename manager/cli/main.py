@@ -226,6 +226,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--address", help="where other machines reach this one (default: as the manager is reached)"
     )
+    grace = "for its VM to hand over after Ctrl-C or SIGTERM; a second one ends it at once (default: 30)"
+    command.add_argument("--grace", type=float, metavar="SECONDS", help=grace)
     command.add_argument(
         "--ca-file",
         type=Path,

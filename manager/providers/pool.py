@@ -60,6 +60,7 @@ class MachineState:
     connected: bool
     vm: str | None
     unwiped: str
+    leaving: bool
     num_cpus: int
     memory_bytes: int
 
@@ -149,6 +150,9 @@ class MachinePool:
                 del self._lines[machine]
                 self._left_at[machine] = self._steady()
                 self._seen_at[machine] = self._wall()
+                lease = self._lease_of(machine)
+                if lease is not None and line.report is not None and _has_left(line.report):
+                    self._become(lease, Stage.GONE)  # it has not heard of it, and never will
 
     def take(self, machine: str, report: MachineReport, send: Send) -> bool:
         """What a machine says that it is; False if this is not its connection any more."""
@@ -184,6 +188,7 @@ class MachinePool:
                         connected=connected,
                         vm=lease.vm if lease is not None else None,
                         unwiped=line.report.unwiped if line is not None and line.report is not None else "",
+                        leaving=line is not None and line.report is not None and line.report.leaving,
                     )
                 )
             return found
@@ -247,7 +252,7 @@ class MachinePool:
             if lease.stage is Stage.GIVEN:
                 self._become(lease, Stage.RUNNING)
             return
-        cannot_begin = lease.stage is Stage.ENDING or bool(report.unwiped)
+        cannot_begin = lease.stage is Stage.ENDING or bool(report.unwiped) or report.leaving
         never_began = cannot_begin and report.obeyed == line.version
         if report.ended == lease.name or lease.stage is Stage.RUNNING or never_began:
             self._become(lease, Stage.GONE)
@@ -305,7 +310,11 @@ class MachinePool:
 
 
 def _is_free(report: MachineReport) -> bool:
-    return report.lease is None and not report.unwiped
+    return report.lease is None and not report.unwiped and not report.leaving
+
+
+def _has_left(report: MachineReport) -> bool:
+    return report.lease is None and report.leaving
 
 
 def _leased(row: tuple[str, str, int, str, str, float, str | None]) -> Leased:

@@ -30,7 +30,8 @@ class StaticProvider:
         self.pool = pool
 
     def create(self, attempt: Attempt, boot: BootConfig) -> str:
-        boot = boot.model_copy(update={"notices": NoticeSource(kind="none")})  # nobody takes it back
+        # `makara join` writes the file when it is told to end.
+        boot = boot.model_copy(update={"notices": NoticeSource(kind="file")})
         lease = self.pool.lease(attempt.name, attempt.vm, attempt.number, boot)
         if lease is None:
             raise NoCapacity(f"no machine is free: {self._told()}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import models
 import psutil
@@ -28,11 +30,18 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
 
 
 @pytest.fixture
-def machines(service: ServiceProcess) -> Iterator[list[JoinedMachine]]:
+def grace_s() -> float:
+    """What a machine gives its VM to hand over: longer than any test waits for it."""
+    return 3600.0
+
+
+@pytest.fixture
+def machines(service: ServiceProcess, grace_s: float) -> Iterator[list[JoinedMachine]]:
     """Two that joined."""
     token = service.client.post("/tokens", json={"name": "lab", "scope": "machine", "uses": 2})["token"]
     url, ca_file = service.client.url, service.home / "ca.pem"
-    made = [JoinedMachine(service.folder / f"lab{n}", url, token, ca_file) for n in range(2)]
+    options = ("--grace", str(grace_s))
+    made = [JoinedMachine(service.folder / f"lab{n}", url, token, ca_file, options) for n in range(2)]
     for machine in made:
         machine.start()
     yield made
@@ -42,14 +51,14 @@ def machines(service: ServiceProcess) -> Iterator[list[JoinedMachine]]:
         assert machine.vm_processes() == []
 
 
-def submit(service: ServiceProcess) -> str:
+def submit(service: ServiceProcess, *, min_nodes: int = 1, interval: int = 5) -> str:
     return service.submit(
         Path(models.__file__).read_text(),
         entrypoint="train:slow_gpt",
         training={**TRAINING, "steps": STEPS},
         parallelism=SHAPE,
-        resources={"provider": "static", "max_nodes": 2},
-        checkpoint={"interval": 5},
+        resources={"provider": "static", "min_nodes": min_nodes, "max_nodes": 2},
+        checkpoint={"interval": interval},
     )
 
 
@@ -75,13 +84,13 @@ def test_a_machine_that_is_killed_and_comes_back_changes_nothing_in_the_result(
     service: ServiceProcess, machines: list[JoinedMachine]
 ) -> None:
     job = submit(service)
-    service.wait(job, lambda view: view["step"] >= 5 and len(view["placement"]) == 2, "both to train")
-    lost = pool(service)["lab1"]
+    both_train(service, job)
+    before = pool(service)["lab1"]
     machines[1].kill()
     machines[1].start()
 
     def is_another_vm() -> bool:
-        return pool(service).get("lab1") not in (None, lost)
+        return pool(service).get("lab1") not in (None, before)
 
     wait_for(is_another_vm, "the machine to be leased again", logs(service, machines))
     view = service.wait_status(job, "finished")
@@ -107,3 +116,70 @@ def test_neither_the_manager_nor_makara_join_is_needed_for_steps(
     view = service.wait_status(job, "finished")
     assert len(view["vms"]) == 2
     assert view["export_sha256"] == reference()
+
+
+def both_train(service: ServiceProcess, job: str) -> None:
+    service.wait(job, lambda view: view["step"] >= 5 and len(view["placement"]) == 2, "both to train")
+
+
+def vm_of(service: ServiceProcess, job: str, vm: str | None) -> dict[str, Any]:
+    return next(each for each in service.job(job)["vms"] if each["vm"] == vm)
+
+
+def lost(view: dict[str, Any]) -> int:
+    return sum(morph["lost_steps"] for morph in view["morphs"])
+
+
+def assert_preempted(service: ServiceProcess, job: str, vm: str | None) -> None:
+    """Of a VM that was thought to be silent, the reason would be another."""
+    service.wait(job, lambda view: vm_of(service, job, vm)["status"] == "ended", "the VM to be ended")
+    assert vm_of(service, job, vm)["reason"] == "preempted"
+
+
+def test_a_machine_that_is_told_to_end_hands_over_first(
+    service: ServiceProcess, machines: list[JoinedMachine]
+) -> None:
+    """Found: its VM died without notice, and the steps since the last checkpoint were not saved."""
+    job = submit(service, interval=1000)
+    both_train(service, job)
+    left = pool(service)["lab1"]
+    machines[1].signal(signal.SIGTERM)
+    assert machines[1].wait() == 0
+    wait_for(lambda: pool(service).keys() == {"lab0"}, "it to be away", logs(service, machines))
+    seen = vm_of(service, job, left)
+    assert (seen["status"], seen["detail"]) == ("ended", "handed over before its notice ran out")
+    assert machines[1].vms() == []
+    view = service.wait_status(job, "finished")
+    assert lost(view) == 0
+    assert view["export_sha256"] == reference()
+    assert sorted(service.losses(job)) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("grace_s", [1.0])
+def test_a_machine_that_cannot_hand_over_in_time_goes_and_its_vm_is_not_waited_for(
+    service: ServiceProcess, machines: list[JoinedMachine]
+) -> None:
+    job = submit(service, min_nodes=2)
+    both_train(service, job)
+    left = pool(service)["lab1"]
+    machines[1].signal(signal.SIGTERM)
+    assert machines[1].wait() == 0
+    assert_preempted(service, job, left)
+    assert machines[1].vms() == []
+    machines[1].start()
+    view = service.wait_status(job, "finished")
+    assert view["export_sha256"] == reference()
+
+
+def test_a_second_signal_ends_a_machine_at_once_and_its_vm_is_not_waited_for(
+    service: ServiceProcess, machines: list[JoinedMachine]
+) -> None:
+    job = submit(service, min_nodes=2)
+    both_train(service, job)
+    left = pool(service)["lab1"]
+    machines[1].signal(signal.SIGINT)
+    service.wait(job, lambda view: vm_of(service, job, left)["status"] == "noticed", "the notice")
+    machines[1].signal(signal.SIGINT)
+    assert machines[1].wait() == 0
+    assert_preempted(service, job, left)
+    assert machines[1].vms() == []

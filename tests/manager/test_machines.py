@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,27 @@ def test_a_machine_that_is_removed_while_it_is_a_vm_leaves_nothing_of_it(
     service.wait_status(job, "stopped")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_machine_without_a_vm_goes_at_the_first_signal(
+    service: ServiceProcess, machines: list[JoinedMachine], number: int
+) -> None:
+    machine, _ = machines
+    machine.options = ("--grace", "3600")
+    machine.start()
+    wait_for(lambda: "lab0" in connected(service), "the machine", machine.log)
+    machine.signal(number)
+    assert machine.wait() == 0
+    wait_for(lambda: "lab0" not in connected(service), "it to be away", machine.log)
+
+
+def test_a_machine_that_never_reached_its_manager_goes_at_the_first_signal(tmp_path: Path) -> None:
+    machine = JoinedMachine(tmp_path / "lab", "http://127.0.0.1:1", "a.b", options=("--grace", "3600"))
+    machine.start()
+    wait_for(lambda: "no connection to the manager" in machine.log(), "it to have tried", machine.log)
+    machine.signal(signal.SIGTERM)
+    assert machine.wait() == 0
+
+
 def test_who_proves_nothing_is_not_let_in(service: ServiceProcess) -> None:
     key, other, token = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate(), new_token(service, 1)
     asked = challenge(service)
@@ -219,6 +241,9 @@ def test_machines_are_counted_once_each(tmp_path: Path) -> None:
     store.close()
 
 
+_KNOWN = "a folder of a machine that has joined"
+_KNOWN_MACHINE = ["join", "http://127.0.0.1:8700", "--folder", _KNOWN]
+
 # ---- the command line --------------------------------------------------------------------------------------
 
 
@@ -259,10 +284,15 @@ def test_tokens_and_machines_are_listed(
         (["join", "http://127.0.0.1:8700"], "--token-file: needed"),
         (["join", "http://127.0.0.1:8700", "--token-file", "/nowhere"], "cannot read /nowhere"),
         (["join", "http://127.0.0.1:8700", "--token-file", "/dev/null"], "holds no token"),
+        ([*_KNOWN_MACHINE, "--grace", "-1"], "--grace: -1 is no time"),
+        ([*_KNOWN_MACHINE, "--grace", "inf"], "--grace: inf is no time"),
     ],
 )
 def test_a_mistake_is_named(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "known").mkdir()
+    (tmp_path / "known" / "manager.id").touch()
+    arguments = [str(tmp_path / "known") if each == _KNOWN else each for each in arguments]
     assert main([*arguments, "--home", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err

@@ -175,6 +175,54 @@ def test_a_machine_that_stays_away_loses_its_lease_and_wipes_it_when_it_is_back(
     assert machine.vm == "b"
 
 
+def test_a_machine_that_leaves_ends_its_vm_without_any_wait(site: Site) -> None:
+    """Found: its VM was thought to live until the machine had been away for minutes."""
+    machine = site.add()
+    site.create("a")
+    machine.go()
+    assert site.status("a") is ResourceStatus.GONE
+    (known,) = site.provider.pool.machines()
+    assert (known.vm, known.connected) == (None, False)
+    machine.restart()
+    machine.join(site.provider.pool)
+    site.create("b")
+    assert machine.vm == "b"
+
+
+def test_a_machine_that_leaves_is_leased_no_more_while_it_hands_over(site: Site) -> None:
+    machine = site.add()
+    site.create("a")
+    assert machine.leased.leave(3600.0) == "a"
+    machine.settle()
+    (known,) = site.provider.pool.machines()
+    assert (known.vm, known.leaving) == ("a", True)
+    site.release("a")
+    with pytest.raises(NoCapacity):
+        site.create("b")
+
+
+def test_a_lease_that_a_leaving_machine_has_not_heard_of_ends_with_its_connection(site: Site) -> None:
+    machine = site.add()
+    with machine.deaf():
+        site.create("a")
+        machine.leased.leave(3600.0)
+        report = machine.leased.obey(None)
+        assert site.provider.pool.take(machine.id, report, machine._take)
+        assert site.status("a") is ResourceStatus.PENDING, "it may have begun to be this VM since"
+        machine.leave()
+    assert site.status("a") is ResourceStatus.GONE
+
+
+def test_a_leaving_machine_begins_no_vm(site: Site) -> None:
+    machine = site.add()
+    with machine.deaf():
+        site.create("a")
+        machine.leased.leave(3600.0)
+    machine.settle()
+    assert (machine.vm, machine.places) == (None, [])
+    assert site.status("a") is ResourceStatus.GONE
+
+
 def test_a_release_waits_for_a_machine_that_is_away_but_not_for_ever(site: Site) -> None:
     machine = site.add()
     site.create("a")

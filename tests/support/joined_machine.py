@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -14,10 +15,19 @@ import psutil
 class JoinedMachine:
     """One machine in a folder of its own."""
 
-    def __init__(self, folder: Path, url: str, token: str, ca_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        token: str,
+        ca_file: Path | None = None,
+        options: tuple[str, ...] = (),
+    ) -> None:
+        """`options`: of `makara join`, beside those that every test needs."""
         self.folder = folder
         folder.mkdir()
         self._url = url
+        self.options = options
         self._trust = ["--ca-file", str(ca_file)] if ca_file is not None else []
         self._token_file = folder / "join.token"
         self._token_file.touch(mode=0o600)
@@ -26,7 +36,7 @@ class JoinedMachine:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "makara.manager.cli", "join", self._url, "--name", self.folder.name]
-        command += self._trust
+        command += [*self._trust, *self.options]
         with (self.folder / "join.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--token-file", str(self._token_file), "--folder", str(self.folder / "machine")],
@@ -49,10 +59,18 @@ class JoinedMachine:
         assert self._process is not None
         return self._process.wait(timeout=60)
 
+    def signal(self, number: int) -> None:
+        """To `makara join` alone, without waiting for what it does."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def stop(self) -> None:
-        """SIGTERM, and wait for its end."""
+        """Have it end at once, with its VM, and wait for that: a second signal cuts its hand-over short."""
         if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
+            for _ in range(2):
+                self._process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=1)
             self._process.wait()
 
     def vm_processes(self) -> list[psutil.Process]:

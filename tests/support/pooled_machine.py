@@ -69,6 +69,14 @@ class PooledMachine:
             yield
             self._deaf = False
 
+    def go(self) -> None:
+        """As `makara join` does when it has been told to end twice: the VM ends, and the manager hears so."""
+        with self._lock:
+            self.leased.leave(0.0)
+            self.leased.end()
+        self.settle()
+        self.leave()
+
     def restart(self) -> None:
         """As if `makara join` was killed and run again: it knows only what its folder says."""
         self.leave()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from shutil import rmtree
 import pytest
 from makara.manager.spec.placement import Attempt, Placement
 from makara.protocol.machines import Lease, MachineOrders, MachineReport
+from makara.worker.agent.notices import FileSource
 from makara.worker.machine import leased
 from makara.worker.machine.leased import LeasedVm
 from provider_stands import boot_of
@@ -83,6 +85,27 @@ def test_a_vm_that_cannot_be_started_has_ended_and_the_machine_is_the_next(
     assert list((tmp_path / "vms").iterdir()) == []
     assert vm.obey(orders(tmp_path, "b", version=2)).lease == "b-1"
     vm.obey(MachineOrders(version=3))
+
+
+def test_a_vm_hears_of_its_machines_leaving_and_a_machine_that_is_started_again_takes_it_back(
+    tmp_path: Path,
+) -> None:
+    killed = LeasedVm(tmp_path, url=URL, command=COMMAND)
+    killed.obey(orders(tmp_path, "a"))
+    assert killed.leave(20.0) == "a"
+    source = FileSource(tmp_path / "vms" / "a-1")
+    notice = asyncio.run(source.read()).notice
+    assert notice is not None
+    assert 0.0 < notice.left_s <= 20.0
+    assert killed.obey(None).leaving
+    vm = LeasedVm(tmp_path, url=URL, command=COMMAND)
+    assert asyncio.run(source.read()).notice is None
+    report = vm.obey(None)
+    assert (report.lease, report.leaving) == ("a-1", False)
+    vm.end()
+    assert list((tmp_path / "vms").iterdir()) == []
+    for child in killed._children:
+        child.wait()
 
 
 class Unwipable:

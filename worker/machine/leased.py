@@ -1,7 +1,7 @@
 """The VM that this machine is at the moment: an agent in a folder of its own, of which nothing is left after.
 
 `<folder>/vms/<lease>/` holds the boot file (mode 0600), the agent's log, the job's code, and whatever that
-writes. Blocking; used from one thread at a time.
+writes. Blocking; safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...protocol.machines import CONSOLE_BYTES, Lease, MachineOrders, MachineReport
-from ...protocol.messages import BootConfig
+from ...protocol.messages import BootConfig, NoticeFile
 from ...protocol.vm_processes import RECORD, VmProcesses, record
 from ...protocol.wiping import wipe
+from ..agent.notices import NOTICE_FILE
 from ..agent.shown_token import write_secret
 
 log = logging.getLogger("makara.machine")
@@ -45,6 +47,8 @@ class LeasedVm:
         self._ca = ca
         self.address = address
         self._command = command
+        self._lock = threading.RLock()
+        self._leaving = False
         self._ended: str | None = None
         self._lease: Lease | None = None
         self._children: list[subprocess.Popen[bytes]] = []
@@ -58,13 +62,37 @@ class LeasedVm:
 
         While anything is left of a VM that ended, this machine is no other: it might be another user's.
         """
+        with self._lock:
+            return self._obey(orders)
+
+    def leave(self, grace_s: float) -> str | None:
+        """Be no other VM from now on; give the one that this machine is, if any, so long to hand over.
+
+        Returns its name.
+        """
+        with self._lock:
+            self._leaving = True
+            if self._lease is None:
+                return None
+            if grace_s > 0:
+                self._give_notice(self._lease, grace_s)
+            return self._lease.vm
+
+    def end(self) -> None:
+        """Have the VM end, if this machine is one."""
+        with self._lock:
+            if self._lease is not None:
+                self._end(self._lease)
+
+    def _obey(self, orders: MachineOrders | None) -> MachineReport:
         if self._lease is not None and (not self._runs() or _differs(orders, self._lease)):
             self._end(self._lease)
         wanted = orders.lease if orders is not None else None
         is_new = wanted is not None and wanted.name != self._ended and self._lease is None
         if self._unwiped and time.monotonic() >= self._wipe_at:
             self._wipe(*self._unwiped)
-        if wanted is not None and wanted.boot is not None and is_new and not self._unwiped:
+        may_start = is_new and not self._unwiped and not self._leaving
+        if wanted is not None and wanted.boot is not None and may_start:
             self._begin(wanted, wanted.boot)
         return MachineReport(
             obeyed=orders.version if orders is not None else 0,
@@ -72,6 +100,7 @@ class LeasedVm:
             ended=self._ended,
             console=self._console(),
             unwiped="; ".join(self._unwiped.values())[:_UNWIPED_CHARACTERS],
+            leaving=self._leaving,
         )
 
     def _begin(self, lease: Lease, boot: BootConfig) -> None:
@@ -96,6 +125,13 @@ class LeasedVm:
         self._children.append(child)
         self._lease = lease
         log.info("this machine is VM %s", lease.vm)
+
+    def _give_notice(self, lease: Lease, grace_s: float) -> None:
+        notice = NoticeFile(deadline_s=grace_s, written_at=time.time())
+        try:
+            write_secret(self._folder / lease.name / NOTICE_FILE, notice.model_dump_json())
+        except OSError as error:  # a full disk: it ends without
+            log.error("VM %s cannot be given notice: %s", lease.vm, error)
 
     def _end(self, lease: Lease) -> None:
         place = self._folder / lease.name
@@ -123,7 +159,10 @@ class LeasedVm:
         return VmProcesses(self._lease.vm, self._folder / self._lease.name).leader() is not None
 
     def _find(self) -> None:
-        """Take over the agent that a process before this one started; wipe what is left of others."""
+        """Take over the agent that a process before this one started; wipe what is left of others.
+
+        If that process was told to end, this one was not: the notice is withdrawn.
+        """
         for place in self._folder.iterdir():
             if not (place / _LEASE).exists():
                 self._wipe(place)  # nothing runs in it
@@ -135,6 +174,7 @@ class LeasedVm:
                 write_secret(place / RECORD, record(leader).decode())
             if self._lease is None and processes.leader() is not None:
                 self._lease = lease
+                (place / NOTICE_FILE).unlink(missing_ok=True)
             else:
                 self._end_found(lease)
 

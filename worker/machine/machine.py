@@ -1,13 +1,16 @@
 """`makara join`: the process that lends this machine to a manager, until it is told to end.
 
 It holds one connection outwards and makes it again whenever it ends. Losing the manager ends no VM: its agent
-sees to that by itself. When this process is told to end (SIGTERM, Ctrl-C), the VM ends with it.
+sees to that by itself. Being told to end (SIGTERM, Ctrl-C) is a notice for the VM: it has a grace to hand
+over, then it ends, the manager hears that this machine goes, and this process exits. The second signal ends
+the VM at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -15,7 +18,6 @@ import ssl
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
 
 import httpx
 import psutil
@@ -35,6 +37,9 @@ log = logging.getLogger("makara.machine")
 _LOOK_S = 0.5  # between two looks at the agent
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 10.0
 _CALL_S = 30.0
+_GRACE_S = 30.0
+_ALONE_S = 15.0  # without its manager nothing can take a VM's work over
+_GOODBYE_S = 3.0  # for the manager to hear that this machine goes
 
 
 class Refused(Exception):
@@ -42,7 +47,10 @@ class Refused(Exception):
 
 
 class Machine:
-    """One machine and its connection. `run` goes on until it is cancelled or refused."""
+    """One machine and its connection. `run` goes on until `tell_to_leave`, or until it is refused.
+
+    `grace_s`: how long its VM then has to hand over.
+    """
 
     def __init__(
         self,
@@ -53,6 +61,7 @@ class Machine:
         token: str | None,
         name: str,
         tls: ssl.SSLContext,
+        grace_s: float = _GRACE_S,
     ) -> None:
         self._url = url
         self._identity = identity
@@ -60,12 +69,57 @@ class Machine:
         self._token = token
         self._name = name
         self._tls = tls
+        self._grace_s = grace_s
         self._orders: MachineOrders | None = None
         self._memory_bytes = total_bytes()
         self._met = False  # its manager has answered this process
+        self._connected = False
+        self._has_left = False  # the manager was told
+        self._told, self._hurried = asyncio.Event(), asyncio.Event()
 
-    async def run(self) -> NoReturn:
-        """Raises `Refused`, and `WrongFolder` if another manager answers from the beginning."""
+    async def run(self) -> None:
+        """Raises `Refused`, by which the VM ends, and `WrongFolder` if another manager answers from the
+        beginning, by which it goes on: whoever answers is not its manager."""
+        try:
+            await until_first(self._keep_connection(), self._leave())
+        except Refused:
+            await asyncio.to_thread(self._vm.end)
+            raise
+
+    def tell_to_leave(self) -> None:
+        """Hand over and go; told again: go at once. On the event loop."""
+        if self._told.is_set():
+            self._hurried.set()
+        self._told.set()
+
+    async def _leave(self) -> None:
+        """Once told to: have the VM hand over, and end; give the manager a moment to hear that."""
+        await self._told.wait()
+        vm = await asyncio.to_thread(self._vm.leave, self._grace_s)
+        if vm is not None:
+            log.info("VM %s has %g s to hand over; another signal ends it at once", vm, self._grace_s)
+            await self._hand_over()
+            await asyncio.to_thread(self._vm.end)
+        if self._connected:
+            await asyncio.sleep(_GOODBYE_S)
+
+    async def _hand_over(self) -> None:
+        """Until the VM has ended, its time is over, or there is nobody to tell its peers."""
+        connected_at = time.monotonic()
+        stop = connected_at + self._grace_s
+        while (now := time.monotonic()) < stop and not self._hurried.is_set():
+            connected_at = now if self._connected else connected_at
+            if now - connected_at > _ALONE_S:
+                log.warning("the manager is away: nothing can be handed over")
+                return
+            if (await asyncio.to_thread(self._vm.obey, self._orders)).lease is None:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._hurried.wait()
+
+    async def _keep_connection(self) -> None:
+        """Until this machine has left."""
         delay_s = _FIRST_RETRY_S
         while True:
             began = time.monotonic()
@@ -85,14 +139,14 @@ class Machine:
                 websockets.exceptions.WebSocketException,
             ) as error:
                 log.warning("no connection to the manager at %s: %s", self._url, error or repr(error))
+            finally:
+                self._connected = False
+            if self._has_left:
+                return
             if time.monotonic() - began > _LONGEST_RETRY_S:
                 delay_s = _FIRST_RETRY_S
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
-
-    def end(self) -> None:
-        """Have the VM end, if this machine is one. Blocking."""
-        self._vm.obey(MachineOrders(version=0))
 
     async def _connect(self) -> None:
         """One connection, from its opening to its end."""
@@ -106,8 +160,10 @@ class Machine:
             self._url.replace("http", "ws", 1) + "/api/v1/machines/connection",
             additional_headers=headers,
             proxy=None,
+            close_timeout=_GOODBYE_S,
             ssl=self._tls if self._url.startswith("https") else None,
         ) as connection:
+            self._connected = True
             self._identity.admitted_by(challenge.manager)
             log.info("joined %s as machine %s", self._url, machine_id(self._identity.public_key))
             if self._vm.address is None:
@@ -132,7 +188,7 @@ class Machine:
             self._orders = MachineOrders.model_validate_json(frame, extra="ignore")
 
     async def _serve(self, connection: ClientConnection) -> None:
-        """Obey the newest orders, and report whenever that changes something."""
+        """Obey the newest orders, and report whenever that changes something; until this machine has left."""
         told: MachineReport | None = None
         while True:
             report = await asyncio.to_thread(self._vm.obey, self._orders)
@@ -144,27 +200,17 @@ class Machine:
                     "memory_bytes": self._memory_bytes,
                 }
                 await connection.send(report.model_copy(update=facts).model_dump_json())
+            if told is not None and told.leaving and told.lease is None:
+                self._has_left = True
+                return
             await asyncio.sleep(_LOOK_S if self._orders is not None else _LOOK_S / 10)
 
 
 async def _run(machine: Machine) -> None:
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    await until_first(machine.run(), told.wait())
-
-
-def _serve(machine: Machine) -> None:
-    """Until this process is told to end, or its manager refuses this machine: the VM ends with it.
-
-    Raises `Refused`, and `WrongFolder`, by which the VM goes on: whoever answers is not its manager.
-    """
-    try:
-        asyncio.run(_run(machine))
-    except Refused:
-        machine.end()
-        raise
-    machine.end()
+        loop.add_signal_handler(number, machine.tell_to_leave)
+    await machine.run()
 
 
 def main() -> None:
@@ -176,6 +222,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--name", default=socket.gethostname())
     parser.add_argument("--address")
+    parser.add_argument("--grace", type=float, default=_GRACE_S)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -189,7 +236,8 @@ def main() -> None:
             token=options.token_file.read_text().strip() if options.token_file is not None else None,
             name=options.name,
             tls=ssl.create_default_context(cadata=ca),
+            grace_s=options.grace,
         )
-        _serve(machine)
+        asyncio.run(_run(machine))
     except (Refused, WrongFolder) as error:
         raise SystemExit(f"makara: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import ssl
 import sys
@@ -28,6 +29,10 @@ def join(options: argparse.Namespace) -> NoReturn:
         command += ["--name", options.name]
     if options.address is not None:
         command += ["--address", options.address]
+    if options.grace is not None:
+        if not 0 <= options.grace < math.inf:
+            raise ConfigError(f"--grace: {options.grace:g} is no time; expected seconds, 0 or more")
+        command += ["--grace", str(options.grace)]
     os.execv(command[0], command)
 
 

@@ -34,7 +34,7 @@ def _now(machine: dict[str, Any]) -> str:
     if machine["unwiped"]:
         return f"not free, it cannot be wiped: {machine['unwiped']}"
     if machine["connected"]:
-        return vm
+        return f"{vm}, leaving" if machine["leaving"] else vm
     away = f"away since {_time(machine['seen_at'])}"
     return f"{away}, {vm}" if machine["vm"] else away
 
