@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 from makara.pipeline import Plan, grid
 from makara.simulator import Calibration
+from makara.simulator.backends import INTERPRETED, compiled
 from makara.simulator.cluster import Cluster
-from makara.simulator.code import INTERPRETED, Code, compiled
-from makara.simulator.minibatch import simulate_with
+from makara.simulator.pipelines import Kernels
+from makara.simulator.simulation import simulate_with
 
 from .made_up import model, stages
 
@@ -46,7 +47,7 @@ def one_step() -> list[Figure]:
     return rows
 
 
-def _median(code: Code, plan: Plan, jitter_s: float, repeats: int) -> tuple[float, int]:
+def _median(kernels: Kernels, plan: Plan, jitter_s: float, repeats: int) -> tuple[float, int]:
     """After one that does not count, if there are several."""
     cluster = Cluster(
         uneven(DEPTH, jitter_s),
@@ -55,7 +56,7 @@ def _median(code: Code, plan: Plan, jitter_s: float, repeats: int) -> tuple[floa
     )
 
     def run() -> None:
-        simulate_with(code, plan, cluster, seed=0, timeline=False)
+        simulate_with(kernels, plan, cluster, seed=0, timeline=False)
 
     if repeats > 1:
         run()
@@ -71,8 +72,8 @@ def _seconds(call: Callable[[], None]) -> float:
 def _first_use() -> float:
     """CPU seconds of importing numba and loading compiled code, in a new process."""
     code = (
-        "import time; from makara.simulator.code import compiled; began = time.process_time(); compiled(); "
-        "print(time.process_time() - began)"
+        "import time; from makara.simulator.backends import compiled; began = time.process_time(); "
+        "compiled(); print(time.process_time() - began)"
     )
     return float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ..pipeline import Range, Schedule
-from ..simulator import COMMIT_BYTES, TALLY_BYTES, to_ns
+from ..simulator import COMMIT_BYTES, LOSS_ALLREDUCE_BYTES, to_ns
 from .stages import StageTable
 
 
@@ -91,7 +91,7 @@ class Rings:
 
     def __init__(self, table: StageTable, replicas: int, num_micro_batches: int) -> None:
         self._replicas = replicas
-        self._tally_bytes = TALLY_BYTES * num_micro_batches
+        self._tally_bytes = LOSS_ALLREDUCE_BYTES * num_micro_batches
         self._ring_ns = cache(table.ring_ns)
         sizes = table.calibration.gradient_bytes
         self.sums_ns = list(accumulate((self._ring_ns(size, replicas) for size in sizes), initial=0))

@@ -10,7 +10,8 @@ from .components import Component, components
 from .dispatcher import Dispatcher, check_order, peak_in_flight
 from .operations import Kind, Operation
 from .plan import Hop, InvalidPlan, Path, Plan, Range, Schedule, grid
-from .schedules import InvalidOrder, Orders, from_csv, orders, to_csv
+from .schedule_csv import from_csv, to_csv
+from .schedules import InvalidOrder, Orders, orders
 from .traffic import Message, Traffic, messages, output_of
 
 __all__ = [

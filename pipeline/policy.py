@@ -18,7 +18,9 @@ So somebody can run.
 
 from __future__ import annotations
 
-NOTHING, FORWARD, RECOMPUTE, BACKWARD = -1, 0, 1, 2
+# What a worker does: a forward that keeps what the backward needs, or one that discards it and a
+# recomputation; the backward.
+NOTHING, FORWARD, FORWARD_DISCARD, RECOMPUTE, BACKWARD = range(-1, 4)
 
 
 def decide(
@@ -37,8 +39,8 @@ def decide(
     forward, or backward, and its input has come. `is_admitted`: the window admits the forward ahead of its
     turn. `is_forward_recomputed`, `is_backward_recomputed`: their micro-batch is recomputed.
 
-    An input matters only to the operation that uses it and to what goes ahead without it: if the answer is no
-    forward, it is the same when the forward's input has not come.
+    `FORWARD` stands for either forward. An input matters only to the operation that uses it and to what goes
+    ahead without it: if the answer is no forward, it is the same when the forward's input has not come.
     """
     if is_held:  # rule 2: a recomputed micro-batch waits for its backward, whatever else is ready
         return BACKWARD if is_gradient_here else NOTHING
@@ -52,31 +54,3 @@ def decide(
     if is_forward_here and is_admitted and (is_forward_recomputed or not is_backward_recomputed):
         return FORWARD
     return RECOMPUTE if is_backward_recomputed else NOTHING
-
-
-def foresee(
-    now: int,
-    activations: int,
-    gradient: int,
-    is_forward_planned: bool,
-    is_held: bool,
-    is_admitted: bool,
-    is_forward_recomputed: bool,
-    is_backward_recomputed: bool,
-) -> tuple[int, int]:
-    """(what a worker that is free at `now` runs next, when that starts), by `decide`.
-
-    `activations`, `gradient`: when the input of the first forward comes, and that of the first backward;
-    later than all else if there is none. The rest is as in `decide`.
-    """
-    forward_at, backward_at = max(now, activations), max(now, gradient)
-    back = RECOMPUTE if is_backward_recomputed else BACKWARD
-    if is_held:
-        return BACKWARD, backward_at
-    if is_forward_planned:
-        return (FORWARD, forward_at) if forward_at <= backward_at else (back, backward_at)
-    if not is_backward_recomputed:
-        return (FORWARD, forward_at) if is_admitted and forward_at < backward_at else (back, backward_at)
-    # A recomputation waits for nothing: only a forward that can run at once goes first.
-    goes_first = is_admitted and is_forward_recomputed and forward_at == now < backward_at
-    return (FORWARD if goes_first else back), now

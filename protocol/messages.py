@@ -300,7 +300,7 @@ class Profile(Message):
 
 
 class Timed(Message):
-    """A measured time in seconds; see makara.simulator.calibration.figures."""
+    """A measured time in seconds; see makara.simulator.calibration.statistics."""
 
     median: Seconds
     spread: Seconds

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..pipeline import Range
+from ..pipeline.plan import Range
 from .calibration.data import Calibration
 from .calibration.sizes import Sizes, sizes_of
 

@@ -1,96 +1,86 @@
-"""Functions over cells, compiled by numba, whose import takes most of a second.
+"""Kernels compiled by numba, over numpy arrays of records. Importing numba takes most of a second.
 
-What is compiled sees its cells through numba's pointers (checked with numba 0.68). Of an array, numba counts
-references at every call, and asks of every index whether it is negative: an operation of a play takes twice
-as long then.
+`_nrt=False` (private, checked with numba 0.68) turns off the counting of references to arrays, which takes
+nine tenths of the time otherwise. Kernels make no arrays, and the caller holds those it passes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
-from numba import types
-from numba.extending import intrinsic
+import numpy
+
+from ..pipeline.arrays import Array, Entry, Turn
+from ..pipeline.list_schedule import ListHop, ListWorker, Queued, list_schedule
+from .engine import run
+from .fields import Arrival, Link, SimHop, SimOperation, SimWorker, State, Wire
+
+_OPTIONS: dict[str, Any] = {"nogil": True, "_nrt": False}
+Record = TypeVar("Record")
 
 
-def compile_all(signatures: dict[Callable[..., Any], str]) -> list[Any]:
-    """The functions and those of ours that they call, or what an earlier process left of them.
+class NotKept(Exception):
+    """Neither the package's folder nor the user's cache can be written: nothing can be kept for others."""
 
-    `signatures` name what callers pass: arrays `int64[::1]` for cells, and numbers.
+
+def compile_list_schedule(*, in_memory: bool) -> Callable[..., None]:
+    """`list_schedule`, compiled or loaded from what an earlier process left.
+
+    `in_memory`: compile it even if the next process cannot load it. Without it, raises `NotKept` there.
     """
-    digest = _digest()
-    made: dict[Any, Any] = {}
-    return [_entry(function, signature, made, digest) for function, signature in signatures.items()]
+    records = (ListWorker, ListHop, Turn, Entry, Queued)
+    return _compiled(list_schedule, tuple(make(record, 0) for record in records), in_memory)
 
 
-def _entry(function: Any, signature: str, made: dict[Any, Any], digest: str) -> Any:
-    """What a caller calls."""
-    caller = _CALLERS[len(inspect.signature(function).parameters)]
-    named = {"_inner": _compile(function, made), "_bare": _bare}
-    twin = FunctionType(caller.__code__, named, function.__name__)
-    twin.__module__ = __name__
-    twin.__qualname__ = f"{function.__qualname__}_{digest}"  # what is kept on disk goes by this
-    return numba.njit(signature, nogil=True, cache=True)(twin)
+def compile_run(*, in_memory: bool) -> Callable[[State, int], None]:
+    """`engine.run`; as `compile_list_schedule`."""
+    state = State(
+        workers=make(SimWorker, 0),
+        hops=make(SimHop, 0),
+        operations=make(SimOperation, 0),
+        links=make(Link, 0),
+        wires=make(Wire, 0),
+        arrivals=make(Arrival, 0),
+        turns=make(Turn, 0),
+        entries=make(Entry, 0),
+    )
+    return _compiled(run, (state, 0), in_memory)
 
 
-def _compile(function: Any, made: dict[Any, Any]) -> Any:
-    """Inlined into its callers: left to itself, the compiler calls the policy anew for each operation."""
-    if function not in made:
-        named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-        ours = {name: value for name, value in named.items() if inspect.isfunction(value)}
-        compiled = {name: _compile(value, made) for name, value in ours.items()}
-        twin = FunctionType(function.__code__, {**function.__globals__, **compiled}, function.__name__)
-        twin.__module__ = function.__module__
-        made[function] = numba.njit(forceinline=True, nogil=True)(twin)
-    return made[function]
+def _compiled(function: Any, example: tuple[Any, ...], in_memory: bool) -> Any:
+    signature = tuple(numba.typeof(argument) for argument in example)
+    twin = _with_compiled_callees(function, {})
+    twin.__qualname__ = f"{function.__qualname__}_{_digest()}"  # what is kept on disk goes by this
+    try:
+        return numba.njit(signature, cache=True, **_OPTIONS)(twin)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        if not in_memory:
+            raise NotKept(str(error)) from error
+    return numba.njit(signature, **_OPTIONS)(twin)
 
 
-def _bare_cells(_: Any, value: Any) -> Any:
-    """Of an array, the pointer to its first cell; of a number, itself."""
-
-    def itself(_context: Any, _builder: Any, _signature: Any, arguments: Any) -> Any:
-        return arguments[0]
-
-    def first(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.make_array(signature.args[0])(context, builder, arguments[0]).data
-
-    if isinstance(value, types.Array):
-        return types.CPointer(value.dtype)(value), first
-    return value(value), itself
-
-
-_bare: Any = intrinsic(_bare_cells)
-
-
-def _inner(*_: Any) -> Any:
-    """Where callers are compiled, what they call stands in its place."""
-    raise NotImplementedError
-
-
-def _with_one(a: Any) -> Any:
-    return _inner(_bare(a))
-
-
-def _with_two(a: Any, b: Any) -> Any:
-    return _inner(_bare(a), _bare(b))
-
-
-def _with_three(a: Any, b: Any, c: Any) -> Any:
-    return _inner(_bare(a), _bare(b), _bare(c))
-
-
-def _with_five(a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
-    return _inner(_bare(a), _bare(b), _bare(c), _bare(d), _bare(e))
-
-
-_CALLERS = {1: _with_one, 2: _with_two, 3: _with_three, 5: _with_five}
-"""By the number of arguments."""
+def _with_compiled_callees(function: Any, compiled: dict[Any, Any]) -> Any:
+    """The same function, calling compiled ones, inlined: else the policy is a call for each operation."""
+    named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    for callee in filter(inspect.isfunction, named.values()):
+        if callee not in compiled:
+            compiled[callee] = numba.njit(forceinline=True, **_OPTIONS)(
+                _with_compiled_callees(callee, compiled)
+            )
+    callees = {name: compiled[value] for name, value in named.items() if inspect.isfunction(value)}
+    twin = FunctionType(function.__code__, {**function.__globals__, **callees}, function.__name__)
+    twin.__module__ = function.__module__
+    return twin
 
 
 def _digest() -> str:
@@ -100,3 +90,32 @@ def _digest() -> str:
         for path in sorted((Path(__file__).parent.parent / name).glob("*.py")):
             found.update(path.read_bytes())
     return found.hexdigest()[:12]
+
+
+def array(record: type[Record], values: Sequence[Record]) -> Array[Record]:
+    """An array with these records."""
+    row = attrgetter(*_names(record))
+    return _as_records(record, numpy.array([row(value) for value in values], numpy.int64))
+
+
+def make(record: type[Record], length: int) -> Array[Record]:
+    """An array of records with nothing but defaults."""
+    rows = numpy.empty((length, len(_names(record))), numpy.int64)
+    rows[:] = attrgetter(*_names(record))(record())
+    return _as_records(record, rows)
+
+
+def read(record: type[Record], held: Any) -> list[Record]:
+    """The records of an array."""
+    rows = held.view(numpy.int64).reshape(len(held), len(_names(record)))
+    return [record(*row) for row in rows.tolist()]
+
+
+def _as_records(record: type[Any], rows: Any) -> Any:
+    """Rows of numbers as an array with named columns."""
+    columns = numpy.dtype([(name, numpy.int64) for name in _names(record)])
+    return rows.view(columns).reshape(len(rows))
+
+
+def _names(record: Any) -> list[str]:
+    return [field.name for field in fields(record)]

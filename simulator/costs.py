@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .lines import FileFault, parse_json
+from .source_lines import FileFault, parse_json
 
 
 class InvalidCosts(FileFault):

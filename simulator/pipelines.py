@@ -1,62 +1,121 @@
-"""The components of a plan, played: those that are alike once, and what pipelines have in common once."""
+"""The components of a plan, played: those that are alike once."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ..pipeline import Component, Plan, components
-from ..pipeline.flat import (
-    FREE,
-    HOPS_END,
-    ROOMS,
-    SIZE,
-    TOTAL,
-    WORKER_SIZE,
-    WORKERS,
-    WORKERS_END,
-    Cells,
-    is_pipeline,
-)
+from ..pipeline.arrays import Array, StaticOrder, Turn
+from ..pipeline.components import Component, components
+from ..pipeline.plan import Plan, Schedule
 from .cluster import Cluster
-from .code import Code
-from .prepared import left_open, prepared
-from .pricing import draw_apart, has_jitter, keep_log, list_sources, price
-from .records import BACKWARDS
+from .fields import Arrival, Link, SimHop, SimOperation, SimWorker, State, Wire
+from .pricing import Priced, price
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """What came of components that are alike: the cells of one of them, those before the rooms at least."""
+class Kernels:
+    """What goes through every operation of a step, and what makes and reads its arrays of records.
+
+    Interpreted or compiled: see `backends`.
+    """
+
+    static_order: Callable[[Plan, Component], StaticOrder]
+    """Nobody may write into the answer: it is cached."""
+    run: Callable[[State, int], None]
+    """`engine.run`, or the same compiled."""
+    array: Callable[[type[Any], Sequence[Any]], Array[Any]]
+    make: Callable[[type[Any], int], Array[Any]]
+    """So many records with nothing but defaults."""
+    read: Callable[[type[Any], Array[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedPipeline:
+    """What came of components that are alike: the records of one of them."""
 
     alike: Sequence[Component]
-    cells: list[int]
+    workers: Sequence[SimWorker]
+    hops: Sequence[SimHop]
+    operations: Sequence[SimOperation]
+    turns: Sequence[Turn]
+    arrivals: Sequence[Arrival]
+    """Both empty unless they were asked for."""
 
 
-def play_all(plan: Plan, cluster: Cluster, seed: int, code: Code, *, keeps_log: bool) -> list[Played]:
-    """Play every component to its end. `keeps_log`: every operation is kept."""
-    stage = _Stage(plan, cluster, _word(seed), code, keeps_log)
-    families: dict[Hashable, dict[int, list[Component]]] = {}
+def play_pipelines(
+    plan: Plan, cluster: Cluster, kernels: Kernels, *, seed: int, keeps_operations: bool
+) -> list[PlayedPipeline]:
+    """Play every component to its end."""
+    families: dict[Hashable, list[Component]] = {}
     for component in components(plan):
-        family = families.setdefault(_likeness(plan, component, cluster), {})
-        family.setdefault(len(component.paths[0].micro_batches), []).append(component)
-    return [played for family in families.values() for played in stage.play_family(family)]
+        families.setdefault(_likeness(plan, component, cluster), []).append(component)
+    played: list[PlayedPipeline] = []
+    for family in families.values():
+        priced = price(family[0], cluster)
+        if not priced.has_jitter:
+            played.append(_play(plan, family, priced, seed, kernels, keeps_operations))
+            continue
+        for component in family:  # each has delays of its own
+            priced = price(component, cluster)
+            played.append(_play(plan, [component], priced, seed, kernels, keeps_operations))
+    return played
 
 
 def _likeness(plan: Plan, component: Component, cluster: Cluster) -> Hashable:
-    """Equal for pipelines that differ in nothing but micro-batches and the names of workers."""
+    """Equal for pipelines that differ in nothing but names of workers and which micro-batches they take."""
     if component.signature is None:
         return component.workers
-    hops = component.paths[0].hops
-    ranks, vm_of = [hop.worker for hop in hops], cluster.vm_of
+    path = component.paths[0]
+    ranks, vm_of = [hop.worker for hop in path.hops], cluster.vm_of
     spans = [plan.ranges[rank] for rank in ranks]
     return (
+        len(path.micro_batches),
         component.visits if len(ranks) > len(component.workers) else None,  # None: each worker once
-        tuple(hop.range.start for hop in hops),  # they tile the sections
+        tuple(hop.range.start for hop in path.hops),  # they tile the sections
         tuple((span.start, span.stop) for span in spans),
         tuple(cluster.slowdown[rank] for rank in ranks),
         tuple(vm_of[one] == vm_of[other] for one, other in itertools.pairwise(ranks)),
+    )
+
+
+def _play(
+    plan: Plan,
+    alike: Sequence[Component],
+    priced: Priced,
+    seed: int,
+    kernels: Kernels,
+    keeps_operations: bool,
+) -> PlayedPipeline:
+    order = kernels.static_order(plan, alike[0])
+    for index, worker in enumerate(priced.workers):
+        if plan.window is not None:
+            worker.window = plan.window
+        if plan.schedule is Schedule.ONE_F_ONE_B:
+            # Bounded memory is the point of 1F1B: running ahead may not exceed what its own order needs.
+            worker.window = min(worker.window, order.most_in_flight[index])
+    state = State(
+        workers=kernels.array(SimWorker, priced.workers),
+        hops=kernels.array(SimHop, priced.hops),
+        operations=kernels.array(SimOperation, priced.operations),
+        links=kernels.array(Link, priced.links),
+        wires=kernels.array(Wire, priced.wires),
+        arrivals=kernels.make(Arrival, sum(hop.num_turns for hop in priced.hops)),
+        turns=order.turns,
+        entries=order.entries,
+    )
+    kernels.run(state, _word(seed))
+    workers = kernels.read(SimWorker, state.workers)
+    assert all(worker.num_backwards == worker.num_entries for worker in workers), "the plan came to a halt"
+    return PlayedPipeline(
+        alike,
+        workers,
+        kernels.read(SimHop, state.hops),
+        priced.operations,
+        turns=kernels.read(Turn, state.turns) if keeps_operations else (),
+        arrivals=kernels.read(Arrival, state.arrivals) if keeps_operations else (),
     )
 
 
@@ -67,77 +126,3 @@ def _word(seed: int) -> int:
         word ^= seed & 0xFFFFFFFF
         seed >>= 32
     return word if seed == 0 else word ^ 0xFFFFFFFF
-
-
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    plan: Plan
-    cluster: Cluster
-    seed: int
-    code: Code
-    keeps_log: bool
-
-    def play_family(self, family: dict[int, list[Component]]) -> list[Played]:
-        """Components that are alike, by their numbers of micro-batches."""
-        result: list[Played] = []
-        counts = sorted(family, reverse=True)
-        while counts:
-            count = counts.pop(0)
-            alike = family[count]
-            ready = prepared(self.plan, alike[0], count, self.code)
-            records = list(ready.records)
-            price(alike[0], records, self.cluster)
-            if has_jitter(records):
-                result += [self._played([component], records, ready.orders) for component in alike]
-            elif self.keeps_log or not is_pipeline(records):
-                result.append(self._played(alike, records, ready.orders))
-            else:
-                shorter = family[counts.pop(0)] if counts and counts[0] == count - 1 else ()
-                result += self._played_straight(alike, shorter, records, ready.orders)
-        return result
-
-    def _played(self, alike: Sequence[Component], records: list[int], orders: Cells) -> Played:
-        """Operation by operation; the delays of messages, if they are drawn, are those of the first."""
-        records = list(records)
-        draw_apart(alike[0], records)
-        list_sources(records)
-        if self.keeps_log:
-            keep_log(records)
-        cells = self.code.copied(orders, records[SIZE])
-        self._write(cells, records)
-        self.code.play(cells, self.seed)
-        return self._seen(alike, cells)
-
-    def _played_straight(
-        self, longer: Sequence[Component], shorter: Sequence[Component], records: list[int], orders: Cells
-    ) -> list[Played]:
-        """Those alike, and those with one micro-batch less, which do the same until that is noticed."""
-        code = self.code
-        with (
-            code.drawer.lend(records[SIZE], code.blank) as cells,
-            code.drawer.lend(records[SIZE], code.blank) as others,
-        ):
-            self._write(cells, records)
-            code.furnish_ends(cells)
-            if not shorter:
-                code.play_straight(cells, orders)
-                return [self._seen(longer, cells)]
-            other = prepared(self.plan, shorter[0], len(longer[0].paths[0].micro_batches), code)
-            open_at = left_open(self.plan, longer[0], orders, other.orders, code)
-            code.leave_open(cells, open_at)
-            code.play_straight(cells, orders)
-            code.take_over(others, cells, other.orders)
-            for played, listed in ((cells, orders), (others, other.orders)):
-                code.close(played)
-                code.play_straight(played, listed)
-            return [self._seen(longer, cells), self._seen(shorter, others)]
-
-    def _write(self, cells: Cells, records: list[int]) -> None:
-        """All but the orders and what they are read with."""
-        self.code.write(cells, 0, records[: records[HOPS_END]])
-        self.code.write(cells, records[FREE], records[records[FREE] : records[ROOMS]])
-
-    def _seen(self, alike: Sequence[Component], cells: Cells) -> Played:
-        for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
-            assert cells[worker + BACKWARDS] == cells[worker + TOTAL], "the plan came to a halt"
-        return Played(alike, self.code.read(cells, cells[SIZE] if self.keeps_log else cells[HOPS_END]))

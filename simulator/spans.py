@@ -1,44 +1,15 @@
-"""Every operation of a step, and what each worker holds over time, from the logs of what was played."""
+"""Every operation of a step, and what each worker holds over time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..pipeline import Component, Kind, Operation
-from ..pipeline.flat import (
-    AFTER,
-    BEFORE,
-    COUNT,
-    HOP_SIZE,
-    HOPS,
-    HOPS_END,
-    OTHER_ROOM,
-    PLACE,
-    ROOM,
-    VISITS,
-    VISITS_END,
-    WORKER_SIZE,
-    WORKERS,
-    WORKERS_END,
-)
+from ..pipeline.arrays import NONE, operation
+from ..pipeline.operations import Kind, Operation
+from ..pipeline.policy import BACKWARD, FORWARD, FORWARD_DISCARD, RECOMPUTE
 from .cluster import NS_PER_S
-from .pipelines import Played
-from .records import (
-    ADDED_BYTES,
-    AGAIN,
-    BACK,
-    BRIEF,
-    GRADIENT_BYTES,
-    INPUT_BYTES,
-    KEPT,
-    LOG,
-    NUM_LOGGED,
-    RUNNING_BYTES,
-    TAKES,
-)
-
-_KINDS = {KEPT: Kind.FORWARD, BRIEF: Kind.FORWARD, AGAIN: Kind.RECOMPUTE, BACK: Kind.BACKWARD}
+from .pipelines import PlayedPipeline
 
 
 class Span(NamedTuple):
@@ -50,90 +21,93 @@ class Span(NamedTuple):
     stop_s: float
 
 
-class _Logged(NamedTuple):
+class _Ran(NamedTuple):
     """`turn`: of the micro-batch among those of its path."""
 
-    hop: int
-    what: int
+    action: int
     turn: int
     start_ns: int
-    stop_ns: int
+    end_ns: int
 
 
-def spans_of(parts: Sequence[Played]) -> tuple[Span, ...]:
+def spans_of(parts: Sequence[PlayedPipeline]) -> tuple[Span, ...]:
     """Of all workers, by time."""
-    found = [
-        Span(rank, operation, one.start_ns / NS_PER_S, one.stop_ns / NS_PER_S)
-        for played in parts
-        for place, log in enumerate(_logs(played))
-        for component, paths in [(one, _stages(played, one)) for one in played.alike]
-        for rank in [component.by_first_visit[place]]
-        for one in log
-        for operation in [_operation(one, *paths[one.hop])]
-    ]
+    found: list[Span] = []
+    for played in parts:
+        ran = [_ran(played, index) for index in range(len(played.hops))]
+        for component in played.alike:
+            taken = [(stage, hop, path) for path in component.paths for stage, hop in enumerate(path.hops)]
+            for (stage, hop, path), operations in zip(taken, ran, strict=True):
+                found += [
+                    Span(
+                        hop.worker,
+                        Operation(stage, _KINDS[one.action], path.micro_batches[one.turn]),
+                        one.start_ns / NS_PER_S,
+                        one.end_ns / NS_PER_S,
+                    )
+                    for one in operations
+                ]
     return tuple(sorted(found, key=lambda span: (span.start_s, span.worker, span.operation)))
 
 
-def memory_of(parts: Sequence[Played]) -> dict[int, list[tuple[int, int]]]:
+def memory_of(parts: Sequence[PlayedPipeline]) -> dict[int, list[tuple[int, int]]]:
     """For each worker (ns, bytes beyond its state from then on), whenever that changes."""
     held: dict[int, list[tuple[int, int]]] = {}
     for played in parts:
-        for place, log in enumerate(_logs(played)):
-            steps = _steps(played.cells, place, log)
+        changes: list[list[tuple[int, int, int]]] = [[] for _ in played.workers]
+        for index, hop in enumerate(played.hops):
+            changes[hop.worker] += _changes(played, index)
+        for place, of_worker in enumerate(changes):
+            steps = _steps(of_worker)
             held |= {component.by_first_visit[place]: steps for component in played.alike}
     return held
 
 
-def _stages(played: Played, component: Component) -> dict[int, tuple[int, Sequence[int]]]:
-    """By hop: its stage, and the micro-batches of its path."""
-    cells = played.cells
-    stages = [(stage, path.micro_batches) for path in component.paths for stage in range(len(path.hops))]
-    return dict(zip(range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]), stages, strict=True))
+def _ran(played: PlayedPipeline, index: int) -> list[_Ran]:
+    """The operations of a hop."""
+    hop = played.hops[index]
+    arrivals = played.arrivals[hop.first_arrival : hop.first_arrival + hop.num_turns]
+    turns = played.turns[hop.first_turn : hop.first_turn + hop.num_turns]
+    found: list[tuple[int, int, int]] = []
+    for turn, (arrival, place) in enumerate(zip(arrivals, turns, strict=True)):
+        back = arrivals[place.backwards_before]
+        is_recomputed = back.recompute_ns != NONE
+        found.append((FORWARD_DISCARD if is_recomputed else FORWARD, turn, arrival.forward_ns))
+        if is_recomputed:
+            found.append((RECOMPUTE, turn, back.recompute_ns))
+        found.append((BACKWARD, turn, back.backward_ns))
+    return [
+        _Ran(action, turn, start_ns, start_ns + played.operations[operation(index, action)].takes_ns)
+        for action, turn, start_ns in found
+    ]
 
 
-def _operation(one: _Logged, stage: int, micro_batches: Sequence[int]) -> Operation:
-    return Operation(stage, _KINDS[one.what], micro_batches[one.turn])
-
-
-def _logs(played: Played) -> list[list[_Logged]]:
-    """The operations of each worker, as in `by_first_visit`."""
-    cells = played.cells
-    backwards: dict[int, list[int]] = {}  # by hop: the turns whose backwards are left, the next one last
-    forwards: dict[int, list[int]] = {}
-    for hop in range(cells[HOPS], cells[HOPS_END], cells[HOP_SIZE]):
-        count, place = cells[hop + COUNT], cells[hop + PLACE]
-        forwards[hop] = list(reversed(range(count)))
-        backwards[hop] = sorted(range(count), key=lambda turn, place=place: -cells[place + turn])
-    result: list[list[_Logged]] = []
-    for worker in range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE]):
-        log: list[_Logged] = []
-        for entry in range(cells[worker + LOG], cells[worker + LOG] + 2 * cells[worker + NUM_LOGGED], 2):
-            what, start = (cells[entry] - cells[HOPS]) % cells[HOP_SIZE], cells[entry + 1]
-            hop = cells[entry] - what
-            if what == AGAIN:
-                turn = backwards[hop][-1]
-            else:
-                turn = (backwards if what == BACK else forwards)[hop].pop()
-            log.append(_Logged(hop, what, turn, start, start + cells[hop + TAKES + what]))
-        result.append(log)
-    return result
-
-
+_KINDS = {
+    FORWARD: Kind.FORWARD,
+    FORWARD_DISCARD: Kind.FORWARD,
+    RECOMPUTE: Kind.RECOMPUTE,
+    BACKWARD: Kind.BACKWARD,
+}
 _ENDS, _ARRIVES, _STARTS = range(3)  # what comes first at one instant
 
 
-def _steps(cells: Sequence[int], place: int, log: Sequence[_Logged]) -> list[tuple[int, int]]:
-    worker = cells[WORKERS] + cells[WORKER_SIZE] * place
+def _changes(played: PlayedPipeline, index: int) -> list[tuple[int, int, int]]:
+    """(ns, what comes first at one instant, bytes) of what a hop's operations and messages hold and free."""
     changes: list[tuple[int, int, int]] = []
-    for one in log:
-        running = cells[one.hop + RUNNING_BYTES + one.what]
-        changes.append((one.start_ns, _STARTS, running))
-        changes.append((one.stop_ns, _ENDS, cells[one.hop + ADDED_BYTES + one.what] - running))
-    for hop in cells[cells[worker + VISITS] : cells[worker + VISITS_END]]:
-        for neighbour, room, size in ((BEFORE, ROOM, INPUT_BYTES), (AFTER, OTHER_ROOM, GRADIENT_BYTES)):
-            if cells[hop + neighbour]:
-                arrivals = cells[cells[hop + room] : cells[hop + room] + cells[hop + COUNT]]
-                changes += [(arrival, _ARRIVES, cells[hop + size]) for arrival in arrivals]
+    for one in _ran(played, index):
+        cost = played.operations[operation(index, one.action)]
+        changes.append((one.start_ns, _STARTS, cost.running_bytes))
+        changes.append((one.end_ns, _ENDS, cost.added_bytes - cost.running_bytes))
+    hop = played.hops[index]
+    for arrival in played.arrivals[hop.first_arrival : hop.first_arrival + hop.num_turns]:
+        if hop.before != NONE:
+            changes.append((arrival.input_at, _ARRIVES, hop.input_bytes))
+        if hop.after != NONE:
+            changes.append((arrival.gradient_at, _ARRIVES, hop.gradient_bytes))
+    return changes
+
+
+def _steps(changes: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
     steps: dict[int, int] = {}
     resident = 0
     for at_ns, _, size_bytes in sorted(changes):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from .quantities import SECONDS
+from .units import SECONDS
 
 # Told apart by people of all kinds of colour vision (Okabe and Ito, "Color Universal Design", 2008).
 BLUE, SKY, ORANGE, GREEN = "#0072B2", "#56B4E9", "#E69F00", "#009E73"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .lines import FileFault
+from .source_lines import FileFault
 
 
 class InvalidTrace(FileFault):

@@ -10,8 +10,8 @@ from itertools import product
 
 from makara.pipeline import Range, grid
 from makara.simulator import Calibration
-from makara.simulator.calibration.figures import summarise
 from makara.simulator.calibration.links import AllReduce
+from makara.simulator.calibration.statistics import summarise
 from makara.worker.execution.costs import ExecutorCosts, Ran, costs_of, stand_in_plans
 
 from .fleet import Fleet

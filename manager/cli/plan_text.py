@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...morphing import Candidate, Request, Slot
 from ...simulator import Calibration
-from ...simulator.quantities import seconds, size
+from ...simulator.units import seconds, size
 from ..replay import Prices
 from ..service.planning import offload
 from ..service.ranking import Ranking, shape

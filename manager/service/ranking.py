@@ -7,7 +7,7 @@ from math import inf
 
 from ...morphing import Candidate, Choice, Impossible, Request, choose
 from ...morphing.options import Options
-from ...simulator.quantities import seconds
+from ...simulator.units import seconds
 
 _COUNTS = 0.2  # a reason is told if it makes at least this share of the difference
 

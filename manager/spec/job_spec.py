@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 
 from ...protocol.instruction_sets import InstructionSet
 from ...protocol.messages import JobSettings, StoreConfig
-from ...simulator.lines import Lines
+from ...simulator.source_lines import Lines
 from .fields import Positive, Section, Text, seconds_of, size_of, split_number
 from .resources import Resources, resource_faults
 from .spec_errors import WHOLE, FieldFaults, JobSpecError, explain, shown

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ...simulator.lines import FileFault, decode
+from ...simulator.source_lines import FileFault, decode
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from ...simulator.lines import Lines
+from ...simulator.source_lines import Lines
 
 WHOLE = "job file"
 """The field of a fault that no one key has."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...protocol.messages import Layout, Profile, Recipe, SectionRow, Share, Survey, Timed
 from .data import Calibration, Link
-from .figures import Figure
 from .links import AllReduce, Wire
 from .measurements import TIMES, Basis, Measurements, Row, best_microbatch_size, rows_for_job
+from .statistics import Figure
 
 _NO_LINK = Link(latency_s=0.0, bytes_per_s=1e9)  # until the links are known, see `Measurements.with_links`
 

@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from .reading import InvalidCalibration, a_text, an_object, is_finite, known, numbers, read_text, texts
+from .parsing import (
+    InvalidCalibration,
+    expect_fields,
+    expect_numbers,
+    expect_object,
+    expect_str,
+    expect_strs,
+    is_finite,
+    read_text,
+)
 
 FORMAT = 1
 
@@ -193,31 +202,35 @@ class Calibration:
         if isinstance(value, str):
             return read_text(value, cls.from_json)
         optional = {"labels", *_OPTIONAL_SIZES, *_EXECUTOR}
-        checked = known(value, "", {"format", *(f.name for f in fields(cls))}, optional)
+        checked = expect_fields(value, "", {"format", *(f.name for f in fields(cls))}, optional)
         if checked["format"] != FORMAT:
             raise InvalidCalibration(
                 f"format: {checked['format']!r} is not {FORMAT}, the one this version reads"
             )
         return cls(
-            **{name: numbers(checked[name], name, whole=False) for name in _TIMES},
-            **{name: numbers(checked[name], name, whole=True) for name in (*_SIZES, *_CUTS)},
-            **{name: numbers(checked[name], name, whole=True) for name in _OPTIONAL_SIZES if name in checked},
+            **{name: expect_numbers(checked[name], name, whole=False) for name in _TIMES},
+            **{name: expect_numbers(checked[name], name, whole=True) for name in (*_SIZES, *_CUTS)},
+            **{
+                name: expect_numbers(checked[name], name, whole=True)
+                for name in _OPTIONAL_SIZES
+                if name in checked
+            },
             **{name: checked[name] for name in _EXECUTOR if name in checked},
             inter_vm=_link(checked, "inter_vm"),
             intra_vm=_link(checked, "intra_vm"),
-            device_kind=a_text(checked["device_kind"], "device_kind"),
+            device_kind=expect_str(checked["device_kind"], "device_kind"),
             microbatch_size=checked["microbatch_size"],
             versions={
-                name: a_text(text, f"versions.{name}")
-                for name, text in an_object(checked["versions"], "versions").items()
+                name: expect_str(text, f"versions.{name}")
+                for name, text in expect_object(checked["versions"], "versions").items()
             },
-            labels=texts(checked.get("labels", []), "labels"),
+            labels=expect_strs(checked.get("labels", []), "labels"),
         )
 
 
 def _link(value: Mapping[str, Any], name: str) -> Link:
     optional = {f.name for f in fields(Link)} - {"latency_s", "bytes_per_s"}
-    checked = known(value[name], name, {f.name for f in fields(Link)}, optional)
+    checked = expect_fields(value[name], name, {f.name for f in fields(Link)}, optional)
     try:
         return Link(**checked)
     except InvalidCalibration as error:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from .data import Link
-from .figures import SCALE, Figure
-from .reading import InvalidCalibration, a_count, join, known
+from .parsing import InvalidCalibration, expect_fields, expect_int, join
+from .statistics import SCALE, Figure
 
 Source = Literal["workers", "loopback"]
 _EXPONENTIAL = SCALE * 0.4812
@@ -53,7 +53,9 @@ class Wire:
 
     @classmethod
     def from_json(cls, value: object, name: str) -> Wire:
-        checked = known(value, name, {"same_vm", "latency_s", "bytes_per_s", "loaded", "source"}, set())
+        checked = expect_fields(
+            value, name, {"same_vm", "latency_s", "bytes_per_s", "loaded", "source"}, set()
+        )
         bytes_per_s = Figure.from_json(checked["bytes_per_s"], f"{name}.bytes_per_s")
         if not bytes_per_s.median > 0:
             raise InvalidCalibration(
@@ -93,12 +95,12 @@ class AllReduce:
 
     @classmethod
     def from_json(cls, value: object, name: str) -> AllReduce:
-        checked = known(value, name, {"same_vm", "ring", "size_bytes", "in_flight", "seconds"}, set())
+        checked = expect_fields(value, name, {"same_vm", "ring", "size_bytes", "in_flight", "seconds"}, set())
         return cls(
             same_vm=_flag(checked["same_vm"], join(name, "same_vm")),
-            ring=a_count(checked["ring"], f"{name}.ring", least=2),
-            size_bytes=a_count(checked["size_bytes"], f"{name}.size_bytes", least=1),
-            in_flight=a_count(checked["in_flight"], f"{name}.in_flight", least=1),
+            ring=expect_int(checked["ring"], f"{name}.ring", least=2),
+            size_bytes=expect_int(checked["size_bytes"], f"{name}.size_bytes", least=1),
+            in_flight=expect_int(checked["in_flight"], f"{name}.in_flight", least=1),
             seconds=Figure.from_json(checked["seconds"], f"{name}.seconds"),
         )
 

@@ -14,12 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from ...pipeline import Range
-from ..lines import decode
+from ..source_lines import decode
 from .data import Calibration
-from .figures import Figure
 from .links import AllReduce, Wire, fitted_links
-from .reading import InvalidCalibration, a_count, a_number, a_text, items, join, known, read_text
+from .parsing import (
+    InvalidCalibration,
+    expect_fields,
+    expect_int,
+    expect_list,
+    expect_number,
+    expect_str,
+    join,
+    read_text,
+)
 from .sizes import sizes_of
+from .statistics import Figure
 
 FORMAT = 1
 STILL_IMPROVES = 0.93
@@ -66,9 +75,11 @@ class Basis:
     @classmethod
     def from_json(cls, value: object, name: str) -> Basis:
         numbers = {f.name for f in fields(cls) if f.type == "int"}
-        checked = known(value, name, {f.name for f in fields(cls)}, {"least_sections", "worker_sections"})
+        checked = expect_fields(
+            value, name, {f.name for f in fields(cls)}, {"least_sections", "worker_sections"}
+        )
         values: dict[str, Any] = {
-            key: a_count(item, join(name, key)) if key in numbers else a_text(item, join(name, key))
+            key: expect_int(item, join(name, key)) if key in numbers else expect_str(item, join(name, key))
             for key, item in checked.items()
         }
         return cls(**values)
@@ -104,19 +115,19 @@ class Row:
 
     @classmethod
     def from_json(cls, value: object, name: str) -> Row:
-        checked = known(value, name, {"graph_hash", "cuts", "figures", "calibration"}, set())
+        checked = expect_fields(value, name, {"graph_hash", "cuts", "figures", "calibration"}, set())
         try:
             calibration = Calibration.from_json(checked["calibration"])
         except InvalidCalibration as error:
             raise error.inside(f"{name}.calibration") from error
-        cuts = items(checked["cuts"], f"{name}.cuts", "positions")
+        cuts = expect_list(checked["cuts"], f"{name}.cuts", "positions")
         if len(cuts) != calibration.num_sections - 1:
             raise InvalidCalibration(f"{name}.cuts: expected {calibration.num_sections - 1}, got {len(cuts)}")
-        figures = known(checked["figures"], f"{name}.figures", set(TIMES), set())
+        figures = expect_fields(checked["figures"], f"{name}.figures", set(TIMES), set())
         return cls(
             calibration=calibration,
-            graph_hash=a_text(checked["graph_hash"], f"{name}.graph_hash"),
-            cuts=tuple(a_count(cut, f"{name}.cuts[{index}]") for index, cut in enumerate(cuts)),
+            graph_hash=expect_str(checked["graph_hash"], f"{name}.graph_hash"),
+            cuts=tuple(expect_int(cut, f"{name}.cuts[{index}]") for index, cut in enumerate(cuts)),
             figures={
                 key: _figures(figures[key], f"{name}.figures.{key}", calibration.num_sections)
                 for key in TIMES
@@ -192,7 +203,7 @@ class Measurements:
             return read_text(value, cls.from_json)
         if "forward_s" in value:
             return of_one(Calibration.from_json(value))
-        checked = known(value, "", {"format", "fingerprint", *(f.name for f in fields(cls))}, set())
+        checked = expect_fields(value, "", {"format", "fingerprint", *(f.name for f in fields(cls))}, set())
         if checked["format"] != FORMAT:
             raise InvalidCalibration(
                 f"format: {checked['format']!r} is not {FORMAT}, which this version reads"
@@ -204,17 +215,17 @@ class Measurements:
             basis=basis,
             rows=tuple(
                 Row.from_json(row, f"rows[{index}]")
-                for index, row in enumerate(items(checked["rows"], "rows", "rows"))
+                for index, row in enumerate(expect_list(checked["rows"], "rows", "rows"))
             ),
             wires=tuple(
                 Wire.from_json(wire, f"wires[{index}]")
-                for index, wire in enumerate(items(checked["wires"], "wires", "wires"))
+                for index, wire in enumerate(expect_list(checked["wires"], "wires", "wires"))
             ),
             allreduces=tuple(
                 AllReduce.from_json(entry, f"allreduces[{index}]")
-                for index, entry in enumerate(items(checked["allreduces"], "allreduces", "sums"))
+                for index, entry in enumerate(expect_list(checked["allreduces"], "allreduces", "sums"))
             ),
-            seconds=a_number(checked["seconds"], "seconds"),
+            seconds=expect_number(checked["seconds"], "seconds"),
         )
 
 
@@ -286,7 +297,7 @@ def pretty(value: Any, indent: int = 0) -> str:
 
 
 def _figures(value: object, name: str, count: int) -> tuple[Figure, ...]:
-    entries = items(value, name, "figures")
+    entries = expect_list(value, name, "figures")
     if len(entries) != count:
         raise InvalidCalibration(f"{name}: expected {count}, one for each section, got {len(entries)}")
     return tuple(Figure.from_json(entry, f"{name}[{index}]") for index, entry in enumerate(entries))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 
-from ...pipeline import Range
+from ...pipeline.plan import Range
 from .data import Calibration
 
 

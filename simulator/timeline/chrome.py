@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...pipeline import Kind, Operation, output_of
-from ..closing import ClosingKind
 from ..spans import Span
+from ..step_end import ClosingKind
 from .lanes import Lane, Pipeline, Timeline
 
 _MOST_OPERATIONS = 150_000  # about 45 MB, which the viewers still open; beyond, pipelines are left out
 _MOST_ARROWS = 20_000
 _NS_PER_US = 1000
 _CATEGORIES = {Kind.FORWARD: "forward", Kind.RECOMPUTE: "recompute", Kind.BACKWARD: "backward"}
-_BESIDE = (ClosingKind.TALLY, ClosingKind.SUM)
+_BESIDE = (ClosingKind.LOSS_ALLREDUCE, ClosingKind.GRADIENT_ALLREDUCE)
 
 Event = dict[str, Any]
 

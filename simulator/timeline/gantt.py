@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..quantities import seconds, size
 from ..svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, document, legend, text
+from ..units import seconds, size
 from . import strips
 from .lanes import Lane, Timeline
 from .strips import INNER, LEFT, OPERATIONS, RIGHT, SUMS, WIDTH, Window

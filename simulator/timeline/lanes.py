@@ -6,10 +6,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from ...pipeline import Plan, Range
-from ..closing import Closing
-from ..minibatch import MiniBatch
-from ..quantities import seconds
+from ..simulation import MiniBatch
 from ..spans import Span
+from ..step_end import Closing
+from ..units import seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

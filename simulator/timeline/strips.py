@@ -6,10 +6,10 @@ import itertools
 from dataclasses import dataclass
 
 from ...pipeline import Kind
-from ..closing import ClosingKind
-from ..quantities import seconds
 from ..spans import Span
+from ..step_end import ClosingKind
 from ..svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, text, ticks, time_unit
+from ..units import seconds
 from .lanes import Lane
 
 WIDTH, LEFT, RIGHT = 1240, 132, 128  # of the picture, and beside the lanes; all in pixels
@@ -19,13 +19,13 @@ _BIN = 4.0
 
 _COLOURS = {Kind.FORWARD: BLUE, Kind.RECOMPUTE: SKY, Kind.BACKWARD: ORANGE}
 _CLOSING_COLOURS = {
-    ClosingKind.TALLY: GREEN,
-    ClosingKind.SUM: GREEN,
+    ClosingKind.LOSS_ALLREDUCE: GREEN,
+    ClosingKind.GRADIENT_ALLREDUCE: GREEN,
     ClosingKind.COMMIT: GREY,
     ClosingKind.UPDATE: PURPLE,
 }
 _NAMES = {Kind.FORWARD: "forward", Kind.RECOMPUTE: "recomputation", Kind.BACKWARD: "backward"}
-_BESIDE = (ClosingKind.TALLY, ClosingKind.SUM)
+_BESIDE = (ClosingKind.LOSS_ALLREDUCE, ClosingKind.GRADIENT_ALLREDUCE)
 
 
 @dataclass(frozen=True, slots=True)

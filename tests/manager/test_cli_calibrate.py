@@ -14,8 +14,8 @@ from calibrations import measured, uniform
 from fleet import BUNDLE
 from makara.manager.cli import main as cli
 from makara.simulator import Measurements, load_measurements
-from makara.simulator.calibration.figures import Figure
 from makara.simulator.calibration.links import AllReduce, Wire
+from makara.simulator.calibration.statistics import Figure
 from managers import Manager, release_all
 
 SVG = "{http://www.w3.org/2000/svg}"

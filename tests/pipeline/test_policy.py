@@ -21,7 +21,7 @@ from makara.pipeline import (
     peak_in_flight,
 )
 from makara.pipeline.policy import FORWARD as FORTH
-from makara.pipeline.policy import NOTHING, decide, foresee
+from makara.pipeline.policy import decide
 from plans import World, crossing_plans, grids, stages
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
@@ -203,16 +203,3 @@ def test_an_input_for_somebody_else_is_refused() -> None:
 def test_hops_in_a_row_on_one_worker_need_no_message() -> None:
     plan = grid(stages(1), 1, 3)
     assert all(not traffic.sends and not traffic.receives for traffic in messages(plan, orders(plan)))
-
-
-def test_what_is_foreseen_is_what_is_decided_once_inputs_have_come() -> None:
-    never = 9
-    for now, activations, gradient in itertools.product(range(3), range(never), range(never)):
-        for planned, held, admitted, brief, again in itertools.product((False, True), repeat=5):
-            kind, start = foresee(now, activations, gradient, planned, held, admitted, brief, again)
-            decided, at = NOTHING, now
-            while decided == NOTHING and at < never:
-                decided = decide(planned, held, activations <= at, admitted, brief, gradient <= at, again)
-                at += decided == NOTHING
-            assert start == at
-            assert kind == decided or start == never

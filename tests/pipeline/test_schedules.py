@@ -24,9 +24,9 @@ from makara.pipeline import (
     to_csv,
 )
 from makara.simulator import simulate
+from makara.simulator.backends import compiled
 from makara.simulator.cluster import Cluster
-from makara.simulator.code import compiled
-from makara.simulator.minibatch import simulate_with
+from makara.simulator.simulation import simulate_with
 from plans import crossing_plans, grids, stages
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD

@@ -1,42 +1,33 @@
-"""The engine's two forms, interpreted and compiled, and its short cuts: they change nothing but the time."""
+"""The engine's two forms, interpreted and compiled: they change nothing but the time."""
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from calibrations import uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makara.pipeline import Plan, Schedule, components, grid
-from makara.pipeline.flat import (
-    AHEAD,
-    BACKWARD,
-    FORWARD,
-    SIZE,
-    TOTAL,
-    WORKER_SIZE,
-    WORKERS,
-    WORKERS_END,
-    Cells,
-    flatten,
-)
-from makara.pipeline.schedules import INTERPRETED as SCHEDULER
-from makara.pipeline.schedules import RECORDS, prepare_order, write_order
-from makara.simulator import Link, MiniBatch
+from makara.pipeline import Plan, Range, Schedule, grid
+from makara.simulator import Link, MiniBatch, simulate
+from makara.simulator.backends import INTERPRETED, compiled
 from makara.simulator.cluster import Cluster
-from makara.simulator.code import INTERPRETED, Code, compiled
-from makara.simulator.draws import exponential, philox
-from makara.simulator.minibatch import simulate_with
+from makara.simulator.pipelines import Kernels
+from makara.simulator.rng import exponential, philox
+from makara.simulator.simulation import simulate_with
 from plans import crossing_plans, grids, stages
 
 
 @pytest.fixture(scope="module")
-def fast() -> Code:
+def fast() -> Kernels:
     pytest.importorskip("numba")
     return compiled()
 
@@ -86,7 +77,7 @@ plans = crossing_plans() | grids(max_micro_batches=40)
 @given(st.data(), plans, st.integers(0, 1 << 70))
 @settings(max_examples=200, deadline=None)
 def test_compiled_code_does_what_its_source_does(
-    fast: Code, data: st.DataObject, plan: Plan, seed: int
+    fast: Kernels, data: st.DataObject, plan: Plan, seed: int
 ) -> None:
     cluster = data.draw(clusters(plan))
     slow = simulate_with(INTERPRETED, plan, cluster, seed=seed, timeline=True)
@@ -96,26 +87,14 @@ def test_compiled_code_does_what_its_source_does(
 
 @given(st.data(), plans)
 @settings(max_examples=200, deadline=None)
-def test_what_is_played_once_for_several_is_what_each_would_be(data: st.DataObject, plan: Plan) -> None:
-    # With a timeline every operation of every kind of pipeline is played; without, what they have in common
-    # is shared, and what recurs is skipped.
+def test_a_timeline_changes_nothing_else(data: st.DataObject, plan: Plan) -> None:
     cluster = data.draw(clusters(plan))
     whole = simulate_with(INTERPRETED, plan, cluster, seed=0, timeline=True)
     assert simulate_with(INTERPRETED, plan, cluster, seed=0, timeline=False) == bare(whole)
 
 
-@given(st.data(), grids(max_depth=8, max_micro_batches=150))
-@settings(max_examples=200, deadline=None)
-def test_long_pipelines_end_as_when_every_operation_is_kept(
-    fast: Code, data: st.DataObject, plan: Plan
-) -> None:
-    cluster = data.draw(clusters(plan))
-    whole = simulate_with(fast, plan, cluster, seed=0, timeline=True)
-    assert simulate_with(fast, plan, cluster, seed=0, timeline=False) == bare(whole)
-
-
 @pytest.mark.parametrize("seed", range(60))
-def test_pipelines_of_very_different_stages_do_too(fast: Code, seed: int) -> None:
+def test_it_does_so_where_stages_are_very_different(fast: Kernels, seed: int) -> None:
     draw = random.Random(seed)
     depth, replicas = draw.choice([2, 5, 12]), draw.randint(1, 4)
     plan = grid(
@@ -138,19 +117,19 @@ def test_pipelines_of_very_different_stages_do_too(fast: Code, seed: int) -> Non
         inter_vm=Link(latency_s=latency_s, bytes_per_s=draw.choice([1e18, 3.0])),
     )
     cluster = Cluster(calibration, [f"vm{n}" for n in range(plan.num_workers)], [1.0] * plan.num_workers)
-    whole = simulate_with(fast, plan, cluster, seed=0, timeline=True)
-    assert simulate_with(fast, plan, cluster, seed=0, timeline=False) == bare(whole)
+    slow = simulate_with(INTERPRETED, plan, cluster, seed=0, timeline=False)
+    assert simulate_with(fast, plan, cluster, seed=0, timeline=False) == slow
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-def test_simulations_in_several_threads_do_not_disturb_each_other(fast: Code, compiles: bool) -> None:
-    # Cells are used again by the next simulation, orders by several at once.
-    code = fast if compiles else INTERPRETED
+def test_simulations_in_several_threads_do_not_disturb_each_other(fast: Kernels, compiles: bool) -> None:
+    # Static orders are used by several at once.
+    kernels = fast if compiles else INTERPRETED
     plans = [grid(stages(4), 2, 61, window=window, recompute=True) for window in (None, 3, 5)]
     cluster = Cluster(uniform(4, cut_bytes=(4,) * 3), [f"vm{n}" for n in range(8)], [1.0] * 8)
 
     def steps(plan: Plan) -> list[MiniBatch]:
-        return [simulate_with(code, plan, cluster, seed=0, timeline=False) for _ in range(20)]
+        return [simulate_with(kernels, plan, cluster, seed=0, timeline=False) for _ in range(20)]
 
     alone = [steps(plan)[0] for plan in plans]
     with ThreadPoolExecutor(len(plans)) as threads:
@@ -160,29 +139,6 @@ def test_simulations_in_several_threads_do_not_disturb_each_other(fast: Code, co
 
 def bare(step: MiniBatch) -> MiniBatch:
     return replace(step, timeline=(), closings=(), memory=())
-
-
-@given(grids(max_micro_batches=60))
-@settings(deadline=None)
-def test_an_order_whose_periods_are_copied_is_the_one_that_is_listed(plan: Plan) -> None:
-    for component in components(plan):
-        orders = []
-        for may_skip in (False, True):
-            records = flatten(component, RECORDS)
-            prepare_order(plan, records)
-            cells = SCHEDULER.hold(records, records[SIZE])
-            write_order(plan, cells, SCHEDULER, may_skip=may_skip)
-            orders.append([tasks_in(cells, worker) for worker in worker_records(cells)])
-        assert orders[0] == orders[1]
-
-
-def worker_records(cells: Cells) -> range:
-    return range(cells[WORKERS], cells[WORKERS_END], cells[WORKER_SIZE])
-
-
-def tasks_in(cells: Cells, worker: int) -> list[list[int]]:
-    starts = [cells[worker + field] for field in (AHEAD, FORWARD, BACKWARD)]
-    return [[cells[start + entry] for entry in range(cells[worker + TOTAL])] for start in starts]
 
 
 def test_draws_are_those_that_were_published() -> None:
@@ -204,3 +160,56 @@ def test_nothing_imports_numba_unasked() -> None:
         "assert 'numba' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture
+def unwritable(tmp_path: Path) -> dict[str, str]:
+    """An environment with the packages where nothing can be written beside them nor in the user's cache."""
+    pytest.importorskip("numba")
+    root = Path(__file__).parent.parent.parent
+    for name in ("pipeline", "simulator"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        copied = shutil.copytree(root / name, tmp_path / "makara" / name, ignore=ignored)
+        copied.joinpath("__pycache__").touch()  # a file, so that nobody, not even root, can write into it
+    missing = {"HOME": os.devnull, "XDG_CACHE_HOME": f"{os.devnull}/cache", "PYTHONDONTWRITEBYTECODE": "1"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    return kept | missing | {"PYTHONPATH": str(tmp_path)}
+
+
+def test_a_command_interprets_where_compiled_code_cannot_be_kept(unwritable: dict[str, str]) -> None:
+    told = run_with("warm_up(wait=True)", unwritable)
+    assert told == (f"False {simulated()}\n", "")
+
+
+def test_a_manager_compiles_in_memory_where_compiled_code_cannot_be_kept(unwritable: dict[str, str]) -> None:
+    told = run_with("warm_up(), warm_up(wait=True)", unwritable)
+    assert told == (f"False True {simulated()}\n", "")
+
+
+def test_compiled_code_is_kept_where_numba_is_told_to(unwritable: dict[str, str], tmp_path: Path) -> None:
+    unwritable["NUMBA_CACHE_DIR"] = str(tmp_path / "cache")
+    told = run_with("warm_up(wait=True)", unwritable)
+    assert told == (f"True {simulated()}\n", "")
+    assert list(tmp_path.glob("cache/**/*.nbc"))
+
+
+PLAN = "grid([Range(0, 1), Range(1, 2)], 2, 9, recompute=True)"
+CALIBRATION = "Calibration.from_json(sys.argv[1])"
+
+
+def simulated() -> float:
+    return simulate(grid([Range(0, 1), Range(1, 2)], 2, 9, recompute=True), uniform(2)).time_s
+
+
+def run_with(expression: str, environment: dict[str, str]) -> tuple[str, str]:
+    """What a process prints of an expression and of a simulated step."""
+    code = (
+        "import sys\nfrom makara.pipeline import Range, grid\n"
+        "from makara.simulator import Calibration, simulate, warm_up\n"
+        f"print({expression}, simulate({PLAN}, {CALIBRATION}).time_s)\n"
+    )
+    calibration = json.dumps(uniform(2).to_json())
+    ran = subprocess.run(
+        [sys.executable, "-c", code, calibration], env=environment, check=True, capture_output=True, text=True
+    )
+    return ran.stdout, ran.stderr

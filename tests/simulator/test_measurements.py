@@ -14,9 +14,9 @@ from calibrations import measured, uniform
 from hypothesis import given
 from hypothesis import strategies as st
 from makara.simulator import InvalidCalibration, Link, load_measurements
-from makara.simulator.calibration.figures import Figure, summarise
 from makara.simulator.calibration.links import AllReduce, Wire, fitted_hop, fitted_links
 from makara.simulator.calibration.measurements import Measurements, Row, best_microbatch_size, least_bytes
+from makara.simulator.calibration.statistics import Figure, summarise
 
 WHOLE = measured(uniform(3, microbatch_size=1), "5ec7")
 assert WHOLE.basis is not None

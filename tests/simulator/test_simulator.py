@@ -84,9 +84,9 @@ def test_a_section_is_summed_while_the_backwards_of_others_run() -> None:
     assert step.pipeline_s == pytest.approx(6)
     assert step.time_s == pytest.approx(7 + 1 + 1)
     assert [one for one in step.closings if one.worker == 1] == [
-        Closing(1, ClosingKind.TALLY, None, 2, pytest.approx(3)),
-        Closing(1, ClosingKind.SUM, 1, 4, pytest.approx(5)),
-        Closing(1, ClosingKind.SUM, 0, 6, pytest.approx(7)),
+        Closing(1, ClosingKind.LOSS_ALLREDUCE, None, 2, pytest.approx(3)),
+        Closing(1, ClosingKind.GRADIENT_ALLREDUCE, 1, 4, pytest.approx(5)),
+        Closing(1, ClosingKind.GRADIENT_ALLREDUCE, 0, 6, pytest.approx(7)),
         Closing(1, ClosingKind.COMMIT, None, pytest.approx(7), pytest.approx(8)),
         Closing(1, ClosingKind.UPDATE, None, pytest.approx(8), pytest.approx(9)),
     ]

@@ -14,9 +14,9 @@ from calibrations import uniform
 from hypothesis import given, settings
 from makara.pipeline import Kind, Plan, grid
 from makara.simulator import Link, simulate
-from makara.simulator.quantities import seconds, size
 from makara.simulator.svg import ticks
 from makara.simulator.timeline import Timeline, chrome_trace, draw, timeline_of
+from makara.simulator.units import seconds, size
 from plans import crossing_plans, grids, stages
 
 LINK = Link(latency_s=0.1, bytes_per_s=50.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from makara.simulator import Calibration, Link
-from makara.simulator.calibration.figures import Figure
 from makara.simulator.calibration.measurements import TIMES, Basis, Measurements, Row
+from makara.simulator.calibration.statistics import Figure
 
 FREE = Link(latency_s=0.0, bytes_per_s=1e18)
 

@@ -27,7 +27,7 @@ from makara.protocol.messages import (
     WorkerReport,
 )
 from makara.simulator import Wire
-from makara.simulator.calibration.figures import Figure
+from makara.simulator.calibration.statistics import Figure
 
 GRAPH_HASH = "5ec7"
 RECIPE = Recipe(

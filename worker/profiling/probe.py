@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from ...simulator.calibration.figures import Figure, summarise
 from ...simulator.calibration.links import AllReduce, Wire
+from ...simulator.calibration.statistics import Figure, summarise
 from ..execution.gloo import Group, Store
 
 _ROUND_TRIPS = 40

@@ -12,8 +12,8 @@ from ...model.training import Training
 from ...protocol.messages import JobSettings, Profile, Recipe, Survey
 from ...simulator.calibration.assembly import layout_of_row, measurements_of, profile_of
 from ...simulator.calibration.measurements import Measurements
-from ...simulator.calibration.reading import InvalidCalibration
-from ...simulator.lines import decode
+from ...simulator.calibration.parsing import InvalidCalibration
+from ...simulator.source_lines import decode
 from ..sections.ranges import configure_torch, pick_device
 from .subject import Subject, memory_of
 from .survey import recipe_of, rest, survey

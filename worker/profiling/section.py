@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...model.partition.partition import Sections, Value
 from ...model.training import Training
-from ...simulator.calibration.figures import Figure, summarise
+from ...simulator.calibration.statistics import Figure, summarise
 from ..sections.runtime import Saved, SectionOutput, SectionRuntime
 from ..sections.sums import GradientSum, new_sum, norms_of
 from .footprint import Footprint, Footprints

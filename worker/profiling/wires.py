@@ -6,8 +6,8 @@ import socket
 import threading
 import time
 
-from ...simulator.calibration.figures import summarise
 from ...simulator.calibration.links import Wire
+from ...simulator.calibration.statistics import summarise
 
 _ROUND_TRIPS = 30
 _BULKS = 5

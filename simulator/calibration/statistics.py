@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .reading import InvalidCalibration, a_count, a_number, join, known
+from .parsing import InvalidCalibration, expect_fields, expect_int, expect_number, join
 
 OUTLIER_DEVIATIONS = 3.0
 SCALE = 1.4826
@@ -42,12 +42,12 @@ class Figure:
     @classmethod
     def from_json(cls, value: object, name: str) -> Figure:
         """Reads what `to_json` wrote, at the path `name`. Raises `InvalidCalibration`."""
-        checked = known(value, name, {"median", "spread", "repeats", "dropped"}, set())
+        checked = expect_fields(value, name, {"median", "spread", "repeats", "dropped"}, set())
         figure = cls(
-            median=a_number(checked["median"], join(name, "median")),
-            spread=a_number(checked["spread"], join(name, "spread")),
-            repeats=a_count(checked["repeats"], join(name, "repeats"), least=1),
-            dropped=a_count(checked["dropped"], join(name, "dropped")),
+            median=expect_number(checked["median"], join(name, "median")),
+            spread=expect_number(checked["spread"], join(name, "spread")),
+            repeats=expect_int(checked["repeats"], join(name, "repeats"), least=1),
+            dropped=expect_int(checked["dropped"], join(name, "dropped")),
         )
         if figure.dropped >= figure.repeats:
             raise InvalidCalibration(

@@ -1,4 +1,4 @@
-"""What closes a step: sums beside the last operations, the commit, the update of the weights."""
+"""The end of a step: sums beside the last operations, the commit, the update of the weights."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from ..pipeline import Plan, Range
+from ..pipeline.plan import Plan, Range
 from .cluster import NS_PER_S, Cluster, to_ns
 
-TALLY_BYTES = 16  # for each micro-batch: the sum of its loss and its weight
+LOSS_ALLREDUCE_BYTES = 16  # for each micro-batch: the sum of its loss and its weight
 COMMIT_BYTES = 64  # a commit carries a handful of numbers; its time is all latency
 
 
 class ClosingKind(StrEnum):
-    TALLY = "tally"
+    LOSS_ALLREDUCE = "tally"
     """Summing losses and weights over all workers."""
-    SUM = "sum"
+    GRADIENT_ALLREDUCE = "sum"
     """Summing a section's gradients over its hosts."""
     COMMIT = "commit"
     UPDATE = "update"
@@ -36,7 +36,7 @@ class Closing(NamedTuple):
 
 
 @dataclass(slots=True)
-class Seat:
+class AlikeWorkers:
     """Workers that host the same range and do the same at the same times. Times in ns."""
 
     workers: Sequence[int]
@@ -52,9 +52,9 @@ class Seat:
 
 
 class Closed(NamedTuple):
-    """A `Closing` of all workers of some seats, in nanoseconds."""
+    """A `Closing` of all workers of some groups, in nanoseconds."""
 
-    seats: Sequence[Seat]
+    groups: Sequence[AlikeWorkers]
     kind: ClosingKind
     section: int | None
     start_ns: int
@@ -62,7 +62,7 @@ class Closed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class StepEnd:
     """When a step is over."""
 
     pipeline_ns: int
@@ -71,23 +71,23 @@ class Ended:
     closed: Sequence[Closed]
 
 
-def close_step(plan: Plan, cluster: Cluster, seats: Sequence[Seat], losses_ns: int) -> Ended:
+def end_step(plan: Plan, cluster: Cluster, groups: Sequence[AlikeWorkers], losses_ns: int) -> StepEnd:
     """`losses_ns`: when all forwards at ends of paths are done."""
     closed: list[Closed] = []
-    summed_ns = _sum_all(plan, cluster, seats, losses_ns, closed)
-    ready_ns = max(summed_ns, *(seat.stop_ns for seat in seats))
-    committed_ns = ready_ns + _allreduce_ns(cluster, seats, COMMIT_BYTES)
-    closed.append(Closed(seats, ClosingKind.COMMIT, None, ready_ns, committed_ns))
+    summed_ns = _sum_all(plan, cluster, groups, losses_ns, closed)
+    ready_ns = max(summed_ns, *(group.stop_ns for group in groups))
+    committed_ns = ready_ns + _allreduce_ns(cluster, groups, COMMIT_BYTES)
+    closed.append(Closed(groups, ClosingKind.COMMIT, None, ready_ns, committed_ns))
     end_ns = committed_ns
-    for seat in seats:
-        applied_ns = committed_ns + seat.apply_ns
-        closed.append(Closed([seat], ClosingKind.UPDATE, None, committed_ns, applied_ns))
+    for group in groups:
+        applied_ns = committed_ns + group.apply_ns
+        closed.append(Closed([group], ClosingKind.UPDATE, None, committed_ns, applied_ns))
         end_ns = max(end_ns, applied_ns)
-    return Ended(max(seat.stop_ns for seat in seats), committed_ns, end_ns, closed)
+    return StepEnd(max(group.stop_ns for group in groups), committed_ns, end_ns, closed)
 
 
 def _sum_all(
-    plan: Plan, cluster: Cluster, seats: Sequence[Seat], losses_ns: int, closed: list[Closed]
+    plan: Plan, cluster: Cluster, groups: Sequence[AlikeWorkers], losses_ns: int, closed: list[Closed]
 ) -> int:
     """When the last of the sums is over: of the losses, then of the gradients, sections descending.
 
@@ -95,52 +95,52 @@ def _sum_all(
     it and have done their last backward of its section; the losses when all forwards at ends of paths are
     done.
     """
-    tallied_ns = losses_ns + _allreduce_ns(cluster, seats, TALLY_BYTES * plan.num_micro_batches)
-    closed.append(Closed(seats, ClosingKind.TALLY, None, losses_ns, tallied_ns))
-    free_ns = [tallied_ns] * len(seats)
+    tallied_ns = losses_ns + _allreduce_ns(cluster, groups, LOSS_ALLREDUCE_BYTES * plan.num_micro_batches)
+    closed.append(Closed(groups, ClosingKind.LOSS_ALLREDUCE, None, losses_ns, tallied_ns))
+    free_ns = [tallied_ns] * len(groups)
     hosts_of: list[list[int]] = [[] for _ in range(plan.num_sections)]
-    for number, seat in enumerate(seats):
-        for section in seat.span.sections:
+    for number, group in enumerate(groups):
+        for section in group.span.sections:
             hosts_of[section].append(number)
     for section in reversed(range(plan.num_sections)):
         numbers = hosts_of[section]
-        hosts = [seats[number] for number in numbers]
+        hosts = [groups[number] for number in numbers]
         if not numbers or (len(numbers) == 1 and len(hosts[0].workers) == 1):
             continue
-        begin_ns = max([max(free_ns[number], seats[number].ends_ns.get(section, 0)) for number in numbers])
+        begin_ns = max([max(free_ns[number], groups[number].ends_ns.get(section, 0)) for number in numbers])
         summed_ns = begin_ns + _allreduce_ns(cluster, hosts, cluster.calibration.gradient_bytes[section])
-        closed.append(Closed(hosts, ClosingKind.SUM, section, begin_ns, summed_ns))
+        closed.append(Closed(hosts, ClosingKind.GRADIENT_ALLREDUCE, section, begin_ns, summed_ns))
         for number in numbers:
             free_ns[number] = summed_ns
     return max(free_ns)
 
 
-def _allreduce_ns(cluster: Cluster, seats: Sequence[Seat], size_bytes: int) -> int:
-    """Over all workers of the seats."""
-    num_workers = sum([len(seat.workers) for seat in seats])
+def _allreduce_ns(cluster: Cluster, groups: Sequence[AlikeWorkers], size_bytes: int) -> int:
+    """Over all workers of the groups."""
+    num_workers = sum([len(group.workers) for group in groups])
     if num_workers < 2:
         return 0
-    ring_s = cluster.calibration.link(_on_one_vm(cluster, seats)).allreduce_s(size_bytes, num_workers)
+    ring_s = cluster.calibration.link(_on_one_vm(cluster, groups)).allreduce_s(size_bytes, num_workers)
     return to_ns(ring_s + cluster.calibration.collective_s)
 
 
-def _on_one_vm(cluster: Cluster, seats: Sequence[Seat]) -> bool:
+def _on_one_vm(cluster: Cluster, groups: Sequence[AlikeWorkers]) -> bool:
     vm_of = cluster.vm_of
-    home = vm_of[seats[0].workers[0]]
-    for seat in seats:
-        for worker in seat.workers:
+    home = vm_of[groups[0].workers[0]]
+    for group in groups:
+        for worker in group.workers:
             if vm_of[worker] != home:
                 return False
     return True
 
 
-def closings_of(ended: Ended) -> tuple[Closing, ...]:
+def closings_of(end: StepEnd) -> tuple[Closing, ...]:
     """In the order in which each worker comes to them; what takes no time is left out."""
     found = [
         Closing(worker, one.kind, one.section, one.start_ns / NS_PER_S, one.stop_ns / NS_PER_S)
-        for one in ended.closed
+        for one in end.closed
         if one.stop_ns > one.start_ns
-        for seat in one.seats
-        for worker in seat.workers
+        for group in one.groups
+        for worker in group.workers
     ]
     return tuple(sorted(found, key=lambda one: (one.start_s, one.stop_s, one.worker)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makara.simulator.lines import FileFault, Lines, decode, parse_json
+from makara.simulator.source_lines import FileFault, Lines, decode, parse_json
 
 YAML = """\
 # a job

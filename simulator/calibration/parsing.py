@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..lines import FileFault, parse_json
+from ..source_lines import FileFault, parse_json
 
 T = TypeVar("T")
 WHOLE = "calibration"
@@ -40,15 +40,15 @@ def is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def an_object(value: object, name: str) -> Mapping[str, Any]:
+def expect_object(value: object, name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidCalibration(f"{name or WHOLE}: expected an object, got {type(value).__name__}")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-def known(value: object, name: str, keys: set[str], optional: set[str]) -> Mapping[str, Any]:
+def expect_fields(value: object, name: str, keys: set[str], optional: set[str]) -> Mapping[str, Any]:
     """`value` as an object with these fields and no others."""
-    checked = an_object(value, name)
+    checked = expect_object(value, name)
     if unknown := sorted(set(checked) - keys):
         field = join(name, unknown[0])
         raise InvalidCalibration(f"{field}: unknown field; known are {', '.join(sorted(keys))}")
@@ -57,15 +57,15 @@ def known(value: object, name: str, keys: set[str], optional: set[str]) -> Mappi
     return checked
 
 
-def items(value: object, name: str, kind: str) -> Sequence[Any]:
+def expect_list(value: object, name: str, kind: str) -> Sequence[Any]:
     """`value` as a list; `kind` says of what."""
     if not isinstance(value, list | tuple):
         raise InvalidCalibration(f"{name or WHOLE}: expected a list of {kind}, got {type(value).__name__}")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-def numbers(value: object, name: str, *, whole: bool) -> tuple[Any, ...]:
-    checked = items(value, name, "numbers")
+def expect_numbers(value: object, name: str, *, whole: bool) -> tuple[Any, ...]:
+    checked = expect_list(value, name, "numbers")
     for index, number in enumerate(checked):
         if not is_finite(number) or (whole and not isinstance(number, int)):
             kind = "whole number" if whole else "number"
@@ -73,23 +73,25 @@ def numbers(value: object, name: str, *, whole: bool) -> tuple[Any, ...]:
     return tuple(checked) if whole else tuple(float(number) for number in checked)
 
 
-def texts(value: object, name: str) -> tuple[str, ...]:
-    return tuple(a_text(item, f"{name}[{index}]") for index, item in enumerate(items(value, name, "texts")))
+def expect_strs(value: object, name: str) -> tuple[str, ...]:
+    return tuple(
+        expect_str(item, f"{name}[{index}]") for index, item in enumerate(expect_list(value, name, "texts"))
+    )
 
 
-def a_text(value: object, name: str) -> str:
+def expect_str(value: object, name: str) -> str:
     if not isinstance(value, str):
         raise InvalidCalibration(f"{name or WHOLE}: expected text, got {type(value).__name__}")
     return value
 
 
-def a_count(value: object, name: str, least: int = 0) -> int:
+def expect_int(value: object, name: str, least: int = 0) -> int:
     if type(value) is not int or value < least:
         raise InvalidCalibration(f"{name or WHOLE}: {value!r} is not a whole number >= {least}")
     return value
 
 
-def a_number(value: object, name: str) -> float:
+def expect_number(value: object, name: str) -> float:
     if not isinstance(value, int | float) or not is_finite(value) or value < 0:
         raise InvalidCalibration(f"{name or WHOLE}: {value!r} is not a number >= 0")
     return float(value)

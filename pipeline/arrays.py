@@ -1,0 +1,135 @@
+"""The workers, hops and micro-batches of a component as arrays of records.
+
+What goes through every operation of a step (the list schedule here, the simulator's engine) is written once,
+over arrays of records: lists of the objects below where it is interpreted, two-dimensional numpy arrays with
+the same named columns where it is compiled. So a record holds whole numbers alone, and refers to another by
+its index.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from .components import Component
+from .policy import BACKWARD
+
+NONE = -1  # instead of an index: there is no such record
+
+Record = TypeVar("Record")
+Array = Sequence[Record]
+"""A list of records, or an array with their fields as columns."""
+
+
+@dataclass(slots=True)
+class Worker:
+    first_hop: int = NONE
+    """The others follow by `next_here`."""
+    first_entry: int = 0
+    """Of its schedule: its forwards and its backwards, as many of each."""
+    num_entries: int = 0
+
+
+@dataclass(slots=True)
+class Hop:
+    worker: int = NONE
+    before: int = NONE
+    """The hop before it on the path, and the one after."""
+    after: int = NONE
+    next_here: int = NONE
+    """The next hop on the same worker."""
+    enters: int = 0
+    """1: the path's first visit to the worker. There its micro-batches count against the window."""
+    is_frozen: int = 0
+    """1: its sections get no gradient, so its backward computes nothing."""
+    num_turns: int = 0
+    """Micro-batches of the path."""
+    first_turn: int = 0
+    """The same for all hops of a path."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """One micro-batch of a path, in the order of forwards."""
+
+    micro_batch: int = 0
+    backwards_before: int = 0
+    """How many of the path's micro-batches have their backward earlier; the same on all hops."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """The k-th forward and the k-th backward of a worker's static order.
+
+    R stands directly before its B, so the order is known from how many forwards come before each backward.
+    """
+
+    forward: int = 0
+    """As `operation` numbers it: `FORWARD` or `FORWARD_DISCARD`."""
+    backward: int = 0
+    """`BACKWARD`, or the `RECOMPUTE` before it."""
+    forwards_before: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StaticOrder:
+    """The orders of a component's workers. `most_in_flight`: by worker, if its order is followed."""
+
+    turns: Array[Turn]
+    entries: Array[Entry]
+    most_in_flight: Sequence[int]
+
+
+NUM_ACTIONS = BACKWARD + 1
+
+
+def operation(hop: int, action: int) -> int:
+    """The number of what a hop does; `hop_of` and `action_of` take it apart."""
+    return NUM_ACTIONS * hop + action
+
+
+def hop_of(operation: int) -> int:
+    return operation // NUM_ACTIONS
+
+
+def action_of(operation: int) -> int:
+    return operation % NUM_ACTIONS
+
+
+AnyWorker = TypeVar("AnyWorker", bound=Worker)
+AnyHop = TypeVar("AnyHop", bound=Hop)
+
+
+def lay_out(
+    component: Component, worker_type: type[AnyWorker], hop_type: type[AnyHop]
+) -> tuple[list[AnyWorker], list[AnyHop]]:
+    """The workers as in `by_first_visit`, and the hops path by path."""
+    index_of = {worker: index for index, worker in enumerate(component.by_first_visit)}
+    workers = [worker_type() for _ in index_of]
+    hops: list[AnyHop] = []
+    first_turn = 0
+    for path in component.paths:
+        visited: set[int] = set()
+        for stage, taken in enumerate(path.hops):
+            hop = hop_type(
+                worker=index_of[taken.worker],
+                before=len(hops) - 1 if stage else NONE,
+                after=len(hops) + 1 if stage + 1 < len(path.hops) else NONE,
+                enters=int(taken.worker not in visited),
+                is_frozen=int(taken.range.stop <= component.frozen),
+                num_turns=len(path.micro_batches),
+                first_turn=first_turn,
+            )
+            visited.add(taken.worker)
+            hops.append(hop)
+        first_turn += len(path.micro_batches)
+    for index, hop in reversed(list(enumerate(hops))):
+        worker = workers[hop.worker]
+        hop.next_here, worker.first_hop = worker.first_hop, index
+        worker.num_entries += hop.num_turns
+    ends = itertools.accumulate(worker.num_entries for worker in workers)
+    for worker, end in zip(workers, ends, strict=True):
+        worker.first_entry = end - worker.num_entries
+    return workers, hops

@@ -1,0 +1,224 @@
+"""List scheduling in unit time: Varuna's three rules (§3.2), and 1F1B as the same with a window of the depth.
+
+Time runs in units of T_f: a forward or a recomputation takes one, a backward two (one where there is nothing
+to compute in it, the least that there is). At each unit every idle worker takes the first of: the backward it
+must wait for after a recomputation (rule 2); a backward whose gradient is there; a recomputation that is due
+because the next hop's backward ends one unit from now (rule 1), or has ended; a forward. So backwards come
+before forwards (rule 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .arrays import NONE, Array, Entry, Hop, Turn, Worker, operation
+from .policy import BACKWARD, FORWARD, FORWARD_DISCARD, RECOMPUTE
+
+
+@dataclass(slots=True)
+class ListHop(Hop):
+    window: int = 0
+    """Micro-batches in flight on the worker from which on none enters."""
+    recomputes: int = 0
+    """0 or 1."""
+    num_offered: int = 0
+    """Forwards that can begin or have begun."""
+    num_forwards: int = 0
+    num_gradients: int = 0
+    """That came to a hop that recomputes."""
+    num_backwards: int = 0
+
+
+@dataclass(slots=True)
+class ListWorker(Worker):
+    num_forwards: int = 0
+    num_backwards: int = 0
+    num_in_flight: int = 0
+    most_in_flight: int = 0
+    num_ready: int = 0
+    """Backwards whose gradient came, in its queue, and how many of them have begun."""
+    num_ready_taken: int = 0
+    num_due: int = 0
+    """Recomputations."""
+    num_due_taken: int = 0
+    held: int = NONE
+    """The hop whose micro-batch is recomputed and waits for its backward."""
+    hop: int = NONE
+    """What runs, and for how many units more."""
+    action: int = 0
+    units_left: int = 0
+
+
+@dataclass(slots=True)
+class Queued:
+    """Places in a worker's two queues, as many as it has entries: hops."""
+
+    ready: int = NONE
+    due: int = NONE
+
+
+def list_schedule(
+    workers: Array[ListWorker],
+    hops: Array[ListHop],
+    turns: Array[Turn],
+    entries: Array[Entry],
+    queues: Array[Queued],
+) -> None:
+    """Write the order of all operations into `entries`. On a path, backwards follow the order of forwards."""
+    num_left = 0
+    for hop in hops:
+        num_left += 2 * hop.num_turns
+        hop.num_offered = 1 if hop.before == NONE else 0
+        for turn in range(hop.num_turns):
+            turns[hop.first_turn + turn].backwards_before = turn
+    while num_left:
+        num_left -= _start_all(workers, hops, turns, entries, queues)
+        _pass_unit(workers, hops, queues)
+
+
+def _start_all(
+    workers: Array[ListWorker],
+    hops: Array[ListHop],
+    turns: Array[Turn],
+    entries: Array[Entry],
+    queues: Array[Queued],
+) -> int:
+    """How many forwards and backwards began: at least one, or something runs."""
+    num_started, is_idle = 0, True
+    for worker in workers:
+        if worker.units_left == 0:
+            num_started += _start(worker, hops, turns, entries, queues)
+        if worker.units_left:
+            is_idle = False
+    return _force_forward(workers, hops, turns, entries) if is_idle else num_started
+
+
+def _start(
+    worker: ListWorker,
+    hops: Array[ListHop],
+    turns: Array[Turn],
+    entries: Array[Entry],
+    queues: Array[Queued],
+) -> int:
+    """1 if a forward or a backward began."""
+    if worker.held != NONE:
+        if hops[worker.held].num_gradients == hops[worker.held].num_backwards:
+            return 0
+        _backward(worker, hops, worker.held, entries)
+        worker.held = NONE
+        return 1
+    if worker.num_ready_taken < worker.num_ready:
+        index = queues[worker.first_entry + worker.num_ready_taken].ready
+        worker.num_ready_taken += 1
+        _backward(worker, hops, index, entries)
+        return 1
+    if worker.num_due_taken < worker.num_due:
+        worker.held = queues[worker.first_entry + worker.num_due_taken].due
+        worker.num_due_taken += 1
+        worker.hop, worker.action, worker.units_left = worker.held, RECOMPUTE, 1
+        return 0
+    index = _next_forward(worker, hops, turns)
+    if index == NONE:
+        return 0
+    _forward(worker, hops, index, entries)
+    return 1
+
+
+def _next_forward(worker: ListWorker, hops: Array[ListHop], turns: Array[Turn]) -> int:
+    """The hop whose next forward may run, that of the lowest micro-batch."""
+    entering = _first_offered(worker, hops, turns, 1)
+    if entering != NONE and worker.num_in_flight >= hops[entering].window:
+        entering = NONE
+    returning = _first_offered(worker, hops, turns, 0)
+    if entering == NONE or returning == NONE:
+        return max(entering, returning)
+    is_lower = _micro_batch(hops[returning], turns) < _micro_batch(hops[entering], turns)
+    return returning if is_lower else entering
+
+
+def _first_offered(worker: ListWorker, hops: Array[ListHop], turns: Array[Turn], enters: int) -> int:
+    first, index = NONE, worker.first_hop
+    while index != NONE:
+        hop = hops[index]
+        is_offered = hop.enters == enters and hop.num_forwards < hop.num_offered
+        if is_offered and (first == NONE or _micro_batch(hop, turns) < _micro_batch(hops[first], turns)):
+            first = index
+        index = hop.next_here
+    return first
+
+
+def _micro_batch(hop: ListHop, turns: Array[Turn]) -> int:
+    """Of the hop's next forward."""
+    return turns[hop.first_turn + hop.num_forwards].micro_batch
+
+
+def _force_forward(
+    workers: Array[ListWorker], hops: Array[ListHop], turns: Array[Turn], entries: Array[Entry]
+) -> int:
+    """Paths that cross can fill each other's windows; then the forward nearest to its end goes ahead."""
+    best, best_stage, lowest = NONE, 0, 0
+    for worker in workers:
+        index = _first_offered(worker, hops, turns, 1)
+        if index == NONE:
+            continue
+        stage, before = 0, hops[index].before
+        while before != NONE:
+            stage, before = stage + 1, hops[before].before
+        micro_batch = _micro_batch(hops[index], turns)
+        if best == NONE or stage > best_stage or (stage == best_stage and micro_batch < lowest):
+            best, best_stage, lowest = index, stage, micro_batch
+    assert best != NONE, "work is left, none runs and none is ready"
+    _forward(workers[hops[best].worker], hops, best, entries)
+    return 1
+
+
+def _forward(worker: ListWorker, hops: Array[ListHop], index: int, entries: Array[Entry]) -> None:
+    hop = hops[index]
+    entry = entries[worker.first_entry + worker.num_forwards]
+    entry.forward = operation(index, FORWARD_DISCARD if hop.recomputes else FORWARD)
+    worker.num_forwards += 1
+    worker.num_in_flight += hop.enters
+    worker.most_in_flight = max(worker.most_in_flight, worker.num_in_flight)
+    hop.num_forwards += 1
+    if hop.before == NONE and hop.num_offered < hop.num_turns:
+        hop.num_offered += 1
+    worker.hop, worker.action, worker.units_left = index, FORWARD, 1
+
+
+def _backward(worker: ListWorker, hops: Array[ListHop], index: int, entries: Array[Entry]) -> None:
+    hop = hops[index]
+    entry = entries[worker.first_entry + worker.num_backwards]
+    entry.backward = operation(index, RECOMPUTE if hop.recomputes else BACKWARD)
+    entry.forwards_before = worker.num_forwards
+    worker.num_backwards += 1
+    hop.num_backwards += 1
+    worker.hop, worker.action, worker.units_left = index, BACKWARD, 2 - hop.is_frozen
+
+
+def _pass_unit(workers: Array[ListWorker], hops: Array[ListHop], queues: Array[Queued]) -> None:
+    for worker in workers:
+        if worker.units_left == 0:
+            continue
+        worker.units_left -= 1
+        hop = hops[worker.hop]
+        if worker.units_left:  # a backward that ends one unit from now
+            if hop.before != NONE and hops[hop.before].recomputes:
+                receiver = workers[hops[hop.before].worker]
+                queues[receiver.first_entry + receiver.num_due].due = hop.before
+                receiver.num_due += 1
+        elif worker.action == FORWARD:
+            if hop.after != NONE:
+                hops[hop.after].num_offered += 1
+            else:
+                _append_ready(worker, queues, worker.hop)
+        elif worker.action == BACKWARD:
+            worker.num_in_flight -= hop.enters
+            if hop.before != NONE and hops[hop.before].recomputes:
+                hops[hop.before].num_gradients += 1
+            elif hop.before != NONE:
+                _append_ready(workers[hops[hop.before].worker], queues, hop.before)
+
+
+def _append_ready(worker: ListWorker, queues: Array[Queued], hop: int) -> None:
+    queues[worker.first_entry + worker.num_ready].ready = hop
+    worker.num_ready += 1

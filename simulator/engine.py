@@ -1,0 +1,201 @@
+"""The engine: the operations of one component of a plan in virtual time, under the next-operation policy.
+
+Every worker has a clock: up to there it is decided what it does. It may go on to choose at its clock if no
+message can come by then that is not yet known, that is while its clock is below that of every worker that
+sends to it plus the least time from the start of an operation there to the arrival of its message. Such a
+conservative simulation (Chandy and Misra, CACM 24, 1981) needs no queue of events: when an operation starts,
+its end and the arrival of what it sends are known. The answer does not depend on who goes on first. Where all
+are idle until something known arrives, all clocks jump to the first such moment.
+
+At one instant, operations end first, then messages arrive, then workers choose. Every operation takes at
+least a nanosecond.
+"""
+
+from __future__ import annotations
+
+from ..pipeline.arrays import NONE
+from ..pipeline.policy import BACKWARD, FORWARD, FORWARD_DISCARD, NOTHING, RECOMPUTE, decide
+from .fields import NEVER, Link, SimHop, SimWorker, State
+from .rng import exponential
+
+
+def run(state: State, seed: int) -> None:
+    """Run every operation."""
+    while True:
+        num_started = 0
+        for worker in state.workers:
+            num_started += _advance(state, worker, seed)
+        if num_started == 0 and not _jump_to_next_event(state):
+            break
+
+
+def _advance(state: State, worker: SimWorker, seed: int) -> int:
+    """Let a worker choose while no unknown message can reach it. The number of operations that it starts."""
+    num_started = 0
+    horizon = _horizon(state, worker)
+    while worker.clock < horizon:
+        if worker.running != NONE:
+            _end_operation(state, worker)
+        if worker.num_backwards == worker.num_entries:
+            worker.clock = worker.wake_at = NEVER
+            break
+        chosen = _choose(state, worker)
+        if chosen == NONE:
+            worker.clock = min(worker.wake_at, horizon)
+        else:
+            _start_operation(state, worker, chosen, seed)
+            num_started += 1
+    return num_started
+
+
+def _horizon(state: State, worker: SimWorker) -> int:
+    """Before then no message comes that is not yet known."""
+    horizon, index = NEVER, worker.first_link
+    while index != NONE:
+        link = state.links[index]
+        horizon = min(horizon, state.workers[link.sender].clock + link.lead_ns)
+        index = link.next_here
+    return horizon
+
+
+def _jump_to_next_event(state: State) -> bool:
+    """Where nobody can start anything at its clock: to the next moment when somebody may. False: never."""
+    next_event = NEVER
+    for worker in state.workers:
+        next_event = min(next_event, worker.wake_at)
+    for worker in state.workers:
+        worker.clock = max(worker.clock, next_event)
+    return next_event < NEVER
+
+
+def _choose(state: State, worker: SimWorker) -> int:
+    """The operation that a worker starts now; or `NONE`, and `wake_at` says when it may be another."""
+    entry = state.entries[worker.first_entry + worker.num_backwards]
+    is_backward_recomputed = state.operations[entry.backward].action == RECOMPUTE
+    hop = state.hops[state.operations[entry.backward].hop]
+    gradient_at = state.arrivals[hop.first_arrival + hop.num_backwards].gradient_at
+    forward, is_forward_recomputed, input_at, enters = NONE, False, NEVER, 1
+    if worker.num_forwards < worker.num_entries:
+        forward = state.entries[worker.first_entry + worker.num_forwards].forward
+        is_forward_recomputed = state.operations[forward].action == FORWARD_DISCARD
+        hop = state.hops[state.operations[forward].hop]
+        input_at = 0  # samples
+        if hop.before != NONE:
+            input_at = state.arrivals[hop.first_arrival + hop.num_forwards].input_at
+        enters = hop.enters
+    action = decide(
+        worker.num_forwards < entry.forwards_before,
+        worker.is_held != 0,
+        input_at <= worker.clock,
+        worker.num_in_flight < worker.window or enters == 0,
+        is_forward_recomputed,
+        gradient_at <= worker.clock,
+        is_backward_recomputed,
+    )
+    if action == FORWARD:
+        return forward
+    if action != NOTHING:  # after its recomputation, a backward is the next number
+        return entry.backward + worker.is_held
+    worker.wake_at = NEVER
+    if input_at > worker.clock:
+        worker.wake_at = input_at
+    if gradient_at > worker.clock:
+        worker.wake_at = min(worker.wake_at, gradient_at)
+    return NONE
+
+
+def _start_operation(state: State, worker: SimWorker, chosen: int, seed: int) -> None:
+    """Its end is known at once, and when its result arrives."""
+    operation, start = state.operations[chosen], worker.clock
+    hop, end = state.hops[operation.hop], start + operation.takes_ns
+    worker.running = chosen
+    worker.busy_ns += end - start
+    worker.clock = worker.wake_at = end
+    if operation.action == RECOMPUTE:
+        worker.is_held = 1
+        state.arrivals[hop.first_arrival + hop.num_backwards].recompute_ns = start
+    elif operation.action == BACKWARD:
+        worker.is_held = 0
+        worker.num_backwards += 1
+        worker.num_in_flight -= hop.enters
+        _pass_gradient(state, hop, start, end, seed)
+    else:
+        worker.num_forwards += 1
+        worker.num_in_flight += hop.enters
+        _pass_activation(state, hop, start, end, seed)
+
+
+def _pass_activation(state: State, hop: SimHop, start: int, end: int, seed: int) -> None:
+    """A forward runs: where its activations go, and when they are there."""
+    turn = hop.num_forwards
+    state.arrivals[hop.first_arrival + turn].forward_ns = hop.last_forward_ns = start
+    hop.num_forwards += 1
+    if hop.after == NONE:
+        backwards_before = state.turns[hop.first_turn + turn].backwards_before
+        state.arrivals[hop.first_arrival + backwards_before].gradient_at = end
+        return
+    after, arrival = state.hops[hop.after], end
+    if hop.activation_link != NONE:
+        arrival = _send(state, state.links[hop.activation_link], turn, end, seed)
+    state.arrivals[after.first_arrival + turn].input_at = arrival
+    _wake(state.workers[after.worker], arrival)
+
+
+def _pass_gradient(state: State, hop: SimHop, start: int, end: int, seed: int) -> None:
+    """A backward runs: where its gradients go, and when they are there."""
+    turn = hop.num_backwards
+    state.arrivals[hop.first_arrival + turn].backward_ns = hop.last_backward_ns = start
+    hop.num_backwards += 1
+    if hop.before == NONE:
+        return
+    before, arrival = state.hops[hop.before], end
+    if hop.gradient_link != NONE:
+        arrival = _send(state, state.links[hop.gradient_link], turn, end, seed)
+    state.arrivals[before.first_arrival + turn].gradient_at = arrival
+    _wake(state.workers[before.worker], arrival)
+
+
+def _send(state: State, link: Link, turn: int, ready: int, seed: int) -> int:
+    """When a message arrives that can leave at `ready`."""
+    wire = state.wires[link.wire]
+    wire.free_at = max(ready, wire.free_at) + link.transfer_ns
+    arrival = wire.free_at + link.latency_ns
+    if link.jitter_ns:
+        arrival += exponential(seed, link.stream, link.first_message + turn, link.jitter_ns)
+        if link.carries_gradients:
+            arrival = wire.last_gradient_at = max(arrival, wire.last_gradient_at)
+        else:
+            arrival = wire.last_activation_at = max(arrival, wire.last_activation_at)
+    return arrival
+
+
+def _wake(worker: SimWorker, arrival: int) -> None:
+    """A worker that is idle may know of nothing that comes."""
+    if worker.running == NONE:
+        worker.wake_at = min(worker.wake_at, arrival)
+
+
+def _end_operation(state: State, worker: SimWorker) -> None:
+    """Count what has come to the worker before now, and what the operation held and leaves."""
+    index = worker.first_hop
+    while index != NONE:
+        hop = state.hops[index]
+        if hop.before != NONE:  # what comes to a first hop is samples
+            while (
+                hop.num_inputs_counted < hop.num_turns
+                and state.arrivals[hop.first_arrival + hop.num_inputs_counted].input_at < worker.clock
+            ):
+                hop.num_inputs_counted += 1
+                worker.resident_bytes += hop.input_bytes
+        if hop.after != NONE:
+            while (
+                hop.num_gradients_counted < hop.num_turns
+                and state.arrivals[hop.first_arrival + hop.num_gradients_counted].gradient_at < worker.clock
+            ):
+                hop.num_gradients_counted += 1
+                worker.resident_bytes += hop.gradient_bytes
+        index = hop.next_here
+    ended = state.operations[worker.running]
+    worker.peak_bytes = max(worker.peak_bytes, worker.resident_bytes + ended.running_bytes)
+    worker.resident_bytes += ended.added_bytes
+    worker.running = NONE
