@@ -12,7 +12,7 @@ from makara.model.training import load_entrypoint
 from makara.pipeline.plan import Plan, Range, grid
 from makara.protocol.messages import JobSettings, Phase, Profile, Recipe, StoreConfig
 from makara.simulator import Calibration, simulate
-from makara.worker.agent.trainers import ALLOCATOR
+from makara.worker.agent.trainer_process import ALLOCATOR
 from makara.worker.profiling.profiling import profile
 
 from .emulated.fleet import in_fresh_process

@@ -11,7 +11,7 @@ from makara.morphing import Request, Slot, choose
 from makara.pipeline.plan import Schedule, grid
 from makara.pipeline.schedules import orders
 from makara.simulator import simulate
-from makara.worker.sections.sums import ExactSum, FastSum
+from makara.worker.sections.grad_sums import ExactSum, FastSum
 
 from .made_up import model, stages
 from .one_step import one_step

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from makara.model.data import Batches
+from makara.model.partition.flops import compute_nodes
 from makara.model.partition.partition import Sections, split
-from makara.model.partition.work import compute_nodes
 from makara.model.tracing.trace import trace
 from makara.pipeline.plan import Plan, Range, Schedule, grid
 from makara.protocol.messages import GenerationOrder, Member

@@ -22,15 +22,15 @@ _MASK = (1 << 64) - 1
 
 
 @lru_cache(maxsize=8)  # every micro-batch asks for that of its epoch
-def order(seed: int, epoch: int, length: int) -> Order:
+def order(seed: int, epoch: int, length: int) -> Permutation:
     """The order of the samples 0..length-1 in an epoch: `order(...)[position]` is a sample's index.
 
     Memory is O(1), whatever the data's length. Raises `ValueError` when `length` is not positive.
     """
-    return Order(seed, epoch, length)
+    return Permutation(seed, epoch, length)
 
 
-class Order(Sequence[int]):
+class Permutation(Sequence[int]):
     """A keyed permutation of 0..length-1: a Feistel network on the next even power of two, with cycle
     walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002, method 2)."""
 

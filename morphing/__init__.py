@@ -8,10 +8,10 @@ section to whom (`agree`, `transfers`).
 
 from .balance import balance
 from .choose import choose
+from .infeasible import too_deep
 from .placement import Roster, Slot, place
-from .reconcile import Agreement, Application, NoHolder, Record, Standing, Transfer, agree, transfers
-from .refusal import too_deep
-from .request import Candidate, Choice, Impossible, Request
+from .recovery import Agreement, Application, MemberState, NoReplica, Record, Transfer, agree, transfers
+from .request import Candidate, Choice, Infeasible, Request
 from .stages import stage_table
 
 __all__ = [
@@ -19,13 +19,13 @@ __all__ = [
     "Application",
     "Candidate",
     "Choice",
-    "Impossible",
-    "NoHolder",
+    "Infeasible",
+    "NoReplica",
     "Record",
     "Request",
     "Roster",
     "Slot",
-    "Standing",
+    "MemberState",
     "Transfer",
     "agree",
     "balance",

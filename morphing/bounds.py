@@ -65,7 +65,7 @@ class Bound:
         each_ns = max(1, (twice_ns - some_ns) // num_micro_batches)
         return max(0, some_ns - num_micro_batches * each_ns), each_ns
 
-    def step_ns(self, num_micro_batches: int, rings: Rings) -> int:
+    def step_ns(self, num_micro_batches: int, rings: AllReduceCosts) -> int:
         """The whole step, if no pipeline carries more micro-batches.
 
         A worker's sums begin with the section that its last backward comes to first, and none begins before
@@ -86,7 +86,7 @@ class Bound:
         return latest_ns + rings.commit_ns(self._depth) + self._apply_ns
 
 
-class Rings:
+class AllReduceCosts:
     """The sums over `replicas` workers, or more, at the faster of both links."""
 
     def __init__(self, table: StageTable, replicas: int, num_micro_batches: int) -> None:

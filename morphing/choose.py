@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from ..pipeline import Plan, Schedule, grid
 from ..simulator import MiniBatch, simulate
-from .options import Option, Options, megabytes
+from .infeasible import degrees_impossible, nothing_fits
 from .placement import Slot, place
-from .refusal import degrees_impossible, nothing_fits
-from .request import Candidate, Choice, Impossible, Request
+from .request import Candidate, Choice, Infeasible, Request
+from .search_space import Option, Options, megabytes
 
 _AS_FAST = 1.01  # a narrower window is taken if the step is predicted to take no more than 1 % longer
 _WINDOWS = (2, 3, 4)  # times P (the paper's range for its networks); one depth only would bear no jitter
@@ -18,7 +18,7 @@ _TRIES = 3  # of a P with other D, one after another that is no better
 _ROUNDING = 1 + 1e-6  # a simulation rounds each operation to nanoseconds, a bound does not
 
 
-def choose(request: Request) -> Choice | Impossible:
+def choose(request: Request) -> Choice | Infeasible:
     """The plan with the least predicted time per step; always an answer, a plan or why there is none.
 
     P runs over 1..min(K, G), and D over what may be of use up to G // P and N. Stages are balanced by
@@ -30,9 +30,9 @@ def choose(request: Request) -> Choice | Impossible:
     optimizer state goes to the host if that does not help.
     """
     if not request.workers:
-        return Impossible("there is no worker")
+        return Infeasible("there is no worker")
     if reason := degrees_impossible(request):
-        return Impossible(reason)
+        return Infeasible(reason)
     looked_at: list[Candidate] = []
     for on_host, memory_bytes in _offers(request):
         workers = [slot for slot in request.workers if slot.memory_bytes >= memory_bytes]
@@ -43,7 +43,7 @@ def choose(request: Request) -> Choice | Impossible:
             looked_at.sort(key=_order)
             names = tuple(slot.worker for slot in best.placed)
             return Choice(best.plan, names, best.predicted_s, best.candidate, tuple(looked_at))
-    return Impossible(nothing_fits(request, looked_at), tuple(looked_at))
+    return Infeasible(nothing_fits(request, looked_at), tuple(looked_at))
 
 
 def _offers(request: Request) -> list[tuple[bool, int]]:
@@ -162,7 +162,7 @@ class _Sweep:
         """The option with the dealing that is fastest."""
         arranged = option.arranged
         if arranged is None:
-            return self._dealt(option, window, self._anyhow(option), None)
+            return self._dealt(option, window, self._any_placement(option), None)
         found = [self._dealt(option, window, arranged.slots, shares) for shares in arranged.deals]
         return min(found, key=lambda one: (one.candidate.rejected is not None, one.predicted_s))
 
@@ -196,7 +196,7 @@ class _Sweep:
         )
         return _Found(option, plan, row)
 
-    def _anyhow(self, option: Option) -> Sequence[Slot] | None:
+    def _any_placement(self, option: Option) -> Sequence[Slot] | None:
         """The option's workers as they will be placed, up to those that can stand in for each other; None if
         each is on a VM of its own and as fast as calibrated, for then all can."""
         roster, used = self._options.roster, option.candidate.used

@@ -93,7 +93,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Impossible:
+class Infeasible:
     """No plan: `reason` is a sentence for the user."""
 
     reason: str

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from makara.model.partition.flops import compute_nodes
 from makara.model.partition.partition import Sections, split
-from makara.model.partition.work import compute_nodes
 from makara.model.tracing.trace import trace
 from makara.worker import Training
 from torch import Tensor, fx, nn

@@ -32,7 +32,7 @@ from makara.worker.execution.session import Session
 from makara.worker.execution.state import ModelState
 from makara.worker.execution.stepper import Stepper
 from makara.worker.profiling.calibrate import calibrate
-from makara.worker.recovery.forming import Source, form
+from makara.worker.recovery.joining import CheckpointLocation, join_generation
 from makara.worker.sections.ranges import RangeRuntime
 
 from ..wires import Wires, attach, detach
@@ -184,7 +184,9 @@ class WorkerProcess:
         session, wires = self._session(order)
         parts = buckets(self._chain, session.plan)
         with tempfile.TemporaryDirectory() as nowhere:  # there are no checkpoints
-            form(session, self._state, Source(open_store(Path(nowhere).as_uri()), "job"), parts)
+            join_generation(
+                session, self._state, CheckpointLocation(open_store(Path(nowhere).as_uri()), "job"), parts
+            )
         if not session.trains:
             session.close()
             wires.close()

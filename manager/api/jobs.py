@@ -19,7 +19,7 @@ from ..providers import FaultKind, ProviderError
 from ..providers.local import LocalProvider
 from ..service.costs.quote import Quote
 from ..service.costs.views import Costs
-from ..service.live import Subscription
+from ..service.pubsub import Subscription
 from ..service.runtime import Job
 from ..service.service import Service
 from ..service.tokens import Grant

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel
 
-from ...morphing import Candidate, Impossible
+from ...morphing import Candidate, Infeasible
 from ...morphing import Request as Question
 from ...pipeline import Plan
 from ..core.rules.planning import slot_of
@@ -77,9 +77,9 @@ async def plan(job: AskedJob, request: Request) -> PlanView:
         measured_s=measured_s(job),
         workers=len(question.workers),
         rows=_rows(ranking, question, current, plan),
-        num_slower=0 if isinstance(ranking, Impossible) else ranking.num_slower,
-        no_plan={} if isinstance(ranking, Impossible) else dict(ranking.refused),
-        why=ranking.reason if isinstance(ranking, Impossible) else ranking.why,
+        num_slower=0 if isinstance(ranking, Infeasible) else ranking.num_slower,
+        no_plan={} if isinstance(ranking, Infeasible) else dict(ranking.refused),
+        why=ranking.reason if isinstance(ranking, Infeasible) else ranking.why,
     )
 
 
@@ -92,7 +92,7 @@ def _question(runtime: Job) -> Question:
     return request_of(state, workers, current.number)
 
 
-async def _ranked(threads: Threads, runtime: Job, question: Question) -> Ranking | Impossible:
+async def _ranked(threads: Threads, runtime: Job, question: Question) -> Ranking | Infeasible:
     """Off the event loop, for it takes a sweep for each P; once for each set of workers and calibration."""
     key = (question.calibration, tuple(question.workers))
     async with runtime.ranking_lock:
@@ -102,7 +102,7 @@ async def _ranked(threads: Threads, runtime: Job, question: Question) -> Ranking
 
 
 def _rows(
-    ranking: Ranking | Impossible, question: Question, current: Generation, plan: Plan
+    ranking: Ranking | Infeasible, question: Question, current: Generation, plan: Plan
 ) -> list[PlanRow]:
     """The plan that runs is one of them, also where it is no grid, or was chosen for other workers."""
     batch = question.num_micro_batches * question.calibration.microbatch_size
@@ -124,7 +124,7 @@ def _rows(
             running=shape(candidate) == current.shape,
         )
 
-    rows = [] if isinstance(ranking, Impossible) else [row(candidate) for candidate in ranking.rows]
+    rows = [] if isinstance(ranking, Infeasible) else [row(candidate) for candidate in ranking.rows]
     if current.predicted_s is not None and not any(row.running for row in rows):
         rows.append(_running(question, current, plan, current.predicted_s, batch))
     return rows

@@ -24,7 +24,7 @@ from .client import Client, Unreachable, connect
 from .costs.asking import check_somebody_answers, is_wanted
 from .progress import ProgressDisplay, ways_on
 from .resume import values_of
-from .trial import UserCodeRefused, settings_of, try_out
+from .user_code import UserCodeRefused, settings_of, try_out
 
 _ENDED = ("finished", "stopped", "failed")
 NOT_WANTED = 1  # the exit status, which is that of a job that failed as well

@@ -13,7 +13,7 @@ from ..spec.reading import BadFile, read_file, write_file
 from .calibration_picture import draw
 from .calibration_text import table
 from .client import connect
-from .trial import measured_apart
+from .user_code import measured_apart
 
 _SECONDS = 60.0
 

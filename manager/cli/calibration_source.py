@@ -11,7 +11,7 @@ from ...simulator.calibration.measurements import best_microbatch_size, rows_for
 from ..spec.job_spec import JobSpec, JobSpecError, to_settings
 from ..spec.reading import read_file
 from .client import Refused, connect
-from .trial import measured_apart
+from .user_code import measured_apart
 
 
 @dataclass(frozen=True, slots=True)

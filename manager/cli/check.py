@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ..spec.job_file import read_job
 from ..spec.job_spec import JobSpecError
-from .trial import Trial, UserCodeRefused, settings_of, try_out
+from .user_code import Trial, UserCodeRefused, settings_of, try_out
 
 _EQUAL, _DIFFERS = 0, 2
 _SHOWN = 4  # names in a list

@@ -35,7 +35,7 @@ from .apply import packed, submit
 from .client import Client
 from .market import Market
 from .progress import ProgressDisplay, describe_morph
-from .trial import plain_step_s
+from .user_code import plain_step_s
 
 TRAINING_S = 45.0  # on two cores, where a step takes the pipelines about as long as plain PyTorch on one
 STEPS = (40, 60, 90, 130, 200)  # few to choose from, so that a machine gets the same ones each time

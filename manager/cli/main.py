@@ -27,7 +27,7 @@ from .bundle import BundleError
 from .client import Refused, Unreachable
 from .costs.asking import NobodyToAsk
 from .plan import NoPlan
-from .trial import UserCodeRefused
+from .user_code import UserCodeRefused
 
 JOB_FAILED, MISTAKE, UNREACHABLE = 1, 2, 3
 

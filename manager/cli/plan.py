@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...morphing import Candidate, Impossible
+from ...morphing import Candidate, Infeasible
 from ...simulator import Calibration, simulate
 from ...simulator.timeline import Timeline, chrome_trace, timeline_of
 from ...simulator.timeline import draw as draw_timeline
@@ -20,8 +20,8 @@ from ..spec.job_spec import JobSpec, size_of
 from ..spec.reading import BadFile, positive, write_file
 from .calibration_source import Source, of_file, of_manager, of_this_machine
 from .client import Unreachable
-from .fast_code import wait_for_code
 from .plan_text import Cluster, report, request
+from .warm_up import wait_for_code
 
 if TYPE_CHECKING:
     from .apply import Checked
@@ -86,7 +86,7 @@ def plan(options: argparse.Namespace) -> int:
             print(line)
     wait_for_code()
     ranking = rank(request(spec, calibration, cluster), options.rows)
-    if isinstance(ranking, Impossible):
+    if isinstance(ranking, Infeasible):
         raise NoPlan(f"there is no plan for {cluster.num_vms} VMs: {ranking.reason}")
     if timeline is not None and writer is not None:
         write_file(timeline, writer(_timeline(spec, calibration, cluster, ranking)))

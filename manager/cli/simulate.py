@@ -15,7 +15,7 @@ from ..spec.job_spec import JobSpec
 from ..spec.reading import read_file
 from .calibration_source import of_file, of_manager
 from .client import Unreachable
-from .fast_code import wait_for_code
+from .warm_up import wait_for_code
 
 _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("time", lambda o: f"{o.wall_s / 3600:.2f} h" + (", finished" if o.finished else "")),

@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ...protocol.messages import CheckpointRef
+from ..spec.frozen import Frozen
 from ..spec.placement import Attempt
 from ..spec.start_source import StartSource
-from ..spec.values import Value
 
 
-class _Command(Value):
+class _Command(Frozen):
     """`ordered_after`: how many facts the job had when it was ordered."""
 
     key: str
@@ -45,7 +45,7 @@ class ReleaseVm(_Command):
     console: bool = False
 
 
-class WorkerSlot(Value):
+class WorkerSlot(Frozen):
     worker: str
     vm: str
     memory_bytes: int

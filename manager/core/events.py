@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ...protocol.messages import CheckpointRef, Report
+from ..spec.frozen import Frozen
 from ..spec.placement import Offer
 from ..spec.start_source import StartSource
-from ..spec.values import Value
 from .facts import RefusalKind, Resumption
 
 
-class JobSubmitted(Value):
+class JobSubmitted(Frozen):
     event: Literal["job_submitted"] = "job_submitted"
     now: float
     job: str
@@ -25,12 +25,12 @@ class JobSubmitted(Value):
     start: StartSource | None = None
 
 
-class StopRequested(Value):
+class StopRequested(Frozen):
     event: Literal["stop_requested"] = "stop_requested"
     now: float
 
 
-class Tick(Value):
+class Tick(Frozen):
     """Time has passed. `new_vms`: fresh unique VM ids that the core may use for requests."""
 
     event: Literal["tick"] = "tick"
@@ -38,26 +38,26 @@ class Tick(Value):
     new_vms: tuple[str, ...] = ()
 
 
-class ReportReceived(Value):
+class ReportReceived(Frozen):
     event: Literal["report_received"] = "report_received"
     now: float
     report: Report
 
 
-class ConnectionClosed(Value):
+class ConnectionClosed(Frozen):
     event: Literal["connection_closed"] = "connection_closed"
     now: float
     vm: str
 
 
-class ManagerStarted(Value):
+class ManagerStarted(Frozen):
     """A manager process took over: every lease begins anew."""
 
     event: Literal["manager_started"] = "manager_started"
     now: float
 
 
-class AttemptSucceeded(Value):
+class AttemptSucceeded(Frozen):
     """Answer to `RequestVm`: the provider has the VM, under an id of its own."""
 
     event: Literal["attempt_succeeded"] = "attempt_succeeded"
@@ -67,7 +67,7 @@ class AttemptSucceeded(Value):
     id: str
 
 
-class AttemptFailed(Value):
+class AttemptFailed(Frozen):
     """Answer to `RequestVm`: nothing of this attempt exists."""
 
     event: Literal["attempt_failed"] = "attempt_failed"
@@ -78,7 +78,7 @@ class AttemptFailed(Value):
     error: str
 
 
-class OffersSeen(Value):
+class OffersSeen(Frozen):
     """What the job's providers offer now, in the order in which it is to be tried.
 
     `manager_url`: where a VM that is asked for now is to find its manager.
@@ -90,7 +90,7 @@ class OffersSeen(Value):
     manager_url: str = ""
 
 
-class ReleaseRefused(Value):
+class ReleaseRefused(Frozen):
     """A VM that is to be gone is not: its provider refuses that, or takes long; it is tried again."""
 
     event: Literal["release_refused"] = "release_refused"
@@ -99,7 +99,7 @@ class ReleaseRefused(Value):
     error: str
 
 
-class ConsoleRead(Value):
+class ConsoleRead(Frozen):
     """The end of what a VM wrote that did not join; empty if nobody could tell. The VM's own words."""
 
     event: Literal["console_read"] = "console_read"
@@ -108,7 +108,7 @@ class ConsoleRead(Value):
     text: str
 
 
-class VmTerminated(Value):
+class VmTerminated(Frozen):
     """The provider says that the VM is gone (authoritative)."""
 
     event: Literal["vm_terminated"] = "vm_terminated"
@@ -116,7 +116,7 @@ class VmTerminated(Value):
     vm: str
 
 
-class VmEnding(Value):
+class VmEnding(Frozen):
     """The provider says that it is ending the VM, whose connection has closed; it is not gone yet."""
 
     event: Literal["vm_ending"] = "vm_ending"
@@ -124,7 +124,7 @@ class VmEnding(Value):
     vm: str
 
 
-class DrainRequested(Value):
+class DrainRequested(Frozen):
     """A person wants this VM replaced."""
 
     event: Literal["drain_requested"] = "drain_requested"
@@ -132,7 +132,7 @@ class DrainRequested(Value):
     vm: str
 
 
-class Together(Value):
+class Together(Frozen):
     """Observations that came in one instant: taken in one after the other, then decided on once.
 
     A hundred VMs that the cloud takes at a time call for one plan, not for a hundred.
@@ -143,7 +143,7 @@ class Together(Value):
     events: tuple[ReportReceived | ConnectionClosed | VmTerminated | VmEnding, ...]
 
 
-class PlanComputed(Value):
+class PlanComputed(Frozen):
     """Answer to `ComputePlan`. `plan` None: nothing feasible, and `reason` says why."""
 
     event: Literal["plan_computed"] = "plan_computed"
@@ -157,7 +157,7 @@ class PlanComputed(Value):
     reason: str | None = None
 
 
-class GrowthComputed(Value):
+class GrowthComputed(Frozen):
     """Answer to the `ComputeGrowth` of this `key`. Seconds of a step; None: there is no plan.
 
     `num_more`: the fewest VMs more that save enough, or as many as were asked about if none do.
@@ -178,7 +178,7 @@ class GrowthComputed(Value):
         return 1.0 - self.grown_s / self.step_s if self.step_s is not None else 1.0
 
 
-class HeadOpened(Value):
+class HeadOpened(Frozen):
     """Answer to `OpenHead`: `checkpoints` are those published, newest first."""
 
     event: Literal["head_opened"] = "head_opened"
@@ -187,7 +187,7 @@ class HeadOpened(Value):
     checkpoints: tuple[CheckpointRef, ...]
 
 
-class HeadDiffers(Value):
+class HeadDiffers(Frozen):
     """Answer to `OpenHead`: the head is not as the journal knows it, and was left as it is.
 
     `difference`: `missing`: there is none, or none that can be read; `lacks`: it has not the generation or
@@ -204,7 +204,7 @@ class HeadDiffers(Value):
     checkpoints: tuple[CheckpointRef, ...] = ()
 
 
-class HeadSeen(Value):
+class HeadSeen(Frozen):
     """What the head, open at `generation`, lists now."""
 
     event: Literal["head_seen"] = "head_seen"
@@ -213,7 +213,7 @@ class HeadSeen(Value):
     checkpoints: tuple[CheckpointRef, ...]
 
 
-class CommandStuck(Value):
+class CommandStuck(Frozen):
     """A command could not be carried out for longer than anybody's patience; `error` says why, in the words
     of the store or the system. `generation`: that of an `OpenHead`."""
 
@@ -224,7 +224,7 @@ class CommandStuck(Value):
     generation: int | None = None
 
 
-class ResumeRequested(Value):
+class ResumeRequested(Frozen):
     """A person's answer to a job that waits for one."""
 
     event: Literal["resume_requested"] = "resume_requested"
@@ -232,7 +232,7 @@ class ResumeRequested(Value):
     how: Resumption
 
 
-class ContinueRequested(Value):
+class ContinueRequested(Frozen):
     """A person has a job go on that had ended, on so many VMs, which may cost so much; None: as it was."""
 
     event: Literal["continue_requested"] = "continue_requested"
@@ -243,7 +243,7 @@ class ContinueRequested(Value):
     budget: float | None = None
 
 
-class CheckpointCopied(Value):
+class CheckpointCopied(Frozen):
     """Answer to `CopyCheckpoint`: `checkpoint` of the job is what was `source` of the other."""
 
     event: Literal["checkpoint_copied"] = "checkpoint_copied"
@@ -252,13 +252,13 @@ class CheckpointCopied(Value):
     source: CheckpointRef | None
 
 
-class CheckpointDeleted(Value):
+class CheckpointDeleted(Frozen):
     event: Literal["checkpoint_deleted"] = "checkpoint_deleted"
     now: float
     checkpoint: CheckpointRef
 
 
-class WeightsExported(Value):
+class WeightsExported(Frozen):
     event: Literal["weights_exported"] = "weights_exported"
     now: float
     uri: str
@@ -267,7 +267,7 @@ class WeightsExported(Value):
     note: str = ""  # why they are those of an older step than the last
 
 
-class JobCommandFailed(Value):
+class JobCommandFailed(Frozen):
     """A command failed by a fault of ours; `command` is its own name (`compute_plan`, ...), `key` its key."""
 
     event: Literal["job_command_failed"] = "job_command_failed"

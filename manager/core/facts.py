@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ...protocol.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, Survey
+from ..spec.frozen import Frozen
 from ..spec.placement import Attempt, Price
 from ..spec.start_source import StartSource
-from ..spec.values import Value
 
 
 class EndReason(StrEnum):
@@ -28,7 +28,7 @@ class EndReason(StrEnum):
     CUT_OFF = "cut_off"  # one of its workers and another cannot reach each other, again and again
 
 
-class _Fact(Value):
+class _Fact(Frozen):
     at: float  # Unix seconds, from the event that caused it
 
 

@@ -12,10 +12,10 @@ from ..core.state import Generation
 from ..spec.job_spec import CheckpointSpec
 from .fleet import Trainer
 from .loading import Beginning, Bytes
-from .stretch import Stretch
+from .steady_run import SteadyRun
 
 
-class Doing(StrEnum):
+class GroupPhase(StrEnum):
     """What the members of a generation are at, all together."""
 
     FORMING = "forming"
@@ -35,9 +35,9 @@ class Group:
     shape: str
     depth: int
     predicted_s: float
-    doing: Doing
+    doing: GroupPhase
     beginning: Beginning
-    stretch: Stretch | None = None
+    stretch: SteadyRun | None = None
     holding: bool = False
     fenced_ns: int | None = None
     """Since when a newer generation's head lets it publish nothing more."""
@@ -70,7 +70,7 @@ class Group:
 
 
 def make_group(
-    generation: Generation, members: Sequence[Trainer], beginning: Beginning, doing: Doing
+    generation: Generation, members: Sequence[Trainer], beginning: Beginning, doing: GroupPhase
 ) -> Group:
     """The group of an opened generation."""
     ranges = [Range(start, stop) for start, stop in generation.plan["ranges"]]
@@ -89,7 +89,7 @@ def make_group(
 
 def make_stretch(
     group: Group, bytes_of: Bytes, checkpoint: CheckpointSpec, now_ns: int, *, published: int, saved_ns: int
-) -> Stretch:
+) -> SteadyRun:
     """The steps of a group that has just formed. `published`: step of the newest checkpoint; `saved_ns`: when
     it was taken, from which a period of checkpoints counts (`worker/trainer/generation.py`).
     """
@@ -102,7 +102,7 @@ def make_stretch(
         period_ns = to_ns(period_s or 0.0)
         first = max(1, (period_ns - (now_ns - saved_ns)) // step_ns + 1)
         every, at_once = max(1, (period_ns - stall_ns) // step_ns + 1), False
-    return Stretch(
+    return SteadyRun(
         began_ns=now_ns,
         first_step=step,
         step_ns=step_ns,

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..core.state import Generation, JobState
-from .ledger import Item
 from .scenario import EPOCH_S, ReplayError
-from .training import Begun, Sample
+from .time_account import Item
+from .training import FormCost, Sample
 
 PHASES = ("decide", "prepare", "open", "form")
 
@@ -107,7 +107,7 @@ class Outcome:
         return value
 
 
-def morphs(state: JobState, begun: Mapping[int, Begun]) -> list[Morph]:
+def morphs(state: JobState, begun: Mapping[int, FormCost]) -> list[Morph]:
     """Every generation that the core planned, oldest first."""
     present = [generation for generation in (state.current, state.planned) if generation is not None]
     found: list[Morph] = []
@@ -119,7 +119,7 @@ def morphs(state: JobState, begun: Mapping[int, Begun]) -> list[Morph]:
     return found
 
 
-def _morph(generation: Generation, before: str | None, begun: Begun | None) -> Morph:
+def _morph(generation: Generation, before: str | None, begun: FormCost | None) -> Morph:
     marks = (generation.planned_at, generation.prepared_at, generation.opened_at, generation.formed_at)
     phases: dict[str, float] = {}
     reached = generation.detected_at

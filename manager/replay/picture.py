@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from ...simulator.svg import document, legend, text
-from .ledger import Item
 from .outcome import Outcome
+from .time_account import Item
 from .training import Sample
 
 _WIDTH, _LEFT, _RIGHT = 1000, 64, 24

@@ -12,11 +12,11 @@ from ..core import Vitals
 from ..core.state import Generation, JobState, vm_of
 from ..spec.job_spec import JobSpec
 from .fleet import Fleet, SimVm, Trainer
-from .group import Doing, Group, make_group, make_stretch
-from .ledger import Item, Ledger
+from .group import Group, GroupPhase, make_group, make_stretch
 from .loading import Bytes, agree
 from .policies import Policy
 from .scenario import Scenario
+from .time_account import Item, TimeAccount
 
 
 class World(Protocol):
@@ -53,7 +53,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class FormCost:
     """What a generation that formed had cost until then."""
 
     idle_ns: int
@@ -68,9 +68,9 @@ class Training:
         self.world = world
         self.policy = policy
         self.group: Group | None = None
-        self.ledger = Ledger(0)
+        self.ledger = TimeAccount(0)
         self.samples: list[Sample] = []
-        self.begun: dict[int, Begun] = {}
+        self.begun: dict[int, FormCost] = {}
         self.undetected: set[str] = set()
         """VMs whose death broke the group, and of which the manager does not know yet."""
         self._bytes = Bytes(world.scenario.calibration, world.costs)
@@ -83,14 +83,14 @@ class Training:
 
     def pass_time(self, until_ns: int) -> None:
         """The clock is about to jump: time without steps goes to what was the matter."""
-        if self.group is None or self.group.doing is not Doing.STEPPING:
+        if self.group is None or self.group.doing is not GroupPhase.STEPPING:
             self.ledger.idle(self._why, until_ns)
 
     def explain(self) -> None:
         """At the end of an instant: why nothing steps from now on, if so; and how things stand."""
         self._why = self._reason()
         group, fleet = self.group, self.world.fleet
-        steps = group is not None and group.doing is Doing.STEPPING
+        steps = group is not None and group.doing is GroupPhase.STEPPING
         rate = self.world.spec.training.global_batch_size / group.predicted_s if group and steps else 0.0
         used, shape = (len(group.ranges), group.shape) if group and steps else (0, "")
         sample = Sample(self.world.now_ns, fleet.num_nodes, len(fleet.vms), used, shape, rate)
@@ -101,7 +101,7 @@ class Training:
 
     def _reason(self) -> Item:
         state, group = self.world.state, self.group
-        if group is not None and group.doing is Doing.SAVING:
+        if group is not None and group.doing is GroupPhase.SAVING:
             return Item.SNAPSHOT
         if self.undetected:
             return Item.DETECT
@@ -116,7 +116,7 @@ class Training:
     def stop(self, now_ns: int) -> None:
         """The replay ends here."""
         self.pass_time(now_ns)
-        if self.group is not None and self.group.doing is Doing.STEPPING:
+        if self.group is not None and self.group.doing is GroupPhase.STEPPING:
             self._end_stretch(self.group, Item.UNFINISHED)
 
     # ---- orders --------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Training:
         if current is not None and current.number > self._going:
             self._going, self._next = current.number, current
             self._switch_when_it_can()
-        if group is not None and state.hold and not group.holding and group.doing is Doing.STEPPING:
+        if group is not None and state.hold and not group.holding and group.doing is GroupPhase.STEPPING:
             group.holding = True
             assert group.stretch is not None, "a group that steps has a stretch"
             self.world.at(group.stretch.next_end_ns(self.world.now_ns), self._save, group)
@@ -151,22 +151,22 @@ class Training:
     def _switch_when_it_can(self) -> None:
         """After the step under way, if there is one."""
         group = self.group
-        if group is None or group.doing in (Doing.BROKEN, Doing.RESTING):
+        if group is None or group.doing in (GroupPhase.BROKEN, GroupPhase.RESTING):
             self._enter()
-        elif group.doing is Doing.STEPPING and group.stretch is not None:
+        elif group.doing is GroupPhase.STEPPING and group.stretch is not None:
             self.world.at(group.stretch.next_end_ns(self.world.now_ns), self._switch, group)
 
     def _switch(self, group: Group) -> None:
-        if group is self.group and group.doing is Doing.STEPPING and self._next is not None:
+        if group is self.group and group.doing is GroupPhase.STEPPING and self._next is not None:
             self._end_stretch(group, Item.CUT_OFF)
             self._enter()
 
     def _leave(self, group: Group) -> None:
         """Its generation is closed: leave at once, in the middle of a step."""
-        if group.doing is Doing.STEPPING:
+        if group.doing is GroupPhase.STEPPING:
             self._end_stretch(group, Item.CUT_OFF)
-        if group.doing is not Doing.RESTING:
-            group.doing = Doing.BROKEN
+        if group.doing is not GroupPhase.RESTING:
+            group.doing = GroupPhase.BROKEN
         for trainer in group.members:
             if trainer.generation == group.number and trainer.phase is not Phase.LEFT:
                 trainer.phase = Phase.BROKEN
@@ -185,7 +185,7 @@ class Training:
         keeps = self.policy.keeps_state
         beginning = agree(members, current.checkpoints, num_sections, keeps_state=keeps)
         whole = len(members) == len(current.members)
-        group = make_group(current, members, beginning, Doing.FORMING if whole else Doing.BROKEN)
+        group = make_group(current, members, beginning, GroupPhase.FORMING if whole else GroupPhase.BROKEN)
         self.group = group
         for trainer in members:
             trainer.generation, trainer.phase = group.number, Phase.FORMING
@@ -197,10 +197,10 @@ class Training:
             self.world.after(costs.form_s + again_s + load_s, self._formed, group, load_s)
 
     def _formed(self, group: Group, load_s: float) -> None:
-        if group is not self.group or group.doing is not Doing.FORMING:
+        if group is not self.group or group.doing is not GroupPhase.FORMING:
             return
         beginning, now_ns = group.beginning, self.world.now_ns
-        self.begun[group.number] = Begun(self.ledger.idle_ns, self.ledger.rewind(beginning.step))
+        self.begun[group.number] = FormCost(self.ledger.idle_ns, self.ledger.rewind(beginning.step))
         formed = Formed(
             generation=group.number, step=beginning.step, rung=beginning.rung, phases_s={"load": load_s}
         )
@@ -217,7 +217,7 @@ class Training:
             published=published,
             saved_ns=self._saved_ns,
         )
-        group.doing = Doing.STEPPING
+        group.doing = GroupPhase.STEPPING
         left = self.world.spec.training.steps - beginning.step
         self.world.at(group.stretch.ends_ns(left) if left else now_ns, self._save, group)
 
@@ -234,7 +234,7 @@ class Training:
     def tell_progress(self) -> None:
         """Rank 0 has published something since it last said so."""
         group = self.group
-        if group is None or group.doing is not Doing.STEPPING:
+        if group is None or group.doing is not GroupPhase.STEPPING:
             return
         step = group.published_at(self.world.now_ns)
         if step is not None:
@@ -251,7 +251,7 @@ class Training:
         if (leader.published is None or ref != leader.published) and ref not in listed:
             listed.insert(0, ref)
             leader.published = ref
-            if group.doing is Doing.STEPPING:
+            if group.doing is GroupPhase.STEPPING:
                 leader.step = group.step_at(self.world.now_ns)
             self.world.dirty[vm_of(leader.worker)] = None
 
@@ -270,35 +270,35 @@ class Training:
     def loses(self, vm: SimVm) -> None:
         """A VM is about to be gone. If its trainers take part, all of the group come to a halt."""
         group = self.group
-        if group is None or group.doing is Doing.BROKEN:
+        if group is None or group.doing is GroupPhase.BROKEN:
             return
         needed = (
-            group.members if group.doing is Doing.FORMING else group.workers
+            group.members if group.doing is GroupPhase.FORMING else group.workers
         )  # donors only until it formed
         if not {id(trainer) for trainer in needed} & {id(trainer) for trainer in vm.trainers}:
             return
-        if group.doing is Doing.STEPPING:
+        if group.doing is GroupPhase.STEPPING:
             self._end_stretch(group, Item.CUT_OFF)
             told = next((t for t in group.workers if t not in vm.trainers), group.workers[0])
             self.world.dirty[vm_of(told.worker)] = None  # the last heartbeat before it told of this step
-        group.doing = Doing.BROKEN
+        group.doing = GroupPhase.BROKEN
         self.undetected.add(vm.vm)
 
     # ---- the last checkpoint, and the one before a hold ----------------------------------------------------
 
     def _save(self, group: Group) -> None:
-        if group is not self.group or group.doing is not Doing.STEPPING:
+        if group is not self.group or group.doing is not GroupPhase.STEPPING:
             return
         self._end_stretch(group, Item.CUT_OFF)
-        group.doing = Doing.SAVING
+        group.doing = GroupPhase.SAVING
         stages, replicas = group.stages, group.replicas
         wait_s = self._bytes.snapshot_s(stages, replicas) + self._bytes.publish_s(stages, replicas)
         self.world.after(wait_s, self._saved, group)
 
     def _saved(self, group: Group) -> None:
-        if group is not self.group or group.doing is not Doing.SAVING:
+        if group is not self.group or group.doing is not GroupPhase.SAVING:
             return
-        group.doing = Doing.RESTING
+        group.doing = GroupPhase.RESTING
         if group.fenced_ns is None:
             self.ledger.num_published += 1
             self._saved_ns = self.world.now_ns

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ..spec.values import Value
+from ..spec.frozen import Frozen
 
 V = TypeVar("V", bound=BaseModel)
 
@@ -15,7 +15,7 @@ class NotReadable(ValueError):
     """A fact or command would not read back as it is; nothing was stored."""
 
 
-class Unreadable(Value):
+class Unreadable(Frozen):
     """Stands for a fact or command that this version of Makara cannot read."""
 
     fact: Literal["unreadable"] = "unreadable"

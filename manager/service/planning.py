@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Literal
 
-from ...morphing import Impossible, Request, Slot, choose
+from ...morphing import Infeasible, Request, Slot, choose
 from ...pipeline import Plan, Range
 from ...simulator import Calibration, InvalidCalibration, simulate
 from ..core.commands import ComputeGrowth, ComputePlan, WorkerSlot
@@ -63,8 +63,8 @@ def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], floa
     try:
         answer = choose(request_of(state, command.workers, command.generation))
     except InvalidCalibration as error:
-        answer = Impossible(f"the calibration cannot be used: {error}")
-    if isinstance(answer, Impossible):
+        answer = Infeasible(f"the calibration cannot be used: {error}")
+    if isinstance(answer, Infeasible):
         return PlanComputed(
             now=clock(), generation=command.generation, asked=command.asked, plan=None, reason=answer.reason
         )
@@ -94,7 +94,7 @@ def compute_growth(state: JobState, command: ComputeGrowth, clock: Callable[[], 
             for slot in command.more
         ]
         found = choose(replace(now, workers=[*now.workers, *_slots(copies)], holding={}))
-        return None if isinstance(found, Impossible) else found.predicted_s
+        return None if isinstance(found, Infeasible) else found.predicted_s
 
     def grown(num_more: int) -> GrowthComputed:
         return GrowthComputed(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from ...morphing import Candidate, Choice, Impossible, Request, choose
-from ...morphing.options import Options
+from ...morphing import Candidate, Choice, Infeasible, Request, choose
+from ...morphing.search_space import Options
 from ...simulator.units import seconds
 
 _COUNTS = 0.2  # a reason is told if it makes at least this share of the difference
@@ -25,11 +25,11 @@ class Ranking:
     why: str
 
 
-def rank(request: Request, most_rows: int) -> Ranking | Impossible:
+def rank(request: Request, most_rows: int) -> Ranking | Infeasible:
     """What the planner chooses, among what it would choose at each other P: the fastest `most_rows` of them.
     Takes a sweep for each P that may be among these."""
     choice = choose(request)
-    if isinstance(choice, Impossible):
+    if isinstance(choice, Infeasible):
         return choice
     first, others, refused = choice.candidate, list[Candidate](), list[tuple[int, str]]()
     num_skipped, most_others = 0, max(1, most_rows - 1)  # with one at least the best is compared
@@ -38,7 +38,7 @@ def rank(request: Request, most_rows: int) -> Ranking | Impossible:
             num_skipped += 1
             continue
         found = choose(replace(request, pipeline_parallel_degree=depth))
-        if isinstance(found, Impossible):
+        if isinstance(found, Infeasible):
             refused.append((depth, found.reason))
         else:
             others.append(found.candidate)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import NamedTuple, Protocol
 
-from ...morphing import Impossible
+from ...morphing import Infeasible
 from ...protocol.messages import Orders, Report, StepMetrics
 from ..core import Vitals
 from ..core.events import ConnectionClosed, ReportReceived, VmTerminated
@@ -68,7 +68,7 @@ class Job:
         self.rests_until = 0.0  # what is observed before is gathered; monotonic seconds
         self.next_tick = 0.0  # likewise
         self.dirty = False  # something to show changed since the last snapshot
-        self.ranking: tuple[Hashable, Ranking | Impossible] | None = None  # the last one shown, and of what
+        self.ranking: tuple[Hashable, Ranking | Infeasible] | None = None  # the last one shown, and of what
         self.ranking_lock = asyncio.Lock()
 
     @property

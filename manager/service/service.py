@@ -45,13 +45,13 @@ from .files import JobFiles
 from .job_loop import JobLoops, Outlets
 from .journal import Journal
 from .journal_text import Unreadable
-from .live import Hub, Update
+from .pubsub import Hub, Update
 from .quarantine import Quarantined, quarantine_for
 from .runtime import RECENT_STEPS, Connection, Job
 from .store_access import at_source, open_for
 from .tokens import TokenStore
 from .views import job_view, step_view, to_json
-from .watch import Market, ProviderWatch, provider_of
+from .vm_audit import Market, ProviderWatch, provider_of
 
 log = logging.getLogger("makara.manager")
 T = TypeVar("T")

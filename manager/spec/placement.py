@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from .values import Value
+from .frozen import Frozen
 
 
 class Market(StrEnum):
@@ -16,7 +16,7 @@ class Market(StrEnum):
     ON_DEMAND = "on_demand"
 
 
-class Placement(Value):
+class Placement(Frozen):
     """One place to ask: empty texts where a provider has no such thing."""
 
     provider: str
@@ -30,7 +30,7 @@ STATED = "the job file"
 """The source of a price that the user says."""
 
 
-class Price(Value):
+class Price(Frozen):
     """What a VM costs, in USD an hour, with disk and address as far as they are known."""
 
     hourly: float = Field(ge=0)  # as it is expected
@@ -39,7 +39,7 @@ class Price(Value):
     source: str  # who says so
 
 
-class Offer(Value):
+class Offer(Frozen):
     """A VM that can be asked for. None: not known."""
 
     placement: Placement
@@ -50,7 +50,7 @@ class Offer(Value):
     gpu_memory_bytes: int | None = None  # of each
 
 
-class Attempt(Value):
+class Attempt(Frozen):
     """One try to have a VM, written to the journal before it is made.
 
     Its `name` is the provider's key of idempotence: made again with the same name, it makes no second VM.

@@ -9,13 +9,13 @@ from typing import Any
 
 from ...protocol.hashes import short
 from ...protocol.messages import Recipe
+from .frozen import Frozen
 from .store_uri import is_absolute, place_of, uri_faults
-from .values import Value
 
 _JOB = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
 
 
-class StartSource(Value):
+class StartSource(Frozen):
     """What `checkpoint.start_from` means: a job's folder in a store; `step` None is its newest checkpoint.
 
     `recipe` is that of the steps made so far, which the job goes on with.

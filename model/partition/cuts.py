@@ -10,9 +10,9 @@ from torch import fx
 from ..errors import UserCodeError
 from ..tracing.trace import TracedModel
 from .blocks import ENOUGH_BLOCKS, marked_positions
-from .derived import find_derived
+from .flops import compute_nodes, work_per_node
 from .places import MAX_PLACES, Chart, chart_of, crossing_bytes, num_places, sums_of
-from .work import compute_nodes, work_per_node
+from .rematerialized import find_derived
 
 MAX_SMALL_SECTIONS = 16
 """By default a model is cut into up to so many sections however small they are, or into one for each worker

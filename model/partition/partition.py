@@ -22,13 +22,21 @@ from ..tracing.flow import gradient_flow
 from ..tracing.regions import enter_regions
 from ..tracing.trace import TracedModel
 from .blocks import section_labels
-from .chain import Section, Sections, Value
 from .cuts import choose_cuts, most_sections, sections_for_workers
-from .derived import find_derived
+from .flops import compute_nodes
+from .partitioned_model import CutTensor, Section, Sections
 from .places import crossing_bytes, spans
-from .work import compute_nodes
+from .rematerialized import find_derived
 
-__all__ = ["Section", "Sections", "Value", "choose_cuts", "most_sections", "sections_for_workers", "split"]
+__all__ = [
+    "CutTensor",
+    "Section",
+    "Sections",
+    "choose_cuts",
+    "most_sections",
+    "sections_for_workers",
+    "split",
+]
 
 
 def split(traced: TracedModel, cuts: Sequence[int]) -> Sections:
@@ -154,16 +162,16 @@ class _Splitter:
         last = len(self._spans) - 1
         return max((self._section_of.get(user, last) for user in node.users), default=-1)
 
-    def _crossing(self) -> tuple[tuple[Value, ...], ...]:
+    def _crossing(self) -> tuple[tuple[CutTensor, ...], ...]:
         """For each cut the values that cross it, in the graph's order."""
-        crossing: list[list[Value]] = [[] for _ in self._cuts]
+        crossing: list[list[CutTensor]] = [[] for _ in self._cuts]
         for node, section in self._section_of.items():
             tensor = _value(node)
             if not isinstance(tensor, Tensor):
                 continue
             dtype = str(tensor.dtype).removeprefix("torch.")
             needs_grad = node in self._needs_grad
-            value = Value(_name(self._number[node]), tuple(tensor.shape), dtype, needs_grad)
+            value = CutTensor(_name(self._number[node]), tuple(tensor.shape), dtype, needs_grad)
             for cut in range(section, self._last_use(node)):
                 crossing[cut].append(value)
         return tuple(map(tuple, crossing))

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..precision import Precision
 from ..seeds import preserved_randomness
 from ..tracing.regions import autocast_of
-from .work import signature, work_per_node
+from .flops import signature, work_per_node
 
 MIN_WORK = 1e9
 """Counted operations of a micro-batch below which a model is not measured: at some 20 ms for all of it, the

@@ -19,7 +19,6 @@ import models
 import pytest
 import torch
 from azurite_server import AzuriteServer
-from fleet import settings
 from makara.checkpoint import CheckpointId, open_store, read_head, read_sections
 from makara.checkpoint.tensors import tensors_sha256, unpack
 from makara.model.training import Training
@@ -27,6 +26,7 @@ from makara.protocol.instruction_sets import environment_of, processor_flags
 from makara.simulator import Link, Measurements
 from s3_server import S3Server
 from service_process import ServiceProcess, wait_for
+from trainer_processes import settings
 from uninterrupted import uninterrupted
 
 STEPS = 100

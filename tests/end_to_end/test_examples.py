@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import zoo
+import user_models
 from makara.manager.cli.apply import check
 from makara.worker import Training
 from reference import run_reference
@@ -23,7 +23,7 @@ def test_apply_accepts_an_example_and_finds_enough_sections_for_its_vms(name: st
 
 @pytest.mark.parametrize(
     ("training", "m", "steps"),
-    [(zoo.example("resnet").build(), 32, 30), (zoo.moe(), 8, 20)],
+    [(user_models.example("resnet").build(), 32, 30), (user_models.moe(), 8, 20)],
     ids=["resnet", "a narrow moe"],
 )
 def test_an_example_learns(training: Training, m: int, steps: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from shapes import EAGER, REFERENCE, Forge, Question, Shape, differing
-from zoo import ZOO
+from user_models import ZOO
 
 EVERY_SHAPE = tuple(
     Shape(stages, replicas, recompute=(stages + replicas) % 2 == 1)
@@ -40,7 +40,7 @@ def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
 def test_every_shape_ends_with_the_bits_of_the_reference_dropout_on(
     forge: Forge, tmp_path: Path, name: str
 ) -> None:
-    question = Question(f"zoo:{name}", {"dropout": 0.1}, "exact", SHAPES, (REFERENCE,))
+    question = Question(f"user_models:{name}", {"dropout": 0.1}, "exact", SHAPES, (REFERENCE,))
     _expect_the_reference(forge, question, tmp_path)
 
 
@@ -48,7 +48,7 @@ def test_every_shape_ends_with_the_bits_of_the_reference_dropout_on(
 def test_fast_sums_agree_with_the_users_own_module_and_gradient_accumulation(
     forge: Forge, tmp_path: Path, name: str
 ) -> None:
-    question = Question("zoo:by_sgd", {"entry": name}, "fast", SHAPES, (EAGER,))
+    question = Question("user_models:by_sgd", {"entry": name}, "fast", SHAPES, (EAGER,))
     _expect_the_users_own(forge, question, tmp_path)
 
 

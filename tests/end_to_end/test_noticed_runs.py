@@ -18,12 +18,12 @@ from typing import Any
 import models
 import psutil
 import pytest
-from fleet import settings
 from http_answers import Answer, Request, answering
 from makara.checkpoint.tensors import tensors_sha256
 from makara.protocol.messages import NoticeSource
 from metadata import AwsMetadata, AzureMetadata
 from service_process import ServiceProcess, wait_for
+from trainer_processes import settings
 from uninterrupted import uninterrupted
 
 STEPS = 150

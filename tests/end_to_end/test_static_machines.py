@@ -10,10 +10,10 @@ from typing import Any
 import models
 import psutil
 import pytest
-from fleet import settings
 from joined_machine import JoinedMachine
 from makara.checkpoint.tensors import tensors_sha256
 from service_process import ServiceProcess, wait_for
+from trainer_processes import settings
 from uninterrupted import uninterrupted
 
 STEPS = 40

@@ -373,7 +373,7 @@ def test_without_a_section_for_it_there_is_no_up(aws: Home, capsys: pytest.Captu
 def test_it_asks_first_with_type_region_and_price(
     aws: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"yes: .* give -y"):
+    with pytest.raises(ConfigError, match=r"nobody is there .* give -y"):
         aws.up(yes=False)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("sys.stdin.readline", lambda: "n\n")

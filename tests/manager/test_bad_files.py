@@ -11,7 +11,7 @@ from calibrations import uniform
 from makara.manager.cli import apply as cli_apply
 from makara.manager.cli import main as cli
 from makara.manager.cli.client import Refused
-from makara.manager.cli.trial import Trial
+from makara.manager.cli.user_code import Trial
 
 JOB = """\
 name: gpt

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from calibrations import measured, uniform
-from fleet import BUNDLE
 from makara.manager.cli import main as cli
 from makara.simulator import Measurements, load_measurements
 from makara.simulator.calibration.links import AllReduce, Wire
 from makara.simulator.calibration.statistics import Figure
 from managers import Manager, release_all
+from trainer_processes import BUNDLE
 
 SVG = "{http://www.w3.org/2000/svg}"
 JOB = """

@@ -14,7 +14,7 @@ from makara.manager.core.facts import AttemptMade, EndReason, VmEnded
 from makara.manager.core.state import VmStatus
 from makara.manager.providers import ResourceStatus
 from makara.manager.service.closings import Closings
-from makara.manager.service.watch import ProviderWatch
+from makara.manager.service.vm_audit import ProviderWatch
 from virtual_time import run_virtually
 
 T = TypeVar("T")

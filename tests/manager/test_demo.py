@@ -9,7 +9,7 @@ import pytest
 from makara.manager.cli.client import Refused
 from makara.manager.cli.demo import STEPS, TRAINING_S, example_folder, steps_for
 from makara.manager.cli.market import NOTICE_S, SEEN_S, SEEN_STEPS, TRACE_PART, Market
-from makara.manager.cli.trial import UserCodeRefused, plain_step_s
+from makara.manager.cli.user_code import UserCodeRefused, plain_step_s
 from makara.manager.spec.job_file import read_job
 from makara.simulator import read_trace
 

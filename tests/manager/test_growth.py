@@ -26,7 +26,7 @@ from makara.manager.service.journal import StoredFact
 from makara.manager.service.planning import compute_growth
 from makara.manager.service.runtime import Job
 from makara.manager.service.views import job_view
-from makara.morphing import Impossible, Request, Slot, choose
+from makara.morphing import Infeasible, Request, Slot, choose
 from makara.simulator import Calibration
 from rented_script import OFFER, PLACE, RentedScript, StepTimes, all_alike, answer, running, shared
 
@@ -286,7 +286,7 @@ def step_s(script: RentedScript, num_vms: int) -> float | None:
         generation=0,
     )
     found = choose(request)
-    return None if isinstance(found, Impossible) else found.predicted_s
+    return None if isinstance(found, Infeasible) else found.predicted_s
 
 
 def test_the_planner_finds_the_fewest_that_save_enough() -> None:

@@ -13,7 +13,7 @@ from makara.manager.api.agents import AgentConnection
 from makara.manager.core import orders as orders_module
 from makara.manager.core.orders import OrderParts, orders
 from makara.manager.service.journal import StoredFact
-from makara.manager.service.live import Subscription, Update
+from makara.manager.service.pubsub import Subscription, Update
 from makara.manager.service.runtime import Job
 from makara.manager.service.views import job_view, surviving
 from makara.protocol.messages import GenerationOrder, Orders, Phase, StepMetrics

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from makara.manager.cli import main as cli
 from makara.manager.service.ranking import Ranking, rank
-from makara.morphing import Impossible, Request, Slot, choose
+from makara.morphing import Infeasible, Request, Slot, choose
 from makara.simulator import Link, simulate
 
 JOB = """\
@@ -191,8 +191,8 @@ def requests() -> st.SearchStrategy[Request]:
 @settings(max_examples=30)
 def test_the_first_row_is_what_the_planner_chooses_and_no_other_is_faster(request_: Request) -> None:
     ranking, choice = rank(request_, 100), choose(request_)
-    if isinstance(ranking, Impossible):
-        assert isinstance(choice, Impossible)
+    if isinstance(ranking, Infeasible):
+        assert isinstance(choice, Infeasible)
         return
     assert isinstance(choice, type(ranking.choice))
     assert ranking.choice.plan == choice.plan
@@ -209,7 +209,7 @@ def test_the_first_row_is_what_the_planner_chooses_and_no_other_is_faster(reques
 @settings(max_examples=60)
 def test_fewer_rows_are_the_first_of_all_rows(request_: Request, most_rows: int) -> None:
     few, every = rank(request_, most_rows), rank(request_, 100)
-    if isinstance(few, Impossible) or isinstance(every, Impossible):
+    if isinstance(few, Infeasible) or isinstance(every, Infeasible):
         assert few == every
         return
     assert few.rows == every.rows[:most_rows]

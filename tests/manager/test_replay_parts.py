@@ -21,7 +21,7 @@ from makara.manager.core.events import Together, VmTerminated
 from makara.manager.core.facts import VmEnded
 from makara.manager.replay import Prices, ReplayError, replay
 from makara.manager.replay.picture import draw
-from makara.manager.replay.stretch import Stretch
+from makara.manager.replay.steady_run import SteadyRun
 from makara.morphing import Slot, balance, place, stage_table
 from makara.pipeline import Range, grid
 from makara.simulator import (
@@ -41,7 +41,7 @@ from replays import random_trace, scenario
 # ---- stretches ---------------------------------------------------------------------------------------------
 
 STRETCHES = st.builds(
-    Stretch,
+    SteadyRun,
     began_ns=st.integers(0, 50),
     first_step=st.just(0),
     step_ns=st.integers(1, 7),
@@ -56,7 +56,7 @@ STRETCHES = st.builds(
 class Played:
     """The same stretch, step by step."""
 
-    def __init__(self, stretch: Stretch, until_ns: int) -> None:
+    def __init__(self, stretch: SteadyRun, until_ns: int) -> None:
         self.ends = [stretch.began_ns]
         self.taken: list[tuple[int, int]] = []  # (when, after how many steps)
         self.stalls: list[range] = []
@@ -73,7 +73,7 @@ class Played:
 
 @settings(max_examples=150, deadline=None)
 @given(stretch=STRETCHES, after=st.integers(0, 200))
-def test_a_stretch_in_closed_form_is_what_its_steps_come_to(stretch: Stretch, after: int) -> None:
+def test_a_stretch_in_closed_form_is_what_its_steps_come_to(stretch: SteadyRun, after: int) -> None:
     now = stretch.began_ns + after
     played = Played(stretch, now + 100)
     done = sum(end <= now for end in played.ends) - 1

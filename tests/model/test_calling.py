@@ -115,7 +115,7 @@ def test_fields_are_checked(fields: dict[str, Any], message: str) -> None:
 
 def with_default_cache(name: str) -> Training:
     """A model as its config makes it: train mode, dropout, and `use_cache` on by default."""
-    from zoo import LENGTH, VOCABULARY, Pairs, Texts
+    from user_models import LENGTH, VOCABULARY, Pairs, Texts
 
     transformers = pytest.importorskip("transformers")
     small: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}

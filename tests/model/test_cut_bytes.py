@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import zoo
+import user_models
 from makara.model.partition.partition import Sections, choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
 
 M = 2
-HIDDEN = (M, zoo.LENGTH, zoo.WIDTH)
+HIDDEN = (M, user_models.LENGTH, user_models.WIDTH)
 
 
 def chain_of(make: Callable[[float], Training]) -> Sections:
@@ -22,7 +22,12 @@ def chain_of(make: Callable[[float], Training]) -> Sections:
 
 @pytest.mark.parametrize(
     ("make", "shape"),
-    [(zoo.gpt2, HIDDEN), (zoo.llama, HIDDEN), (zoo.bert, HIDDEN), (zoo.vit, (M, 17, zoo.WIDTH))],
+    [
+        (user_models.gpt2, HIDDEN),
+        (user_models.llama, HIDDEN),
+        (user_models.bert, HIDDEN),
+        (user_models.vit, (M, 17, user_models.WIDTH)),
+    ],
     ids=["gpt2", "llama", "bert", "vit"],
 )
 def test_one_hidden_state_crosses(make: Callable[[float], Training], shape: tuple[int, ...]) -> None:
@@ -35,9 +40,9 @@ def test_one_hidden_state_crosses(make: Callable[[float], Training], shape: tupl
 
 
 def test_t5_sends_the_encoders_output_beside_the_decoders_state_and_shares_its_position_bias() -> None:
-    chain = chain_of(zoo.t5)
+    chain = chain_of(user_models.t5)
     kinds = [[value.shape for value in values] for values in chain.crossing]
-    labels = (M, 8, zoo.WIDTH)
+    labels = (M, 8, user_models.WIDTH)
     in_encoder = kinds.index([HIDDEN, labels])
     assert in_encoder >= 4
     assert kinds == [[HIDDEN]] * in_encoder + [[HIDDEN, labels]] * (len(kinds) - in_encoder)

@@ -11,8 +11,8 @@ import torch
 from makara.model.errors import UserCodeError
 from makara.model.partition.balanced import best_cuts
 from makara.model.partition.cuts import MAX_SMALL_SECTIONS
+from makara.model.partition.flops import compute_nodes
 from makara.model.partition.partition import Sections, choose_cuts, sections_for_workers, split
-from makara.model.partition.work import compute_nodes
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from models import Tokens, tied_gpt

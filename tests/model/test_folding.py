@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 from makara.model.data import Batches
-from makara.model.partition.folding import KEPT_BYTES
+from makara.model.partition.constant_folding import KEPT_BYTES
 from makara.model.partition.partition import split
 from makara.model.tracing.trace import trace
 from makara.model.training import Training

@@ -9,8 +9,8 @@ import networks
 import pytest
 from makara.model.errors import UserCodeError
 from makara.model.partition.cuts import MAX_SMALL_SECTIONS
+from makara.model.partition.flops import compute_nodes, work_per_node
 from makara.model.partition.partition import Sections, choose_cuts, most_sections, split
-from makara.model.partition.work import compute_nodes, work_per_node
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from models import tied_gpt

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+from makara.model.partition.flops import compute_nodes, work_per_node
 from makara.model.partition.partition import Sections, choose_cuts, split
-from makara.model.partition.work import compute_nodes, work_per_node
 from makara.model.tracing.trace import TracedModel, trace
 from makara.model.training import Training
 from models import skip_model, tied_gpt, untied_mlp

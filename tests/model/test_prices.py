@@ -9,8 +9,8 @@ import pytest
 import torch
 from makara.model.partition import prices
 from makara.model.partition.cuts import choose_cuts
+from makara.model.partition.flops import compute_nodes, signature, work_per_node
 from makara.model.partition.prices import measured_prices
-from makara.model.partition.work import compute_nodes, signature, work_per_node
 from makara.model.tracing.trace import trace
 from models import VOCABULARY, masked_loss, skip_model, tied_gpt
 from torch import Tensor, fx, nn

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makara.model.data import Batches
-from makara.model.partition.derived import find_derived
+from makara.model.partition.flops import compute_nodes
 from makara.model.partition.partition import Sections, split
 from makara.model.partition.places import crossing_bytes
-from makara.model.partition.work import compute_nodes
+from makara.model.partition.rematerialized import find_derived
 from makara.model.tracing.trace import TracedModel, trace
 from makara.worker.sections.ranges import RangeRuntime
 from models import CONTEXT, VOCABULARY, skip_model

@@ -8,8 +8,8 @@ import pytest
 import torch
 from agreement import agree
 from in_process import same_bits
+from makara.model.partition.flops import compute_nodes
 from makara.model.partition.partition import choose_cuts, split
-from makara.model.partition.work import compute_nodes
 from makara.model.tracing.regions import set_device
 from makara.model.tracing.trace import TracedModel, trace
 from makara.model.training import Training

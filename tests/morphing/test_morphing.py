@@ -11,10 +11,10 @@ import pytest
 from calibrations import frozen_beginning, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makara.morphing import Choice, Impossible, Request, Slot, choose, place
+from makara.morphing import Choice, Infeasible, Request, Slot, choose, place
 from makara.morphing.balance import Split, balance
-from makara.morphing.bounds import Bound, Rings
-from makara.morphing.dealing import deal
+from makara.morphing.bounds import AllReduceCosts, Bound
+from makara.morphing.micro_batch_split import split_micro_batches
 from makara.morphing.stages import stage_table
 from makara.pipeline import Plan, Range, Schedule, grid
 from makara.simulator import Calibration, Link, simulate
@@ -35,7 +35,7 @@ def request(calibration: Calibration, workers: list[Slot], **change: Any) -> Req
     return Request(**(values | change))
 
 
-def chosen(answer: Choice | Impossible) -> Choice:
+def chosen(answer: Choice | Infeasible) -> Choice:
     assert isinstance(answer, Choice), answer
     return answer
 
@@ -80,7 +80,7 @@ def requests(draw: st.DrawFn) -> Request:
 @settings(max_examples=60, deadline=None)
 def test_there_is_always_an_answer_and_a_plan_fits(asked: Request) -> None:
     answer = choose(asked)
-    if isinstance(answer, Impossible):
+    if isinstance(answer, Infeasible):
         assert answer.reason
         return
     plan = answer.plan
@@ -190,7 +190,7 @@ def test_a_stage_that_is_frozen_in_part_is_chosen_by_what_it_recomputes() -> Non
 def test_memory_too_small_for_a_section_is_named() -> None:
     calibration = uniform(4, state_bytes=(10**6, 10**6, 10**6, 812 * 10**6))
     answer = choose(request(calibration, slots(4, memory_bytes=500 * 10**6)))
-    assert isinstance(answer, Impossible)
+    assert isinstance(answer, Infeasible)
     assert "section 3 needs 812 MB, the workers have 500 MB" in answer.reason
 
 
@@ -209,7 +209,7 @@ def test_a_section_that_is_too_big_is_named_with_its_line_and_what_to_change() -
 
 def why(calibration: Calibration) -> str:
     answer = choose(request(calibration, slots(4, memory_bytes=500 * 10**6)))
-    assert isinstance(answer, Impossible)
+    assert isinstance(answer, Infeasible)
     return answer.reason
 
 
@@ -248,13 +248,13 @@ def test_fixed_degrees_are_kept_or_said_to_be_impossible() -> None:
         ({"pipeline_parallel_degree": 2, "data_parallel_degree": 4}, "need 8 workers, there are 6"),
     ]:
         answer = choose(request(uniform(4), slots(6), **degrees))
-        assert isinstance(answer, Impossible)
+        assert isinstance(answer, Infeasible)
         assert message in answer.reason
 
 
 def test_more_workers_than_can_be_used_and_none_at_all() -> None:
     assert chosen(choose(request(uniform(2), slots(9), num_micro_batches=2))).plan.num_workers <= 4
-    assert isinstance(choose(request(uniform(2), [])), Impossible)
+    assert isinstance(choose(request(uniform(2), [])), Infeasible)
 
 
 @given(requests(), st.booleans(), st.integers(0, 2**32))
@@ -285,7 +285,7 @@ def test_no_plan_beats_its_bound(asked: Request, recompute: bool, seed: int) -> 
             slowdown=factors,
             window=window,
         )
-        rings = Rings(table, replicas, asked.num_micro_batches)
+        rings = AllReduceCosts(table, replicas, asked.num_micro_batches)
         fullest = -(-asked.num_micro_batches // replicas)
         assert bound.step_ns(fullest, rings) <= played.time_s * 1e9 * (1 + 1e-6) + 1
         assert bound.pipeline_ns(fullest) <= played.pipeline_s * 1e9 * (1 + 1e-6) + 1
@@ -300,14 +300,14 @@ def test_micro_batches_are_dealt_so_that_the_last_replica_ends_as_soon_as_can_be
     def ends(shares: tuple[int, ...]) -> int:
         return max(fixed + share * each for share, (fixed, each) in zip(shares, paces, strict=True))
 
-    shares = deal(num, paces)
+    shares = split_micro_batches(num, paces)
     every = [s for s in itertools.product(range(1, more + 2), repeat=len(paces)) if sum(s) == num]
     assert shares in every
     assert ends(shares) == min(map(ends, every))
 
 
 def test_equal_replicas_are_dealt_evenly_the_first_ones_more() -> None:
-    assert deal(11, [(5, 3)] * 4) == (3, 3, 3, 2)
+    assert split_micro_batches(11, [(5, 3)] * 4) == (3, 3, 3, 2)
 
 
 def test_what_cannot_win_is_not_played_and_says_why() -> None:
@@ -390,7 +390,7 @@ def test_optimizer_state_goes_to_the_host_where_nothing_fits_otherwise(
 def test_without_the_host_too_little_memory_is_too_little(offload: str, device_kind: str) -> None:
     calibration = uniform(2, optimizer_bytes=(50, 50), device_kind=device_kind)
     asked = request(calibration, slots(2, memory_bytes=90), optimizer_offload=offload)
-    assert isinstance(choose(asked), Impossible)
+    assert isinstance(choose(asked), Infeasible)
 
 
 @st.composite

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makara.morphing import Application, NoHolder, Record, Standing, agree, transfers
+from makara.morphing import Application, MemberState, NoReplica, Record, agree, transfers
 from makara.pipeline import Range
 
 K = 4
@@ -17,8 +17,8 @@ VOTERS = {1: 2, 2: 3}
 
 def standing(
     applied: int | None, sections: str, record: Record | None = None, reduced: int | None = None
-) -> Standing:
-    return Standing(applied, record, reduced, frozenset(map(int, sections)))
+) -> MemberState:
+    return MemberState(applied, record, reduced, frozenset(map(int, sections)))
 
 
 def test_who_saw_no_commit_applies_with_the_record_of_who_did() -> None:
@@ -75,27 +75,27 @@ sections = st.frozensets(st.integers(0, K - 1))
 
 
 @st.composite
-def survivors(draw: st.DrawFn) -> list[Standing]:
+def survivors(draw: st.DrawFn) -> list[MemberState]:
     """Members of one generation at the commit of step 7, members left behind, and newcomers."""
-    result: list[Standing] = []
+    result: list[MemberState] = []
     for _ in range(draw(st.integers(1, 6))):
         kind = draw(st.sampled_from(["applied", "saw", "reduced", "before", "behind", "new"]))
         held = draw(sections)
         result.append(
             {
-                "applied": Standing(7, COMMIT, None, held),
-                "saw": Standing(6, COMMIT, 7, held),
-                "reduced": Standing(6, None, 7, held),
-                "before": Standing(6, None, None, held),
-                "behind": Standing(draw(st.integers(0, 5)), None, None, held),
-                "new": Standing(None, None, None, frozenset()),
+                "applied": MemberState(7, COMMIT, None, held),
+                "saw": MemberState(6, COMMIT, 7, held),
+                "reduced": MemberState(6, None, 7, held),
+                "before": MemberState(6, None, None, held),
+                "behind": MemberState(draw(st.integers(0, 5)), None, None, held),
+                "new": MemberState(None, None, None, frozenset()),
             }[kind]
         )
     return result
 
 
 @given(survivors())
-def test_every_survivor_ends_at_one_state_or_drops_its_own(standings: list[Standing]) -> None:
+def test_every_survivor_ends_at_one_state_or_drops_its_own(standings: list[MemberState]) -> None:
     found = agree(standings, VOTERS, num_sections=K)
     with_state = {m for m, one in enumerate(standings) if one.applied_step is not None}
     assert set(found.keep) | set(found.drop) == with_state
@@ -113,7 +113,9 @@ def test_every_survivor_ends_at_one_state_or_drops_its_own(standings: list[Stand
 
 
 @given(survivors())
-def test_a_step_that_some_member_applied_is_not_lost_while_it_is_covered(standings: list[Standing]) -> None:
+def test_a_step_that_some_member_applied_is_not_lost_while_it_is_covered(
+    standings: list[MemberState],
+) -> None:
     committed = any(one.record == COMMIT for one in standings)
     there = [one for one in standings if one.applied_step == 7 or (committed and one.reduced_step == 7)]
     covered = frozenset().union(*(one.sections for one in there)) == frozenset(range(K))
@@ -150,5 +152,5 @@ def test_sources_share_the_load() -> None:
 
 
 def test_a_section_that_nobody_holds_is_named() -> None:
-    with pytest.raises(NoHolder, match="section 1: member 0"):
+    with pytest.raises(NoReplica, match="section 1: member 0"):
         transfers({0: (0,)}, [Range(0, 2)])

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fleet import CONTEXT
+from trainer_processes import CONTEXT
 
 GOOD = """\
 import torch

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from fleet import BUNDLE, Fleet, settings
 from makara.checkpoint import open_generation, open_store
 from makara.model.training import load_entrypoint
 from makara.pipeline.plan import Plan, Range, grid
 from makara.protocol.messages import Phase
 from makara.worker.profiling.profiling import profile
+from trainer_processes import BUNDLE, Fleet, settings
 
 NOBODY = "02:00:00:00:00:99"
 

@@ -11,12 +11,12 @@ import faulty_model
 from fault_scene import BATCH, SHAPE, Noticed, Scene
 from fault_signs import Played
 from faults import Fault
-from fleet import settings
 from makara.checkpoint import CheckpointId, open_store, read_sections
 from makara.checkpoint.tensors import tensors_sha256, unpack
 from rich.console import Console
 from rich.table import Table
 from service_process import wait_for
+from trainer_processes import settings
 from uninterrupted import uninterrupted
 
 Row = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Models of which parts are frozen: users' own (`zoo`), and one that brings what these do not."""
+"""Models of which parts are frozen: users' own (`user_models`), and one that brings what these do not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from makara.worker import Training
 from models import CONTEXT, VOCABULARY, Tokens, next_token_loss
 from torch import Tensor, nn
-from zoo import ZOO
+from user_models import ZOO
 
 
 def frozen(entry: str, part: str, dropout: float = 0.1) -> Training:

@@ -11,10 +11,10 @@ import torch
 from makara.model.data import Batches
 from makara.model.partition.partition import Sections
 from makara.model.training import Training
+from makara.worker.sections.buffer_updates import RunningSum
+from makara.worker.sections.grad_check import is_usable, total_norm
+from makara.worker.sections.grad_sums import clip_coefficient, mean_loss, new_sum, norms_of
 from makara.worker.sections.ranges import RangeRuntime
-from makara.worker.sections.running import RunningSum
-from makara.worker.sections.sums import clip_coefficient, mean_loss, new_sum, norms_of
-from makara.worker.sections.verdict import is_usable, total_norm
 from reference import run_reference
 from torch import Tensor
 

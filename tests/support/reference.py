@@ -16,10 +16,10 @@ from makara.model.partition.partition import split
 from makara.model.precision import Precision
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
+from makara.worker.sections.buffer_updates import RunningSum
+from makara.worker.sections.grad_check import is_usable, total_norm
+from makara.worker.sections.grad_sums import GradientSum, clip_coefficient, mean_loss, new_sum, norms_of
 from makara.worker.sections.ranges import RangeRuntime, configure_torch
-from makara.worker.sections.running import RunningSum
-from makara.worker.sections.sums import GradientSum, clip_coefficient, mean_loss, new_sum, norms_of
-from makara.worker.sections.verdict import is_usable, total_norm
 from torch import Tensor
 
 OnStep = Callable[[int, float], None]

@@ -7,7 +7,7 @@ from typing import Any
 
 from calibrations import uniform
 from makara.manager.replay import Scenario
-from makara.manager.replay.group import Doing
+from makara.manager.replay.group import GroupPhase
 from makara.manager.replay.training import Training
 from makara.manager.spec.job_spec import parse_spec
 from makara.simulator import Change, Link, MorphCosts, TraceEvent, read_availability
@@ -88,13 +88,16 @@ def check_instant(training: Training) -> None:
     assert len(state.live_vms) <= world.spec.resources.max_nodes
     assert set(world.fleet.vms) <= {vm.vm for vm in state.live_vms}, "every VM that costs is known"
     assert len(world.fleet.vms) + len(world.fleet.free) <= world.fleet.num_nodes
-    if group is not None and group.doing is Doing.STEPPING:
+    if group is not None and group.doing is GroupPhase.STEPPING:
         assert all(world.fleet.trainers.get(t.worker) is t for t in group.workers), "the dead do not step"
         assert state.ended is None
     if state.running and state.current is not None and not training.undetected:
         assert group is not None, "the core thinks that a generation runs"
         assert group.number == state.current.number
-        assert group.doing in (Doing.STEPPING, Doing.SAVING, Doing.RESTING), (world.now_ns, group)
+        assert group.doing in (GroupPhase.STEPPING, GroupPhase.SAVING, GroupPhase.RESTING), (
+            world.now_ns,
+            group,
+        )
     if state.running and state.current is not None:  # as far as it was told before the death
         assert state.current.lost_steps <= training.begun[state.current.number].lost_steps
     listed = [(ref.generation, ref.step) for ref in world.listed]

@@ -20,7 +20,7 @@ from makara.worker.execution.gloo import Listener
 from makara.worker.execution.session import Session
 from makara.worker.execution.state import ModelState
 from makara.worker.execution.stepper import Stepper
-from makara.worker.recovery.forming import Source, form
+from makara.worker.recovery.joining import CheckpointLocation, join_generation
 from makara.worker.sections.ranges import RangeRuntime
 from reference import run_reference
 from shapes import Question
@@ -41,7 +41,9 @@ def run_rank(
     state = ModelState(RangeRuntime(chain, training, question.seed), training.clip_grad_norm)
     batches = _batches(question, training)
     parts = buckets(chain, session.plan)
-    formed = form(session, state, Source(open_store(path.parent.as_uri()), "job"), parts)
+    formed = join_generation(
+        session, state, CheckpointLocation(open_store(path.parent.as_uri()), "job"), parts
+    )
     assert (formed.rung, formed.step) == ("start", 0)
     stepper = Stepper(session, state, batches, parts, question.numerics, torch.device("cpu"))
     losses = [stepper.step(lambda: (1, Flag(0))).settled.loss for _ in range(question.steps)]

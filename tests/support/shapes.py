@@ -96,7 +96,7 @@ class Forge:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(_FOLDER / "shape_forge.py")],
+                [sys.executable, str(_FOLDER / "shape_runner.py")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -18,7 +18,7 @@ from makara.protocol.bounds import MOST_METRICS
 from makara.protocol.log_tail import tail
 from makara.protocol.messages import At, Credential, Phase, Progress, Report, ReportAck, StepMetrics
 from makara.worker.agent.reports import metrics_backlog
-from makara.worker.agent.trainers import Backoff
+from makara.worker.agent.trainer_process import Backoff
 from managers import archive
 from scripted_manager import Manager, ends, play
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import coupled_models
 import frozen_models
-import hidden
 import models
 import pytest
 import torch
 import tying_optimizers
-import zoo
-from hidden import Net, sound
+import user_models
+from coupled_models import Net, sound
 from makara.manager.cli import main as cli
 from makara.model.errors import UntraceableModel
 from makara.model.partition.partition import Sections, choose_cuts, split
@@ -33,8 +33,8 @@ SUPPORT = FOLDER / "support"
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
-    hidden.SHARED.clear()
-    hidden.KNOB["scale"] = 1.0
+    coupled_models.SHARED.clear()
+    coupled_models.KNOB["scale"] = 1.0
 
 
 def examine(training: Training, **settings: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def of_optimizer(optimizer: Callable[..., Any], chain: Sections) -> list[str]:
 
 
 def with_custom_functions() -> Training:
-    return sound(model=lambda: Net(hidden.Custom))
+    return sound(model=lambda: Net(coupled_models.Custom))
 
 
 @pytest.mark.parametrize("build", [sound, models.untied_mlp, models.skip_model, with_custom_functions])
@@ -72,9 +72,9 @@ def test_a_model_without_hidden_dependencies_is_its_pieces(build: Callable[[], T
     assert max(report["largest_differences"].values()) < 1e-6
 
 
-@pytest.mark.parametrize("name", zoo.ZOO)
+@pytest.mark.parametrize("name", user_models.ZOO)
 def test_models_that_users_bring_are_their_pieces(name: str) -> None:
-    report = examine(zoo.ZOO[name](0.1))
+    report = examine(user_models.ZOO[name](0.1))
     assert report["findings"] == []
     assert report["not_compared"] is None
     assert max(report["largest_differences"].values()) < 1e-6
@@ -108,13 +108,13 @@ def test_optimizers_that_look_at_one_parameter_at_a_time_pass(
     assert of_optimizer(optimizer, chain) == []
 
 
-@pytest.mark.parametrize("loss", [hidden.masked_sum, hidden.masked_alike])
+@pytest.mark.parametrize("loss", [coupled_models.masked_sum, coupled_models.masked_alike])
 def test_a_declared_weight_passes(loss: Callable[..., Any]) -> None:
     assert findings(sound(loss=loss)) == []
 
 
 def test_a_loss_that_ties_samples_is_noted_and_not_blamed() -> None:
-    report = examine(sound(loss=hidden.coupled))
+    report = examine(sound(loss=coupled_models.coupled))
     assert report["findings"] == []
     assert "ties the samples" in report["notes"][0]
 
@@ -122,9 +122,9 @@ def test_a_loss_that_ties_samples_is_noted_and_not_blamed() -> None:
 @pytest.mark.parametrize(
     "training",
     [
-        sound(loss=hidden.noisy),
-        sound(model=hidden.Codebook, loss=hidden.near, average_buffers=["table"]),
-        sound(model=lambda: Net(hidden.Distributed)),
+        sound(loss=coupled_models.noisy),
+        sound(model=coupled_models.Codebook, loss=coupled_models.near, average_buffers=["table"]),
+        sound(model=lambda: Net(coupled_models.Distributed)),
     ],
     ids=["noise", "table", "distributions"],
 )
@@ -217,13 +217,13 @@ def test_an_optimizer_that_ties_sections_is_named(chain: Sections, what: str) ->
 
 LOSSES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "a mean over unequal numbers": (
-        hidden.masked_mean,
+        coupled_models.masked_mean,
         ("do not count alike", "0.5 : 0.5", "Return (sum, weight)"),
     ),
-    "a sum": (hidden.total, ("2 times", "Return a mean over the samples")),
-    "a mean with the weight of a sum": (hidden.mean_and_count, ("returns (sum, weight)", "is a sum")),
-    "memory": (hidden.Annealed(), ("for the same output and batch", "the batch alone")),
-    "a loss scaler": (hidden.scaled, ("torch.amp.GradScaler at", "training.precision: fp16")),
+    "a sum": (coupled_models.total, ("2 times", "Return a mean over the samples")),
+    "a mean with the weight of a sum": (coupled_models.mean_and_count, ("returns (sum, weight)", "is a sum")),
+    "memory": (coupled_models.Annealed(), ("for the same output and batch", "the batch alone")),
+    "a loss scaler": (coupled_models.scaled, ("torch.amp.GradScaler at", "training.precision: fp16")),
 }
 
 
@@ -243,26 +243,26 @@ def net(layer: Callable[[], nn.Module]) -> Callable[[], Training]:
 
 MODELS: dict[str, tuple[Callable[[], Training], tuple[str, ...]]] = {
     "an activation kept in an attribute": (
-        net(hidden.Recurring),
-        ("'layers.0.before'", "hidden.py:", "Compute from arguments"),
+        net(coupled_models.Recurring),
+        ("'layers.0.before'", "coupled_models.py:", "Compute from arguments"),
     ),
     "a number kept in an attribute": (
-        net(hidden.Calls),
-        ("'layers.0.calls'", "hidden.py:", "Compute from arguments"),
+        net(coupled_models.Calls),
+        ("'layers.0.calls'", "coupled_models.py:", "Compute from arguments"),
     ),
     "a value handed on through a global": (
-        net(hidden.Through),
-        ("stores a tensor in the global hidden.SHARED", "Pass the value on as an argument"),
+        net(coupled_models.Through),
+        ("stores a tensor in the global coupled_models.SHARED", "Pass the value on as an argument"),
     ),
     "a global that the loss turns": (
-        lambda: sound(model=hidden.Turned, loss=hidden.turning),
-        ("the loss of micro-batch 0", "the whole model (Turned, ", "changes the global hidden.KNOB"),
+        lambda: sound(model=coupled_models.Turned, loss=coupled_models.turning),
+        ("the loss of micro-batch 0", "the whole model (Turned, ", "changes the global coupled_models.KNOB"),
     ),
-    "a buffer that is changed": (net(hidden.History), ("layers.0.seen", "average_buffers")),
-    "weights tied in forward": (lambda: sound(model=hidden.Tying), ("weight", "in the constructor")),
-    "Python's random numbers": (lambda: sound(model=hidden.Lucky), ("random", "torch.rand")),
-    "a hook of a module": (net(hidden.Hooked), ("'layers.0' (Hooked)", "hook")),
-    "a hook of a tensor": (net(hidden.TensorHooked), ("register_hook", "hidden.py:")),
+    "a buffer that is changed": (net(coupled_models.History), ("layers.0.seen", "average_buffers")),
+    "weights tied in forward": (lambda: sound(model=coupled_models.Tying), ("weight", "in the constructor")),
+    "Python's random numbers": (lambda: sound(model=coupled_models.Lucky), ("random", "torch.rand")),
+    "a hook of a module": (net(coupled_models.Hooked), ("'layers.0' (Hooked)", "hook")),
+    "a hook of a tensor": (net(coupled_models.TensorHooked), ("register_hook", "coupled_models.py:")),
     "hooks that the optimizer leaves": (
         lambda: sound(optimizer=tying_optimizers.clamping),
         ("the gradients of 19 parameters", "Hooks would be lost: 'embed.weight'"),
@@ -282,7 +282,7 @@ def test_a_model_that_is_more_than_its_graph_is_named(what: str) -> None:
 
 
 def test_data_that_changes_when_it_is_read_again_is_named() -> None:
-    (found,) = findings(sound(dataset=hidden.Drawn))
+    (found,) = findings(sound(dataset=coupled_models.Drawn))
     assert found.startswith("Training.dataset: entry 'tokens' of a sample is another")
 
 
@@ -291,14 +291,14 @@ def test_data_that_changes_when_it_is_read_again_is_named() -> None:
 
 def run(folder: Path, source: str, *options: str) -> int:
     path = f"import sys\nsys.path.append({str(SUPPORT)!r})\n"
-    (folder / "train.py").write_text(f"{path}import hidden\n\n\ndef build():\n    return {source}\n")
+    (folder / "train.py").write_text(f"{path}import coupled_models\n\n\ndef build():\n    return {source}\n")
     return cli.main(["check", "train:build", "--workdir", str(folder), *options])
 
 
 def test_the_command_shows_a_table_and_ends_with_0(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(tmp_path, "hidden.sound()", "--microbatch-size", "2", "--num-sections", "4") == 0
+    assert run(tmp_path, "coupled_models.sound()", "--microbatch-size", "2", "--num-sections", "4") == 0
     shown = capsys.readouterr().out
     assert "1,744 parameters (float32), 4 sections, micro-batches of 2" in shown
     assert "stages: at most 4 (P); to cut finer: parallelism.num_sections (up to " in shown
@@ -310,7 +310,7 @@ def test_the_command_shows_a_table_and_ends_with_0(
 def test_the_command_names_what_differs_and_ends_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(tmp_path, "hidden.sound(loss=hidden.masked_mean)", "--json") == 2
+    assert run(tmp_path, "coupled_models.sound(loss=coupled_models.masked_mean)", "--json") == 2
     answer = json.loads(capsys.readouterr().out)
     assert answer["error"].startswith("Training.loss: it returns a mean")
     assert answer["model"]["findings"][0]["remedy"].startswith("Return (sum, weight)")

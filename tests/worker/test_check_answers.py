@@ -21,7 +21,7 @@ from makara.worker.check.random_numbers import FixedNumbers, default_dtype
 from makara.worker.profiling.footprint import Footprints
 from makara.worker.profiling.subject import Subject
 from makara.worker.profiling.survey import survey
-from makara.worker.sections.sums import FastSum
+from makara.worker.sections.grad_sums import FastSum
 from plain_models import (
     Cancelling,
     Checkpointed,

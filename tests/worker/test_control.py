@@ -9,9 +9,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
-from fleet import CONTEXT
 from makara.protocol.messages import Phase, StepMetrics, WorkerReport
-from makara.worker.trainer.control import AGENT_GONE, Control
+from makara.worker.trainer.agent_pipe import AGENT_GONE, AgentPipe
+from trainer_processes import CONTEXT
 
 STEPS = 5000  # ten times as much as a socket holds
 TIMEOUT_S = 60.0
@@ -19,7 +19,7 @@ TIMEOUT_S = 60.0
 
 def _steps(connection: socket.socket, done: Connection) -> None:
     """Be a trainer that reports steps, and then its end."""
-    control = Control(connection, WorkerReport(worker="v.0", phase=Phase.RUNNING), lambda _: None)
+    control = AgentPipe(connection, WorkerReport(worker="v.0", phase=Phase.RUNNING), lambda _: None)
     control.start()
     for step in range(1, STEPS + 1):
         control.report(step=step)

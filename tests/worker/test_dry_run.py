@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import hidden
+import coupled_models
 import pytest
 import torch
 from makara.worker.check.calls import Calls
 from makara.worker.check.findings import difference
+from makara.worker.check.global_state import Watch
 from makara.worker.check.limits import Memory, Needs
 from makara.worker.check.random_numbers import FixedNumbers
-from makara.worker.check.watching import Watch
 from torch import Tensor, nn
 
 FOLDER = Path(__file__).parents[1]
@@ -78,18 +78,18 @@ def test_state_that_changes_while_watched_is_named() -> None:
     def loss() -> None:
         kept["calls"] += 1
 
-    module = nn.Sequential(hidden.Calls(), nn.BatchNorm1d(2))
+    module = nn.Sequential(coupled_models.Calls(), nn.BatchNorm1d(2))
     watch = Watch(FOLDER, {"Training.loss": loss})
     with watch.over(module):
         loss()
         module[0].calls = 7
         module[1].running_mean += 1  # a buffer, which is compared by value
         random.random()
-        hidden.SHARED["x"] = torch.zeros(())
-    hidden.SHARED.clear()
+        coupled_models.SHARED["x"] = torch.zeros(())
+    coupled_models.SHARED.clear()
     assert list(watch.changed) == [
         "the model's attribute '0.calls'",
-        "the global hidden.SHARED",
+        "the global coupled_models.SHARED",
         "the variable 'kept' of Training.loss",
         "the state of Python's random",
     ]

@@ -12,8 +12,8 @@ from makara.model.partition.partition import choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from makara.worker.check.eager import EagerModel, eager_step, run_eager
+from makara.worker.sections.grad_sums import mean_loss
 from makara.worker.sections.ranges import RangeRuntime
-from makara.worker.sections.sums import mean_loss
 from models import masked_loss, skip_model, tied_gpt, untied_mlp
 from reference import run_reference
 from torch import Tensor, nn

@@ -9,7 +9,7 @@ import pytest
 import torch
 from makara.model.data import Batches
 from makara.model.errors import UserCodeError
-from makara.worker.execution.feed import Feed
+from makara.worker.execution.prefetch import Prefetcher
 
 
 class Noisy:
@@ -41,7 +41,7 @@ def test_what_is_loaded_ahead_is_what_would_have_been_loaded() -> None:
     draw = random.Random(seed)
     plain, batches = Batches(Noisy(), 5, 8, 2), Batches(Noisy(), 5, 8, 2)
     order = [0, 2, 3]  # micro-batch 1 goes another way
-    feed = Feed(batches, order)
+    feed = Prefetcher(batches, order)
     for step in (0, 0, 1, 2):  # the second is another attempt
         feed.begin(step)
         for micro_batch in order:
@@ -55,7 +55,7 @@ def test_what_is_loaded_ahead_is_what_would_have_been_loaded() -> None:
 
 def test_no_more_than_four_micro_batches_are_kept_where_they_are_large() -> None:
     data = Noisy()
-    feed = Feed(Batches(data, 5, 4, 1), [0, 1, 2, 3], ahead_bytes=0)
+    feed = Prefetcher(Batches(data, 5, 4, 1), [0, 1, 2, 3], ahead_bytes=0)
     data.loaded = 0
     feed.begin(0)
     feed.take(0)
@@ -74,7 +74,7 @@ def test_small_ones_are_kept_up_to_the_bytes_given_or_the_end_of_the_next_step(
     ahead_bytes: int, kept: int
 ) -> None:
     data = Noisy()
-    feed = Feed(Batches(data, 5, 4, 1), [0, 1, 2, 3], ahead_bytes)  # two numbers of 8 bytes each
+    feed = Prefetcher(Batches(data, 5, 4, 1), [0, 1, 2, 3], ahead_bytes)  # two numbers of 8 bytes each
     data.loaded = 0
     feed.begin(0)
     feed.take(0)
@@ -84,7 +84,7 @@ def test_small_ones_are_kept_up_to_the_bytes_given_or_the_end_of_the_next_step(
 
 
 def test_a_worker_without_samples_loads_none() -> None:
-    feed = Feed(Batches(Noisy(), 5, 4, 1), [])
+    feed = Prefetcher(Batches(Noisy(), 5, 4, 1), [])
     feed.begin(0)
     assert not feed.load_ahead()
 
@@ -92,7 +92,7 @@ def test_a_worker_without_samples_loads_none() -> None:
 def test_a_sample_that_cannot_be_loaded_fails_only_whoever_needs_it() -> None:
     plain = Batches(Noisy(), 5, 1, 1)
     broken = int(plain.micro_batch(1, 0)["x"][0, 0])
-    feed = Feed(Batches(Noisy(broken), 5, 1, 1), [0])
+    feed = Prefetcher(Batches(Noisy(broken), 5, 1, 1), [0])
     feed.begin(0)
     feed.take(0)
     assert not feed.load_ahead()  # step 1's, and what comes after it waits

@@ -93,11 +93,11 @@ PROGRAM = """
 import sys
 import torch
 from test_fitness import hash_of, weights_of
-import models, zoo
+import models, user_models
 from makara.worker.sections.ranges import configure_torch
 import json
 configure_torch(1, "exact")
-made = {"tied_gpt": models.tied_gpt(dropout=0.0), "resnet": zoo.example("resnet").build()}
+made = {"tied_gpt": models.tied_gpt(dropout=0.0), "resnet": user_models.example("resnet").build()}
 print(json.dumps({name: [hash_of(training), weights_of(training)] for name, training in made.items()}))
 """
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from fleet import BUNDLE, settings
 from makara.checkpoint import StoreRefused
 from makara.checkpoint.stores.local import LocalStore
 from makara.model.partition.partition import choose_cuts, split
@@ -17,12 +16,13 @@ from makara.model.tracing.trace import trace
 from makara.model.training import load_entrypoint
 from makara.pipeline.plan import Range, grid
 from makara.protocol.messages import CheckpointRef
-from makara.worker.execution.interrupt import Abandoned
+from makara.worker.execution.blocking import Abandoned
 from makara.worker.execution.state import ModelState
 from makara.worker.progress import Progress
-from makara.worker.recovery.forming import NoCheckpoint, Source, form
+from makara.worker.recovery.joining import CheckpointLocation, NoCheckpoint, join_generation
 from makara.worker.sections.ranges import RangeRuntime
 from makara.worker.trainer import generation
+from trainer_processes import BUNDLE, settings
 
 
 class Wire:
@@ -114,7 +114,7 @@ def test_what_the_store_says_while_a_checkpoint_is_waited_for_is_told(tmp_path: 
     anything: Any = Alone(chain.num_sections)
     state = ModelState(RangeRuntime(chain, training, 7), None)
     with pytest.raises(NoCheckpoint):  # it was never written
-        form(anything, state, Source(RefusingOnce(tmp_path), "job", told.append), [])
+        join_generation(anything, state, CheckpointLocation(RefusingOnce(tmp_path), "job", told.append), [])
     assert told == ["AccessDenied: not with this key", ""]
 
 
@@ -126,9 +126,9 @@ def test_a_member_counts_what_it_received_before_a_donor_may_let_go_of_it() -> N
     for index in range(chain.num_sections):
         donor.runtime.host(index)
     anything: Any = Session(state, donor, chain.num_sections)
-    source: Any = Source
+    source: Any = CheckpointLocation
     with pytest.raises(Abandoned):
-        form(anything, state, source, [])
+        join_generation(anything, state, source, [])
     standing = state.standing()
     assert standing.applied_step == 3
     assert standing.sections == frozenset(range(chain.num_sections))

@@ -4,19 +4,19 @@ import threading
 
 import pytest
 import torch
+from makara.worker.execution.blocking import Abandoned, BlockingThread, Interrupt, PeersLost
 from makara.worker.execution.gloo import GroupBroken
-from makara.worker.execution.interrupt import Abandoned, Courier, Interrupt, PeersLost
 
 
 def test_courier_returns_the_result_of_the_call() -> None:
-    courier = Courier("test", Interrupt())
+    courier = BlockingThread("test", Interrupt())
     assert courier.call(lambda: 42) == 42
     courier.close()
 
 
 def test_an_order_to_abandon_wakes_a_caller_whose_call_never_returns() -> None:
     interrupt = Interrupt()
-    courier = Courier("test", interrupt)
+    courier = BlockingThread("test", interrupt)
     entered, never = threading.Event(), threading.Event()
 
     def blocked() -> None:
@@ -37,7 +37,7 @@ def test_a_transport_error_becomes_the_loss_of_the_named_peers() -> None:
     def broken() -> None:
         raise GroupBroken("Connection closed by peer")
 
-    courier = Courier("test", Interrupt())
+    courier = BlockingThread("test", Interrupt())
     with pytest.raises(PeersLost, match="Connection closed") as caught:
         courier.call(broken, ranks=[3])
     assert caught.value.ranks == (3,)
@@ -48,7 +48,7 @@ def test_an_error_of_this_process_is_no_loss_of_peers() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")  # a RuntimeError
 
     interrupt = Interrupt()
-    courier = Courier("test", interrupt)
+    courier = BlockingThread("test", interrupt)
     with pytest.raises(torch.OutOfMemoryError):
         courier.call(exhausted, ranks=[3])
     assert not interrupt.tripped
@@ -78,7 +78,7 @@ def test_an_error_of_the_call_itself_reaches_the_caller_and_harms_nobody() -> No
     def wrong() -> None:
         raise ValueError("not a transport error")
 
-    courier = Courier("test", Interrupt())
+    courier = BlockingThread("test", Interrupt())
     with pytest.raises(ValueError, match="not a transport error"):
         courier.call(wrong)
     assert courier.call(lambda: "still serving") == "still serving"
@@ -90,7 +90,7 @@ def test_the_failure_of_a_started_call_is_told_when_its_result_is_asked_for() ->
         raise GroupBroken("Connection closed by peer")
 
     interrupt = Interrupt()
-    courier = Courier("test", interrupt)
+    courier = BlockingThread("test", interrupt)
     failed = courier.start(broken)
     after = courier.start(lambda: "never run")
     interrupt.wait_for(lambda: after.done)  # a lane that knows which peer is lost may trip it first
@@ -102,7 +102,7 @@ def test_the_failure_of_a_started_call_is_told_when_its_result_is_asked_for() ->
 
 
 def test_results_of_started_calls_come_in_the_order_given() -> None:
-    courier = Courier("test", Interrupt())
+    courier = BlockingThread("test", Interrupt())
     seen: list[int] = []
     calls = [courier.start(lambda n=n: seen.append(n)) for n in range(5)]
     courier.result(calls[-1])

@@ -9,16 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from makara.model.partition.chain import Value
+from makara.model.partition.partitioned_model import CutTensor
 from makara.pipeline import Kind, Operation, Range, grid, orders
 from makara.pipeline.traffic import Message, messages
+from makara.worker.execution.blocking import Abandoned, Interrupt, PeersLost
 from makara.worker.execution.gloo import Group, GroupBroken, Listener, connect
-from makara.worker.execution.interrupt import Abandoned, Interrupt, PeersLost
-from makara.worker.execution.lanes import Lanes
+from makara.worker.execution.p2p_channels import P2PChannels
 
 PLAN = grid([Range(0, 1), Range(1, 2)], 1, 8)
 ORDERS = orders(PLAN)
-VALUE = Value("x", (300_000,), "float32", needs_grad=True)  # more than a socket takes at once
+VALUE = CutTensor("x", (300_000,), "float32", needs_grad=True)  # more than a socket takes at once
 
 
 class Worker:
@@ -28,13 +28,13 @@ class Worker:
         self.interrupt = Interrupt()
         self.channels = channels
         traffic = messages(PLAN, ORDERS)[rank]
-        self.lanes = Lanes(traffic, _values, channels, self.interrupt, torch.device("cpu"))
+        self.lanes = P2PChannels(traffic, _values, channels, self.interrupt, torch.device("cpu"))
 
     def send(self, operation: Operation, number: int) -> None:
         self.lanes.send(operation, {"x": torch.full(VALUE.shape, float(number))})
 
 
-def _values(message: Message) -> tuple[Value, ...]:
+def _values(message: Message) -> tuple[CutTensor, ...]:
     return (VALUE,) if message.kind is Kind.FORWARD else ()
 
 

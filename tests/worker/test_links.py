@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fleet import CONTEXT
 from makara.worker.execution.links import Identity, Links
+from trainer_processes import CONTEXT
 
 KEY = b"of generation 3"
 

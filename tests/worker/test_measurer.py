@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fleet import Fleet, settings
 from makara.checkpoint import open_store, save_calibration
 from makara.protocol.messages import MeasureOrder, Member, Phase, ProbeOrder, ProbeReport, Survey
 from makara.simulator import AllReduce, Measurements, Wire
 from makara.simulator.calibration.assembly import done_in, left, measurements_of
 from makara.worker.profiling.probe import pairs_of, rings_of
+from trainer_processes import Fleet, settings
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
 
 @pytest.mark.parametrize(
     ("entry", "precision"),
-    [("models:normed_mlp", "bf16"), ("models:normed_mlp", "fp16"), ("zoo:llama", "fp16")],
+    [("models:normed_mlp", "bf16"), ("models:normed_mlp", "fp16"), ("user_models:llama", "fp16")],
 )
 def test_real_processes_give_the_reference_bits(
     forge: Forge, tmp_path: Path, entry: str, precision: Precision

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fleet import BUNDLE, settings
 from makara.checkpoint import open_store, save_calibration
 from makara.checkpoint.layout import calibration_key
 from makara.model.errors import RecipeMismatch
@@ -18,6 +17,7 @@ from makara.simulator.calibration.assembly import done_in, left, measurements_of
 from makara.worker.profiling.profiling import begin, conclude, profile, subject_of
 from makara.worker.profiling.survey import rest
 from models import tied_gpt
+from trainer_processes import BUNDLE, settings
 
 ENTRYPOINT = "models:untied_mlp"
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from makara.pipeline import Kind, Operation, Plan, Range, grid, orders
+from makara.worker.execution.blocking import BlockingThread, Interrupt
 from makara.worker.execution.buckets import Bucket
-from makara.worker.execution.interrupt import Courier, Interrupt
 from makara.worker.execution.reduction import Reduction
 from makara.worker.sections.ranges import Piece, RangeOutput
 
@@ -30,9 +30,9 @@ class Peers:
         raise AssertionError("`fast` has no maxima")
 
 
-def reduction(plan: Plan, seen: list[str]) -> tuple[Reduction, Courier]:
+def reduction(plan: Plan, seen: list[str]) -> tuple[Reduction, BlockingThread]:
     """Rank 0 of two replicas that host all sections; `wK` belongs to section K, `tied` to 0 and 2."""
-    courier = Courier("test", Interrupt())
+    courier = BlockingThread("test", Interrupt())
     names = {(2,): "w2", (1,): "w1", (0, 2): "tied", (0,): "w0"}
     buckets = [Bucket(used, (name,), (0, 1)) for used, name in names.items()]
     session: Any = SimpleNamespace(
@@ -58,7 +58,7 @@ def run(sums: Reduction, task: Operation) -> None:
         sums.section_done(section)
 
 
-def flush(courier: Courier) -> None:
+def flush(courier: BlockingThread) -> None:
     courier.call(lambda: None)
 
 

@@ -20,7 +20,7 @@ from makara.model.training import Training
 from makara.pipeline.plan import Range, grid
 from makara.worker.check.eager import run_eager
 from makara.worker.execution.buckets import buckets
-from makara.worker.sections.running import RunningSum, combine
+from makara.worker.sections.buffer_updates import RunningSum, combine
 from makara.worker.sections.runtime import SectionRuntime
 from models import normed_mlp
 from torch import Tensor

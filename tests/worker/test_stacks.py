@@ -10,7 +10,7 @@ from makara.worker.stacks import lead
 CODE = Path("/vm/bundle")
 LANE = """Thread 0x00007fb0c6c856c0 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 320 in wait
-  File "/makara/worker/execution/lanes.py", line 201 in _run
+  File "/makara/worker/execution/p2p_channels.py", line 201 in _run
 """
 MAIN = """Current thread 0x00007fb0c77efb80 (most recent call first):
   File "/vm/bundle/.venv/lib/python3.11/site-packages/reader/io.py", line 7 in read
@@ -29,7 +29,7 @@ def test_stacks_begin_with_the_innermost_line_of_the_jobs_code_and_the_thread_th
 
 
 def test_another_thread_of_the_jobs_code_leads_where_the_one_that_computes_is_in_none() -> None:
-    theirs = LANE.replace("/makara/worker/execution/lanes.py", "/vm/bundle/train.py")
+    theirs = LANE.replace("/makara/worker/execution/p2p_channels.py", "/vm/bundle/train.py")
     computing = MAIN.replace("/vm/bundle", "/elsewhere")
     assert lead(f"{theirs}\n{computing}", CODE).startswith("in _run, train.py line 201\n\nCurrent thread")
 

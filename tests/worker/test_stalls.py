@@ -8,12 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from fleet import BUNDLE, Fleet, settings
 from makara.checkpoint import open_generation, open_store
 from makara.model.training import load_entrypoint
 from makara.pipeline.plan import Plan, Range, grid
 from makara.protocol.messages import At, Phase
 from makara.worker.profiling.profiling import profile
+from trainer_processes import BUNDLE, Fleet, settings
 
 
 class Run:

@@ -8,8 +8,8 @@ import random
 import pytest
 import torch
 from makara.model.errors import NonFiniteGradient, UserCodeError
-from makara.worker.sections.loss_scale import LossScale
-from makara.worker.sections.sums import (
+from makara.worker.sections.grad_check import is_usable
+from makara.worker.sections.grad_sums import (
     HEADROOM_BITS,
     ExactSum,
     FastSum,
@@ -19,7 +19,7 @@ from makara.worker.sections.sums import (
     norms_of,
     parameter_norm,
 )
-from makara.worker.sections.verdict import is_usable
+from makara.worker.sections.loss_scale import LossScale
 from torch import Tensor, nn
 
 SHAPES = {"a": (70, 1000), "b": (3,), "c": ()}  # a is longer than one chunk

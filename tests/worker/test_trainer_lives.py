@@ -10,13 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from fleet import BUNDLE, CONTEXT, TIMEOUT_S, Fleet, _trainer, settings
 from makara.checkpoint import open_generation, open_store
 from makara.model.training import load_entrypoint
 from makara.pipeline.plan import Plan, Range, grid
 from makara.protocol.messages import JobSettings, Phase
 from makara.worker.profiling.profiling import profile
-from makara.worker.trainer.control import AGENT_GONE
+from makara.worker.trainer.agent_pipe import AGENT_GONE
+from trainer_processes import BUNDLE, CONTEXT, TIMEOUT_S, Fleet, _trainer, settings
 
 STEPS = 100_000  # nobody gets there
 

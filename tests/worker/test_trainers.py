@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fleet import BUNDLE, Fleet, settings
 from makara.checkpoint import (
     CheckpointId,
     load_manifest,
@@ -27,6 +26,7 @@ from makara.pipeline.plan import Path as Route
 from makara.protocol.messages import TRAINER_PROTOCOL, CheckpointRef, JobSettings, Phase, Recipe
 from makara.worker.profiling.profiling import profile
 from reference import run_reference
+from trainer_processes import BUNDLE, Fleet, settings
 
 STEPS = 12
 SECTIONS = 8

@@ -42,8 +42,8 @@ from .reports import as_beat, deaths_backlog, encode, last_words, metrics_backlo
 from .standstill import pause
 from .starts import REPORTS, count_start, last_of
 from .store_sign_in import StoreSignIn
+from .trainer_process import TrainerProcess
 from .trainer_user import CodeUser
-from .trainers import TrainerProcess
 from .trust import NotTrusted, check_address, trust
 
 log = logging.getLogger("makara.agent")

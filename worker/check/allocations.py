@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...model.partition.work import body_of, compute_nodes, signature
+from ...model.partition.flops import body_of, compute_nodes, signature
 from ...model.precision import Precision
 from ...model.tracing.flow import gradient_flow
 from ...model.tracing.functional import written

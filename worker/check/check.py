@@ -29,9 +29,9 @@ from ...model.training import Training, call_user_code, load_entrypoint
 from .alone import NotTrained, run_each, run_last
 from .comparison import NUM_MICRO_BATCHES, Report, compare, watch_for
 from .findings import TOLERANCE, Finding
+from .global_state import Watch
 from .limits import Memory, Sizes
 from .optimizers import check_optimizer
-from .watching import Watch
 
 _NO_TRACEBACK = {"traceback": None, "whole_traceback": None}
 _OWN_FAULT = (

@@ -20,13 +20,13 @@ from ...model.partition.partition import Sections
 from ...model.training import Training
 from .eager import EagerModel, EagerResult
 from .findings import NOISE, TOLERANCE, Finding, difference, differing, largest_magnitude, some
-from .listening import LossListener
-from .locating import backward_hooks, first_difference
+from .first_divergence import backward_hooks, first_difference
+from .global_state import Watch
+from .loss_recorder import LossListener
 from .losses import check_calls, check_weights
-from .pieces import Loaded, Pieces, StepInPieces
 from .random_numbers import FixedNumbers
 from .rounding import LOSS, Allowance, Rounding, own_rounding
-from .watching import Watch
+from .sectioned_step import Loaded, Pieces, StepInPieces
 
 NUM_MICRO_BATCHES = 2  # the second shows what the first left behind
 

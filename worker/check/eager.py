@@ -22,9 +22,9 @@ from ...model.seeds import preserved_randomness, seed64, seed_everything
 from ...model.tracing.calling import forward_call
 from ...model.tracing.trace import TracedModel
 from ...model.training import Training, build_module, call_user_code, set_training_mode
-from ..sections.rates import LearningRates
-from ..sections.running import combine
-from ..sections.sums import mean_loss
+from ..sections.buffer_updates import combine
+from ..sections.grad_sums import mean_loss
+from ..sections.lr import LearningRates
 
 
 @dataclass(frozen=True)

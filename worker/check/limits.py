@@ -10,8 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ...model.partition.flops import compute_nodes, work_per_node
 from ...model.partition.partition import Sections
-from ...model.partition.work import compute_nodes, work_per_node
 from ..memory_watch import available_bytes
 from .allocations import allocations
 

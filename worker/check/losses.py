@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ...model.errors import UserCodeError
 from ...model.training import Training
+from .batch_gradient import Point, by_outputs, by_parameters
 from .eager import EagerModel
 from .findings import Finding
-from .listening import LossListener
-from .together import Point, by_outputs, by_parameters
+from .loss_recorder import LossListener
 
 _FIELD = "Training.loss"
 _DIFFERS = 1e-4  # of the gradient's norm: batches of another size run other kernels, so more than `TOLERANCE`

@@ -16,8 +16,8 @@ from ...model.seeds import seed64
 from ...model.training import Training
 from .calls import Calls
 from .findings import TOLERANCE, Finding, differing, some
+from .global_state import Watch
 from .small_optimizers import WEIGHT, Gradient, SmallOptimizers
-from .watching import Watch
 
 _FIELD = "Training.optimizer"
 _LARGE = 1e4  # times the usual gradient: beyond any limit that people clip by

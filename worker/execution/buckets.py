@@ -27,7 +27,7 @@ class Bucket:
     buffers: tuple[str, ...] = ()
 
     @property
-    def speaker(self) -> int:
+    def norm_rank(self) -> int:
         """The host that brings these parameters' norms to the commit."""
         return self.hosts[0]
 

@@ -19,22 +19,22 @@ import torch
 from torch import Tensor
 
 from ...model.data import Batches, Sample
-from ...model.partition.chain import Value
+from ...model.partition.partitioned_model import CutTensor
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan, Range, grid
 from ...pipeline.schedules import orders
 from ...pipeline.traffic import messages, output_of
 from ..sections.ranges import Accumulate, RangeOutput
+from .blocking import BlockingThread, Interrupt
 from .executor import Executor
-from .feed import Feed
 from .gloo import Group, Listener, connect
-from .interrupt import Courier, Interrupt
-from .lanes import Lanes
+from .p2p_channels import P2PChannels
+from .prefetch import Prefetcher
 
 _DEPTH = 3  # one worker has neighbours on both sides
 _REST_S = 0.006
 _SERIAL, _STEADY = 6, 12  # micro-batches: one after the other, and as many as come
-_VALUE = Value("x", (1024,), "float32", needs_grad=True)
+_VALUE = CutTensor("x", (1024,), "float32", needs_grad=True)
 _GROUPS = {Kind.FORWARD: "activations", Kind.BACKWARD: "gradients"}
 
 R = TypeVar("R")
@@ -82,8 +82,8 @@ def run_rank(plan: Plan, rank: int, channels: Mapping[Kind, Group]) -> list[Ran]
     all_orders = orders(plan)
     interrupt, resting = Interrupt(), _Resting()
     traffic = messages(plan, all_orders)[rank]
-    lanes = Lanes(traffic, lambda _: (_VALUE,), channels, interrupt, torch.device("cpu"))
-    feed = Feed(Batches([{"x": 0.0}], 0, 1, 1), ())
+    lanes = P2PChannels(traffic, lambda _: (_VALUE,), channels, interrupt, torch.device("cpu"))
+    feed = Prefetcher(Batches([{"x": 0.0}], 0, 1, 1), ())
     executor = Executor(plan, rank, all_orders[rank], resting, lanes, feed)
     try:
         for step in range(2):  # the first makes connections
@@ -112,7 +112,7 @@ def costs_of(
 
 def handover_s(repeats: int = 20) -> float:
     """From handing a collective to the thread that makes it until the compute thread has its result."""
-    courier = Courier("handover", Interrupt())
+    courier = BlockingThread("handover", Interrupt())
     times: list[float] = []
     for _ in range(repeats):
         time.sleep(_REST_S)

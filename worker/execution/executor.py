@@ -19,8 +19,8 @@ from ...pipeline.traffic import output_of
 from ...protocol.messages import At
 from ..progress import Progress
 from ..sections.ranges import Accumulate, RangeOutput
-from .feed import SOON_S, Feed
-from .lanes import Lanes, Tensors
+from .p2p_channels import P2PChannels, Tensors
+from .prefetch import SOON_S, Prefetcher
 
 
 class Sink(Protocol):
@@ -99,8 +99,8 @@ class Executor:
         rank: int,
         order: Sequence[Operation],
         runtime: Passes,
-        lanes: Lanes,
-        feed: Feed,
+        lanes: P2PChannels,
+        feed: Prefetcher,
         progress: Progress | None = None,
     ) -> None:
         self._runtime = runtime

@@ -19,12 +19,12 @@ from torch import Tensor
 from ...model.partition.partition import Sections
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
+from ..sections.buffer_updates import RunningSum
+from ..sections.grad_sums import GradientSum, new_sum
 from ..sections.ranges import Piece, RangeOutput
-from ..sections.running import RunningSum
-from ..sections.sums import GradientSum, new_sum
+from .blocking import Future
 from .buckets import Bucket
 from .gloo import Group
-from .interrupt import Call
 from .session import Session
 from .staging import Staged, Stager
 
@@ -73,7 +73,7 @@ class Reduction:
         self._num_micro_batches = num
         self._pieces: dict[int, Piece] = {}
         self._table = torch.zeros(0)
-        self._started: list[Call[list[Staged]]] = []
+        self._started: list[Future[list[Staged]]] = []
 
     def begin(self, scales: Mapping[str, float]) -> None:
         """An attempt at a step with these scales (see `GradientSum.reset`)."""
@@ -108,7 +108,7 @@ class Reduction:
         if not left:
             self._advance()
 
-    def finish(self, idle: Callable[[Call[Any]], None]) -> list[tuple[float, float]]:
+    def finish(self, idle: Callable[[Future[Any]], None]) -> list[tuple[float, float]]:
         """Wait for all sums; every micro-batch's (loss sum, weight), in order.
 
         `idle` is called while a sum is not over. Raises what tripped the interrupt.

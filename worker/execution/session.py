@@ -12,9 +12,9 @@ from ...pipeline.operations import Kind
 from ...pipeline.plan import Plan
 from ...protocol.messages import At, GenerationOrder
 from ..progress import Progress
+from .blocking import BlockingThread, Interrupt, PeersLost
 from .buckets import Bucket
 from .gloo import Group, Listener, Store, connect, fetch
-from .interrupt import Courier, Interrupt, PeersLost
 from .links import Identity, Links
 
 
@@ -43,7 +43,7 @@ class Session:
         self.saves_only = order.saves_only
         self.progress = progress or Progress()
         self.interrupt = Interrupt(on_lost)
-        self.courier = Courier(f"collectives-g{order.number}", self.interrupt)
+        self.courier = BlockingThread(f"collectives-g{order.number}", self.interrupt)
         self._address = order.members[self.rank].address
         self._endpoint = order.endpoint
         self._key = order.key.encode()

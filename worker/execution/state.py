@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from ...checkpoint.tensors import pack, unpack
-from ...morphing.reconcile import Record, Standing
+from ...morphing.recovery import MemberState, Record
+from ..sections.grad_check import total_norm
+from ..sections.grad_sums import clip_coefficient
 from ..sections.ranges import RangeRuntime
 from ..sections.state import Scalar
-from ..sections.sums import clip_coefficient
-from ..sections.verdict import total_norm
 from .commit import CommitRecord
 
 
@@ -34,7 +34,7 @@ class Reduced:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class AppliedStep:
     """What is told of a step once it is applied."""
 
     step: int  # steps committed, this one included
@@ -59,15 +59,15 @@ class ModelState:
         self.branch = 0  # the generation of the newest commit that went into the state
         self.agreed_in = 0  # the newest generation whose members agreed on the state that this one is of
         self.record: CommitRecord | None = None
-        self.settled: Settled | None = None  # the last step that this process applied
+        self.settled: AppliedStep | None = None  # the last step that this process applied
         self.reduced: Reduced | None = None
         self.saved_at: float | None = None  # monotonic time of the newest checkpoint that it took part in
         self._clip_grad_norm = clip_grad_norm
 
-    def standing(self) -> Standing:
+    def standing(self) -> MemberState:
         """What the others must know of this member when a generation forms."""
         record, reduced = self.record, self.reduced
-        return Standing(
+        return MemberState(
             applied_step=self.applied,
             record=None if record is None else as_fact(record),
             reduced_step=None if reduced is None else reduced.step + 1,
@@ -75,7 +75,7 @@ class ModelState:
             reduced_by=None if reduced is None else (reduced.generation, reduced.attempt),
         )
 
-    def apply(self, record: CommitRecord) -> Settled:
+    def apply(self, record: CommitRecord) -> AppliedStep:
         """Take the step that `record` commits, from the reduced gradients.
 
         Once begun it runs to its end: there is no point in it where another thread can interrupt.
@@ -97,7 +97,7 @@ class ModelState:
         self.branch = record.generation
         self.record = record
         self.reduced = None
-        self.settled = Settled(
+        self.settled = AppliedStep(
             step=self.applied,
             generation=record.generation,
             loss=reduced.loss,

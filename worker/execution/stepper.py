@@ -11,32 +11,32 @@ from typing import Any, Literal
 import torch
 
 from ...model.data import Batches
-from ...model.partition.partition import Value
+from ...model.partition.partition import CutTensor
 from ...pipeline.operations import Kind
 from ...pipeline.schedules import orders
 from ...pipeline.traffic import Message, messages
 from ...protocol.messages import At
-from ..sections.sums import mean_loss, norms_of
-from ..sections.verdict import is_usable
+from ..sections.grad_check import is_usable
+from ..sections.grad_sums import mean_loss, norms_of
+from .blocking import Future
 from .buckets import Bucket
 from .commit import CommitRecord, Flag, Vote
 from .executor import Executor, Work, batches_of
-from .feed import SOON_S, Feed
 from .gloo import Group
-from .interrupt import Call
-from .lanes import Lanes, values_of
+from .p2p_channels import P2PChannels, values_of
+from .prefetch import SOON_S, Prefetcher
 from .reduction import Reduction
 from .session import Session
-from .state import ModelState, Reduced, Settled
+from .state import AppliedStep, ModelState, Reduced
 
-Ballot = Callable[[], tuple[int, Flag]]
+CommitRequest = Callable[[], tuple[int, Flag]]
 """What this worker asks of all at the end of a step: (the newest generation it may switch to, flags)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     record: CommitRecord
-    settled: Settled
+    settled: AppliedStep
     work: Work
 
 
@@ -63,18 +63,18 @@ class Stepper:
         all_orders = orders(plan)
         order = all_orders[rank]
 
-        def values(message: Message) -> tuple[Value, ...]:
+        def values(message: Message) -> tuple[CutTensor, ...]:
             return values_of(plan, chain, message)
 
         self._reduction = Reduction(session, chain, buckets, order, numerics, device)
         self._sums = self._reduction.parts
         traffic = messages(plan, all_orders)[rank]
-        self._lanes = Lanes(traffic, values, session.channels, session.interrupt, device)
+        self._lanes = P2PChannels(traffic, values, session.channels, session.interrupt, device)
         self._progress = session.progress
-        self._feed = Feed(batches, batches_of(plan, order, state.runtime), progress=self._progress)
+        self._feed = Prefetcher(batches, batches_of(plan, order, state.runtime), progress=self._progress)
         self._executor = Executor(plan, rank, order, state.runtime, self._lanes, self._feed, self._progress)
 
-    def step(self, ballot: Ballot) -> StepResult:
+    def step(self, ballot: CommitRequest) -> StepResult:
         """Take the next step: it is committed and applied when this returns.
 
         An overflow of the fixed point is a vote of its own: all ranks do the step again with other scales.
@@ -109,7 +109,7 @@ class Stepper:
         self._lanes.close()
         self._reduction.close()
 
-    def _use_idle(self, call: Call[Any]) -> None:
+    def _use_idle(self, call: Future[Any]) -> None:
         """Load samples of the next step while a sum is not over."""
         self._session.interrupt.wait_for(lambda: call.done, SOON_S)
         while not call.done and self._feed.load_ahead():
@@ -137,7 +137,7 @@ class Stepper:
             began=began,
         )
 
-    def _commit(self, step: int, attempt: int, overflow: bool, ballot: Ballot) -> CommitRecord:
+    def _commit(self, step: int, attempt: int, overflow: bool, ballot: CommitRequest) -> CommitRecord:
         """Vote, with the reduced gradients in hand, and read the outcome."""
         rank, plan = self._session.rank, self._session.plan
         assert self._state.reduced is not None
@@ -158,7 +158,7 @@ class Stepper:
         return {
             self._rows[name]: norm
             for part in self._sums
-            if part.bucket.speaker == self._session.rank
+            if part.bucket.norm_rank == self._session.rank
             for name, norm in norms_of(part.gradients, gradients).items()
         }
 

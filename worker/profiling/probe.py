@@ -172,7 +172,7 @@ def pairs_of(vms: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def rings_of(vms: Sequence[str]) -> list[tuple[int, ...]]:
-    """Rings to sum over: of one VM, and of one worker from each VM; two workers, and all that there are."""
+    """Groups to sum over: of one VM, and of one worker from each VM; two workers, and all that there are."""
     by_vm: dict[str, list[int]] = {}
     for number, vm in enumerate(vms):
         by_vm.setdefault(vm, []).append(number)

@@ -13,11 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...model.partition.partition import Sections, Value
+from ...model.partition.partition import CutTensor, Sections
 from ...model.training import Training
 from ...simulator.calibration.statistics import Figure, summarise
+from ..sections.grad_sums import GradientSum, new_sum, norms_of
 from ..sections.runtime import Saved, SectionOutput, SectionRuntime
-from ..sections.sums import GradientSum, new_sum, norms_of
 from .footprint import Footprint, Footprints
 
 LEAST_REPEATS = 3
@@ -182,13 +182,13 @@ def _random_values(chain: Sections, section: SectionRuntime, device: torch.devic
     return {name: _random(known[name]).to(device) for name in section.info.inputs}
 
 
-def _outputs(chain: Sections, section: SectionRuntime) -> dict[str, Value]:
+def _outputs(chain: Sections, section: SectionRuntime) -> dict[str, CutTensor]:
     crossing = chain.outputs_of(section.info.index + 1)
     own = section.info.outputs
     return {value.name: value for value in crossing if value.name in own and value.needs_grad}
 
 
-def _random(value: Value) -> Tensor:
+def _random(value: CutTensor) -> Tensor:
     if value.torch_dtype.is_floating_point:
         return torch.randn(value.shape, dtype=value.torch_dtype)
     return torch.zeros(value.shape, dtype=value.torch_dtype)  # an index or a mask: zero is always in range

@@ -15,9 +15,9 @@ import torch
 
 from ...model.data import Batches, least_sizes
 from ...model.errors import TooFewSamples, UserCodeError
+from ...model.partition.flops import compute_nodes
 from ...model.partition.partition import Sections, choose_cuts, sections_for_workers, split
 from ...model.partition.prices import measured_prices
-from ...model.partition.work import compute_nodes
 from ...model.tracing.trace import TracedModel, trace
 from ...model.training import Training, call_user_code
 from ...protocol.instruction_sets import InstructionSet

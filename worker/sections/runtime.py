@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
 from ...model.errors import UserCodeError
-from ...model.partition.folding import fold
+from ...model.partition.constant_folding import fold
 from ...model.partition.partition import Section, Sections
 from ...model.precision import Precision, autocast
 from ...model.seeds import seed64
 from ...model.training import Training, call_user_code, raised_by_user, user_error
 from . import engine
 from .loss_scale import LossScale
+from .lr import LearningRates
+from .memory_format import aligned, canonical, on_device, seed_device
 from .optimizers import OwnSettings, make_optimizer
-from .placing import aligned, canonical, on_device, seed_device
-from .rates import LearningRates
 from .state import Scalar, load_section_state, section_state
 
 

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from ...model.errors import UserCodeError
-from ...model.partition.partition import Sections, Value
+from ...model.partition.partition import CutTensor, Sections
 from ...model.seeds import preserved_randomness, seed64
 from ...model.tracing.graph_text import digest, graph_lines
 from ...model.training import Training
+from ..sections.grad_sums import parameter_norm
 from ..sections.loss_scale import LossScale
 from ..sections.ranges import SectionRuntime
-from ..sections.sums import parameter_norm
 
 log = logging.getLogger("makara.trainer")
 _STEPS = 2  # what begins as zeros, as some weights do, shows nothing in the first
@@ -123,12 +123,12 @@ def _steps(
     yield from section.state()[0].values()
 
 
-def _inputs(chain: Sections, index: int) -> list[Value]:
+def _inputs(chain: Sections, index: int) -> list[CutTensor]:
     known = {value.name: value for value in chain.inputs_of(index)}
     return [known[name] for name in chain.sections[index].inputs]
 
 
-def _filled(value: Value, seed: int) -> Tensor:
+def _filled(value: CutTensor, seed: int) -> Tensor:
     return _made_up(value.name, value.shape, value.torch_dtype, seed)
 
 

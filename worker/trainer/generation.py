@@ -9,15 +9,15 @@ from typing import Any
 
 from ...checkpoint import CheckpointId, open_store
 from ...protocol.messages import At, CheckpointRef, JobSettings, Phase, Recipe, StepMetrics
+from ..execution.blocking import PeersLost
 from ..execution.buckets import buckets
 from ..execution.commit import Flag
-from ..execution.interrupt import PeersLost
 from ..execution.session import Session
-from ..execution.state import Settled
+from ..execution.state import AppliedStep
 from ..execution.stepper import Stepper, StepResult, mean_seconds
-from ..recovery.forming import Source, form
+from ..recovery.joining import CheckpointLocation, join_generation
 from ..recovery.saver import Place, Saver
-from .control import Control
+from .agent_pipe import AgentPipe
 from .model import Model
 from .snapshots import take_snapshot
 
@@ -36,7 +36,7 @@ def run_generation(
     model: Model,
     job: JobSettings,
     recipe: Recipe,
-    control: Control,
+    control: AgentPipe,
     may_switch: Callable[[], int],
 ) -> Outcome:
     """Form the generation and train in it until all switch, hold, or the last step is published.
@@ -51,7 +51,7 @@ def run_generation(
     store = open_store(job.store.uri, endpoint=job.store.endpoint, region=job.store.region)
     parts = buckets(model.chain, session.plan)
     model.state.runtime.place_optimizers(on_host=session.plan.optimizer_on_host)
-    formed = form(session, model.state, Source(store, job.job, on_trouble), parts)
+    formed = join_generation(session, model.state, CheckpointLocation(store, job.job, on_trouble), parts)
     if not session.trains:
         session.leave()  # before the report: at its word the manager may end a VM that only hands over
     control.report(phase=Phase.RUNNING if session.trains else Phase.LEFT, formed=formed, step=formed.step)
@@ -121,7 +121,7 @@ class _Loop:
         session: Session,
         model: Model,
         job: JobSettings,
-        control: Control,
+        control: AgentPipe,
         may_switch: Callable[[], int],
         saver: Saver,
         stepper: Stepper,
@@ -201,7 +201,7 @@ class _Loop:
             _publish_metrics(self._control, result.settled, self._job)
 
 
-def _publish_metrics(control: Control, settled: Settled, job: JobSettings) -> None:
+def _publish_metrics(control: AgentPipe, settled: AppliedStep, job: JobSettings) -> None:
     control.metrics(
         StepMetrics(
             step=settled.step,

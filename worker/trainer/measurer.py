@@ -7,12 +7,12 @@ import threading
 
 from ...model.training import Training
 from ...protocol.messages import MeasureOrder, Orders, Phase, ProbeOrder, ProbeReport, Profile, SectionRow
+from ..execution.blocking import Abandoned, BlockingThread, Interrupt, Interrupted
 from ..execution.gloo import Listener, connect
-from ..execution.interrupt import Abandoned, Courier, Interrupt, Interrupted
 from ..profiling.probe import Found, probe
 from ..profiling.profiling import SURVEY_S, begin, subject_of
 from ..profiling.subject import Subject
-from .control import Control
+from .agent_pipe import AgentPipe
 
 log = logging.getLogger("makara.trainer")
 
@@ -20,7 +20,7 @@ log = logging.getLogger("makara.trainer")
 class Measurer:
     """Used by the trainer's main thread; `on_orders` by its control thread."""
 
-    def __init__(self, worker: str, address: str, control: Control) -> None:
+    def __init__(self, worker: str, address: str, control: AgentPipe) -> None:
         self._worker = worker
         self._address = address
         self._control = control
@@ -153,7 +153,7 @@ class Measurer:
             return found
 
         failure, found = "", Found()
-        courier = Courier(f"probe-{order.number}", interrupt)
+        courier = BlockingThread(f"probe-{order.number}", interrupt)
         self._control.report(phase=Phase.PROFILING)
         try:
             if self._control.orders is not None:

@@ -23,12 +23,12 @@ from ...model.tracebacks import whole
 from ...model.tracing.trace import load_exporter
 from ...model.training import Training, load_entrypoint
 from ...protocol.messages import TRAINER_PROTOCOL, At, Failure, GenerationOrder, Orders, Phase, WorkerReport
+from ..execution.blocking import Abandoned, Interrupted, PeersLost
 from ..execution.commit import ANY_GENERATION
 from ..execution.gloo import Listener
-from ..execution.interrupt import Abandoned, Interrupted, PeersLost
 from ..execution.session import Session
 from ..stacks import ALL_THREADS, MAIN_THREAD
-from .control import Control
+from .agent_pipe import AgentPipe
 from .generation import Outcome, run_generation
 from .measurer import Measurer
 from .model import Model, build_model
@@ -49,7 +49,7 @@ class Trainer:
         report = WorkerReport(
             worker=worker, incarnation=incarnation, phase=Phase.STARTING, trainer_protocol=TRAINER_PROTOCOL
         )
-        self.control = Control(connection, report, self._on_orders)
+        self.control = AgentPipe(connection, report, self._on_orders)
         self._training: Training | None = None
         self._model: Model | None = None
         self._measurer = Measurer(worker, address, self.control)

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from ....morphing import Choice, Impossible, choose
+from ....morphing import Choice, Infeasible, choose
 from ...replay import Prices
 from ...service.ranking import shape
 from ...spec.job_spec import JobSpec, JobSpecError
 from ..calibration_source import of_manager
 from ..calibration_text import aligned
-from ..fast_code import wait_for_code
 from ..plan_text import Cluster, request
 from ..progress import counted
+from ..warm_up import wait_for_code
 from .shown import rate, usd, where
 
 
@@ -46,7 +46,7 @@ def is_wanted(options: argparse.Namespace, spec: JobSpec, quote: Mapping[str, An
 
 
 def lines(
-    spec: JobSpec, quote: Mapping[str, Any], choice: Choice | Impossible | None, source: str
+    spec: JobSpec, quote: Mapping[str, Any], choice: Choice | Infeasible | None, source: str
 ) -> Iterable[str]:
     """`choice`: the plan on all VMs of the first kind, if what the model takes is known; `source`: whence."""
     yield f"{spec.name}: up to {counted(quote['max_nodes'], 'VM')}, asked for in this order:"
@@ -86,10 +86,10 @@ def _budget(quote: Mapping[str, Any]) -> str:
     return f"{usd(quote['budget'])} (budget), which pays for {hours:.1f} h at least, the end included"
 
 
-def _plan(spec: JobSpec, quote: Mapping[str, Any], choice: Choice | Impossible | None, source: str) -> str:
+def _plan(spec: JobSpec, quote: Mapping[str, Any], choice: Choice | Infeasible | None, source: str) -> str:
     if choice is None:
         return "known once the first VM has measured the model; `makara plan` measures it here"
-    if isinstance(choice, Impossible):
+    if isinstance(choice, Infeasible):
         return f"none for {counted(quote['num_vms'], 'VM')} ({source}): {choice.reason}"
     seconds = choice.candidate.predicted_s or 0.0
     hours = spec.training.steps * seconds / 3600.0
@@ -101,7 +101,7 @@ def _plan(spec: JobSpec, quote: Mapping[str, Any], choice: Choice | Impossible |
 
 def _predicted(
     options: argparse.Namespace, spec: JobSpec, quote: Mapping[str, Any]
-) -> tuple[Choice | Impossible | None, str]:
+) -> tuple[Choice | Infeasible | None, str]:
     """By what the manager's newest job of that name measured; where there is none, nothing is known."""
     source = of_manager(options, spec.name)
     if source is None or not quote["num_vms"]:

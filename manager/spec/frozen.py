@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 
-class Value(BaseModel):
+class Frozen(BaseModel):
     """Never changes; fields that it does not know are an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

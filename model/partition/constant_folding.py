@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from ..precision import Precision
 from ..tracing.functional import written_spans
 from ..tracing.regions import autocast_of
-from .derived import is_pure
+from .rematerialized import is_pure
 
 KEPT_BYTES = 4 << 20
 """Of a value that is kept: a causal mask of 2048 positions. Beside weights that is little."""

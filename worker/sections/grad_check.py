@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from ...model.errors import NonFiniteGradient
+from .grad_sums import global_norm
 from .loss_scale import LossScale
-from .sums import global_norm
 
 _NAMED = 3  # parameters that a message names
 

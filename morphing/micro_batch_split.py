@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def deal(num_micro_batches: int, paces: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+def split_micro_batches(num_micro_batches: int, paces: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     """Shares that add up to N, each at least one, with the least latest end.
 
     A pace is (fixed, each): a replica with n micro-batches takes fixed + n * each nanoseconds (each >= 1).

@@ -15,7 +15,7 @@ from typing import Literal
 from ..pipeline import Range
 
 
-class NoHolder(ValueError):
+class NoReplica(ValueError):
     """A section that a member wants is held by nobody; the message names both."""
 
 
@@ -31,7 +31,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MemberState:
     """Where one member is when a generation forms."""
 
     applied_step: int | None
@@ -48,10 +48,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """`member` must apply its reduced gradients, with the record that member `witness` holds."""
+    """`member` must apply its reduced gradients, with the record that member `record_holder` holds."""
 
     member: int
-    witness: int
+    record_holder: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Transfer:
 
 
 def agree(
-    standings: Sequence[Standing],
+    standings: Sequence[MemberState],
     expected_voters_by_generation: Mapping[int, int] | None = None,
     *,
     num_sections: int,
@@ -116,7 +116,7 @@ def transfers(holders: Mapping[int, Sequence[int]], wanted: Sequence[Range | Non
     """What must be sent so that each member m holds the sections of `wanted[m]` (None: it wants none).
 
     One global order (section, then destination) that all members follow; sources share the load, the least
-    loaded first. Raises `NoHolder` when a wanted section has no holder.
+    loaded first. Raises `NoReplica` when a wanted section has no holder.
     """
     result: list[Transfer] = []
     load: dict[int, int] = {}
@@ -127,14 +127,14 @@ def transfers(holders: Mapping[int, Sequence[int]], wanted: Sequence[Range | Non
             if span is None or section not in span or destination in sources:
                 continue
             if not sources:
-                raise NoHolder(f"section {section}: member {destination} needs it and nobody holds it")
+                raise NoReplica(f"section {section}: member {destination} needs it and nobody holds it")
             source = min(sources, key=lambda member: (load.get(member, 0), member))
             load[source] = load.get(source, 0) + 1
             result.append(Transfer(section, source, destination))
     return tuple(result)
 
 
-def _at(step: int, standings: Sequence[Standing], expected: Mapping[int, int] | None) -> Agreement:
+def _at(step: int, standings: Sequence[MemberState], expected: Mapping[int, int] | None) -> Agreement:
     """What holds if `step` is the one: who is there, who can get there, and which sections they cover."""
     records = [
         standing.record if standing.record is not None and standing.record.step == step else None
@@ -165,13 +165,13 @@ def _at(step: int, standings: Sequence[Standing], expected: Mapping[int, int] | 
     )
 
 
-def _can_apply(standing: Standing, record: Record) -> bool:
+def _can_apply(standing: MemberState, record: Record) -> bool:
     if standing.applied_step != record.step - 1 or standing.reduced_step != record.step:
         return False
     return standing.reduced_by in (None, (record.generation, record.attempt))
 
 
-def _is_valid(standing: Standing, expected: Mapping[int, int] | None) -> bool:
+def _is_valid(standing: MemberState, expected: Mapping[int, int] | None) -> bool:
     record, applied = standing.record, standing.applied_step
     if record is None or applied is None or record.step not in (applied, applied + 1):
         return False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class SteadyRun:
     """What a formed generation does from `began_ns` on, as long as nothing happens to it. Whole nanoseconds.
 
     Steps take `step_ns` each. After `first` steps, and then after each `every` more, training waits

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...model.partition.partition import Sections, Value
+from ...model.partition.partition import CutTensor, Sections
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
 from ...pipeline.traffic import Message, Traffic
+from .blocking import Interrupt, PeersLost
 from .gloo import Group, GroupBroken, wait
-from .interrupt import Interrupt, PeersLost
 from .staging import Staged, Stager
 
 _TENSORS_PER_MESSAGE = 64  # bounds the tags of one message
@@ -34,7 +34,7 @@ Tensors = dict[str, torch.Tensor]
 _Marked = dict[str, Staged]
 
 
-def values_of(plan: Plan, sections: Sections, message: Message) -> tuple[Value, ...]:
+def values_of(plan: Plan, sections: Sections, message: Message) -> tuple[CutTensor, ...]:
     """What a message carries: activations cross the boundary where the consuming hop begins, gradients the
     one where it ends."""
     span = plan.path_of(message.micro_batch).hops[message.stage].range
@@ -43,13 +43,13 @@ def values_of(plan: Plan, sections: Sections, message: Message) -> tuple[Value, 
     return tuple(value for value in sections.outputs_of(span.stop) if value.needs_grad)
 
 
-class Lanes:
+class P2PChannels:
     """One worker's wires for one generation. Call `begin_step` before the first operation of each step."""
 
     def __init__(
         self,
         traffic: Traffic,
-        values: Callable[[Message], tuple[Value, ...]],
+        values: Callable[[Message], tuple[CutTensor, ...]],
         groups: Mapping[Kind, Group],
         interrupt: Interrupt,
         device: torch.device,
@@ -63,7 +63,7 @@ class Lanes:
         interrupt.on_trip(lambda: arrived.put(None))  # no reference to the lanes, which keep the interrupt
         self._starters: list[queue.SimpleQueue[bool]] = []
         self._outboxes: dict[tuple[int, Kind], _Outbox] = {}
-        incoming: dict[tuple[int, Kind], list[tuple[Message, tuple[Value, ...]]]] = {}
+        incoming: dict[tuple[int, Kind], list[tuple[Message, tuple[CutTensor, ...]]]] = {}
         for message in traffic.receives:
             incoming.setdefault((message.peer, message.kind), []).append((message, values(message)))
         for (peer, kind), expected in incoming.items():
@@ -125,7 +125,7 @@ class Lanes:
             outbox.put(None)
 
     def _start_receiver(
-        self, peer: int, kind: Kind, expected: Sequence[tuple[Message, tuple[Value, ...]]]
+        self, peer: int, kind: Kind, expected: Sequence[tuple[Message, tuple[CutTensor, ...]]]
     ) -> None:
         starter: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._starters.append(starter)

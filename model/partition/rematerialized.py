@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..tracing.functional import written, written_spans
 from ..tracing.trace import TracedModel
-from .work import compute_nodes, work_per_node
+from .flops import compute_nodes, work_per_node
 
 # An accelerator of 10 TFlop/s behind 10 Gbit/s does 8,000 operations in the time of one byte, a core behind
 # 1 Gbit/s 400.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from .stretch import Stretch
+from .steady_run import SteadyRun
 
 
 class Item(StrEnum):
@@ -28,7 +28,7 @@ class Item(StrEnum):
 
 
 @dataclass
-class Ledger:
+class TimeAccount:
     """The items of one replay, in nanoseconds, and the steps that were done."""
 
     now_ns: int
@@ -50,7 +50,7 @@ class Ledger:
         self.idle_ns += spent
         self.now_ns = until_ns
 
-    def stepped(self, stretch: Stretch, until_ns: int, *, rest: Item) -> int:
+    def stepped(self, stretch: SteadyRun, until_ns: int, *, rest: Item) -> int:
         """A stretch went on until now; what it began beyond whole steps goes to `rest`. Its steps."""
         assert self.now_ns == stretch.began_ns, "a stretch follows on what came before it"
         steps = stretch.steps_at(until_ns)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .options import megabytes
 from .request import Candidate, Request
+from .search_space import megabytes
 from .stages import stage_table
 
 

@@ -14,7 +14,7 @@ from ..tracing.trace import TracedModel
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class CutTensor:
     """A tensor that crosses a cut."""
 
     name: str
@@ -55,7 +55,7 @@ class Sections:
     included."""
 
     sections: tuple[Section, ...]
-    crossing: tuple[tuple[Value, ...], ...]
+    crossing: tuple[tuple[CutTensor, ...], ...]
     shared: dict[str, tuple[int, ...]]  # parameter used in several sections -> those sections, ascending
     parameter_names: tuple[str, ...]  # in the model's order: the order of the gradient norm
     trainable_names: tuple[str, ...]  # likewise, without frozen and unused ones
@@ -69,11 +69,11 @@ class Sections:
     def num_sections(self) -> int:
         return len(self.sections)
 
-    def inputs_of(self, start: int) -> tuple[Value, ...]:
+    def inputs_of(self, start: int) -> tuple[CutTensor, ...]:
         """The values that a range beginning at section `start` receives."""
         return self.crossing[start - 1] if start > 0 else ()
 
-    def outputs_of(self, stop: int) -> tuple[Value, ...]:
+    def outputs_of(self, stop: int) -> tuple[CutTensor, ...]:
         """The values that a range ending before section `stop` sends on."""
         return self.crossing[stop - 1] if stop < self.num_sections else ()
 

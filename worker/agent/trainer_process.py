@@ -91,7 +91,7 @@ class TrainerProcess:
         backoff, self._bundle = Backoff(), bundle.resolve()
         try:
             while True:
-                await self._one_life(bundle, environment)
+                await self._run_once(bundle, environment)
                 await asyncio.sleep(backoff.after(progressed=self._has_progressed()))
         finally:
             self.kill()
@@ -165,7 +165,7 @@ class TrainerProcess:
         if self._process is not None and self._process.returncode is None:
             kill_group(self._process.pid)
 
-    async def _one_life(self, bundle: Path, environment: Mapping[str, str]) -> None:
+    async def _run_once(self, bundle: Path, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         incarnation = self.report.incarnation + 1
         self._killed_for = None
@@ -203,7 +203,7 @@ class TrainerProcess:
             reading.cancel()
             self._writer.close()
         pid = self._process.pid
-        self._bury(status)
+        self._record_exit(status)
         # They may hold the device's memory, and the connections by which peers would see the death.
         await asyncio.to_thread(end_family, pid, self._mark)
 
@@ -226,7 +226,7 @@ class TrainerProcess:
         elif isinstance(beat := value.get("beat"), dict):
             self.progress = read_from_trainer(Progress, beat)
 
-    def _bury(self, status: int) -> None:
+    def _record_exit(self, status: int) -> None:
         self._process = None
         failure = self.report.failure
         memory = self._memory.account() if self._memory is not None else ""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from ..pipeline import Schedule
 from ..simulator import Calibration
 from .balance import Split, balance
-from .bounds import Bound, Rings
-from .dealing import deal
+from .bounds import AllReduceCosts, Bound
+from .micro_batch_split import split_micro_batches
 from .placement import Roster, Slot, place
 from .request import Candidate, Request
 from .stages import StageTable, stage_table
@@ -125,8 +125,8 @@ class Options:
             min(bound.step_ns(fullest, rings) for bound in bounds) / 1e9,
         )
 
-    def _new_rings(self, replicas: int) -> Rings:
-        return Rings(self.table, replicas, self.request.num_micro_batches)
+    def _new_rings(self, replicas: int) -> AllReduceCosts:
+        return AllReduceCosts(self.table, replicas, self.request.num_micro_batches)
 
     def _useful(self, replicas: int) -> int:
         """The fewest whose fullest replica has no more to do than with this many."""
@@ -185,8 +185,8 @@ class Options:
             for each in set(factors)
         }
         paces = [bounds[each].pace(self.request.num_micro_batches) for each in factors]
-        by_pace = deal(self.request.num_micro_batches, paces)
-        evenly = deal(self.request.num_micro_batches, [(0, 1)] * replicas)
+        by_pace = split_micro_batches(self.request.num_micro_batches, paces)
+        evenly = split_micro_batches(self.request.num_micro_batches, [(0, 1)] * replicas)
         deals = tuple(dict.fromkeys((by_pace, evenly)))
         rings = self._rings(replicas)
         least_ns = min(

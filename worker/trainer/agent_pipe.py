@@ -30,7 +30,7 @@ AGENT_GONE = 70  # exit statuses
 CONTROL_LOST = 71
 
 
-class Control:
+class AgentPipe:
     """Thread-safe: the compute thread reports and never waits for it, the control thread reads orders, beats,
     and tells what there was no room for."""
 

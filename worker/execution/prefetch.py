@@ -23,7 +23,7 @@ SOON_S = 0.001
 """Who waits no longer loads nothing: it would keep the interpreter from the thread that ends the wait."""
 
 
-class Feed:
+class Prefetcher:
     """`micro_batches`: those whose samples this worker takes in a step, in the order of their forwards."""
 
     def __init__(

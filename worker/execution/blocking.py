@@ -88,7 +88,7 @@ class Interrupt:
             self.check()
 
 
-class Call(Generic[T]):
+class Future(Generic[T]):
     """A call given to a courier; `done` once it has returned or failed."""
 
     def __init__(self, function: Callable[[], T], ranks: tuple[int, ...]) -> None:
@@ -120,12 +120,12 @@ class Call(Generic[T]):
         return cast(T, self._result)
 
 
-class Courier:
+class BlockingThread:
     """One daemon thread that makes blocking calls in the order given, so that its owner stays wakeable."""
 
     def __init__(self, name: str, interrupt: Interrupt) -> None:
         self._interrupt = interrupt
-        self._calls: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._loop, name=name, daemon=True).start()
 
     def call(self, function: Callable[[], T], ranks: Sequence[int] = ()) -> T:
@@ -136,15 +136,15 @@ class Courier:
         """
         return self.result(self.start(function, ranks))
 
-    def start(self, function: Callable[[], T], ranks: Sequence[int] = ()) -> Call[T]:
+    def start(self, function: Callable[[], T], ranks: Sequence[int] = ()) -> Future[T]:
         """As `call`, without waiting. A failure is told to whoever asks for the `result`, and not before: a
         lane may know better which peer is lost."""
         self._interrupt.check()
-        call = Call(function, tuple(ranks))
+        call = Future(function, tuple(ranks))
         self._calls.put(call)
         return call
 
-    def result(self, call: Call[T]) -> T:
+    def result(self, call: Future[T]) -> T:
         """Wait for a call that was started; see `call`."""
         self._interrupt.wait_for(lambda: call.done)
         if isinstance(call.error, PeersLost):

@@ -9,10 +9,10 @@ from torch import Tensor
 from ...model.data import Batches, Sample
 from ...model.partition.partition import Sections
 from ...model.training import Training
+from ..sections.buffer_updates import combine
+from ..sections.grad_check import is_usable, total_norm
+from ..sections.grad_sums import clip_coefficient, mean_loss, new_sum, parameter_norm
 from ..sections.ranges import RangeRuntime
-from ..sections.running import combine
-from ..sections.sums import clip_coefficient, mean_loss, new_sum, parameter_norm
-from ..sections.verdict import is_usable, total_norm
 
 
 class Loaded(Batches):

@@ -26,7 +26,7 @@ from ...checkpoint import (
 from ...checkpoint.tensors import unpack
 from ...model.errors import WorkerError
 from ...model.partition.partition import Section
-from ...morphing.reconcile import Agreement, Record, Standing, Transfer, agree, transfers
+from ...morphing.recovery import Agreement, MemberState, Record, Transfer, agree, transfers
 from ...protocol.messages import At, CheckpointRef, Formed
 from ..execution.buckets import Bucket
 from ..execution.commit import CommitRecord
@@ -42,7 +42,7 @@ Rung = Literal["start", "peers", "store"]
 
 
 _PIECE_BYTES = 16 << 20  # of a section on its way to a peer: each that has arrived is progress
-_NOTHING = Standing(None, None, None, frozenset())
+_NOTHING = MemberState(None, None, None, frozenset())
 
 
 class NoCheckpoint(WorkerError):
@@ -50,7 +50,7 @@ class NoCheckpoint(WorkerError):
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckpointLocation:
     """Where a job's checkpoints are. `on_trouble` is told what the store says to what is being tried again;
     nothing when it is over."""
 
@@ -72,7 +72,9 @@ class Phases:
         self._since = now
 
 
-def form(session: Session, state: ModelState, source: Source, buckets: Sequence[Bucket]) -> Formed:
+def join_generation(
+    session: Session, state: ModelState, source: CheckpointLocation, buckets: Sequence[Bucket]
+) -> Formed:
     """Bring this member to the generation's first step; afterwards it holds just its range, in the agreed
     state.
 
@@ -130,13 +132,13 @@ def _agree(session: Session, state: ModelState) -> tuple[Agreement, int]:
         state.forget()
     for application in agreement.apply:
         if application.member == session.rank:
-            state.apply(CommitRecord.from_json(reports[application.witness]["record"]))
+            state.apply(CommitRecord.from_json(reports[application.record_holder]["record"]))
     if agreement.record is not None:
         branch = agreement.record.generation
     return agreement, branch
 
 
-def _is_current(standing: Standing, own: int, newest: int) -> bool:
+def _is_current(standing: MemberState, own: int, newest: int) -> bool:
     """Whether a member's state lies on the history that others went on with.
 
     A worker that was left out of a generation may come back with steps of the one before, more even than the
@@ -181,7 +183,11 @@ def _involved(moves: Sequence[Transfer]) -> set[int]:
 
 
 def _load(
-    session: Session, state: ModelState, source: Source, agreement: Agreement, moves: Sequence[Transfer]
+    session: Session,
+    state: ModelState,
+    source: CheckpointLocation,
+    agreement: Agreement,
+    moves: Sequence[Transfer],
 ) -> tuple[Rung, int, int | None]:
     """(rung, step, the branch if it is another than the agreement's)."""
     if agreement.step is not None:
@@ -232,7 +238,7 @@ def _receive(group: Group, peer: int, number: int, progress: Progress) -> bytes:
     return data.numpy().tobytes()
 
 
-def _load_from_store(session: Session, state: ModelState, source: Source) -> CheckpointRef:
+def _load_from_store(session: Session, state: ModelState, source: CheckpointLocation) -> CheckpointRef:
     """Load the newest checkpoint that every member can read; returns which."""
     faults: list[str] = []
     for number, ref in enumerate(session.checkpoints):
@@ -250,7 +256,9 @@ def _load_from_store(session: Session, state: ModelState, source: Source) -> Che
     raise NoCheckpoint(f"job {source.job}: no checkpoint can be read: {'; '.join(faults)}")
 
 
-def _read_range(session: Session, state: ModelState, source: Source, checkpoint: CheckpointId) -> None:
+def _read_range(
+    session: Session, state: ModelState, source: CheckpointLocation, checkpoint: CheckpointId
+) -> None:
     if not session.wanted:
         return
     chain = state.runtime.chain
@@ -312,7 +320,7 @@ def _only(values: Mapping[str, V], names: set[str]) -> dict[str, V]:
     return {entry: value for entry, value in values.items() if entry_owner(entry) in names}
 
 
-def _standing_to_json(standing: Standing) -> dict[str, Any]:
+def _standing_to_json(standing: MemberState) -> dict[str, Any]:
     record = standing.record
     return {
         "applied_step": standing.applied_step,
@@ -323,8 +331,8 @@ def _standing_to_json(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _standing_from_json(value: Mapping[str, Any]) -> Standing:
-    return Standing(
+def _standing_from_json(value: Mapping[str, Any]) -> MemberState:
+    return MemberState(
         applied_step=value["applied_step"],
         record=None if value["record"] is None else Record(*value["record"]),
         reduced_step=value["reduced_step"],
