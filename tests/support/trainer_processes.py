@@ -41,7 +41,7 @@ BUNDLE = Path(__file__).parent
 # The fork server reads its import path from the environment alone, and passes over what it cannot import.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(BUNDLE), *filter(None, [os.environ.get("PYTHONPATH")])])
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["preload"])
+CONTEXT.set_forkserver_preload(["warm_imports"])
 
 
 def settings(folder: Path, **changes: Any) -> JobSettings:
