@@ -74,7 +74,7 @@ class RefusalKind(StrEnum):
 
     NO_CAPACITY = "no_capacity"  # none to be had there now
     QUOTA = "quota"  # the account may not have more of these
-    NOT_ALLOWED = "not_allowed"  # refused for good
+    NOT_ALLOWED = "not_allowed"  # refused until somebody changes a right
     CREDENTIALS = "credentials"  # the manager could not sign in; they may be renewed
     ENDED = "ended"  # there was one, and it has ended
 

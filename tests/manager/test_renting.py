@@ -180,6 +180,24 @@ def test_where_nothing_is_allowed_a_person_is_asked_and_nobody_else() -> None:
     assert script.count(RequestVm) == 1
 
 
+def test_what_is_not_allowed_is_tried_again_while_something_else_is() -> None:
+    script = rented(Script(), offer("a"), offer("b", "large"), joined=False)
+    script.wait()
+    fail(script, RefusalKind.NOT_ALLOWED, "you may not")
+    asked_s = dict[str, list[float]]()
+    while len(asked_s.get("small", ())) < 3:
+        (*_, (_, _, instance_type)) = asked(script)
+        asked_s.setdefault(instance_type, []).append(script.now)
+        fail(script, RefusalKind.NO_CAPACITY if instance_type == "large" else RefusalKind.NOT_ALLOWED)
+        before = len(asked(script))
+        while len(asked(script)) == before:
+            script.wait(1.0)
+    assert script.count(PersonNeeded) == 0
+    pauses = [later - earlier for earlier, later in pairwise(asked_s["small"])]
+    assert min(pauses) >= script.timing.longest_backoff_s
+    assert max(pauses) <= script.timing.longest_backoff_s + 60.0
+
+
 def test_credentials_that_fail_are_tried_again_ever_later_and_nobody_is_asked() -> None:
     script = rented(Script(), offer("a"), offer("b", "large"), joined=False)
     asked_at: list[float] = []

@@ -228,10 +228,8 @@ def _backed_off(turn: Turn, placement: Placement) -> str:
         refusal = turn.state.refusals.get(place_of(placement, kind))
         if refusal is None:
             continue
-        if kind is RefusalKind.NOT_ALLOWED:
-            return refusal.message
-        longest_s = turn.timing.longest_backoff_s
-        wait_s = longest_s if kind is RefusalKind.QUOTA else turn.timing.backoff_s(refusal.count)
+        by_person = kind in (RefusalKind.QUOTA, RefusalKind.NOT_ALLOWED)  # which somebody may change meanwhile
+        wait_s = turn.timing.longest_backoff_s if by_person else turn.timing.backoff_s(refusal.count)
         if turn.elapsed_s(refusal.at) < wait_s:
             return refusal.message
     return ""
