@@ -105,7 +105,7 @@ def test_every_survivor_ends_at_one_state_or_drops_its_own(standings: list[Membe
         assert standings[member].applied_step == (found.step or 0) - (member in applying)
     for application in found.apply:
         assert standings[application.member].reduced_step == found.step
-        assert standings[application.witness].record == found.record
+        assert standings[application.record_holder].record == found.record
     if found.rung == "peers":
         assert set(found.holders) == set(range(K))
     for section, holders in found.holders.items():

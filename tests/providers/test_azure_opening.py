@@ -65,7 +65,7 @@ def test_a_missing_library_is_told_with_what_to_install(
     write(tmp_path, cloud.settings().model_dump(exclude_none=True))
     monkeypatch.setitem(sys.modules, "azure.identity", None)
     monkeypatch.delitem(sys.modules, "makara.manager.providers.azure.opening", raising=False)
-    with pytest.raises(ConfigError, match=r"pip install 'makara\[azure\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[azure\]'"):
         open_providers(ServerConfig(home=tmp_path), "manager", user_data)
 
 
