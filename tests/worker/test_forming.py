@@ -147,7 +147,7 @@ def test_a_donor_has_left_when_the_manager_hears_of_it(
     )
     control: Any = SimpleNamespace(report=lambda **told: said.append(told["phase"].value))
     monkeypatch.setattr(generation, "buckets", lambda chain, plan: [])
-    monkeypatch.setattr(generation, "form", lambda *_: SimpleNamespace(step=3))
+    monkeypatch.setattr(generation, "join_generation", lambda *_: SimpleNamespace(step=3))
     job: Any = settings(tmp_path)
     outcome = generation.run_generation(session, model, job, cast(Any, None), control, lambda: 1)
     assert outcome is generation.Outcome.LEFT
