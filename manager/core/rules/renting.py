@@ -228,7 +228,7 @@ def _backed_off(turn: Turn, placement: Placement) -> str:
         refusal = turn.state.refusals.get(place_of(placement, kind))
         if refusal is None:
             continue
-        by_person = kind in (RefusalKind.QUOTA, RefusalKind.NOT_ALLOWED)  # which somebody may change meanwhile
+        by_person = kind in (RefusalKind.QUOTA, RefusalKind.NOT_ALLOWED)  # may be changed by one meanwhile
         wait_s = turn.timing.longest_backoff_s if by_person else turn.timing.backoff_s(refusal.count)
         if turn.elapsed_s(refusal.at) < wait_s:
             return refusal.message
