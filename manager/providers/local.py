@@ -48,7 +48,7 @@ class LocalProvider:
         self._command = command or (sys.executable, "-P", "-m", "makara.worker.agent")
         self._changed = changed
         self._lock = threading.Lock()
-        self._ending = threading.Lock()
+        self._ending = threading.RLock()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._notices: dict[str, threading.Timer] = {}
         self._capacity: int | None = None
@@ -129,8 +129,9 @@ class LocalProvider:
             self._processes(vm).signal(number, to_leader=False)
 
     def close(self) -> None:
-        """Forget timers; VMs live on."""
-        self._closed = True
+        """Forget timers; VMs live on, and nothing is written of them from here on."""
+        with self._ending:
+            self._closed = True
         for timer in self._notices.values():
             timer.cancel()
 
@@ -144,9 +145,11 @@ class LocalProvider:
 
     def _watch(self, vm: str, child: subprocess.Popen[bytes]) -> None:
         child.wait()
-        if not self._closed:
+        with self._ending:
+            if self._closed:
+                return
             self._status(vm)
-            self._changed()
+        self._changed()
 
     def _adopt(self) -> None:
         """Write down VMs that an earlier manager started and had no time to record."""

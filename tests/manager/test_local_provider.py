@@ -33,10 +33,13 @@ class Cloud:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ended = threading.Event()
+        self.providers: list[LocalProvider] = []
         self.provider = self.new_provider()
 
     def new_provider(self) -> LocalProvider:
-        return LocalProvider(self.folder, command=(sys.executable, "-c", AGENT), changed=self.ended.set)
+        provider = LocalProvider(self.folder, command=(sys.executable, "-c", AGENT), changed=self.ended.set)
+        self.providers.append(provider)
+        return provider
 
     def create(self, vm: str) -> None:
         placement = Placement(provider="local")
@@ -72,7 +75,8 @@ def cloud(tmp_path: Path) -> Iterator[Cloud]:
     yield made
     for vm in statuses(made.provider.list()):
         made.provider.release(vm)
-    made.provider.close()
+    for provider in made.providers:
+        provider.close()
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -171,6 +175,7 @@ def test_a_vm_of_the_same_name_elsewhere_on_this_machine_is_left_alone(cloud: Cl
     assert statuses(other.provider.list()) == {"a": ResourceStatus.RUNNING}
     other.provider.release("a")
     eventually(lambda: gone(neighbours))
+    other.provider.close()
 
 
 def test_a_notice_is_written_and_then_kept(cloud: Cloud) -> None:
