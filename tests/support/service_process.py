@@ -19,7 +19,7 @@ import psutil
 from makara.manager.cli.bundle import pack
 from makara.manager.cli.client import Client, Unreachable
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 HERE = Path(__file__).parent
 _PAUSE = threading.Event()  # never set: waiting on it is how this file polls other processes
 
