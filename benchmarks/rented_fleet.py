@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import yaml
 from aws_stand import TYPE, AwsStand
 from makara.protocol.messages import BootConfig
 from service_process import ServiceProcess
+from written_files import files_in
 
 STEP_S = 10.0
 _BOOT_S = 60.0  # from a VM's creation until its agent is there
@@ -94,8 +94,7 @@ class RentedFleet:
         return sum(path.stat().st_size for path in self._service.home.glob("journal.sqlite3*"))
 
     def _boot_config(self, request: dict[str, Any]) -> BootConfig:
-        data = yaml.safe_load(base64.b64decode(request["UserData"]))
-        files = {file["path"]: file["content"] for file in data["write_files"]}
+        files = files_in(base64.b64decode(request["UserData"]))
         boot = BootConfig.model_validate_json(files["/etc/makara/boot.json"])
         here = {"manager_url": self._service.client.url, "directory": str(self._folder / boot.vm)}
         return boot.model_copy(update=here)
