@@ -291,7 +291,8 @@ def test_no_secret_is_where_somebody_else_could_read_it(run: Run) -> None:
 
 def _name(path: Path) -> str:
     """Of the file for which this one is written, or to which it belongs."""
-    return re.sub(r"^\.(.+)\.[0-9a-f]{32}$", r"\1", path.name).removesuffix(".new").removesuffix("-wal")
+    name = path.name.removesuffix(".new").removesuffix("-wal")
+    return re.sub(r"^\.(.+)\.[0-9a-f]{32}$", r"\1", name)
 
 
 def _trains(process: psutil.Process) -> bool:
