@@ -93,7 +93,7 @@ class AgentConnection:
         tasks: list[asyncio.Task[None]] = []
         try:
             await self._send(_welcome(service, self._job))
-            service.connect(self._job, self._vm, self)
+            service.agents.connect(self._job, self._vm, self)
             tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._renew())]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             # Raised here, an error would hold this frame, and the frame the tasks that hold the error: such a
@@ -106,7 +106,7 @@ class AgentConnection:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await service.disconnect(self._job, self._vm, self)
+            await service.agents.disconnect(self._job, self._vm, self)
 
     def _tell_end(self, error: BaseException | None) -> None:
         """Raises what is no sign of a closed connection."""
@@ -129,10 +129,12 @@ class AgentConnection:
             try:
                 frame = read_report_or_beat(text)
             except Misfit as misfit:
-                self._service.not_understood(self._job, self._vm, f"{misfit}; it saves and holds")
+                self._service.agents.not_understood(self._job, self._vm, f"{misfit}; it saves and holds")
                 continue  # it is not ended for that: it waits for a manager of its own kind
             except Malformed as error:
-                self._service.not_understood(self._job, self._vm, f"its report cannot be read: {error}")
+                self._service.agents.not_understood(
+                    self._job, self._vm, f"its report cannot be read: {error}"
+                )
                 await self._websocket.close(_MALFORMED, "malformed report")
                 return
             if isinstance(frame, Beat):
@@ -143,7 +145,7 @@ class AgentConnection:
                 await self._websocket.close(_MALFORMED, "report of another VM")
                 return
             self._report = frame
-            await self._service.report(self._job, frame)
+            await self._service.agents.report(self._job, frame)
             self._acknowledge(frame.sequence)
 
     def _take_beat(self, beat: Beat) -> None:
@@ -152,7 +154,7 @@ class AgentConnection:
             return  # what it refers to was of another protocol
         carried = {"metrics": [], "deaths": [], "sequence": beat.sequence, "progress": beat.progress}
         self._report = self._report.model_copy(update=carried)
-        self._service.beat(self._job, self._report)
+        self._service.agents.beat(self._job, self._report)
         if time.monotonic() - self._said_at > self._service.leases.orphan_timeout_s / _WORDS:
             self._acknowledge(beat.sequence)
 

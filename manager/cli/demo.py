@@ -8,6 +8,7 @@ are taken and given back (see `market`).
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -56,8 +57,15 @@ class DemoOptions:
     verify: bool = False
 
 
-def run_demo(options: DemoOptions) -> int:
-    """Run it; the exit status: 0 when the job finished (and, with `verify`, its weights are the same)."""
+def demo(options: argparse.Namespace) -> int:
+    """The exit status: 0 when the job finished (and, with `verify`, its weights are the same)."""
+    chosen = DemoOptions(steps=options.steps, verify=options.verify)
+    if options.folder is not None:
+        chosen.folder = options.folder.expanduser().resolve()
+    return _run(chosen)
+
+
+def _run(options: DemoOptions) -> int:
     console = Console(highlight=False, soft_wrap=True)
     began = time.monotonic()
     run = options.folder / time.strftime("%Y%m%d-%H%M%S")

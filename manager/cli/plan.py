@@ -18,7 +18,7 @@ from ..service.ranking import Ranking, rank
 from ..spec.job_file import read_spec
 from ..spec.job_spec import JobSpec, size_of
 from ..spec.reading import BadFile, positive, write_file
-from .calibration_source import Source, of_file, of_manager, of_this_machine
+from .calibration.source import Source, of_file, of_manager, of_this_machine
 from .client import Unreachable
 from .plan_text import Cluster, report, request
 from .warm_up import wait_for_code

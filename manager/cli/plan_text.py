@@ -12,7 +12,7 @@ from ..replay import Prices
 from ..service.planning import offload
 from ..service.ranking import Ranking, shape
 from ..spec.job_spec import JobSpec
-from .calibration_text import aligned
+from .calibration.table import aligned
 
 _NO_LIMIT = 2**62
 

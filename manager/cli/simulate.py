@@ -13,7 +13,7 @@ from ..replay.picture import draw
 from ..spec.job_file import read_spec
 from ..spec.job_spec import JobSpec
 from ..spec.reading import read_file
-from .calibration_source import of_file, of_manager
+from .calibration.source import of_file, of_manager
 from .client import Unreachable
 from .warm_up import wait_for_code
 

@@ -32,9 +32,9 @@ from ..spec.start_source import StartSource
 from ..threads import Kind, Threads, told_when_slow
 from .planning import Planner
 from .quarantine import Quarantined
-from .renting import Abandoned, Renting
 from .store_commands import HOUSEKEEPING, StoreCommands
 from .tokens import TokenStore
+from .vms.renting import Abandoned, Renting
 
 log = logging.getLogger("makara.manager")
 T = TypeVar("T")

@@ -15,23 +15,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...checkpoint import CREDENTIALS, Export, Store
-from ...protocol.messages import Report
 from ..clock import SteadyClock
 from ..config import ConfigError, ServerConfig
 from ..core import Timing, can_go_on
 from ..core.commands import Command
 from ..core.events import (
-    ConnectionClosed,
     ContinueRequested,
     Event,
     JobSubmitted,
     ManagerStarted,
-    ReportReceived,
     ResumeRequested,
     StopRequested,
 )
-from ..core.facts import Fact, Resumption, VmEnded
-from ..core.orders import Leases, is_same, orders
+from ..core.facts import Fact, Resumption
+from ..core.orders import Leases
 from ..places import check_places
 from ..providers import Provider
 from ..providers.guarded import guarded
@@ -40,6 +37,7 @@ from ..spec.job_spec import JobSpec, Resources
 from ..spec.resources import CLOUDS
 from ..spec.start_source import StartSource
 from ..threads import Kind, Threads
+from .agents import Agents
 from .effects import Effects
 from .files import JobFiles
 from .job_loop import JobLoops, Outlets
@@ -47,11 +45,12 @@ from .journal import Journal
 from .journal_text import Unreadable
 from .pubsub import Hub, Update
 from .quarantine import Quarantined, quarantine_for
-from .runtime import RECENT_STEPS, Connection, Job
+from .runtime import RECENT_STEPS, Job
 from .store_access import at_source, open_for
 from .tokens import TokenStore
-from .views import job_view, step_view, to_json
-from .vm_audit import Market, ProviderWatch, provider_of
+from .views import job_view, to_json
+from .vms.offers import OffersWatch
+from .vms.watch import ProviderWatch
 
 log = logging.getLogger("makara.manager")
 T = TypeVar("T")
@@ -136,7 +135,17 @@ class Service:
             )
             for name, provider in called.items()
         }
-        self._market = Market(
+        self.agents = Agents(
+            jobs=self.jobs,
+            watches=self.watches,
+            journal=journal,
+            hub=self.hub,
+            threads=self.threads,
+            handle=self.handle,
+            clock=self.clock,
+            leases=self.leases,
+        )
+        self._offers = OffersWatch(
             providers=called,
             jobs=self.jobs,
             effects=self.effects,
@@ -209,7 +218,7 @@ class Service:
                 await self.handle(job.job, ManagerStarted(now=self.clock()))
         watches = [watch.run for watch in self.watches.values()]
         closings = [watch.follow_closings for name, watch in self.watches.items() if name in CLOUDS]
-        loops = (self._tick, self._sweep, self._market.run, *watches, *closings)
+        loops = (self._tick, self._sweep, self._offers.run, *watches, *closings)
         self._tasks = [asyncio.create_task(self._guard(loop)) for loop in loops]
 
     async def _start_pending(self) -> None:
@@ -341,66 +350,6 @@ class Service:
         """Run an export of the job's weights in a thread, beside no other of the job."""
         return await self._whole(self.effects.export(job, call))
 
-    # ---- what agents say -----------------------------------------------------------------------------------
-
-    def connect(self, job: str, vm: str, connection: Connection) -> None:
-        """A VM's agent is there: give it its orders. An earlier connection of the VM gives way."""
-        runtime = self.jobs[job]
-        earlier = runtime.connections.get(vm)
-        if earlier is not None:
-            earlier.replaced()
-        runtime.connections[vm] = connection
-        runtime.told.pop(vm, None)
-        if runtime.quarantine is None or runtime.quarantine.readable or not runtime.active:
-            self._push(runtime, vm, connection)
-
-    async def disconnect(self, job: str, vm: str, connection: Connection) -> None:
-        """The connection closed. Suspicion only, and none if the VM has another one by now."""
-        runtime = self.jobs[job]
-        if runtime.connections.get(vm) is connection:
-            del runtime.connections[vm]
-            runtime.told.pop(vm, None)
-            if not runtime.has_use_of(vm):
-                runtime.not_understood.pop(vm, None)
-            if runtime.state.ended is None:
-                with contextlib.suppress(Quarantined):  # silence will tell, once the job is taken up
-                    await self.handle(job, ConnectionClosed(now=self.clock(), vm=vm))
-            known = runtime.state.vms.live.get(vm)
-            provider = provider_of(runtime.state, known) if known is not None else None
-            if provider in CLOUDS and provider in self.watches:
-                self.watches[provider].closings.add(job, vm)
-
-    async def report(self, job: str, report: Report) -> None:
-        """Take in what a VM is now. When this returns, all that the report carried is stored."""
-        runtime = self.jobs[job]
-        if report.metrics:
-            await self.threads.run(Kind.JOURNAL, self.journal.record_metrics, job, report.metrics)
-            for step in runtime.add_steps(report.metrics, self.clock()):
-                self.hub.publish(job, Update("step", to_json(step_view(step))))
-        if runtime.has_use_of(report.vm):
-            runtime.reports[report.vm] = report
-        runtime.not_understood.pop(report.vm, None)
-        runtime.dirty = True
-        if runtime.state.ended is None:
-            with contextlib.suppress(Quarantined):  # it is kept above, for when the job is taken up
-                await self.handle(job, ReportReceived(now=self.clock(), report=report))
-
-    def beat(self, job: str, report: Report) -> None:
-        """Take in that a VM lives and gets on, and is else what it was; counts from the next tick on."""
-        runtime = self.jobs[job]
-        if runtime.has_use_of(report.vm):
-            runtime.reports[report.vm] = report
-        if runtime.state.ended is None:
-            runtime.beats[report.vm] = ReportReceived(now=self.clock(), report=report)
-
-    def not_understood(self, job: str, vm: str, why: str) -> None:
-        """A VM's agent says what this manager cannot read; shown until it says something that can be."""
-        runtime = self.jobs[job]
-        if runtime.not_understood.get(vm) != why:
-            log.error("VM %s: %s", vm, why)
-            runtime.not_understood[vm] = why
-            runtime.dirty = True
-
     # ---- one event -----------------------------------------------------------------------------------------
 
     async def handle(self, job: str, event: Event) -> None:
@@ -413,12 +362,7 @@ class Service:
         return await self.threads.run(Kind.JOURNAL, self.journal.append, job, facts, commands, expected)
 
     def _tell(self, runtime: Job, facts: Sequence[Fact]) -> None:
-        for vm, connection in runtime.connections.items():
-            self._push(runtime, vm, connection)
-        for fact in facts:
-            if isinstance(fact, VmEnded):
-                runtime.reports.pop(fact.vm, None)
-                runtime.not_understood.pop(fact.vm, None)
+        self.agents.tell(runtime, facts)
         first = runtime.sequence - len(facts) + 1
         for sequence, fact in enumerate(facts, first):
             log.info("job %s: %s", runtime.job, fact.fact)
@@ -427,13 +371,6 @@ class Service:
         if runtime.state.ended is not None:
             self._forget_secrets(runtime)
             self._publish_status(runtime)
-
-    def _push(self, runtime: Job, vm: str, connection: Connection) -> None:
-        """Send the VM its orders, unless they say what this connection was told already."""
-        now, before = orders(runtime.state, vm, self.leases, runtime.parts), runtime.told.get(vm)
-        if before is None or not is_same(now, before):
-            runtime.told[vm] = now
-            connection.push(now)
 
     def _forget_secrets(self, runtime: Job) -> None:
         """Once the job has ended; keys of its store are needed a little longer to tidy it up."""

@@ -22,7 +22,7 @@ import models
 import psutil
 import pytest
 from joined_machine import JoinedMachine
-from makara.manager.service.renting import JOIN_TTL_S
+from makara.manager.service.vms.renting import JOIN_TTL_S
 from makara.protocol.messages import BootConfig
 from planted import Plants, Watch, files_below
 from rented_vms import RentingManager, cloud_of

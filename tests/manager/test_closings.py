@@ -13,8 +13,8 @@ from lying_history import JOB, History, Resources, explained
 from makara.manager.core.facts import AttemptMade, EndReason, VmEnded
 from makara.manager.core.state import VmStatus
 from makara.manager.providers import ResourceStatus
-from makara.manager.service.closings import Closings
-from makara.manager.service.vm_audit import ProviderWatch
+from makara.manager.service.vms.closings import Closings
+from makara.manager.service.vms.watch import ProviderWatch
 from virtual_time import run_virtually
 
 T = TypeVar("T")

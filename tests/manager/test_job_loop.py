@@ -193,13 +193,13 @@ def test_beats_of_a_job_that_is_set_aside_harm_nothing(
             await here.report("j", vm)
             with monkeypatch.context() as patch:
                 patch.setattr(job_loop, "decide", fails)
-                here.service.beat("j", here.report_of(vm))
+                here.service.agents.beat("j", here.report_of(vm))
                 await here.tick()
                 assert here.service.jobs["j"].set_aside
-                here.service.beat("j", here.report_of(vm))
+                here.service.agents.beat("j", here.report_of(vm))
                 await here.tick(1.0)
             await here.tick(100.0)
-            here.service.beat("j", here.report_of(vm))
+            here.service.agents.beat("j", here.report_of(vm))
             await here.tick()
             job = here.service.jobs["j"]
             assert not job.set_aside
@@ -214,7 +214,7 @@ def test_what_ended_vms_reported_is_forgotten(tmp_path: Path) -> None:
             vms = await joined(here)
             for vm in vms:
                 report = here.report_of(vm).model_copy(update={"leaving": "its time is over"})
-                await here.service.report("j", report)
+                await here.service.agents.report("j", report)
             job = here.service.jobs["j"]
             assert not any(vm in job.state.vms.live for vm in vms)
             await here.tick()

@@ -99,7 +99,7 @@ def test_only_vms_whose_orders_changed_are_told(tmp_path: Path) -> None:
             await here.tick()
             connections = {vm: FakeConnection() for vm in here.vms("j")}
             for vm, connection in connections.items():
-                here.service.connect("j", vm, connection)
+                here.service.agents.connect("j", vm, connection)
             await asyncio.gather(*(here.report("j", vm) for vm in connections))
             profiler = [vm for vm, c in connections.items() if c.orders[-1].action == "profile"]
             assert len(profiler) == 1
@@ -107,7 +107,7 @@ def test_only_vms_whose_orders_changed_are_told(tmp_path: Path) -> None:
             assert all(told[vm] == 1 for vm in connections if vm not in profiler), told
             last = here.vms("j")[-1]
             report = here.report_of(last).model_copy(update={"leaving": "its time is over"})
-            await here.service.report("j", report)
+            await here.service.agents.report("j", report)
             assert connections[last].orders[-1].action == "shutdown"
             assert sum(len(c.orders) for c in connections.values()) == sum(told.values()) + 1
 
@@ -122,7 +122,7 @@ def test_a_view_holds_what_lives_and_the_last_that_ended(tmp_path: Path) -> None
                 await here.tick(1.0)
                 for vm in here.vms("j"):
                     report = here.report_of(vm).model_copy(update={"leaving": "its time is over"})
-                    await here.service.report("j", report)
+                    await here.service.agents.report("j", report)
                 await here.until(lambda: not here.service.effects._tasks)  # they count until they are gone
             await here.tick(1.0)
             vm = here.vms("j")[0]
@@ -184,18 +184,18 @@ def test_of_a_vm_that_is_gone_only_the_history_of_its_job_is_kept(tmp_path: Path
             await here.until(lambda: not effects._tasks)
             first = here.vms("j")[0]
             connection = FakeConnection()
-            service.connect("j", first, connection)
-            service.not_understood("j", first, "it says what nobody knows")
+            service.agents.connect("j", first, connection)
+            service.agents.not_understood("j", first, "it says what nobody knows")
             await here.report("j", first)
-            service.not_understood("j", first, "it says what nobody knows")
+            service.agents.not_understood("j", first, "it says what nobody knows")
             holders = (job, job.vitals, effects, effects._renting, service.watches["local"])
             assert known_to(first, *holders) >= {"connections", "told", "reports", "not_understood", "pulses"}
 
             provider.vms.clear()
             for _ in range(3):  # it is gone by the second
                 await service.watches["local"].look()
-            service.not_understood("j", first, "it says so again")
-            await service.disconnect("j", first, connection)
+            service.agents.not_understood("j", first, "it says so again")
+            await service.agents.disconnect("j", first, connection)
             await here.tick(1.0)
             await here.until(lambda: not effects._tasks)
             holders = (job, job.vitals, effects, effects._renting, service.watches["local"])

@@ -10,7 +10,7 @@ from lying_cloud import Habits
 from lying_history import JOB, History, Resources, explained
 from makara.manager.core.facts import VmEnded
 from makara.manager.providers import Partial, ProviderError, Resource, ResourceStatus
-from makara.manager.service.vm_audit import ProviderWatch
+from makara.manager.service.vms.watch import ProviderWatch
 from virtual_time import run_virtually
 
 FAULT = "list VMs in ap-east-1: AuthFailure"

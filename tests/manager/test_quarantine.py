@@ -116,7 +116,7 @@ def test_a_stop_has_its_workers_hold_and_then_releases_its_vms(tmp_path: Path, f
         async with desk(tmp_path) as here:
             await two_jobs(here)
             vm, connection = here.vms(BAD)[0], FakeConnection()
-            here.service.connect(BAD, vm, connection)
+            here.service.agents.connect(BAD, vm, connection)
             await here.report(BAD, vm, Phase.RUNNING, generation=1)
             await here.service.stop(BAD)
             assert connection.orders[-1].hold
@@ -173,7 +173,7 @@ def test_a_journal_with_an_unreadable_fact_of_one_job_starts_the_others(
             assert f"fact {sequence} of its journal" in (view(here).traceback or "")
             connection = FakeConnection()
             for vm in (f"{BAD}-vm0", f"{BAD}-vm1"):
-                here.service.connect(BAD, vm, connection)
+                here.service.agents.connect(BAD, vm, connection)
                 await here.report(BAD, vm)
             assert connection.orders == [], "nobody knows what it was told"
             await here.report(GOOD, here.vms(GOOD)[0])

@@ -34,8 +34,8 @@ from makara.manager.providers import (
     Unauthenticated,
 )
 from makara.manager.service.quarantine import Quarantined
-from makara.manager.service.renting import ABSENCE_S, CONSOLE_S, SLOW_RELEASE_S, Abandoned, Renting
 from makara.manager.service.tokens import TokenStore
+from makara.manager.service.vms.renting import ABSENCE_S, CONSOLE_S, SLOW_RELEASE_S, Abandoned, Renting
 from makara.manager.spec.placement import Attempt, Market, Offer, Placement, Price
 from makara.manager.threads import Kind, Threads
 from makara.protocol.messages import BootConfig

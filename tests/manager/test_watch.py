@@ -14,7 +14,7 @@ from makara.manager.providers import ProviderError, Resource, ResourceStatus, Th
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
-from makara.manager.service.vm_audit import Pace
+from makara.manager.service.vms.watch import Pace
 from makara.manager.spec.job_spec import JobSpec
 
 

@@ -115,7 +115,7 @@ class CloudManager:
             devices=[device],
             workers=[worker],
         )
-        self.call(self.service.report(job, report))
+        self.call(self.service.agents.report(job, report))
 
 
 @contextmanager

@@ -111,7 +111,7 @@ class Desk:
         return [vm.vm for vm in self.service.jobs[job].state.live_vms]
 
     async def report(self, job: str, vm: str, phase: Phase = Phase.IDLE, **changes: Any) -> None:
-        await self.service.report(job, self.report_of(vm, phase, **changes))
+        await self.service.agents.report(job, self.report_of(vm, phase, **changes))
 
     def report_of(self, vm: str, phase: Phase = Phase.IDLE, **changes: Any) -> Report:
         self.sequence += 1

@@ -286,7 +286,7 @@ class History:
         if self._connections.get(machine, (None, None))[0] is not service:
             connection = FakeConnection()
             self._connections[machine] = service, connection
-            service.connect(JOB, machine.attempt.vm, connection)
+            service.agents.connect(JOB, machine.attempt.vm, connection)
 
     def hang_up(self, machine: Machine, away_s: float = 0.0) -> None:
         """Its agent's connection closes, as when its system shuts down. One that runs on is back at its first
@@ -299,7 +299,7 @@ class History:
 
     def _disconnect(self, service: Service, vm: str, connection: FakeConnection) -> None:
         if self.life is not None and self.life.service is service:
-            self._watched(service.disconnect(JOB, vm, connection))
+            self._watched(service.agents.disconnect(JOB, vm, connection))
 
     def _watched_report(self, service: Service, machine: Machine) -> None:
         self._sequence += 1
@@ -315,7 +315,7 @@ class History:
             workers=[WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE)],
             notice_deadline_s=left_s,
         )
-        self._watched(service.report(JOB, report))
+        self._watched(service.agents.report(JOB, report))
 
     # ---- what must hold ------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from ....morphing import Choice, Infeasible, choose
 from ...replay import Prices
 from ...service.ranking import shape
 from ...spec.job_spec import JobSpec, JobSpecError
-from ..calibration_source import of_manager
-from ..calibration_text import aligned
+from ..calibration.source import of_manager
+from ..calibration.table import aligned
 from ..plan_text import Cluster, request
 from ..progress import counted
 from ..warm_up import wait_for_code

@@ -1,4 +1,4 @@
-"""What providers say: which of our VMs are gone, what is there that nobody wants, and what is to be had."""
+"""What providers list: which of our VMs are gone, and what is there that nobody wants."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core.events import Event, OffersSeen, Together, VmEnding, VmTerminated
-from ..core.state import JobState, Vm
-from ..providers import (
+from ...core.events import Event, Together, VmEnding, VmTerminated
+from ...core.state import JobState, Vm
+from ...providers import (
     Partial,
     Provider,
     ProviderError,
@@ -20,20 +20,14 @@ from ..providers import (
     newest_attempts,
     statuses,
 )
-from ..providers.settings import FILE
-from ..spec.job_spec import Resources
-from ..spec.placement import Offer
-from ..spec.resources import CLOUDS
-from ..threads import Kind, Threads, told_when_slow
+from ...spec.resources import CLOUDS
+from ...threads import Kind, Threads, told_when_slow
+from ..effects import Effects
+from ..quarantine import Quarantined
+from ..runtime import Job
 from .closings import MOST_LOOKS, Closings
-from .effects import Effects
-from .quarantine import Quarantined
-from .runtime import Job
 
 log = logging.getLogger("makara.manager")
-_OFFERS_S = 300.0  # prices change, and so does what there is
-_OFFERS_RETRY_S = 15.0
-_LOOK_S = 1.0
 _IDLE = 4.0  # a cloud that has nothing is asked so many times more rarely
 _LONGEST_S = 300.0  # a cloud that throttles is asked so often at least
 _MOST_FAILURES = 3  # looks in a row: what a place that does not answer has, is not asked for one by one
@@ -320,71 +314,3 @@ def unwanted(jobs: Iterable[Job], effects: Effects, present: Mapping[str, Resour
     wanted = {vm.vm for job in jobs for vm in job.state.live_vms}
     there = [vm for vm, status in present.items() if status is not ResourceStatus.GONE and vm not in wanted]
     return [vm for vm in there if not effects.releasing(vm) and not any(job.may_own(vm) for job in jobs)]
-
-
-class Market:
-    """Tells each job that rents from a cloud what it may have. Runs on the event loop."""
-
-    def __init__(
-        self,
-        *,
-        providers: Mapping[str, Provider],
-        jobs: Mapping[str, Job],
-        effects: Effects,
-        threads: Threads,
-        handle: Callable[[str, Event], Awaitable[None]],
-        clock: Callable[[], float],
-        manager_url: Callable[[], str],
-    ) -> None:
-        self._manager_url = manager_url
-        self._providers = providers
-        self._jobs = jobs
-        self._effects = effects
-        self._threads = threads
-        self._handle = handle
-        self._clock = clock
-        self._asked_at: dict[str, float] = {}
-
-    async def run(self) -> None:
-        """For ever."""
-        while True:
-            await self.look()
-            await asyncio.sleep(_LOOK_S)
-
-    async def look(self) -> None:
-        """Once, for every job whose offers are old."""
-        self._asked_at = {job: at for job, at in self._asked_at.items() if job in self._jobs}
-        for name, job in list(self._jobs.items()):
-            spec = job.state.spec
-            if job.active and spec is not None and spec.resources.clouds and self._is_due(name, job):
-                self._asked_at[name] = self._clock()
-                await self._tell(name, spec.resources)
-
-    def _is_due(self, name: str, job: Job) -> bool:
-        asked_at = self._asked_at.get(name)
-        wait_s = _OFFERS_S if job.vitals.offers is not None else _OFFERS_RETRY_S
-        return asked_at is None or not 0.0 <= self._clock() - asked_at < wait_s
-
-    async def _tell(self, name: str, resources: Resources) -> None:
-        offers: list[Offer] = []
-        trouble = self._effects.trouble.setdefault(name, {})
-        for provider in resources.providers:
-            if provider not in self._providers:
-                trouble[f"offers/{provider}"] = (
-                    f"{FILE} has no section {provider}: nothing is asked for there"
-                )
-                continue
-            try:
-                offers += await self._offers(provider, resources)
-            except ProviderError as error:
-                log.warning("job %s: no offers of %s: %s", name, provider, error)
-                trouble[f"offers/{provider}"] = f"prices of {provider}: {error}"
-                return  # what was known before holds for now
-            trouble.pop(f"offers/{provider}", None)
-        with contextlib.suppress(Quarantined):  # it is told again
-            now, url = self._clock(), self._manager_url()
-            await self._handle(name, OffersSeen(now=now, offers=tuple(offers), manager_url=url))
-
-    async def _offers(self, provider: str, resources: Resources) -> list[Offer]:
-        call = self._providers[provider].offers
-        return list(await self._threads.run(Kind.OFFERS, lambda: call(resources), owner=provider))

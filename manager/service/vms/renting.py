@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from ...protocol.messages import BootConfig
-from ..core.commands import ReleaseVm, RequestVm
-from ..core.events import AttemptFailed, AttemptSucceeded, ConsoleRead, Event, ReleaseRefused, VmTerminated
-from ..core.facts import RefusalKind
-from ..core.state import JobState, Vm
-from ..providers import (
+from ....protocol.messages import BootConfig
+from ...core.commands import ReleaseVm, RequestVm
+from ...core.events import AttemptFailed, AttemptSucceeded, ConsoleRead, Event, ReleaseRefused, VmTerminated
+from ...core.facts import RefusalKind
+from ...core.state import JobState, Vm
+from ...providers import (
     Ended,
     NoCapacity,
     NotAllowed,
@@ -27,14 +27,14 @@ from ..providers import (
     Throttled,
     Unauthenticated,
 )
-from ..providers.consoles import last_lines
-from ..providers.settings import FILE
-from ..spec.placement import Attempt, Placement
-from ..spec.resources import CLOUDS
-from ..threads import Kind, Threads
-from .quarantine import Quarantined
-from .store_commands import Persist
-from .tokens import TokenStore
+from ...providers.consoles import last_lines
+from ...providers.settings import FILE
+from ...spec.placement import Attempt, Placement
+from ...spec.resources import CLOUDS
+from ...threads import Kind, Threads
+from ..quarantine import Quarantined
+from ..store_commands import Persist
+from ..tokens import TokenStore
 
 log = logging.getLogger("makara.manager")
 JOIN_TTL_S = 1800.0

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ...protocol.messages import JobSettings
-from ...simulator import Measurements
-from ..spec.job_file import read_job
-from ..spec.job_spec import JobSpecError, to_settings
-from ..spec.reading import BadFile, read_file, write_file
-from .calibration_picture import draw
-from .calibration_text import table
-from .client import connect
-from .user_code import measured_apart
+from ....protocol.messages import JobSettings
+from ....simulator import Measurements
+from ...spec.job_file import read_job
+from ...spec.job_spec import JobSpecError, to_settings
+from ...spec.reading import BadFile, read_file, write_file
+from ..client import connect
+from ..user_code import measured_apart
+from .picture import draw
+from .table import table
 
 _SECONDS = 60.0
 
@@ -66,7 +66,7 @@ def _known(options: argparse.Namespace) -> Measurements:
 
 
 def _store(settings: JobSettings, measured: Measurements) -> None:
-    from ...checkpoint import CheckpointError, open_store, save_calibration  # here: other commands need none
+    from ....checkpoint import CheckpointError, open_store, save_calibration  # here: other commands need none
 
     assert measured.basis is not None, "what was measured here says what it depends on"
     where = settings.store

@@ -6,12 +6,12 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...simulator import Calibration, Measurements
-from ...simulator.calibration.measurements import best_microbatch_size, rows_for_job
-from ..spec.job_spec import JobSpec, JobSpecError, to_settings
-from ..spec.reading import read_file
-from .client import Refused, connect
-from .user_code import measured_apart
+from ....simulator import Calibration, Measurements
+from ....simulator.calibration.measurements import best_microbatch_size, rows_for_job
+from ...spec.job_spec import JobSpec, JobSpecError, to_settings
+from ...spec.reading import read_file
+from ..client import Refused, connect
+from ..user_code import measured_apart
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from ...simulator.calibration.links import AllReduce, Wire, fitted_links
-from ...simulator.calibration.measurements import TIMES, Measurements, Row, best_microbatch_size, least_bytes
-from ...simulator.units import rate, seconds, size
+from ....simulator.calibration.links import AllReduce, Wire, fitted_links
+from ....simulator.calibration.measurements import TIMES, Measurements, Row, best_microbatch_size, least_bytes
+from ....simulator.units import rate, seconds, size
 
 _NARROW = 40  # a section's label
 

@@ -1,0 +1,122 @@
+"""What agents report of their VMs, and the orders that each is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from ...protocol.messages import Report
+from ..core.events import ConnectionClosed, Event, ReportReceived
+from ..core.facts import Fact, VmEnded
+from ..core.orders import Leases, is_same, orders
+from ..spec.resources import CLOUDS
+from ..threads import Kind, Threads
+from .journal import Journal
+from .pubsub import Hub, Update
+from .quarantine import Quarantined
+from .runtime import Connection, Job
+from .views import step_view, to_json
+from .vms.watch import ProviderWatch, provider_of
+
+log = logging.getLogger("makara.manager")
+
+
+class Agents:
+    """The agents of all jobs. Runs on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        jobs: Mapping[str, Job],
+        watches: Mapping[str, ProviderWatch],
+        journal: Journal,
+        hub: Hub,
+        threads: Threads,
+        handle: Callable[[str, Event], Awaitable[None]],
+        clock: Callable[[], float],
+        leases: Leases,
+    ) -> None:
+        self._jobs = jobs
+        self._watches = watches
+        self._journal = journal
+        self._hub = hub
+        self._threads = threads
+        self._handle = handle
+        self._clock = clock
+        self._leases = leases
+
+    def connect(self, job: str, vm: str, connection: Connection) -> None:
+        """A VM's agent is there: give it its orders. An earlier connection of the VM gives way."""
+        runtime = self._jobs[job]
+        earlier = runtime.connections.get(vm)
+        if earlier is not None:
+            earlier.replaced()
+        runtime.connections[vm] = connection
+        runtime.told.pop(vm, None)
+        if runtime.quarantine is None or runtime.quarantine.readable or not runtime.active:
+            self._push(runtime, vm, connection)
+
+    async def disconnect(self, job: str, vm: str, connection: Connection) -> None:
+        """The connection closed. Suspicion only, and none if the VM has another one by now."""
+        runtime = self._jobs[job]
+        if runtime.connections.get(vm) is not connection:
+            return
+        del runtime.connections[vm]
+        runtime.told.pop(vm, None)
+        if not runtime.has_use_of(vm):
+            runtime.not_understood.pop(vm, None)
+        if runtime.state.ended is None:
+            with contextlib.suppress(Quarantined):  # silence will tell, once the job is taken up
+                await self._handle(job, ConnectionClosed(now=self._clock(), vm=vm))
+        known = runtime.state.vms.live.get(vm)
+        provider = provider_of(runtime.state, known) if known is not None else None
+        if provider in CLOUDS and provider in self._watches:
+            self._watches[provider].closings.add(job, vm)
+
+    async def report(self, job: str, report: Report) -> None:
+        """Take in what a VM is now. When this returns, all that the report carried is stored."""
+        runtime = self._jobs[job]
+        if report.metrics:
+            await self._threads.run(Kind.JOURNAL, self._journal.record_metrics, job, report.metrics)
+            for step in runtime.add_steps(report.metrics, self._clock()):
+                self._hub.publish(job, Update("step", to_json(step_view(step))))
+        if runtime.has_use_of(report.vm):
+            runtime.reports[report.vm] = report
+        runtime.not_understood.pop(report.vm, None)
+        runtime.dirty = True
+        if runtime.state.ended is None:
+            with contextlib.suppress(Quarantined):  # it is kept above, for when the job is taken up
+                await self._handle(job, ReportReceived(now=self._clock(), report=report))
+
+    def beat(self, job: str, report: Report) -> None:
+        """Take in that a VM lives and gets on, and is else what it was; counts from the next tick on."""
+        runtime = self._jobs[job]
+        if runtime.has_use_of(report.vm):
+            runtime.reports[report.vm] = report
+        if runtime.state.ended is None:
+            runtime.beats[report.vm] = ReportReceived(now=self._clock(), report=report)
+
+    def not_understood(self, job: str, vm: str, why: str) -> None:
+        """A VM's agent says what this manager cannot read; shown until it says something that can be."""
+        runtime = self._jobs[job]
+        if runtime.not_understood.get(vm) != why:
+            log.error("VM %s: %s", vm, why)
+            runtime.not_understood[vm] = why
+            runtime.dirty = True
+
+    def tell(self, runtime: Job, facts: Sequence[Fact]) -> None:
+        """Send those whose orders `facts` changed the new ones, and forget what ended VMs reported."""
+        for vm, connection in runtime.connections.items():
+            self._push(runtime, vm, connection)
+        for fact in facts:
+            if isinstance(fact, VmEnded):
+                runtime.reports.pop(fact.vm, None)
+                runtime.not_understood.pop(fact.vm, None)
+
+    def _push(self, runtime: Job, vm: str, connection: Connection) -> None:
+        """Send the VM its orders, unless they say what this connection was told already."""
+        now, before = orders(runtime.state, vm, self._leases, runtime.parts), runtime.told.get(vm)
+        if before is None or not is_same(now, before):
+            runtime.told[vm] = now
+            connection.push(now)

@@ -1,0 +1,1 @@
+"""VMs and their providers: requests and releases, lists, closed connections, offers."""
