@@ -80,6 +80,8 @@ class RentedFleet:
 
     def evict(self, draws: random.Random) -> None:
         """One of the VMs that are up is taken back, without a word to it."""
+        not_gone = set(self.stand.billed())
+        self._up = {vm: None for vm in self._up if vm in not_gone}  # the manager releases some, too
         vm = draws.choice(list(self._up))
         del self._up[vm]
         self.stand.end(vm)

@@ -373,7 +373,7 @@ class AwsStand:
         self.aws.troubles.discard(trouble)
 
     def end(self, vm: str) -> None:
-        ids = [i.id for i in self.aws.ec2.all_instances() if _vm_of(i) == vm]
+        ids = [i.id for i in self.aws.ec2.all_instances() if _vm_of(i) == vm and i.state != "terminated"]
         self.aws.ec2.terminate_instances(ids)
 
     def leave_disk(self, manager: str, vm: str) -> None:
