@@ -1,8 +1,8 @@
 """The workers, hops and micro-batches of a component as arrays of records.
 
-What goes through every operation of a step (the list schedule here, the simulator's engine) is written once,
-over arrays of records: lists of the objects below where it is interpreted, two-dimensional numpy arrays with
-the same named columns where it is compiled. So a record holds whole numbers alone, and refers to another by
+Code that runs once for each operation of a step (the list schedule here, the simulator's engine) is written
+once, over arrays of records: lists of the objects below in interpreted code, two-dimensional numpy arrays
+with the same named columns in compiled code. So a record holds only integers, and refers to another record by
 its index.
 """
 
@@ -26,9 +26,9 @@ Array = Sequence[Record]
 @dataclass(slots=True)
 class Worker:
     first_hop: int = NONE
-    """The others follow by `next_here`."""
+    """Index of its first hop; `next_here` of each hop gives the next one."""
     first_entry: int = 0
-    """Of its schedule: its forwards and its backwards, as many of each."""
+    """Index of its first `Entry`; it has `num_entries` of them, one for each forward-backward pair."""
     num_entries: int = 0
 
 
@@ -41,13 +41,13 @@ class Hop:
     next_here: int = NONE
     """The next hop on the same worker."""
     enters: int = 0
-    """1: the path's first visit to the worker. There its micro-batches count against the window."""
+    """1 at the path's first visit to the worker, where its micro-batches count against the window."""
     is_frozen: int = 0
-    """1: its sections get no gradient, so its backward computes nothing."""
+    """1 if its sections get no gradient, so its backward computes nothing."""
     num_turns: int = 0
-    """Micro-batches of the path."""
+    """Number of micro-batches on the path."""
     first_turn: int = 0
-    """The same for all hops of a path."""
+    """Index of the path's first `Turn`; the same for all hops of a path."""
 
 
 @dataclass(slots=True)
@@ -56,26 +56,26 @@ class Turn:
 
     micro_batch: int = 0
     backwards_before: int = 0
-    """How many of the path's micro-batches have their backward earlier; the same on all hops."""
+    """Number of the path's micro-batches whose backward comes earlier; the same on all hops."""
 
 
 @dataclass(slots=True)
 class Entry:
     """The k-th forward and the k-th backward of a worker's static order.
 
-    R stands directly before its B, so the order is known from how many forwards come before each backward.
+    R stands directly before its B, so the number of forwards before each backward gives the whole order.
     """
 
     forward: int = 0
-    """As `operation` numbers it: `FORWARD` or `FORWARD_DISCARD`."""
+    """The forward, as `operation` numbers it: `FORWARD` or `FORWARD_DISCARD`."""
     backward: int = 0
-    """`BACKWARD`, or the `RECOMPUTE` before it."""
+    """The `BACKWARD`, or the `RECOMPUTE` before it."""
     forwards_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StaticOrder:
-    """The orders of a component's workers. `most_in_flight`: by worker, if its order is followed."""
+    """The orders of a component's workers; `most_in_flight` is each worker's peak if it follows its order."""
 
     turns: Array[Turn]
     entries: Array[Entry]
@@ -86,7 +86,7 @@ NUM_ACTIONS = BACKWARD + 1
 
 
 def operation(hop: int, action: int) -> int:
-    """The number of what a hop does; `hop_of` and `action_of` take it apart."""
+    """One number for (hop, action); `hop_of` and `action_of` decode it."""
     return NUM_ACTIONS * hop + action
 
 
@@ -105,7 +105,7 @@ AnyHop = TypeVar("AnyHop", bound=Hop)
 def lay_out(
     component: Component, worker_type: type[AnyWorker], hop_type: type[AnyHop]
 ) -> tuple[list[AnyWorker], list[AnyHop]]:
-    """The workers as in `by_first_visit`, and the hops path by path."""
+    """A component as records: its workers in the order of `by_first_visit`, its hops path by path."""
     index_of = {worker: index for index, worker in enumerate(component.by_first_visit)}
     workers = [worker_type() for _ in index_of]
     hops: list[AnyHop] = []

@@ -1,4 +1,4 @@
-"""The independent parts of a plan: paths that share no worker, directly or indirectly, cannot meet."""
+"""The independent parts of a plan: groups of paths that share no worker, directly or indirectly."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from .plan import Path, Plan
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Paths that share workers; `workers` ascends and holds exactly those that the paths visit. `frozen`: as
-    in the plan."""
+    """Paths that share workers, and the workers that they visit, ascending; `frozen` is the plan's."""
 
     paths: tuple[Path, ...]
     workers: tuple[int, ...]
@@ -20,14 +19,14 @@ class Component:
 
     @property
     def by_first_visit(self) -> tuple[int, ...]:
-        """The workers in the order in which the paths come to them."""
+        """The workers in the order in which the paths first visit them."""
         return tuple(dict.fromkeys(hop.worker for path in self.paths for hop in path.hops))
 
     @property
     def signature(self) -> Hashable | None:
-        """Equal for components whose schedules are equal up to names of workers and micro-batches.
+        """A key: components with equal keys have equal schedules, up to names of workers and micro-batches.
 
-        None when several paths interleave, since then the micro-batches' own numbers matter.
+        None if the component has several paths, because then the micro-batches' own numbers matter.
         """
         if len(self.paths) != 1:
             return None
@@ -37,16 +36,16 @@ class Component:
 
     @property
     def visits(self) -> tuple[int, ...]:
-        """Of every hop, the how-manieth worker of `by_first_visit` it comes to."""
+        """For each hop, the index of its worker in `by_first_visit`."""
         num_hops = sum(len(path.hops) for path in self.paths)
-        if num_hops == len(self.workers):  # each comes once
+        if num_hops == len(self.workers):  # each worker is visited once
             return tuple(range(num_hops))
         first: dict[int, int] = {}
         return tuple(first.setdefault(hop.worker, len(first)) for path in self.paths for hop in path.hops)
 
 
 def components(plan: Plan) -> tuple[Component, ...]:
-    """The plan's paths that carry micro-batches, grouped; in the order of each group's first path."""
+    """Group the plan's paths that carry micro-batches; groups are in the order of their first path."""
     used = [path for path in plan.paths if path.micro_batches]
     visited = [[hop.worker for hop in path.hops] for path in used]
     if len(set(itertools.chain.from_iterable(visited))) == sum(map(len, visited)):
@@ -64,7 +63,7 @@ def components(plan: Plan) -> tuple[Component, ...]:
 
 
 def _groups(num_workers: int, visited: list[list[int]]) -> list[list[int]]:
-    """The numbers of paths that share workers, directly or indirectly."""
+    """Groups of indices of paths that share workers, directly or indirectly (union-find)."""
     root = list(range(num_workers))
 
     def find(worker: int) -> int:

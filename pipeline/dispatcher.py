@@ -1,4 +1,4 @@
-"""What one worker runs next, asked one operation at a time (see `policy` for the rules)."""
+"""The dispatcher: gives a worker its operations of a step, one at a time (see `policy` for the rules)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .schedules import InvalidOrder, orders
 
 
 class Dispatcher:
-    """What one worker runs next. Deterministic: the answers depend only on the calls made so far.
+    """Decides what one worker runs next. Deterministic: answers depend only on the calls made so far.
 
-    `order` is the worker's static order; left out, it is that of the plan's schedule (computed for the whole
-    plan: with many workers, call `orders` once and hand each its row). It is good for one step; `reset`
-    begins another. Raises `InvalidOrder` if the order is not the worker's work, each operation once, F before
-    B, and R directly before its B.
+    `order` is the worker's static order; by default that of the plan's schedule (computed for the whole plan:
+    with many workers, call `orders` once and pass each its row). A dispatcher serves one step; `reset` begins
+    another. Raises `InvalidOrder` unless the order has each of the worker's operations once, F before B, and R
+    directly before its B.
     """
 
     def __init__(self, plan: Plan, worker: int, order: Sequence[Operation] | None = None) -> None:
@@ -28,7 +28,7 @@ class Dispatcher:
         self._num_tasks = len(order)
         self._forward_place = {_key(task): place for place, task in enumerate(self._forwards)}
         self._backward_place = {_key(task): place for place, task in enumerate(self._backwards)}
-        # By place among the forwards, or the backwards; one more forward, which never comes.
+        # Indexed by place among the forwards, or the backwards. The last forward is a sentinel.
         self._is_recomputed = [*(_key(task) in recomputations for task in self._forwards), False]
         self._recomputation = [recomputations.get(_key(task)) for task in self._backwards]
         self._ahead = _forwards_ahead(order)
@@ -42,7 +42,7 @@ class Dispatcher:
         self.reset()
 
     def reset(self) -> None:
-        """Begin a step: nothing has run and nothing has arrived."""
+        """Begin a step, in which nothing has run and nothing has arrived."""
         self._remaining = self._num_tasks
         self._num_forwards = self._num_backwards = self._in_flight = 0
         self._is_held = False  # the recomputation of the first backward was the last operation
@@ -51,20 +51,20 @@ class Dispatcher:
 
     @property
     def remaining(self) -> int:
-        """Operations not yet taken."""
+        """Number of operations not yet taken."""
         return self._remaining
 
     def recomputes(self, micro_batch: int, stage: int) -> bool:
-        """Whether an R comes between this F and its B: then only the hop's inputs are kept until the R."""
+        """Whether an R comes between this F and its B, so that only the hop's inputs are kept until the R."""
         place = self._forward_place.get((stage, micro_batch))
         return place is not None and self._is_recomputed[place]
 
     def arrived(self, operation: Operation) -> None:
-        """The input of `operation` is here: activations for an F (stage 0 needs none), the gradient for a B.
+        """Note that the input of `operation` has arrived: activations of an F, the gradient of a B.
 
-        It makes no difference whether it came from a peer or from the hop before or after on the same worker.
-        The B of a path's last hop needs no call. Raises `InvalidOrder` for an operation that the worker does
-        not run or that takes no input.
+        Call it for inputs from peers and from hops on the same worker alike. The F of stage 0 and the B of a
+        path's last hop need no call. Raises `InvalidOrder` for an operation that the worker does not run or
+        that takes no input.
         """
         key = operation.stage, operation.micro_batch
         if operation.kind is Kind.FORWARD and key in self._forward_place:
@@ -75,9 +75,9 @@ class Dispatcher:
             raise InvalidOrder(f"an input came for {operation}, which this worker does not run")
 
     def next(self) -> Operation | None:
-        """Takes and returns the operation to run now; call it when the one before has finished.
+        """Take the operation to run now; call it when the one before has finished.
 
-        None: nothing may run before another input arrives, or nothing is left.
+        None if nothing may run before another input arrives, or nothing is left.
         """
         forward, backward = self._num_forwards, self._num_backwards
         if backward == len(self._backwards):
@@ -118,7 +118,7 @@ def _is_last_hop(plan: Plan, task: Operation) -> bool:
 
 
 def _forwards_ahead(order: Sequence[Operation]) -> list[int]:
-    """How many forwards come before each backward."""
+    """The number of forwards before each backward."""
     ahead: list[int] = []
     num_forwards = 0
     for task in order:
@@ -129,7 +129,7 @@ def _forwards_ahead(order: Sequence[Operation]) -> list[int]:
 
 
 def _enters(plan: Plan, worker: int, task: Operation) -> bool:
-    """Whether the micro-batch had not come to the worker before: then it counts against the window."""
+    """Whether this is the micro-batch's first visit to the worker, which counts against the window."""
     return all(hop.worker != worker for hop in plan.path_of(task.micro_batch).hops[: task.stage])
 
 
@@ -141,7 +141,7 @@ def _key(task: Operation) -> _Key:
 
 
 def peak_in_flight(order: Sequence[Operation]) -> int:
-    """The most micro-batches that are between forward and backward at once, if the order is followed."""
+    """The most micro-batches that are between forward and backward at once if the order is followed."""
     open_hops: dict[int, int] = {}
     peak = 0
     for task in order:
@@ -156,7 +156,7 @@ def peak_in_flight(order: Sequence[Operation]) -> int:
 
 
 def check_order(plan: Plan, worker: int, order: Sequence[Operation]) -> None:
-    """Raises `InvalidOrder` unless `order` is its work: each F and B once, F before B, R just before B."""
+    """Raise `InvalidOrder` unless `order` has each F and B of the worker once, F before B, R just before B."""
     work = {
         (stage, micro_batch)
         for path in plan.paths

@@ -1,4 +1,4 @@
-"""GPipe's order: all forwards, then all backwards in reverse; one such round for each windowful."""
+"""GPipe's order: all forwards, then all backwards in reverse; with a window, in rounds that fill it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def gpipe(
 ) -> None:
     """Write the order of all operations into `entries`.
 
-    Both directions follow one order that is the same on all workers, so crossing paths cannot wait in a
-    circle. With `recompute`, a worker recomputes all but the micro-batch whose forward was the last, and
-    nothing at frozen hops.
+    All workers follow one order of micro-batches in both directions, so crossing paths cannot deadlock. With
+    `recompute`, a worker recomputes every micro-batch except the one whose forward was last, and nothing at
+    frozen hops.
     """
     paths = _by_micro_batch(hops, turns)
     num_done = [0] * len(workers)
@@ -36,7 +36,7 @@ def gpipe(
 
 
 def _by_micro_batch(hops: Sequence[Hop], turns: Sequence[Turn]) -> list[int]:
-    """For each micro-batch, ascending, the first hop of its path."""
+    """The first hop of each micro-batch's path, by micro-batch."""
     numbered = [
         (turns[hop.first_turn + turn].micro_batch, index)
         for index, hop in enumerate(hops)
@@ -47,7 +47,7 @@ def _by_micro_batch(hops: Sequence[Hop], turns: Sequence[Turn]) -> list[int]:
 
 
 def _rounds(paths: Sequence[int], hops: Sequence[Hop], window: int | None) -> list[list[int]]:
-    """The paths of each round's micro-batches, so that no worker gets more than `window` in one."""
+    """The paths of each round's micro-batches; no worker gets more than `window` in a round."""
     if window is None:
         return [list(paths)]
     visited = {first: {hops[index].worker for index in _along(first, hops)} for first in set(paths)}
@@ -73,7 +73,7 @@ def _along(first: int, hops: Sequence[Hop]) -> list[int]:
 
 
 def _forwards(path_of: Sequence[int], workers: Sequence[Worker], hops: Sequence[Hop]) -> list[list[int]]:
-    """By worker: the hops of its forwards in a round."""
+    """For each worker, the hops of its forwards in a round."""
     order: list[list[int]] = [[] for _ in workers]
     visits = {first: [(order[hops[i].worker], i) for i in _along(first, hops)] for first in set(path_of)}
     for first in path_of:
@@ -90,7 +90,7 @@ def _write_round(
     first_of_all: int,
     recompute: bool,
 ) -> None:
-    """A worker's forwards, and its backwards in reverse, from its entry `first` on."""
+    """Write a worker's forwards, and its backwards in reverse, from its entry `first` on."""
     last = first + len(order) - 1
     for place, index in enumerate(order):
         recomputes = recompute and first + place < last and not hops[index].is_frozen
@@ -102,7 +102,7 @@ def _write_round(
 def _turn_back(
     path_of: Sequence[int], hops: Sequence[Hop], turns: Sequence[Turn], turn_of: dict[int, int]
 ) -> None:
-    """Number the backwards of a round. `turn_of`: the micro-batches that each path had in earlier ones."""
+    """Number the backwards of a round. `turn_of` counts each path's micro-batches in earlier rounds."""
     for first in set(path_of):
         begin, count = turn_of[first], path_of.count(first)
         for place in range(count):

@@ -1,10 +1,11 @@
-"""List scheduling in unit time: Varuna's three rules (§3.2), and 1F1B as the same with a window of the depth.
+"""List scheduling in unit time: Varuna's three rules (§3.2), and 1F1B, which adds a window by depth.
 
-Time runs in units of T_f: a forward or a recomputation takes one, a backward two (one where there is nothing
-to compute in it, the least that there is). At each unit every idle worker takes the first of: the backward it
-must wait for after a recomputation (rule 2); a backward whose gradient is there; a recomputation that is due
-because the next hop's backward ends one unit from now (rule 1), or has ended; a forward. So backwards come
-before forwards (rule 3).
+Time runs in units of T_f: a forward or a recomputation takes one, a backward two (one at a frozen hop, where
+it computes nothing). At each unit every idle worker takes the first of these that it can:
+1. the backward of the micro-batch that it has just recomputed, and nothing else before it (rule 2);
+2. a backward whose gradient has arrived;
+3. a recomputation that is due: the next hop's backward ends one unit from now, or has ended (rule 1);
+4. a forward. So backwards come before forwards (rule 3).
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from .policy import BACKWARD, FORWARD, FORWARD_DISCARD, RECOMPUTE
 @dataclass(slots=True)
 class ListHop(Hop):
     window: int = 0
-    """Micro-batches in flight on the worker from which on none enters."""
+    """A micro-batch enters only while fewer than this are in flight on the worker."""
     recomputes: int = 0
     """0 or 1."""
     num_offered: int = 0
-    """Forwards that can begin or have begun."""
+    """Number of forwards that can begin or have begun."""
     num_forwards: int = 0
     num_gradients: int = 0
-    """That came to a hop that recomputes."""
+    """Number of gradients that have arrived, counted at hops that recompute."""
     num_backwards: int = 0
 
 
@@ -36,22 +37,22 @@ class ListWorker(Worker):
     num_in_flight: int = 0
     most_in_flight: int = 0
     num_ready: int = 0
-    """Backwards whose gradient came, in its queue, and how many of them have begun."""
+    """Backwards queued because their gradient came, and (`_taken`) how many of them have begun."""
     num_ready_taken: int = 0
     num_due: int = 0
-    """Recomputations."""
+    """The same of recomputations."""
     num_due_taken: int = 0
     held: int = NONE
-    """The hop whose micro-batch is recomputed and waits for its backward."""
+    """The hop whose recomputed micro-batch waits for its backward."""
     hop: int = NONE
-    """What runs, and for how many units more."""
+    """The hop and action that run, and for how many more units."""
     action: int = 0
     units_left: int = 0
 
 
 @dataclass(slots=True)
 class Queued:
-    """Places in a worker's two queues, as many as it has entries: hops."""
+    """One place in each of a worker's two queues of hops; the worker has as many as it has entries."""
 
     ready: int = NONE
     due: int = NONE
@@ -64,7 +65,7 @@ def list_schedule(
     entries: Array[Entry],
     queues: Array[Queued],
 ) -> None:
-    """Write the order of all operations into `entries`. On a path, backwards follow the order of forwards."""
+    """Write the order of all operations into `entries`. A path's backwards have the order of its forwards."""
     num_left = 0
     for hop in hops:
         num_left += 2 * hop.num_turns
@@ -83,7 +84,10 @@ def _start_all(
     entries: Array[Entry],
     queues: Array[Queued],
 ) -> int:
-    """How many forwards and backwards began: at least one, or something runs."""
+    """Let idle workers begin an operation; return how many forwards and backwards began.
+
+    At least one begins, or something runs already.
+    """
     num_started, is_idle = 0, True
     for worker in workers:
         if worker.units_left == 0:
@@ -100,7 +104,7 @@ def _start(
     entries: Array[Entry],
     queues: Array[Queued],
 ) -> int:
-    """1 if a forward or a backward began."""
+    """Let an idle worker begin an operation; return 1 if that is a forward or a backward."""
     if worker.held != NONE:
         if hops[worker.held].num_gradients == hops[worker.held].num_backwards:
             return 0
@@ -125,7 +129,7 @@ def _start(
 
 
 def _next_forward(worker: ListWorker, hops: Array[ListHop], turns: Array[Turn]) -> int:
-    """The hop whose next forward may run, that of the lowest micro-batch."""
+    """The hop whose next forward may run, of several that of the lowest micro-batch; `NONE` if there is none."""
     entering = _first_offered(worker, hops, turns, 1)
     if entering != NONE and worker.num_in_flight >= hops[entering].window:
         entering = NONE
@@ -148,14 +152,14 @@ def _first_offered(worker: ListWorker, hops: Array[ListHop], turns: Array[Turn],
 
 
 def _micro_batch(hop: ListHop, turns: Array[Turn]) -> int:
-    """Of the hop's next forward."""
+    """The micro-batch of the hop's next forward."""
     return turns[hop.first_turn + hop.num_forwards].micro_batch
 
 
 def _force_forward(
     workers: Array[ListWorker], hops: Array[ListHop], turns: Array[Turn], entries: Array[Entry]
 ) -> int:
-    """Paths that cross can fill each other's windows; then the forward nearest to its end goes ahead."""
+    """Admit the forward nearest to its path's end, where crossing paths have filled each other's windows."""
     best, best_stage, lowest = NONE, 0, 0
     for worker in workers:
         index = _first_offered(worker, hops, turns, 1)

@@ -1,4 +1,4 @@
-"""The grammar of operations, as PyTorch writes them in its schedules (`2F5`), plus `R` for recompute."""
+"""Operations, written as PyTorch's pipeline schedules write them (`2F5`), plus `R` for recompute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Kind(StrEnum):
     WEIGHT_GRADIENT = "W"
     RECOMPUTE = "R"
 
-    __hash__ = str.__hash__  # an enum's own is Python code, and tables go by kinds and operations
+    __hash__ = str.__hash__  # an enum's own is Python code, and dictionaries are keyed by kinds
 
 
 class Operation(NamedTuple):

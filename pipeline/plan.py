@@ -71,9 +71,9 @@ class Plan:
     `window` bounds the micro-batches in flight on a worker (forward done, backward not); None is unbounded.
     `recompute`: a worker keeps only the inputs of its range and runs the forward again before the backward,
     except at the last hop of a path (Varuna §3.2). `optimizer_on_host`: the optimizer's state lies in host
-    memory, and the update runs there. `frozen`: so many of the first sections get no gradient; a hop with no
-    others is never recomputed, and its backward computes nothing. Raises `InvalidPlan` when built from values
-    that break a rule.
+    memory, and the update runs there. `frozen`: the first `frozen` sections get no gradient; a hop that has
+    only such sections is never recomputed, and its backward computes nothing. Raises `InvalidPlan` naming the
+    rule that the values break.
     """
 
     num_sections: int
@@ -160,7 +160,7 @@ class Plan:
 
 
 def shape_of(value: Mapping[str, Any]) -> str:
-    """`Plan.shape` of what `Plan.to_json` wrote, which is not checked again."""
+    """`Plan.shape` of a plan that `Plan.to_json` wrote, without checking it again."""
     return _shape([[worker for worker, _, _ in path["hops"]] for path in value["paths"]])
 
 
@@ -180,8 +180,9 @@ def grid(
     """Varuna's P×D grid: `replicas` copies of the same P ranges; worker d·P+p hosts stage p of replica d.
 
     Micro-batch i goes to replica i mod D, so N need not be divisible by D: some paths carry one more. With
-    `shares`, replica d takes so many instead; they too are dealt in turn, to those that still lack some.
-    Raises `InvalidPlan` when a replica would get no micro-batch, or the shares are not of all of them.
+    `shares`, replica d takes `shares[d]` micro-batches instead, dealt round-robin among the replicas that
+    still lack some. Raises `InvalidPlan` when a replica would get no micro-batch, or the shares do not add up
+    to N.
     """
     depth = len(stages)
     if not 1 <= replicas <= num_micro_batches:
@@ -233,7 +234,7 @@ def _shape(pipelines: Sequence[Sequence[int]]) -> str:
 
 @lru_cache(maxsize=4096)
 def _range(start: int, stop: int) -> Range:
-    """A plan's workers, and its plans one after another, have few different ranges."""
+    """Cached, because a plan's workers, and a job's successive plans, have few distinct ranges."""
     return Range(start, stop)
 
 

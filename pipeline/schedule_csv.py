@@ -1,4 +1,4 @@
-"""Orders of operations as a CSV file, as `torch.distributed.pipelining` writes and reads them."""
+"""Orders of operations as CSV, in the format of `torch.distributed.pipelining`'s compute-only schedules."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from .schedules import InvalidOrder, Orders
 
 
 def to_csv(orders: Orders, *, recompute: bool = True) -> str:
-    """One row per rank, as `torch.distributed.pipelining` reads its compute-only schedules.
-
-    PyTorch knows no R (it recomputes inside the module); `recompute=False` leaves it out for that reader.
-    """
+    """Write one row per rank. `recompute=False` leaves out R, which PyTorch's reader does not know."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for listed in orders:
@@ -22,9 +19,9 @@ def to_csv(orders: Orders, *, recompute: bool = True) -> str:
 
 
 def from_csv(text: str) -> Orders:
-    """Reads what `to_csv` wrote; empty cells are idle time and are skipped.
+    """Read what `to_csv` wrote; empty cells are idle time and are skipped.
 
-    Raises `InvalidOrder` naming row and column (from 1) of a cell that is no operation or that repeats one.
+    Raises `InvalidOrder` naming row and column (from 1) of a cell that is not an operation or repeats one.
     """
     seen: dict[Operation, str] = {}
     result: list[tuple[Operation, ...]] = []

@@ -16,22 +16,24 @@ from .plan import Plan, Schedule
 from .policy import RECOMPUTE
 
 Orders = tuple[tuple[Operation, ...], ...]
-"""For each worker, in rank order, its operations in the order in which they are to run."""
+"""The operations of each worker, in rank order, in the order in which they run."""
 
 
 class InvalidOrder(ValueError):
-    """An order of operations that no worker could follow; the message names the place."""
+    """An order of operations that a worker cannot follow; the message names the place."""
 
 
 def orders(plan: Plan) -> Orders:
     """Each worker's operations in the order of `plan.schedule`; each operation of the plan occurs once.
 
     Varuna and 1F1B are list schedules in unit time (F = R = 1, B = 2; see `makara.pipeline.list_schedule`). A
-    plan's `window` bounds the micro-batches in flight on each worker, except where paths cross in a way that
-    would then never finish. GPipe keeps to it by draining the pipeline each time the window is full. With
-    recomputation, R precedes its B directly, and the last hop of a path has none (§3.2); GPipe alone, as in
-    Figure 4 (b), recomputes there too and skips only the micro-batch whose forward was the last. Hops of
-    frozen sections alone have none under any schedule, and their B takes one unit.
+    plan's `window` bounds the micro-batches in flight on each worker, except where crossing paths would then
+    deadlock. GPipe keeps to it by draining the pipeline each time the window is full. With recomputation, R
+    precedes its B directly, and the last hop of a path has none (§3.2); only GPipe recomputes there too, as
+    in Figure 4 (b), except for the micro-batch whose forward was last. A hop whose sections are all frozen
+    has no R under any schedule, and its B takes one unit.
+
+    To add a schedule: a member of `plan.Schedule`, and its order in `static_order`.
     """
     per_worker: list[tuple[Operation, ...]] = [()] * plan.num_workers
     solved: dict[object, StaticOrder] = {}
@@ -46,12 +48,12 @@ def orders(plan: Plan) -> Orders:
 
 @dataclass(frozen=True, slots=True)
 class Lister:
-    """`list_schedule`, and what makes and reads arrays of records of one type."""
+    """`list_schedule`, interpreted or compiled, with functions that make and read its arrays of records."""
 
     list_schedule: Callable[..., None]
     array: Callable[[type[Any], Sequence[Any]], Array[Any]]
     make: Callable[[type[Any], int], Array[Any]]
-    """So many records with nothing but defaults."""
+    """Makes an array of that many records with default values."""
     read: Callable[[type[Any], Array[Any]], Sequence[Any]]
 
 
@@ -64,7 +66,7 @@ INTERPRETED = Lister(
 
 
 def static_order(plan: Plan, component: Component, lister: Lister = INTERPRETED) -> StaticOrder:
-    """The orders of a component's workers by the plan's schedule."""
+    """Compute the orders of a component's workers under the plan's schedule."""
     workers, hops = lay_out(component, ListWorker, ListHop)
     num_entries = sum(worker.num_entries for worker in workers)
     turns = [Turn(micro_batch) for path in component.paths for micro_batch in path.micro_batches]
@@ -86,7 +88,7 @@ def static_order(plan: Plan, component: Component, lister: Lister = INTERPRETED)
 
 
 def _set_rules(plan: Plan, hops: Sequence[ListHop]) -> None:
-    """What bounds the micro-batches in flight at a hop, and whether it recomputes."""
+    """Set each hop's bound on micro-batches in flight, and whether it recomputes."""
     num_left = 0
     for hop in reversed(hops):
         is_last = hop.after == NONE
@@ -97,7 +99,7 @@ def _set_rules(plan: Plan, hops: Sequence[ListHop]) -> None:
 
 
 def _tasks(component: Component, order: StaticOrder) -> list[list[Operation]]:
-    """The operations of the component's workers, as in `by_first_visit`."""
+    """The operations of the component's workers, in the order of `by_first_visit`."""
     workers, _ = lay_out(component, Worker, Hop)
     stages = [(path, stage) for path in component.paths for stage in range(len(path.hops))]
     forwards = [iter(path.micro_batches) for path, _ in stages]
@@ -122,7 +124,7 @@ def _tasks(component: Component, order: StaticOrder) -> list[list[Operation]]:
 
 
 def _taken_back(component: Component, order: StaticOrder) -> list[list[int]]:
-    """By hop: the micro-batches in the order of backwards."""
+    """For each hop, its micro-batches in the order of their backwards."""
     result: list[list[int]] = []
     first = 0
     for path in component.paths:

@@ -1,4 +1,4 @@
-"""Which worker sends what to whom, in which order: fixed before a step begins, whatever the jitter."""
+"""The messages of a step: which worker sends what to whom, in an order fixed before the step begins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .schedules import Orders
 
 
 class Message(NamedTuple):
-    """What crosses between two hops on different workers.
+    """A message between two hops on different workers.
 
     `kind` F carries activations, B gradients; `stage` is the hop that consumes it, `peer` the other worker.
     """
@@ -23,7 +23,7 @@ class Message(NamedTuple):
 
     @property
     def operation(self) -> Operation:
-        """The operation at the receiver that this is the input of (see `Dispatcher.arrived`)."""
+        """The receiver's operation whose input this is (see `Dispatcher.arrived`)."""
         return Operation(self.stage, self.kind, self.micro_batch)
 
 
@@ -31,9 +31,8 @@ class Message(NamedTuple):
 class Traffic:
     """One worker's messages of a step.
 
-    For each (peer, kind) the messages of `sends`, taken in the order in which they stand, are those of the
-    peer's `receives` in the same order. F and B need separate channels: their order against each other is not
-    fixed.
+    For each (peer, kind), the messages in `sends` are the peer's `receives`, in the same order. F and B need
+    separate channels, because their order relative to each other is not fixed.
     """
 
     sends: list[Message] = field(default_factory=list[Message])
@@ -41,7 +40,7 @@ class Traffic:
 
 
 def messages(plan: Plan, orders: Orders) -> tuple[Traffic, ...]:
-    """Every worker's traffic. Two hops in a row on the same worker need no message."""
+    """The traffic of every worker. Consecutive hops on the same worker need no message."""
     traffic = tuple(Traffic() for _ in range(plan.num_workers))
     for worker, order in enumerate(orders):
         for task in order:
@@ -55,7 +54,7 @@ def messages(plan: Plan, orders: Orders) -> tuple[Traffic, ...]:
 
 
 def output_of(plan: Plan, task: Operation) -> tuple[int, Operation] | None:
-    """Which worker and operation need the result of `task`; None when it stays (R, last F, first B)."""
+    """The worker and operation that need the result of `task`; None if it is not sent (R, last F, first B)."""
     hops = plan.path_of(task.micro_batch).hops
     if task.kind is Kind.FORWARD and task.stage + 1 < len(hops):
         stage = task.stage + 1
