@@ -1,9 +1,9 @@
-"""How to choose the next plan, and how survivors come to one state; no I/O.
+"""Morphing: chooses the next plan, and brings its members to one state. Pure functions; no I/O.
 
-In: the workers there are, the calibration of the model on them, what they hold already. Out: the plan with
-the least predicted time per step, or the reason why there is none (`choose`). And in: what every member of a
-forming generation holds. Out: the step that all go on from, who must still apply it, and who sends which
-section to whom (`agree`, `transfers`).
+`choose`: from the available workers, the model's calibration and the sections that workers hold, to the plan
+with the least predicted time per step, or the reason why there is none. `agree` and `transfers`: from what
+each member of a forming generation holds, to the step that all continue from, who must still apply it, and
+who sends which section to whom (what a section's state is: `worker.sections.state`).
 """
 
 from .balance import balance

@@ -1,4 +1,4 @@
-"""Cutting the sections into P stages so that the slowest stage is as fast as can be (Varuna §4.4)."""
+"""Balancing: splits the sections into P stages so that the slowest stage is as fast as possible (Varuna §4.4)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ..pipeline import Range
 from .stages import StageTable
 
 Fits = Callable[[int, int], bool]
-"""Whether a stage of the sections from the first up to (not including) the second fits into memory."""
+"""Whether a stage of the sections start..stop-1 fits into memory; called with (start, stop)."""
 
 
 class Split(NamedTuple):
-    """Stages in order; `slow` is the one that is to have the slow workers, if they are balanced for."""
+    """Stages in order; `slow` is the index of the stage for slow workers, if the split was made for them."""
 
     stages: tuple[Range, ...]
     slow: int | None = None
 
 
 class _Prefix(NamedTuple):
-    """The best way found to cut the sections up to some place into some number of stages."""
+    """The best split found of the first sections into a given number of stages."""
 
     slowest_ns: int
     stops: tuple[int, ...]
@@ -31,12 +31,12 @@ class _Prefix(NamedTuple):
 def balance(
     table: StageTable, max_depth: int, *, recompute: bool, fits: Fits, slowdown: float | None = None
 ) -> Mapping[int, Split]:
-    """For each P in 1..max_depth the split into P stages with the least maximum, where one exists whose
-    stages fit. With a `slowdown`, exactly one stage, whichever is best, takes that many times as long.
+    """For each P in 1..max_depth, the split into P stages that fit, with the least maximum time.
 
-    Exact, by dynamic programming over (number of stages, first section after them), for any P <= K. A stage
-    takes the longer the more sections it has, so only the ends of stages are looked at that can still be
-    best: about K² ln K in all. Ties go to the earlier cuts, so that the answer is the same everywhere.
+    A P without such a split is left out. With a `slowdown`, exactly one stage (the best choice of one) takes
+    that many times as long. Exact, by dynamic programming over (number of stages, first section after them),
+    for any P <= K. A stage's time grows with its sections, so the inner loop stops early: about K² ln K steps
+    in all. Ties go to the earlier cuts, so the result is deterministic.
     """
 
     def ordinary(start: int, stop: int) -> int:
@@ -64,7 +64,7 @@ def balance(
 def _longer(
     prefixes: list[_Prefix | None], work_ns: Callable[[int, int], int], fits: Fits
 ) -> list[_Prefix | None]:
-    """Each by one stage."""
+    """Extend each prefix by one stage."""
     first = next((stop for stop, prefix in enumerate(prefixes) if prefix is not None), len(prefixes))
     longer: list[_Prefix | None] = [None] * len(prefixes)
     for stop in range(first + 1, len(prefixes)):

@@ -1,4 +1,4 @@
-"""The least time that a step can take under a plan, whatever its order: what need not be simulated."""
+"""Lower bounds on the time of a step under a plan, whatever its order; they save simulations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .stages import StageTable
 
 
 class Bound:
-    """Lower bounds of `simulate(...).time_s`, in nanoseconds, of pipelines of these stages.
+    """Lower bounds of `simulate(...).time_s`, in nanoseconds, for pipelines of these stages.
 
-    `slowdown` is that of each stage's worker, or less. A stage cannot begin before the first micro-batch has
-    come to it, does all its work, and its last backward has to go back through the stages before it; then
-    come its sums, one after the other, the commit and the optimizer. A micro-batch is in flight on the first
-    stage at least as long as it takes to the end and back, and no more than `window` are so at a time.
+    `slowdown` is that of each stage's worker, or less. A stage begins once the first micro-batch has reached
+    it, does all its work, and its last backward passes back through the stages before it; then come its
+    all-reduces, one after the other, the commit and the optimizer. A micro-batch is in flight on the first
+    stage for at least one round trip through the pipeline, and at most `window` are in flight at a time.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Bound:
         )
         last = parts[-1]
         self._forwards = _Line(last.work_ns, last.lead_ns - last.back_ns)
-        """Until the last forward of the last stage, which runs every backward straight after its forward."""
+        """Time until the last forward of the last stage, which runs each backward right after its forward."""
         if table.schedule is Schedule.GPIPE:
             self._forwards = _Line(last.forward_ns, last.lead_ns)
         self._sums = _sums(table, stages, parts)
@@ -52,24 +52,24 @@ class Bound:
         )
 
     def pipeline_ns(self, num_micro_batches: int) -> int:
-        """Until the last backward of a pipeline that carries so many micro-batches. It grows with them."""
+        """Time until the last backward of a pipeline with this many micro-batches; increasing in them."""
         least_ns = _at(self._pipeline, num_micro_batches)
         if self._window is not None:
             least_ns = max(least_ns, num_micro_batches * self._round_trip_ns // self._window)
         return least_ns
 
     def pace(self, num_micro_batches: int) -> tuple[int, int]:
-        """(nanoseconds that a pipeline takes whatever it carries, and for each micro-batch besides), if it
-        carries about so many or more."""
+        """(fixed nanoseconds, nanoseconds per micro-batch) of a pipeline that carries about this many or
+        more."""
         some_ns, twice_ns = (self.pipeline_ns(times * num_micro_batches) for times in (1, 2))
         each_ns = max(1, (twice_ns - some_ns) // num_micro_batches)
         return max(0, some_ns - num_micro_batches * each_ns), each_ns
 
     def step_ns(self, num_micro_batches: int, rings: AllReduceCosts) -> int:
-        """The whole step, if no pipeline carries more micro-batches.
+        """Time of the whole step, if no pipeline carries more micro-batches.
 
-        A worker's sums begin with the section that its last backward comes to first, and none begins before
-        all losses are tallied.
+        A worker's all-reduces begin with the section that its last backward reaches first, and not before the
+        all-reduce of the losses is over.
         """
         pipeline_ns = self.pipeline_ns(num_micro_batches)
         tallied_ns = _at((self._forwards,), num_micro_batches) + rings.tally_ns(self._depth)
@@ -87,7 +87,7 @@ class Bound:
 
 
 class AllReduceCosts:
-    """The sums over `replicas` workers, or more, at the faster of both links."""
+    """Times of all-reduces over `replicas` workers or more, on the faster of both links."""
 
     def __init__(self, table: StageTable, replicas: int, num_micro_batches: int) -> None:
         self._replicas = replicas
@@ -95,7 +95,7 @@ class AllReduceCosts:
         self._ring_ns = cache(table.ring_ns)
         sizes = table.calibration.gradient_bytes
         self.sums_ns = list(accumulate((self._ring_ns(size, replicas) for size in sizes), initial=0))
-        """Of the sections before each."""
+        """Entry k: the total of the sections before k."""
 
     def commit_ns(self, depth: int) -> int:
         return self._ring_ns(COMMIT_BYTES, depth * self._replicas)
@@ -105,7 +105,7 @@ class AllReduceCosts:
 
 
 class _Line(NamedTuple):
-    """Nanoseconds that n micro-batches take: n * each + fixed."""
+    """Nanoseconds for n micro-batches: n * each + fixed."""
 
     each_ns: int
     fixed_ns: int
@@ -115,32 +115,33 @@ class _Part(NamedTuple):
     """A stage's part in a step, in nanoseconds: n micro-batches end at lead + n * work - saved."""
 
     lead_ns: int
-    """Until the first micro-batch is there."""
+    """Time until the first micro-batch arrives."""
     work_ns: int
     saved_ns: int
     forward_ns: int
     back_ns: int
-    """The stage's backward, and the gradient's way to it where there is one."""
+    """The stage's backward, and the message that brings its gradient, if any."""
     earlier_ns: int
-    """How long before the end of a backward the gradients of the stage's last section are complete."""
+    """Time from when the gradients of the stage's last section are complete to the end of the backward."""
 
 
 class _Sums(NamedTuple):
-    """The sums of stages whose sections have gradients of the same sizes, of which `span` is one."""
+    """The all-reduces of stages whose gradients have the same sizes; `span` is one of these stages."""
 
     span: Range
     ends: tuple[_Line, ...]
     """When their last backwards end."""
     begin: tuple[_Line, ...]
-    """When the first of their sums can begin."""
+    """When the first of their all-reduces can begin."""
     first_earlier_ns: int | None
-    """Of the first stage, which ends last: `earlier_ns`."""
+    """`earlier_ns` of the pipeline's first stage, which ends last; None for other stages."""
 
 
 def _parts(
     table: StageTable, stages: Sequence[Range], factors: Sequence[float], recompute: bool, windowed: bool
 ) -> list[_Part]:
-    """Under GPipe a pipeline saves one recomputation each time it drains, which is often with a window."""
+    """The parts of all stages. Under GPipe a pipeline saves one recomputation each time it drains, which with
+    a window happens many times."""
     calibration, parts, lead_ns = table.calibration, list[_Part](), 0
     saves = table.schedule is Schedule.GPIPE and recompute
     for span, factor in zip(stages, factors, strict=True):
@@ -185,7 +186,7 @@ def _sums(table: StageTable, stages: Sequence[Range], parts: Sequence[_Part]) ->
 
 
 def _highest(lines: Iterable[_Line]) -> tuple[_Line, ...]:
-    """Those that are not below another one wherever n > 0."""
+    """The lines that are not below another line for all n > 0."""
     found: list[_Line] = []
     for line in sorted(set(lines), reverse=True):
         if not found or line.fixed_ns > found[-1].fixed_ns:

@@ -1,4 +1,4 @@
-"""The P×D sweep: the shapes that fit are played in virtual time, the fastest wins (Varuna §4.4)."""
+"""The P×D sweep: simulates the shapes that fit, and takes the fastest (Varuna §4.4)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from .placement import Slot, place
 from .request import Candidate, Choice, Infeasible, Request
 from .search_space import Option, Options, megabytes
 
-_AS_FAST = 1.01  # a narrower window is taken if the step is predicted to take no more than 1 % longer
-_WINDOWS = (2, 3, 4)  # times P (the paper's range for its networks); one depth only would bear no jitter
-_TRIES = 3  # of a P with other D, one after another that is no better
+_AS_FAST = 1.01  # a narrower window is taken if the predicted step is at most 1 % longer
+_WINDOWS = (2, 3, 4)  # times P (the paper's range for its networks); a window of P would not absorb jitter
+_TRIES = 3  # stop trying other D for a P after this many in a row that are not better
 _ROUNDING = 1 + 1e-6  # a simulation rounds each operation to nanoseconds, a bound does not
 
 
 def choose(request: Request) -> Choice | Infeasible:
-    """The plan with the least predicted time per step; always an answer, a plan or why there is none.
+    """Choose the plan with the least predicted time per step, or say why there is none.
 
-    P runs over 1..min(K, G), and D over what may be of use up to G // P and N. Stages are balanced by
-    measured time among those that fit the memory of the workers used. Slow workers are left out, have one
-    stage in every pipeline to themselves, or pipelines with fewer micro-batches, whichever is fastest. With
-    recompute `auto`, recomputation is looked at only where memory bounds the plan without it. What cannot be
-    faster than the best is not played. Of the best shape the narrowest window is taken that costs no time. If
-    the workers with least memory are what prevents every plan, they are left out; with offload `auto`,
-    optimizer state goes to the host if that does not help.
+    P runs over 1..min(K, G), and D over the useful values up to G // P and N. Stages are balanced by measured
+    time among those that fit the memory of the workers used. Slow workers are left out, get one stage in
+    every pipeline to themselves, or pipelines with fewer micro-batches, whichever is fastest. With recompute
+    `auto`, recomputation is tried only where memory bounds the plan without it. A shape whose lower bound
+    exceeds the best time is not simulated. The best shape gets the narrowest window that costs at most 1 %.
+    If no plan fits, the workers with least memory are left out; with offload `auto`, optimizer state goes to
+    the host if that does not help either.
     """
     if not request.workers:
         return Infeasible("there is no worker")
@@ -50,7 +50,7 @@ def _offers(request: Request) -> list[tuple[bool, int]]:
     """(whether optimizer state lies on the host, the least memory of the workers used), the best first."""
     places = {"on": (True,), "off": (False,), "auto": (False, True)}[request.optimizer_offload]
     if request.calibration.device_kind == "cpu":
-        places = (False,)  # the device's memory is the host's: nothing would be won
+        places = (False,)  # the device's memory is the host's: offloading would gain nothing
     sizes = sorted({slot.memory_bytes for slot in request.workers})
     return [(on_host, memory_bytes) for on_host in places for memory_bytes in sizes]
 
@@ -75,7 +75,7 @@ class _Found:
 
 
 class _Sweep:
-    """The search among one set of workers. Every shape that is played or ruled out goes to `looked_at`."""
+    """The search over one set of workers. Every shape simulated or ruled out is appended to `looked_at`."""
 
     def __init__(self, options: Options, looked_at: list[Candidate]) -> None:
         self._options = options
@@ -84,7 +84,7 @@ class _Sweep:
         self._best: _Found | None = None
 
     def fastest(self) -> _Found | None:
-        """First every P with the D that promises most; then with others, where they may be faster."""
+        """Try every P with its most promising D, then other D where they may be faster."""
         options, fitting = self._options, list[Option]()
         first = [(depth, replicas) for depth in options.depths for replicas in options.replicas(depth)]
         for shape in first:
@@ -105,7 +105,7 @@ class _Sweep:
         return self._best
 
     def narrowed(self, best: _Found) -> _Found:
-        """The same shape with fewer micro-batches in flight, if it is as fast: less memory for nothing."""
+        """The same shape with a narrower window, which needs less memory, if it is as fast."""
         if self._request.schedule is not Schedule.VARUNA:
             return best
         row = best.candidate
@@ -123,7 +123,10 @@ class _Sweep:
         return best
 
     def placed(self, best: _Found) -> _Found:
-        """With every worker where it keeps most of what it holds. Slow ones may so have changed places."""
+        """The plan with each worker placed where it keeps most of what it holds.
+
+        Slow workers may change places by this, so such a plan is simulated again.
+        """
         used = self._options.roster.used(best.candidate.used)
         split, holding = best.option.split, self._request.holding
         weights = self._options.calibration.state_bytes
@@ -145,7 +148,7 @@ class _Sweep:
                     yield step_s, depth, replicas
 
     def _play_all(self, options: Iterable[Option], *, noted: bool = False) -> None:
-        """Those with the least bound first; `noted`: the others are told of as well."""
+        """Simulate the options in the order of their bounds; `noted`: record those not simulated as well."""
         for option in sorted(options, key=lambda option: option.least_s):
             if self._best is not None and option.least_s > self._best.predicted_s * _ROUNDING:
                 if noted:
@@ -159,7 +162,7 @@ class _Sweep:
                 self._best = found
 
     def _play(self, option: Option, window: int | None) -> _Found:
-        """The option with the dealing that is fastest."""
+        """Simulate an option, with the fastest split of its micro-batches."""
         arranged = option.arranged
         if arranged is None:
             return self._dealt(option, window, self._any_placement(option), None)
@@ -197,8 +200,10 @@ class _Sweep:
         return _Found(option, plan, row)
 
     def _any_placement(self, option: Option) -> Sequence[Slot] | None:
-        """The option's workers as they will be placed, up to those that can stand in for each other; None if
-        each is on a VM of its own and as fast as calibrated, for then all can."""
+        """The option's workers as they will be placed, up to interchangeable ones.
+
+        None if each is on a VM of its own and as fast as calibrated, because then all are interchangeable.
+        """
         roster, used = self._options.roster, option.candidate.used
         if self._options.apart and roster.fastest == roster.slowdown(used) == 1.0:
             return None

@@ -1,4 +1,4 @@
-"""Why there is no plan, in a sentence for the user."""
+"""Messages that say why there is no plan, and what the user can change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .stages import stage_table
 
 
 def degrees_impossible(request: Request) -> str | None:
-    """Why the fixed degrees cannot be had from these workers, whatever the memory."""
+    """Why the fixed degrees are impossible with these workers, whatever the memory; None if they are not."""
     depth, replicas = request.pipeline_parallel_degree, request.data_parallel_degree
     if depth is not None and depth > request.num_sections:
         return too_deep(depth, request.num_sections)
@@ -23,7 +23,7 @@ def degrees_impossible(request: Request) -> str | None:
 
 
 def too_deep(depth: int, num_sections: int) -> str:
-    """That a model of so many sections has no pipeline of `depth` stages, and what to change."""
+    """The message that a model of `num_sections` has no pipeline of `depth` stages, and what to change."""
     count = "1 section" if num_sections == 1 else f"{num_sections} sections"
     return (
         f"pipeline_parallel_degree: {depth}, but the model is cut into {count}; lower it, or cut the model "
@@ -54,7 +54,7 @@ def nothing_fits(request: Request, looked_at: Sequence[Candidate]) -> str:
 
 
 def _remedy(request: Request, section: int, capacity: int) -> str:
-    """What to change so that a section fits that is too big for every worker."""
+    """What to change if a section is too big for every worker."""
     calibration = request.calibration
     m = calibration.microbatch_size
     activations = calibration.activation_bytes[section]
@@ -72,6 +72,6 @@ def _remedy(request: Request, section: int, capacity: int) -> str:
 
 
 def _least_bytes(request: Request, section: int, recompute: bool) -> int:
-    """What a worker needs that hosts this section alone."""
+    """The memory of a worker that hosts only this section."""
     table = stage_table(request.calibration, request.schedule)
     return table.memory(section, section + 1, recompute).least_bytes

@@ -1,4 +1,4 @@
-"""What a stage needs of a worker's memory: bounds taken before a simulation, which then confirms them."""
+"""Bounds on a stage's memory, for use before a simulation, which then checks the real peak."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..simulator import Calibration, sizes_of
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """`fixed_bytes` whatever is in flight, plus `each_bytes` for every micro-batch in flight; and at the end
-    of a step `update_bytes`, when nothing is in flight."""
+    """A stage needs `fixed_bytes` plus `each_bytes` per micro-batch in flight, and `update_bytes` at the end
+    of a step, when nothing is in flight."""
 
     fixed_bytes: int
     each_bytes: int
@@ -19,11 +19,11 @@ class StageMemory:
 
     @property
     def least_bytes(self) -> int:
-        """With a single micro-batch in flight."""
+        """The memory with a single micro-batch in flight."""
         return max(self.fixed_bytes + self.each_bytes, self.update_bytes)
 
     def window(self, capacity_bytes: int) -> int | None:
-        """How many micro-batches fit in flight; 0 if not even one, None if their number does not matter."""
+        """How many micro-batches in flight fit; None if their number needs no memory."""
         if self.least_bytes > capacity_bytes:
             return 0
         return (capacity_bytes - self.fixed_bytes) // self.each_bytes if self.each_bytes else None
@@ -32,14 +32,14 @@ class StageMemory:
 def stage_memory(
     calibration: Calibration, span: Range, *, recompute: bool, schedule: Schedule
 ) -> StageMemory:
-    """An upper bound for a stage of a straight pipeline whose workers all keep to one window.
+    """An upper bound for a stage of a straight pipeline whose workers have the same window.
 
     A micro-batch in flight at a stage, or waiting in front of it, is in flight at every stage before it; so
-    the window bounds both together. Without recomputation each keeps its activations; with it, its input
-    only, and one micro-batch at a time has activations besides. The last stage runs the backward straight
-    after the forward (except under GPipe), so it keeps one micro-batch's activations and the others' inputs.
-    A stage of frozen sections keeps inputs only.
-    A checkpoint's snapshot is counted as if no replica took a share of it.
+    the window bounds both together. Without recomputation each keeps its activations; with it, only its
+    input, and one micro-batch at a time has activations as well. The last stage runs each backward right
+    after its forward (except under GPipe), so it keeps one micro-batch's activations and the others' inputs.
+    A stage of frozen sections keeps only inputs. A checkpoint's snapshot is counted in full, as if no replica
+    wrote a share of it.
     """
     sizes = sizes_of(calibration)
     last = span.stop == calibration.num_sections
@@ -47,7 +47,7 @@ def stage_memory(
     kept, backward = sizes.kept(span), sizes.backward_peak(span)
     resident = sizes.state(span) + sizes.snapshot([(section, 1) for section in span.sections])
     update = resident + sizes.update(span)
-    # Beyond what is kept: while a forward runs (its own activations are not kept yet), or a backward.
+    # Temporary memory beyond `kept`, of a forward (whose own activations are not in `kept` yet) or a backward.
     running = max(sizes.forward_peak(span) - kept, backward)
     if recompute:
         brief = sizes.brief_forward_peak(span)

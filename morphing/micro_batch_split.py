@@ -1,4 +1,4 @@
-"""How many micro-batches each replica takes, so that all end together though some are slower."""
+"""How many micro-batches each replica takes, so that slow and fast replicas end together."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 
 def split_micro_batches(num_micro_batches: int, paces: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Shares that add up to N, each at least one, with the least latest end.
+    """Split N micro-batches into shares of at least one so that the last replica ends as early as possible.
 
     A pace is (fixed, each): a replica with n micro-batches takes fixed + n * each nanoseconds (each >= 1).
-    Exact; where there is a choice, the first replicas get more. Raises `ValueError` when there are more
-    replicas than micro-batches.
+    Exact; ties give more to the first replicas. Raises `ValueError` when there are more replicas than
+    micro-batches.
     """
     if not 1 <= len(paces) <= num_micro_batches:
         raise ValueError(f"{len(paces)} replicas for {num_micro_batches} micro-batches")
     ends_ns = _least_end_ns(num_micro_batches, paces)
     shares = _done_by(ends_ns, paces)
     extra = sum(shares) - num_micro_batches
-    for number in reversed(range(len(paces))):  # whoever ends exactly then could as well do one less
+    for number in reversed(range(len(paces))):  # replicas that end exactly then can do one less
         fixed_ns, each_ns = paces[number]
         if extra and shares[number] > 1 and fixed_ns + shares[number] * each_ns == ends_ns:
             shares[number] -= 1

@@ -1,4 +1,4 @@
-"""Which worker takes which place of a P×D grid."""
+"""Placement: which worker takes which rank of a P×D grid."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Slot:
 
 
 def speed_class(slot: Slot) -> float:
-    """Its slowdown to one decimal: slowdowns are measured, and noise must not reshuffle workers."""
+    """The slowdown to one decimal, so that noise in its measurement does not reshuffle workers."""
     return round(slot.slowdown, 1)
 
 
 class Roster:
-    """Workers in the order in which plans use them: fast ones first, then those that hold sections already,
-    then as given. Of any number of them it tells what matters for a choice."""
+    """Workers in the order in which plans use them: fast ones first, of these those that hold sections
+    already, then as given."""
 
     def __init__(self, slots: Sequence[Slot], holding: Mapping[str, Range]) -> None:
         self._slots = slots
@@ -43,21 +43,21 @@ class Roster:
         self._slowdown = list(itertools.accumulate((slot.slowdown for slot in ordered), max))
         self.fastest = min(slot.slowdown for slot in slots)
         self.num_fast = sum(speed_class(slot) == speed_class(ordered[0]) for slot in ordered)
-        """Workers that are as fast as the first."""
+        """Number of workers in the first one's speed class."""
 
     def __len__(self) -> int:
         return len(self._slots)
 
     def used(self, count: int) -> list[Slot]:
-        """The first `count`, in the order in which they were given."""
+        """The first `count` workers, in the order in which they were given."""
         return [self._slots[index] for index in sorted(self._order[:count])]
 
     def memory_bytes(self, count: int) -> int:
-        """The least of any of the first `count`."""
+        """The least memory among the first `count`."""
         return self._memory_bytes[count - 1]
 
     def slowdown(self, count: int) -> float:
-        """The largest of any of the first `count`."""
+        """The largest slowdown among the first `count`."""
         return self._slowdown[count - 1]
 
 
@@ -69,14 +69,14 @@ def place(
     *,
     slow: int | None = None,
 ) -> list[Slot]:
-    """The workers in rank order (rank d·P+p is stage p of replica d).
+    """Order the workers by rank (rank d·P+p is stage p of replica d).
 
     The workers of a VM take consecutive ranks, so they are neighbours in a pipeline, and replicas of a
     section share a VM only where it has more workers than the pipeline has stages. VMs with slow workers
     come last, and slow workers last in their VM, so that few pipelines have them; or, where `slow` names a
-    stage, the slowest workers take that one in every pipeline. VMs of one size and speed are interchangeable:
-    among them, and inside each, the places go to whoever holds the most of what is needed, by `weights`
-    (bytes per section).
+    stage, the slowest workers take that stage in every pipeline. VMs of one size and speed are
+    interchangeable: among them, and inside each, a place goes to the worker that holds most of the bytes that
+    it needs, by `weights` (bytes per section).
     """
     depth, ranks = len(stages), range(len(slots))
     inside = _inside(tuple(stages), tuple(weights))
@@ -97,7 +97,7 @@ def place(
 def _filled(
     slots: Sequence[Slot], ranks: Sequence[int], holding: Mapping[str, Range], inside: _Inside
 ) -> dict[int, Slot]:
-    """The given ranks with the workers of one VM after another."""
+    """Fill the given ranks with workers, one VM after another."""
     by_vm: dict[str, list[Slot]] = {}
     for slot in slots:
         by_vm.setdefault(slot.vm, []).append(slot)
@@ -121,7 +121,7 @@ def _filled(
 
 
 def _kind(group: Sequence[Slot]) -> tuple[float, int, list[float]]:
-    """VMs of one kind can stand in for each other. Slow ones sort last, then small ones."""
+    """A sort key that is equal for interchangeable VMs; slow ones sort last, then small ones."""
     speeds = sorted(map(speed_class, group))
     return speeds[-1], -len(group), speeds
 
@@ -134,12 +134,12 @@ _Wanted = tuple[int, ...]  # the stages of consecutive ranks
 
 @lru_cache(maxsize=16)
 def _inside(stages: Sequence[Range], weights: Sequence[int]) -> _Inside:
-    """The same object for the same stages, with what it has answered already."""
+    """Cached, so that its memo is shared by plans with the same stages."""
     return _Inside(stages, weights)
 
 
 class _Inside:
-    """How the workers of a VM divide consecutive ranks: computed once for VMs that are alike."""
+    """Assigns the workers of a VM to its consecutive ranks; memoised, because many VMs are alike."""
 
     def __init__(self, stages: Sequence[Range], weights: Sequence[int]) -> None:
         self._stages = stages
@@ -150,11 +150,11 @@ class _Inside:
         return tuple(rank % len(self._stages) for rank in ranks)
 
     def match(self, held: _Held, wanted: _Wanted) -> Mapping[int, int]:
-        """Place among the ranks -> worker."""
+        """{place among the ranks: index of the worker}."""
         return self._solved(held, wanted)[0]
 
     def worth(self, held: _Held, wanted: _Wanted) -> int:
-        """The bytes that stay where they are."""
+        """The bytes that need not move."""
         return self._solved(held, wanted)[1]
 
     def _solved(self, held: _Held, wanted: _Wanted) -> tuple[dict[int, int], int]:
@@ -179,7 +179,7 @@ class _Inside:
 
 
 def _greedy(worth: Mapping[tuple[int, int], int]) -> list[tuple[int, int]]:
-    """Pairs one with one, the most worthy first; ties in ascending order."""
+    """Greedy one-to-one matching, the pairs of most worth first; ties in ascending order."""
     left: set[int] = set()
     right: set[int] = set()
     pairs: list[tuple[int, int]] = []
@@ -198,7 +198,7 @@ R = TypeVar("R", bound=Hashable)
 def _greedy_alike(
     lefts: Sequence[L], rights: Sequence[R], worth: Callable[[L, R], int]
 ) -> list[tuple[int, int]]:
-    """`_greedy` for what comes in a few kinds, without a look at every pair: many workers hold few ranges."""
+    """`_greedy` for items of few distinct kinds, without enumerating all pairs."""
     free_left = _indices(lefts)
     free_right = {right: deque(indices) for right, indices in _indices(rights).items()}
     kinds: dict[int, dict[L, list[deque[int]]]] = {}
@@ -223,7 +223,7 @@ def _greedy_alike(
 
 
 def _indices(kinds: Iterable[L]) -> dict[L, list[int]]:
-    """Where each kind is, in the order in which they come."""
+    """{kind: the indices at which it occurs}, in order of first occurrence."""
     found: dict[L, list[int]] = {}
     for index, kind in enumerate(kinds):
         found.setdefault(kind, []).append(index)

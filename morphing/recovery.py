@@ -1,9 +1,8 @@
-"""How survivors who may disagree about the last commit come to one state, and who sends which section to
-whom.
+"""How survivors that disagree about the last commit agree on one state, and who sends which section to whom.
 
-Pure functions of what every member reported: each member computes the same answer from the same reports, so
-no decision travels. An all-reduce killed in the middle can return on some ranks and fail on others; therefore
-a member keeps the commit's record until the next one, and its reduced gradients until they are applied.
+Pure functions of what every member reported: each member computes the same result from the same reports, so
+no result is sent. An all-reduce that is killed in the middle can return on some ranks and fail on others;
+therefore a member keeps the commit's record until the next one, and its reduced gradients until applied.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from ..pipeline import Range
 
 
 class NoReplica(ValueError):
-    """A section that a member wants is held by nobody; the message names both."""
+    """No member holds a section that another wants; the message names section and member."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Record:
-    """What the all-reduce that ended a step said: proof that the step committed, at every rank or at none."""
+    """The result of the all-reduce that ended a step; it proves that the step is committed."""
 
     step: int
-    """Steps committed once this one is applied."""
+    """Number of steps committed, this one included."""
     attempt: int
     voters: int
     generation: int
@@ -32,18 +31,18 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """Where one member is when a generation forms."""
+    """What one member holds when a generation forms."""
 
     applied_step: int | None
-    """Steps committed and applied; None if it holds no state."""
+    """Number of steps applied; None if it holds no state."""
     record: Record | None
-    """The newest commit it saw, whether applied yet or not."""
+    """The newest commit that it saw, applied or not."""
     reduced_step: int | None
     """The step for which it holds reduced gradients, not yet applied."""
     sections: frozenset[int]
     """Sections whose state it holds, at `applied_step`."""
     reduced_by: tuple[int, int] | None = None
-    """(generation, attempt) in which those gradients were reduced; None is taken on trust."""
+    """(generation, attempt) in which those gradients were reduced; None matches any record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +55,12 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The state that all members go on from.
+    """The state that all members continue from.
 
-    `rung` store: some section has no living holder at any one step, so `step` is None, nobody applies
-    anything and everyone drops what it holds. `rung` peers: `keep` are the members that are at `step` once
-    `apply` is done, `drop` those that hold an older or a rival state and must forget it, `holders` who has
-    each section then, and `record` the commit of `step` if anyone saw it, which every member should keep from
-    now on.
+    `rung` store: at no single step do living members hold every section; `step` is None, `apply` is empty and
+    all members drop what they hold. `rung` peers: `keep` are the members at `step` once `apply` is done,
+    `drop` those whose older or conflicting state must be dropped, `holders` the members that then hold each
+    section, and `record` the commit of `step` if any member saw it; every member keeps that record.
     """
 
     rung: Literal["peers", "store"]
@@ -89,14 +87,14 @@ def agree(
     *,
     num_sections: int,
 ) -> Agreement:
-    """The newest step at which the survivors hold every section, counting a commit that any of them saw.
+    """Agree on the newest step at which the survivors hold every section.
 
-    A record counts only if its voters are the workers of its generation (where given; a generation that is
-    not in the mapping has none) and its step is the holder's own or the next. A member at the step before
-    applies if it has the reduced gradients and somebody has the record. A step that some member applied is
-    therefore never lost while the members that are at it, or can get there, cover all sections. If they do
-    not, an older step that is covered is taken; the caller compares it with the newest checkpoint, which may
-    be newer still.
+    A record is valid only if its number of voters is that of its generation (`expected_voters_by_generation`,
+    if given; an unlisted generation has no valid record) and its step is the holder's own or the next. A
+    member one step behind applies the step if it has the reduced gradients and some member has the record.
+    So a step that any member applied is not lost while the members at it, or able to apply it, hold all
+    sections. Otherwise an older step with all sections is taken; the caller compares it with the newest
+    checkpoint, which may be newer still.
     """
     reachable = {
         step
@@ -113,10 +111,10 @@ def agree(
 
 
 def transfers(holders: Mapping[int, Sequence[int]], wanted: Sequence[Range | None]) -> tuple[Transfer, ...]:
-    """What must be sent so that each member m holds the sections of `wanted[m]` (None: it wants none).
+    """The transfers after which each member m holds the sections of `wanted[m]` (None: none).
 
-    One global order (section, then destination) that all members follow; sources share the load, the least
-    loaded first. Raises `NoReplica` when a wanted section has no holder.
+    All members execute them in the one order returned (section, then destination). The source is the holder
+    with the fewest transfers so far. Raises `NoReplica` when a wanted section has no holder.
     """
     result: list[Transfer] = []
     load: dict[int, int] = {}
@@ -135,14 +133,14 @@ def transfers(holders: Mapping[int, Sequence[int]], wanted: Sequence[Range | Non
 
 
 def _at(step: int, standings: Sequence[MemberState], expected: Mapping[int, int] | None) -> Agreement:
-    """What holds if `step` is the one: who is there, who can get there, and which sections they cover."""
+    """The agreement on `step`: which members are at it or can apply it, and which sections they hold."""
     records = [
         standing.record if standing.record is not None and standing.record.step == step else None
         for standing in standings
     ]
     witnesses = [m for m, standing in enumerate(standings) if records[m] and _is_valid(standing, expected)]
-    # Two commits of one step can only come from a generation that was closed without its
-    # member's knowledge. The newer one is what others have built upon.
+    # Two commits of one step happen only if a generation was closed without a member's knowledge.
+    # Others have continued from the newer one.
     record = max(
         (r for m in witnesses if (r := records[m])), key=lambda r: (r.generation, r.attempt), default=None
     )

@@ -1,4 +1,4 @@
-"""What a choice of the next plan is made from, and what comes out of it."""
+"""Input and output of `choose`: the request, the candidates, and the choice or why there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .placement import Slot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What there is to choose from. Raises `ValueError` naming the field that cannot be."""
+    """What `choose` chooses from. Raises `ValueError` naming the invalid field."""
 
     calibration: Calibration
     num_sections: int
@@ -22,15 +22,15 @@ class Request:
     generation: int
     schedule: Schedule = Schedule.VARUNA
     pipeline_parallel_degree: int | None = None
-    """P; None leaves it to the sweep, as does `data_parallel_degree` for D."""
+    """P, and below D (`data_parallel_degree`); None leaves it to the sweep."""
     data_parallel_degree: int | None = None
     memory_limit_bytes: int | None = None
     """A cap on what a plan may use of any worker, below what the worker has."""
     recompute: Literal["auto", "on", "off"] = "auto"
     optimizer_offload: Literal["auto", "on", "off"] = "auto"
-    """Whether optimizer state lies in host memory; `auto`: if there is no plan without."""
+    """Whether optimizer state lies in host memory; `auto`: only if there is no plan otherwise."""
     holding: Mapping[str, Range] = field(default_factory=dict[str, Range])
-    """The sections that workers host already; they keep them where they can."""
+    """{worker: the sections that it hosts already}; placement keeps them where possible."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -54,9 +54,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One row of the sweep. `rejected` says why it is none; then there may be no prediction.
+    """One row of the sweep.
 
-    A shape may have several rows: with another window, or with slow workers in other places.
+    A shape may have several rows, with different windows or with slow workers in different places.
     """
 
     pipeline_parallel_degree: int
@@ -66,14 +66,15 @@ class Candidate:
     window: int | None = None
     predicted_s: float | None = None
     pipeline_s: float | None = None
-    """Of these, until the last backward ends; sums, commit and update follow."""
+    """The part of `predicted_s` until the last backward ends; all-reduces, commit and update follow."""
     busy_s: float | None = None
-    """What the busiest worker computes."""
+    """Compute time of the busiest worker."""
     peak_bytes: int | None = None
-    """The largest of any worker."""
+    """The largest peak memory of any worker."""
     rejected: str | None = None
+    """Why this shape cannot be used; `predicted_s` may then be None."""
     slow_stage: int | None = None
-    """The stage that the slow workers take, with fewer sections; None: they are as others, or left out."""
+    """The stage that the slow workers take, with fewer sections; None: they take any, or are left out."""
 
     @property
     def used(self) -> int:
@@ -82,13 +83,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest plan; `workers` are ids in rank order, `candidates` what was looked at, by P and D."""
+    """The fastest plan. `workers` are ids in rank order; `candidates` are all rows tried, by P and D."""
 
     plan: Plan
     workers: tuple[str, ...]
     predicted_s: float
     candidate: Candidate
-    """The row of the plan."""
+    """The plan's row."""
     candidates: tuple[Candidate, ...]
 
 

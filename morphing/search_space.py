@@ -1,4 +1,4 @@
-"""The shapes that a sweep looks at: for a P and a D the stages, the workers, and who takes how much."""
+"""The search space of a sweep: for each P and D the stages, the workers, and the split of micro-batches."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from .stages import StageTable, stage_table
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A shape that fits into memory. `candidate` has the widest window that does."""
+    """A shape that fits into memory; `candidate` has the widest window that fits."""
 
     candidate: Candidate
     split: Split
     capacity: int
     least_s: float
-    """A step takes at least so long, even if work and messages alone count."""
+    """A lower bound on the time of a step."""
     arranged: Arranged | None
-    """Where some of the workers are slow: who is where. None: all are alike, whoever they are."""
+    """Explicit placement, if some workers are slow; None if all workers are interchangeable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arranged:
-    """Workers in rank order, and how the micro-batches may be dealt to the replicas: as many to each as it
-    can do in the time, or evenly, with which the sums may be over sooner."""
+    """Workers in rank order, and the splits of micro-batches over replicas to try: by each replica's pace, or
+    evenly, which may end the all-reduces sooner."""
 
     slots: Sequence[Slot]
     deals: Sequence[tuple[int, ...]]
 
 
 class Options:
-    """The shapes of one request, whose workers all may be used."""
+    """The shapes of one request, all of whose workers may be used."""
 
     def __init__(self, request: Request, on_host: bool) -> None:
         self.request = request
@@ -50,7 +50,7 @@ class Options:
             calibration = calibration.with_optimizer_on_host()
         self.apart = len({slot.vm for slot in request.workers}) == len(request.workers)
         """Whether no two workers share a VM."""
-        if self.apart:  # what bounds their times need not allow for a faster link
+        if self.apart:  # then no link is faster than inter-VM, which tightens the bounds
             calibration = replace(calibration, intra_vm=calibration.inter_vm)
         self.calibration: Calibration = calibration
         self.table: StageTable = stage_table(self.calibration, request.schedule)
@@ -61,14 +61,14 @@ class Options:
 
     @cached_property
     def depths(self) -> Sequence[int]:
-        """Every P that the sections and the workers allow."""
+        """Every P that the numbers of sections and workers allow."""
         fixed = self.request.pipeline_parallel_degree
         most = min(len(self.roster), self.request.num_sections)
         return range(1, most + 1) if fixed is None else [fixed] if fixed <= most else []
 
     def replicas(self, depth: int) -> list[int]:
-        """The D to look at first: those with the least bound. If some workers are slow, that of all workers
-        and that of the fast ones alone."""
+        """The D to try first: the one with the least bound; if some workers are slow, the D that uses all
+        workers and the D that uses only fast ones."""
         fixed = self.request.data_parallel_degree
         if fixed is not None:
             return [fixed] if depth * fixed <= len(self.roster) else []
@@ -79,11 +79,11 @@ class Options:
         return [min(self.every_useful(depth, math.inf), key=lambda found: (found[1], found[0]))[0]]
 
     def every_useful(self, depth: int, most_s: float) -> Iterator[tuple[int, float]]:
-        """(D, least seconds of a step), the largest D of any use first; it ends where no smaller D can take
-        less than `most_s` or, without such a limit, have a lower bound than one before it.
+        """Yield (D, lower bound of a step in seconds) for every useful D, largest first.
 
-        Each D is the fewest whose fullest replica has as many micro-batches: sums over fewer replicas cost
-        less, and may save more than the work of one more micro-batch takes.
+        Stops where no smaller D can take less than `most_s`, or, if that is infinite, have a lower bound than
+        those before it. D is useful if it is the smallest whose fullest replica has as many micro-batches:
+        all-reduces over fewer replicas may save more than one more micro-batch costs.
         """
         num = self.request.num_micro_batches
         replicas, enough_s = self._useful(min(len(self.roster) // depth, num)), most_s
@@ -98,21 +98,21 @@ class Options:
             replicas = min(replicas - 1, -(-num // (fullest + 1)))
 
     def of(self, depth: int, replicas: int) -> list[Option | Candidate]:
-        """What there is to play of a shape; a candidate that does not fit is rejected."""
+        """The options of a shape, and candidates rejected because they do not fit."""
         found: list[Option | Candidate] = []
         for recompute in self._recompute:
             found += self._fitting(depth, replicas, recompute)
             unbounded = any(isinstance(one, Option) and one.candidate.window is None for one in found)
             if unbounded and self.request.recompute == "auto":
-                break  # memory bounds nothing, so recomputing can only take longer
+                break  # memory bounds nothing, so recomputation could only be slower
         return found
 
     def pipeline_s(self, depth: int, replicas: int) -> float:
-        """No option of a shape, or of fewer replicas, is faster; infinite where none fits."""
+        """A lower bound for this shape and for fewer replicas; infinite if no option fits."""
         return self._least_s(depth, replicas)[0]
 
     def _least_s(self, depth: int, replicas: int) -> tuple[float, float]:
-        """No option of a shape is faster than the second; and than the first, whatever its sums take."""
+        """Lower bounds (without all-reduces, of the whole step) of a shape's options, in seconds."""
         fullest = -(-self.request.num_micro_batches // replicas)
         bounds = [
             shape.bound for recompute in self._recompute if (shape := self._shape(depth, replicas, recompute))
@@ -129,14 +129,14 @@ class Options:
         return AllReduceCosts(self.table, replicas, self.request.num_micro_batches)
 
     def _useful(self, replicas: int) -> int:
-        """The fewest whose fullest replica has no more to do than with this many."""
+        """The smallest D whose fullest replica has no more micro-batches than with `replicas`."""
         if not replicas:
             return 0
         fullest = -(-self.request.num_micro_batches // replicas)
         return -(-self.request.num_micro_batches // fullest)
 
     def _mixed(self, count: int) -> bool:
-        """Whether the workers used are of different speeds."""
+        """Whether the first `count` workers have different speeds."""
         return count > self.roster.num_fast
 
     def _fitting(self, depth: int, replicas: int, recompute: bool) -> list[Option | Candidate]:
@@ -157,7 +157,7 @@ class Options:
         return found
 
     def _alike(self, candidate: Candidate, shape: _Shape) -> Option:
-        """All workers are about as fast, so it matters only how many there are."""
+        """The option of workers of about the same speed, of which only the number matters."""
         replicas = candidate.data_parallel_degree
         fullest = -(-self.request.num_micro_batches // replicas)
         least_s = shape.bound.step_ns(fullest, self._rings(replicas)) / 1e9
@@ -165,7 +165,7 @@ class Options:
         return Option(candidate, shape.split, self._capacity(candidate.used), least_s, None)
 
     def _arranged(self, candidate: Candidate, split: Split) -> Option:
-        """Some workers are slow: what pipelines get may be what they can do in the time."""
+        """The option of workers of different speeds: placed, with splits of the micro-batches to try."""
         depth, replicas = candidate.pipeline_parallel_degree, candidate.data_parallel_degree
         capacity = self._capacity(candidate.used)
         limit = _limit(self.table, split, candidate.recompute, capacity)
@@ -202,20 +202,20 @@ class Options:
         return capacity if limit is None else min(capacity, limit)
 
     def _shape(self, depth: int, replicas: int, recompute: bool) -> _Shape | None:
-        """As if all workers were as fast as the fastest."""
+        """The shape's split and bound, as if all workers were as fast as the fastest."""
         capacity = self._capacity(depth * replicas)
         return _shape(self.table, depth, capacity, recompute, self.roster.fastest)
 
 
 class _Shape(NamedTuple):
-    """A balanced split, the micro-batches that can be in flight (None: any), and what bounds its time."""
+    """A balanced split, how many micro-batches can be in flight (None: any), and the bound on its time."""
 
     split: Split
     limit: int | None
     bound: Bound
 
 
-# Both are the same for every number of workers, so that a job computes them once.
+# Neither depends on the number of workers, so a job computes them once.
 @lru_cache(maxsize=1024)
 def _shape(table: StageTable, depth: int, capacity: int, recompute: bool, slowdown: float) -> _Shape | None:
     split = _splits(table, capacity, recompute, None).get(depth)
@@ -242,7 +242,7 @@ def _limit(table: StageTable, split: Split, recompute: bool, capacity: int) -> i
         limit = table.memory(span.start, span.stop, recompute).window(capacity)
         most = math.inf
         if table.schedule is Schedule.ONE_F_ONE_B:
-            # Those that wait in front of a stage are in flight on the one before.
+            # Micro-batches that wait in front of a stage are in flight on the stage before it.
             most = len(split.stages) - max(0, stage - 1)
         if limit is not None and limit < most:
             limits.append(limit)

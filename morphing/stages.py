@@ -1,4 +1,4 @@
-"""What any run of sections takes as one stage: its times and its memory, computed once for a calibration."""
+"""Time and memory of any contiguous sections as one stage, computed once for a calibration."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .memory import StageMemory, stage_memory
 
 @lru_cache(maxsize=16)
 def stage_table(calibration: Calibration, schedule: Schedule = Schedule.VARUNA) -> StageTable:
-    """The same object for equal calibrations, with what it has answered already."""
+    """Cached, so that its memo is shared by equal calibrations."""
     return StageTable(calibration, schedule)
 
 
 class StageTable:
-    """Times of one micro-batch in whole nanoseconds, so that equal stages are equal whatever was added up.
+    """Times of one micro-batch in whole nanoseconds, so that they do not depend on the order of adding.
 
     `own_ns` is what the worker's code adds to each operation; a worker's slowdown does not multiply it.
     """
@@ -36,13 +36,13 @@ class StageTable:
         self._memory: dict[tuple[int, int, bool], StageMemory] = {}
 
     def recomputes(self, stop: int, recompute: bool) -> bool:
-        """Whether a stage that ends before section `stop` does: the last one only under GPipe (§3.2), one of
-        frozen sections never."""
+        """Whether a stage that ends before section `stop` recomputes: the last stage only under GPipe (§3.2),
+        a stage of frozen sections never."""
         is_last = stop == self.num_sections
         return recompute and stop > self._frozen and (not is_last or self.schedule is Schedule.GPIPE)
 
     def work_ns(self, start: int, stop: int, recompute: bool, slowdown: float = 1.0) -> int:
-        """All that a stage does for one micro-batch."""
+        """All of a stage's operations for one micro-batch."""
         again = self.recomputes(stop, recompute)
         compute_ns = self.forward_ns[stop] - self.forward_ns[start]
         compute_ns += self.backward_ns[stop] - self.backward_ns[start]
@@ -53,18 +53,18 @@ class StageTable:
         return compute_ns + (3 if again else 2) * self.own_ns
 
     def again_ns(self, start: int, stop: int) -> int:
-        """A stage's recomputation, which leaves frozen sections out."""
+        """A stage's recomputation, which skips frozen sections."""
         return self.forward_ns[stop] - self.forward_ns[max(start, min(self._frozen, stop))]
 
     def message_ns(self, size_bytes: int) -> int:
-        """From one stage to the next at the least: over the faster link, without jitter."""
+        """The least time of a message between stages: over the faster link, without jitter."""
         if size_bytes not in self._messages_ns:
             least_s = min(link.latency_s + link.occupied_s(size_bytes) for link in self._links)
             self._messages_ns[size_bytes] = to_ns(least_s + self.calibration.message_s)
         return self._messages_ns[size_bytes]
 
     def ring_ns(self, size_bytes: int, ring: int) -> int:
-        """A sum over so many workers at the least."""
+        """The least time of an all-reduce over `ring` workers."""
         if ring < 2:
             return 0
         least_s = min(link.allreduce_s(size_bytes, ring) for link in self._links)
