@@ -1,9 +1,9 @@
-"""Virtual time: what a plan would take, before any machine runs it.
+"""The simulator: predicts the time and memory of a plan's step in virtual time.
 
-In: a plan, the calibration of the model on its hardware, where the workers are and how slow each is; or the
-text of an availability trace. Out: the time and the memory of one mini-batch with its timeline; the trace's
-events. Whole nanoseconds and seeded jitter, so that equal input gives equal output. Which operation a worker
-runs next is asked of `makara.pipeline`, as the real worker does. Begin with `minibatch`: `engine` runs the
+In: a plan, the calibration of the model on its hardware, the VM and slowdown of each worker; or the text of
+an availability trace. Out: the time and the memory of one mini-batch with its timeline; the trace's events.
+Times are whole nanoseconds and jitter is seeded, so equal input gives equal output. `makara.pipeline` decides
+which operation a worker runs next, as it does for real workers. Begin with `minibatch`: `engine` runs the
 operations, interpreted or compiled (`backends`); `step_end` adds all-reduces, commit and optimizer.
 """
 

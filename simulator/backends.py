@@ -1,8 +1,7 @@
-"""The kernels of a simulation: as Python runs them, or compiled by numba from the same source.
+"""The kernels of a simulation: interpreted by Python, or compiled by numba from the same source.
 
-Compiling takes seconds the first time on a machine, and importing numba most of one every time, so nobody
-waits for it unasked: `warm_up` does both in a thread, and until it is done, or where numba is not installed,
-the source is interpreted.
+Compiling takes seconds the first time on a machine, and importing numba nearly a second every time. `warm_up`
+does both in a thread; until it is done, or where numba is not installed, the source is interpreted.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ def current() -> Kernels:
 
 
 def warm_up(*, wait: bool = False) -> bool:
-    """Compile in the background, or load what an earlier process compiled; again and again is harmless.
+    """Compile in the background, or load what an earlier process compiled; may be called repeatedly.
 
-    `wait`: until it is done, for a command that ends soon; nothing is compiled where no folder can be written
-    to keep it for the next one. Whether compiled kernels are ready; without numba they never are.
+    `wait`: return only when it is done, for a command that ends soon; then nothing is compiled unless it can
+    be cached on disk. Returns whether compiled kernels are ready; without numba they never are.
     """
     return _COMPILER.begin(wait)
 
 
 def compiled(*, in_memory: bool = True) -> Kernels:
-    """Kernels compiled, or loaded from what an earlier process left. Raises `ImportError` without numba.
+    """Compile kernels, or load them from the cache on disk. Raises `ImportError` without numba.
 
-    `in_memory`: where no folder can be written to keep them, compile them for this process alone. Without it,
-    raises `compiling.NotKept` there.
+    Where no cache folder can be written, `in_memory` compiles them for this process alone; without it,
+    `compiling.NotKept` is raised.
     """
     from .compiling import array, compile_list_schedule, compile_run, make, read
 
@@ -72,7 +71,7 @@ class _Compiler:
         try:
             self.kernels = compiled(in_memory=in_memory)
         except NotKept:
-            self._thread = None  # who does not wait may still have them compiled
+            self._thread = None  # a later call without `wait` may still compile them
 
 
 _COMPILER = _Compiler()

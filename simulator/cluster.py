@@ -1,4 +1,4 @@
-"""The machines that a plan runs on: what was measured, where each worker is, and how slow it is."""
+"""The machines that a plan runs on: the calibration, and the VM and slowdown of each worker."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NS_PER_S = 1_000_000_000
 
 
 def to_ns(seconds: float) -> int:
-    """Whole nanoseconds, so that sums of times do not depend on the order of adding."""
+    """Round to whole nanoseconds, so that sums of times do not depend on the order of adding."""
     return round(seconds * NS_PER_S)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """`vm_of` and `slowdown` by worker."""
+    """Costs of operations and updates; `vm_of` and `slowdown` are indexed by worker."""
 
     calibration: Calibration
     vm_of: Sequence[str]
@@ -45,7 +45,7 @@ class Cluster:
         return self._operation_ns("backward_s", worker, span)
 
     def _operation_ns(self, name: str, worker: int, span: Range) -> int:
-        """At least one: the play relies on it that time passes."""
+        """At least 1 ns: the engine relies on every operation taking time."""
         own_s = self.calibration.operation_s
         return max(1, to_ns(self._total(name, span) * self.slowdown[worker] + own_s))
 
@@ -53,7 +53,7 @@ class Cluster:
         return to_ns(self._total("optimizer_s", span) * self.slowdown[worker])
 
     def backward_shares(self, span: Range) -> list[tuple[int, float]]:
-        """(section, how much of the range's backward is over when the section's is), sections descending."""
+        """[(section, fraction of the range's backward that is over when the section's is)], descending."""
         shares = self._shares.get(span)
         if shares is None:
             sums = self._sums["backward_s"]

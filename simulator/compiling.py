@@ -1,7 +1,7 @@
-"""Kernels compiled by numba, over numpy arrays of records. Importing numba takes most of a second.
+"""Kernels compiled by numba, over numpy arrays of records. Importing numba takes nearly a second.
 
-`_nrt=False` (private, checked with numba 0.68) turns off the counting of references to arrays, which takes
-nine tenths of the time otherwise. Kernels make no arrays, and the caller holds those it passes.
+`_nrt=False` (private, checked with numba 0.68) turns off reference counting of arrays, which otherwise takes
+nine tenths of the time. That is safe: kernels create no arrays, and the caller holds those it passes.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ Record = TypeVar("Record")
 
 
 class NotKept(Exception):
-    """Neither the package's folder nor the user's cache can be written: nothing can be kept for others."""
+    """Neither the package's folder nor the user's cache can be written, so kernels cannot be cached."""
 
 
 def compile_list_schedule(*, in_memory: bool) -> Callable[..., None]:
-    """`list_schedule`, compiled or loaded from what an earlier process left.
+    """Compile `list_schedule`, or load it from the cache on disk.
 
-    `in_memory`: compile it even if the next process cannot load it. Without it, raises `NotKept` there.
+    Where it cannot be cached, `in_memory` compiles it for this process alone; without it, raises `NotKept`.
     """
     records = (ListWorker, ListHop, Turn, Entry, Queued)
     return _compiled(list_schedule, tuple(make(record, 0) for record in records), in_memory)
 
 
 def compile_run(*, in_memory: bool) -> Callable[[State, int], None]:
-    """`engine.run`; as `compile_list_schedule`."""
+    """Compile `engine.run`; see `compile_list_schedule`."""
     state = State(
         workers=make(SimWorker, 0),
         hops=make(SimHop, 0),
@@ -58,7 +58,7 @@ def compile_run(*, in_memory: bool) -> Callable[[State, int], None]:
 def _compiled(function: Any, example: tuple[Any, ...], in_memory: bool) -> Any:
     signature = tuple(numba.typeof(argument) for argument in example)
     twin = _with_compiled_callees(function, {})
-    twin.__qualname__ = f"{function.__qualname__}_{_digest()}"  # what is kept on disk goes by this
+    twin.__qualname__ = f"{function.__qualname__}_{_digest()}"  # numba's cache is keyed by this name
     try:
         return numba.njit(signature, cache=True, **_OPTIONS)(twin)
     except RuntimeError as error:
@@ -70,7 +70,7 @@ def _compiled(function: Any, example: tuple[Any, ...], in_memory: bool) -> Any:
 
 
 def _with_compiled_callees(function: Any, compiled: dict[Any, Any]) -> Any:
-    """The same function, calling compiled ones, inlined: else the policy is a call for each operation."""
+    """The same function with its callees compiled and inlined; else each operation calls the policy."""
     named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
     for callee in filter(inspect.isfunction, named.values()):
         if callee not in compiled:
@@ -84,7 +84,7 @@ def _with_compiled_callees(function: Any, compiled: dict[Any, Any]) -> Any:
 
 
 def _digest() -> str:
-    """Of all sources: numba itself looks only at the file of a function, not at those that it calls."""
+    """A digest of all sources: numba itself checks only a function's own file, not those of its callees."""
     found = hashlib.sha256()
     for name in ("pipeline", "simulator"):
         for path in sorted((Path(__file__).parent.parent / name).glob("*.py")):
@@ -93,13 +93,13 @@ def _digest() -> str:
 
 
 def array(record: type[Record], values: Sequence[Record]) -> Array[Record]:
-    """An array with these records."""
+    """Make an array of these records."""
     row = attrgetter(*_names(record))
     return _as_records(record, numpy.array([row(value) for value in values], numpy.int64))
 
 
 def make(record: type[Record], length: int) -> Array[Record]:
-    """An array of records with nothing but defaults."""
+    """Make an array of `length` records with default values."""
     rows = numpy.empty((length, len(_names(record))), numpy.int64)
     rows[:] = attrgetter(*_names(record))(record())
     return _as_records(record, rows)
@@ -112,7 +112,7 @@ def read(record: type[Record], held: Any) -> list[Record]:
 
 
 def _as_records(record: type[Any], rows: Any) -> Any:
-    """Rows of numbers as an array with named columns."""
+    """View rows of numbers as an array with named columns."""
     columns = numpy.dtype([(name, numpy.int64) for name in _names(record)])
     return rows.view(columns).reshape(len(rows))
 

@@ -1,4 +1,4 @@
-"""What morphs and checkpoints cost beside the steps: measured once, used by replays of whole jobs."""
+"""Costs of morphs and checkpoints, apart from steps, for replays of whole jobs."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from .source_lines import FileFault, parse_json
 
 
 class InvalidCosts(FileFault):
-    """Costs that cannot be used; the message names the line, the field and what would be accepted."""
+    """Invalid costs; the message names the line, the field and what would be accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MorphCosts:
-    """Seconds, and bytes a second. Raises `InvalidCosts` naming the field.
+    """Seconds, and bytes per second. Raises `InvalidCosts` naming the field.
 
-    Times by default are medians of `makara demo --steps 120` (six morphs of six local VMs on a two-core
-    machine, gloo, torch 2.13): what a manager, its agents and its trainers take when hardly a byte moves.
-    Bytes come on top: between peers at the calibration's inter-VM bandwidth, to and from the store and to
-    host memory at the rates below, which are assumptions until somebody measures their own.
+    Default times are medians of `makara demo --steps 120` (six morphs of six local VMs on a two-core machine,
+    gloo, torch 2.13), where hardly any bytes move. Moving bytes adds to them: between peers at the
+    calibration's inter-VM bandwidth, to and from the store and to host memory at the rates below, which are
+    assumptions, not measurements.
     """
 
     boot_s: float = 0.8
-    """From the cloud's yes until the VM's agent joins. A cloud takes a minute or two for it."""
+    """From the cloud's acceptance until the VM's agent joins; a minute or two on a real cloud."""
     start_s: float = 6.1
-    """Until a trainer is idle: interpreter, torch, the user's imports; two of them shared a core."""
+    """Then until a trainer is idle: interpreter, torch, the user's imports; measured with two on one core."""
     trace_s: float = 0.5
     """Tracing the model under the recipe."""
     profile_s: float = 2.7
     """Tracing and calibrating, once a job. Varuna §4.3: under a minute for 10 billion parameters."""
     detect_s: float = 1.0
-    """From a death to the manager's knowing; the bound is a tick of the manager, peers tell sooner."""
+    """From a death until the manager knows of it: at most one tick of the manager; peers report sooner."""
     plan_s: float = 0.015
-    """Asking the planner (`decide` of a morph)."""
+    """Asking the planner (phase `decide` of a morph)."""
     prepare_s: float = 0.03
     """From the orders until every member is prepared."""
     open_s: float = 0.005
     """Swapping the head in the store."""
     form_s: float = 0.25
-    """Rendezvous, agreement, groups and the last barrier, without what is loaded."""
+    """Rendezvous, agreement, groups and the last barrier, without loading."""
     publish_s: float = 0.1
     """Receipts, manifest and head, once all parts are stored."""
     store_bytes_per_s: float = 1e8
     """One worker to or from the store."""
     snapshot_bytes_per_s: float = 3e9
-    """One worker's copy to host memory, for which its steps wait (Varuna §4.5 writes to the local disk)."""
+    """One worker's copy to host memory, which delays its steps (Varuna §4.5 writes to the local disk)."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -64,10 +64,10 @@ class MorphCosts:
 
     @classmethod
     def from_json(cls, text: str) -> MorphCosts:
-        """The costs that a JSON object gives, the others as they are by default.
+        """Read costs from a JSON object; missing ones keep their defaults.
 
-        The object has fields of this class, or is what `makara status JOB --json` prints: then its morphs
-        are measured.
+        The object has fields of this class, or is what `makara status JOB --json` prints; then the costs are
+        taken from that job's morphs.
         """
         value = parse_json(text, InvalidCosts)
         try:
@@ -91,11 +91,11 @@ class MorphCosts:
 
     @classmethod
     def of_job(cls, job: Mapping[str, Any]) -> MorphCosts:
-        """Medians over the morphs of a job that ran, without what they loaded. Raises `InvalidCosts`."""
+        """Medians over the morphs of a job that ran, without loading. Raises `InvalidCosts`."""
         try:
             formed = [morph for morph in job["morphs"] if "form" in morph["phases_s"]]
             taken = {
-                # Newcomers are gathered for some seconds first: that is no time of the planner's.
+                # New VMs are first gathered for some seconds, which is not planning time.
                 "plan_s": [m["phases_s"]["decide"] for m in formed if not m["cause"].endswith(" joined")],
                 "prepare_s": [m["phases_s"]["prepare"] for m in formed],
                 "open_s": [m["phases_s"]["open"] for m in formed],

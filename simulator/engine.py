@@ -1,11 +1,11 @@
-"""The engine: the operations of one component of a plan in virtual time, under the next-operation policy.
+"""The engine: runs the operations of a component of a plan in virtual time, under the next-operation policy.
 
-Every worker has a clock: up to there it is decided what it does. It may go on to choose at its clock if no
-message can come by then that is not yet known, that is while its clock is below that of every worker that
-sends to it plus the least time from the start of an operation there to the arrival of its message. Such a
-conservative simulation (Chandy and Misra, CACM 24, 1981) needs no queue of events: when an operation starts,
-its end and the arrival of what it sends are known. The answer does not depend on who goes on first. Where all
-are idle until something known arrives, all clocks jump to the first such moment.
+Every worker has a clock, up to which its operations are decided. It may choose its next operation if no
+unknown message can arrive by then: while its clock is below that of every worker that sends to it plus the
+least time from the start of an operation there to the arrival of its message. Such a conservative simulation
+(Chandy and Misra, CACM 24, 1981) needs no queue of events, because when an operation starts, its end and the
+arrival of its message are known. The result does not depend on which worker is advanced first. If all workers
+are idle until a known arrival, all clocks jump to the first such moment.
 
 At one instant, operations end first, then messages arrive, then workers choose. Every operation takes at
 least a nanosecond.
@@ -30,7 +30,7 @@ def run(state: State, seed: int) -> None:
 
 
 def _advance(state: State, worker: SimWorker, seed: int) -> int:
-    """Let a worker choose while no unknown message can reach it. The number of operations that it starts."""
+    """Let a worker choose while no unknown message can reach it; return how many operations it starts."""
     num_started = 0
     horizon = _horizon(state, worker)
     while worker.clock < horizon:
@@ -49,7 +49,7 @@ def _advance(state: State, worker: SimWorker, seed: int) -> int:
 
 
 def _horizon(state: State, worker: SimWorker) -> int:
-    """Before then no message comes that is not yet known."""
+    """The time before which no unknown message can arrive."""
     horizon, index = NEVER, worker.first_link
     while index != NONE:
         link = state.links[index]
@@ -59,7 +59,7 @@ def _horizon(state: State, worker: SimWorker) -> int:
 
 
 def _jump_to_next_event(state: State) -> bool:
-    """Where nobody can start anything at its clock: to the next moment when somebody may. False: never."""
+    """Set all clocks to the next moment when some worker may start an operation; False if there is none."""
     next_event = NEVER
     for worker in state.workers:
         next_event = min(next_event, worker.wake_at)
@@ -69,7 +69,7 @@ def _jump_to_next_event(state: State) -> bool:
 
 
 def _choose(state: State, worker: SimWorker) -> int:
-    """The operation that a worker starts now; or `NONE`, and `wake_at` says when it may be another."""
+    """The operation that a worker starts now; or `NONE`, and `wake_at` is the next moment to ask again."""
     entry = state.entries[worker.first_entry + worker.num_backwards]
     is_backward_recomputed = state.operations[entry.backward].action == RECOMPUTE
     hop = state.hops[state.operations[entry.backward].hop]
@@ -79,7 +79,7 @@ def _choose(state: State, worker: SimWorker) -> int:
         forward = state.entries[worker.first_entry + worker.num_forwards].forward
         is_forward_recomputed = state.operations[forward].action == FORWARD_DISCARD
         hop = state.hops[state.operations[forward].hop]
-        input_at = 0  # samples
+        input_at = 0  # a first hop's input is samples, which are always there
         if hop.before != NONE:
             input_at = state.arrivals[hop.first_arrival + hop.num_forwards].input_at
         enters = hop.enters
@@ -94,7 +94,7 @@ def _choose(state: State, worker: SimWorker) -> int:
     )
     if action == FORWARD:
         return forward
-    if action != NOTHING:  # after its recomputation, a backward is the next number
+    if action != NOTHING:  # `entry.backward` is a RECOMPUTE if there is one; its BACKWARD has the next number
         return entry.backward + worker.is_held
     worker.wake_at = NEVER
     if input_at > worker.clock:
@@ -105,7 +105,7 @@ def _choose(state: State, worker: SimWorker) -> int:
 
 
 def _start_operation(state: State, worker: SimWorker, chosen: int, seed: int) -> None:
-    """Its end is known at once, and when its result arrives."""
+    """Start an operation; its end and the arrival of its result are known at once."""
     operation, start = state.operations[chosen], worker.clock
     hop, end = state.hops[operation.hop], start + operation.takes_ns
     worker.running = chosen
@@ -126,7 +126,7 @@ def _start_operation(state: State, worker: SimWorker, chosen: int, seed: int) ->
 
 
 def _pass_activation(state: State, hop: SimHop, start: int, end: int, seed: int) -> None:
-    """A forward runs: where its activations go, and when they are there."""
+    """Record a forward, and when its activations arrive at the next hop."""
     turn = hop.num_forwards
     state.arrivals[hop.first_arrival + turn].forward_ns = hop.last_forward_ns = start
     hop.num_forwards += 1
@@ -142,7 +142,7 @@ def _pass_activation(state: State, hop: SimHop, start: int, end: int, seed: int)
 
 
 def _pass_gradient(state: State, hop: SimHop, start: int, end: int, seed: int) -> None:
-    """A backward runs: where its gradients go, and when they are there."""
+    """Record a backward, and when its gradients arrive at the hop before."""
     turn = hop.num_backwards
     state.arrivals[hop.first_arrival + turn].backward_ns = hop.last_backward_ns = start
     hop.num_backwards += 1
@@ -156,7 +156,7 @@ def _pass_gradient(state: State, hop: SimHop, start: int, end: int, seed: int) -
 
 
 def _send(state: State, link: Link, turn: int, ready: int, seed: int) -> int:
-    """When a message arrives that can leave at `ready`."""
+    """Send a message that can leave at `ready`; return when it arrives."""
     wire = state.wires[link.wire]
     wire.free_at = max(ready, wire.free_at) + link.transfer_ns
     arrival = wire.free_at + link.latency_ns
@@ -170,17 +170,17 @@ def _send(state: State, link: Link, turn: int, ready: int, seed: int) -> int:
 
 
 def _wake(worker: SimWorker, arrival: int) -> None:
-    """A worker that is idle may know of nothing that comes."""
+    """Tell an idle worker of an arrival; a running one chooses anyway when its operation ends."""
     if worker.running == NONE:
         worker.wake_at = min(worker.wake_at, arrival)
 
 
 def _end_operation(state: State, worker: SimWorker) -> None:
-    """Count what has come to the worker before now, and what the operation held and leaves."""
+    """End the running operation, and count memory: arrivals before now, what it held and what it leaves."""
     index = worker.first_hop
     while index != NONE:
         hop = state.hops[index]
-        if hop.before != NONE:  # what comes to a first hop is samples
+        if hop.before != NONE:  # a first hop's inputs are samples, counted elsewhere
             while (
                 hop.num_inputs_counted < hop.num_turns
                 and state.arrivals[hop.first_arrival + hop.num_inputs_counted].input_at < worker.clock

@@ -1,4 +1,4 @@
-"""What the engine knows of a component's workers, hops, operations, links and messages, as arrays of records.
+"""The engine's state: a component's workers, hops, operations, links and messages, as arrays of records.
 
 See `pipeline.arrays`. Times are in whole nanoseconds.
 """
@@ -10,89 +10,89 @@ from typing import NamedTuple
 
 from ..pipeline.arrays import NONE, Array, Entry, Hop, Turn, Worker
 
-NEVER = 1 << 62  # a time that does not come
+NEVER = 1 << 62  # later than any time
 
 
 @dataclass(slots=True)
 class SimWorker(Worker):
     window: int = NEVER
-    """Micro-batches in flight from which on none enters ahead of its turn."""
+    """A micro-batch enters ahead of its turn only while fewer than this are in flight."""
     first_link: int = NONE
-    """Of those that come to it; the others follow by `next_here`."""
+    """Index of its first incoming link; `next_here` of each link gives the next one."""
     clock: int = 0
-    """Up to there it is decided what the worker does."""
+    """The time up to which its operations are decided."""
     wake_at: int = 0
     """The first known moment, not before its clock, at which it may have something to do."""
     running: int = NONE
     """The operation that ends at its clock."""
     is_held: int = 0
-    """1: the recomputation of its first backward was its last operation."""
+    """1 if its last operation was the recomputation of its first remaining backward."""
     num_forwards: int = 0
     num_backwards: int = 0
     num_in_flight: int = 0
     busy_ns: int = 0
     resident_bytes: int = 0
-    """Beyond its state."""
+    """Memory held beyond its state."""
     peak_bytes: int = 0
 
 
 @dataclass(slots=True)
 class SimHop(Hop):
     activation_link: int = NONE
-    """To the next hop; `NONE` if that is on the same worker, or there is none."""
+    """Link to the next hop; `NONE` if that is on the same worker, or there is none."""
     gradient_link: int = NONE
-    """To the hop before."""
+    """Link to the hop before; `NONE` likewise."""
     first_arrival: int = 0
-    """Its `num_turns` records among those of all hops."""
+    """Index of the first of its `num_turns` `Arrival` records."""
     input_bytes: int = 0
     gradient_bytes: int = 0
     num_forwards: int = 0
     num_backwards: int = 0
     num_inputs_counted: int = 0
-    """As resident."""
+    """Number of inputs, and below of gradients, already counted as resident memory."""
     num_gradients_counted: int = 0
     last_forward_ns: int = 0
-    """When the last one began."""
+    """When the last forward began."""
     last_backward_ns: int = 0
 
 
 @dataclass(slots=True)
 class SimOperation:
-    """What a hop does (`pipeline.arrays.operation` numbers it)."""
+    """An operation of a hop (`pipeline.arrays.operation` numbers it), for each of its micro-batches."""
 
     hop: int = NONE
     action: int = 0
     takes_ns: int = 0
     running_bytes: int = 0
-    """While it runs, beyond what was there when it began."""
+    """Memory that it adds while it runs."""
     added_bytes: int = 0
-    """After it, beyond what was there when it began."""
+    """Memory that it leaves; negative if it frees more."""
 
 
 @dataclass(slots=True)
 class Link:
-    """From a hop to a neighbour on another worker."""
+    """Connects a hop to a neighbour on another worker."""
 
     wire: int = NONE
     carries_gradients: int = 0
     transfer_ns: int = 0
-    """A message occupies the wire for so long."""
+    """How long a message occupies the wire."""
     latency_ns: int = 0
     jitter_ns: int = 0
-    """Mean."""
+    """Mean jitter."""
     stream: int = 0
-    """Of random numbers, and the number of its first message there."""
+    """Its stream of random numbers, and (`first_message`) the number of its first message there."""
     first_message: int = 0
     sender: int = NONE
     lead_ns: int = 0
-    """The least from the start of an operation at the sender to the arrival of its message."""
+    """The least time from the start of an operation at the sender to the arrival of its message."""
     next_here: int = NONE
     """The next link to the same worker."""
 
 
 @dataclass(slots=True)
 class Wire:
-    """From one worker to another. Messages of one kind keep their order."""
+    """One direction between two workers. Messages of one kind keep their order."""
 
     free_at: int = 0
     last_activation_at: int = 0
@@ -108,12 +108,12 @@ class Arrival:
     """When the k-th forward began."""
     gradient_at: int = NEVER
     recompute_ns: int = NONE
-    """When the k-th backward's recomputation began, and the backward."""
+    """When the k-th backward's recomputation began, and below (`backward_ns`) the backward itself."""
     backward_ns: int = NONE
 
 
 class State(NamedTuple):
-    """A component while it is played."""
+    """A component while it is simulated."""
 
     workers: Array[SimWorker]
     hops: Array[SimHop]

@@ -1,9 +1,9 @@
 """One mini-batch of a plan in virtual time (Varuna §4.4).
 
-In: a plan, which says P, D and the sections of each stage, and a cluster: what one micro-batch takes, as
-measured beforehand, where the workers are and how slow each is. N micro-batches go through the pipelines,
-operation by operation; the all-reduces run beside the last backwards; the commit and the optimizer follow.
-Out: the time per mini-batch, in nanoseconds. `simulation` makes of it what callers ask for.
+In: a plan, which says P, D and the sections of each stage, and a cluster: the calibration of one micro-batch,
+and the VM and slowdown of each worker. N micro-batches go through the pipelines, operation by operation; the
+all-reduces run beside the last backwards; the commit and the optimizer follow. Out: the time per mini-batch,
+in nanoseconds. `simulation` is the public interface, in seconds.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .step_end import AlikeWorkers, StepEnd, end_step
 class PlayedStep:
     pipelines: Sequence[PlayedPipeline]
     workers: Sequence[AlikeWorkers]
-    """All of the plan."""
+    """All workers of the plan, in groups that do the same."""
     end: StepEnd
 
 
 def play_minibatch(
     plan: Plan, cluster: Cluster, kernels: Kernels, *, seed: int, keeps_operations: bool
 ) -> PlayedStep:
-    """`seed` draws the delays of messages; `keeps_operations`: when each ran, not only what came of them."""
+    """Simulate a step. `seed` draws the jitter; `keeps_operations` keeps the times of single operations."""
     pipelines = play_pipelines(plan, cluster, kernels, seed=seed, keeps_operations=keeps_operations)
     workers = [alike for pipeline in pipelines for alike in _alike_workers(plan, cluster, pipeline)]
     workers += _unused(plan, cluster, workers)
@@ -39,7 +39,7 @@ def play_minibatch(
 
 
 def _alike_workers(plan: Plan, cluster: Cluster, pipeline: PlayedPipeline) -> list[AlikeWorkers]:
-    """The workers of pipelines that are alike, those at one place of all of them together."""
+    """The workers of equal pipelines, grouped by their place in them."""
     ranks = zip(*(component.by_first_visit for component in pipeline.alike), strict=True)
     result: list[AlikeWorkers] = []
     for record, workers in zip(pipeline.workers, ranks, strict=True):
@@ -52,14 +52,14 @@ def _alike_workers(plan: Plan, cluster: Cluster, pipeline: PlayedPipeline) -> li
         alike, began_ns = result[hop.worker], hop.last_backward_ns
         takes_ns = pipeline.operations[operation(index, BACKWARD)].takes_ns
         alike.stop_ns = max(alike.stop_ns, began_ns + takes_ns)
-        for section, share in cluster.backward_shares(span):  # within an operation, by their shares
+        for section, share in cluster.backward_shares(span):  # sections end one by one within a backward
             ended_ns = began_ns + round(takes_ns * share)
             alike.ends_ns[section] = max(ended_ns, alike.ends_ns.get(section, 0))
     return result
 
 
 def _unused(plan: Plan, cluster: Cluster, used: Sequence[AlikeWorkers]) -> list[AlikeWorkers]:
-    """The workers that no micro-batch comes to."""
+    """The workers that run no micro-batch."""
     rest = set(range(plan.num_workers)).difference(*(alike.workers for alike in used))
     found: dict[tuple[Range, float], list[int]] = {}
     for worker in sorted(rest):
@@ -71,7 +71,7 @@ def _unused(plan: Plan, cluster: Cluster, used: Sequence[AlikeWorkers]) -> list[
 
 
 def _losses_ns(pipeline: PlayedPipeline) -> int:
-    """When all forwards at ends of paths are done."""
+    """When the forwards of all last hops are done."""
     return max(
         hop.last_forward_ns + pipeline.operations[operation(index, FORWARD)].takes_ns
         for index, hop in enumerate(pipeline.hops)

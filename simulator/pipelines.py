@@ -1,4 +1,4 @@
-"""The components of a plan, played: those that are alike once."""
+"""Simulates the components of a plan; equal ones only once."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from .pricing import Priced, price
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What goes through every operation of a step, and what makes and reads its arrays of records.
+    """The code that runs once per operation, and functions that make and read its arrays of records.
 
     Interpreted or compiled: see `backends`.
     """
 
     static_order: Callable[[Plan, Component], StaticOrder]
-    """Nobody may write into the answer: it is cached."""
+    """The result is cached and shared: do not modify it."""
     run: Callable[[State, int], None]
     """`engine.run`, or the same compiled."""
     array: Callable[[type[Any], Sequence[Any]], Array[Any]]
     make: Callable[[type[Any], int], Array[Any]]
-    """So many records with nothing but defaults."""
+    """Makes an array of that many records with default values."""
     read: Callable[[type[Any], Array[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedPipeline:
-    """What came of components that are alike: the records of one of them."""
+    """The simulated records of one of several equal components (`alike`)."""
 
     alike: Sequence[Component]
     workers: Sequence[SimWorker]
@@ -42,13 +42,13 @@ class PlayedPipeline:
     operations: Sequence[SimOperation]
     turns: Sequence[Turn]
     arrivals: Sequence[Arrival]
-    """Both empty unless they were asked for."""
+    """`turns` and `arrivals` are empty unless `keeps_operations` was set."""
 
 
 def play_pipelines(
     plan: Plan, cluster: Cluster, kernels: Kernels, *, seed: int, keeps_operations: bool
 ) -> list[PlayedPipeline]:
-    """Play every component to its end."""
+    """Simulate every component of the plan."""
     families: dict[Hashable, list[Component]] = {}
     for component in components(plan):
         families.setdefault(_likeness(plan, component, cluster), []).append(component)
@@ -58,14 +58,14 @@ def play_pipelines(
         if not priced.has_jitter:
             played.append(_play(plan, family, priced, seed, kernels, keeps_operations))
             continue
-        for component in family:  # each has delays of its own
+        for component in family:  # each has its own jitter
             priced = price(component, cluster)
             played.append(_play(plan, [component], priced, seed, kernels, keeps_operations))
     return played
 
 
 def _likeness(plan: Plan, component: Component, cluster: Cluster) -> Hashable:
-    """Equal for pipelines that differ in nothing but names of workers and which micro-batches they take."""
+    """A key that is equal for pipelines that differ only in names of workers and micro-batches."""
     if component.signature is None:
         return component.workers
     path = component.paths[0]
@@ -120,7 +120,7 @@ def _play(
 
 
 def _word(seed: int) -> int:
-    """32 bits of any integer; those above are folded in."""
+    """Fold an integer of any size into 32 bits."""
     word = 0
     while seed not in (0, -1):
         word ^= seed & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""What the operations and messages of a component cost on a cluster, for the engine."""
+"""Sets up a component for the engine: the costs of its operations and messages on a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .fields import Link, SimHop, SimOperation, SimWorker, Wire
 
 @dataclass(slots=True)
 class Priced:
-    """A component of which nothing has run."""
+    """A component with its costs, before the engine has run it."""
 
     workers: list[SimWorker]
     hops: list[SimHop]
@@ -32,7 +32,7 @@ class Priced:
 
 
 def price(component: Component, cluster: Cluster) -> Priced:
-    """Lay the component out, with what its operations and messages cost."""
+    """Lay out a component with the costs of its operations and messages."""
     priced = Priced(*lay_out(component, SimWorker, SimHop))
     taken = [hop for path in component.paths for hop in path.hops]
     num_arrivals = 0
@@ -47,7 +47,7 @@ def price(component: Component, cluster: Cluster) -> Priced:
 
 
 def _operations(index: int, hop: Hop, cluster: Cluster) -> list[SimOperation]:
-    """Of a hop's operations: forward, forward that discards, recomputation, backward."""
+    """A hop's operations in the order of their numbers: FORWARD, FORWARD_DISCARD, RECOMPUTE, BACKWARD."""
     forward_ns = cluster.forward_ns(hop.worker, hop.range)
     recompute_ns = cluster.forward_ns(hop.worker, cluster.sizes.trained(hop.range))
     times = (forward_ns, forward_ns, recompute_ns, cluster.backward_ns(hop.worker, hop.range))
@@ -57,9 +57,9 @@ def _operations(index: int, hop: Hop, cluster: Cluster) -> list[SimOperation]:
 
 @lru_cache(maxsize=4096)
 def _bytes(sizes: Sizes, span: Range) -> tuple[tuple[int, int], ...]:
-    """What each operation of a range holds while it runs, and what it leaves.
+    """(bytes held while it runs, bytes left) for each operation of a range.
 
-    Inputs stay until the backward; without recomputation so does what the forward keeps.
+    Inputs stay until the backward; without recomputation so do the activations that the forward keeps.
     """
     kept, held = sizes.kept(span), sizes.held(span)
     return (
@@ -71,7 +71,7 @@ def _bytes(sizes: Sizes, span: Range) -> tuple[tuple[int, int], ...]:
 
 
 def _lay_links(priced: Priced, taken: Sequence[Hop], cluster: Cluster) -> None:
-    """Activations and gradients from one worker to another share a wire."""
+    """Lay out links; activations and gradients from one worker to another share a wire."""
     wires: dict[tuple[int, int], int] = {}
     first_of_path = 0
     for index, hop in enumerate(priced.hops):
@@ -98,7 +98,7 @@ def _lay_links(priced: Priced, taken: Sequence[Hop], cluster: Cluster) -> None:
                 transfer_ns=transfer_ns,
                 latency_ns=latency_ns,
                 jitter_ns=jitter_ns,
-                # Delays are drawn by sender, stage, direction and number of the message.
+                # Jitter is a function of sender, stage, direction and number of the message.
                 stream=(ends[0] << 11) + (index - first_of_path << 1) + carries_gradients,
                 first_message=hop.first_turn,
                 sender=hop.worker,
@@ -116,7 +116,7 @@ def _lay_links(priced: Priced, taken: Sequence[Hop], cluster: Cluster) -> None:
 
 @lru_cache(maxsize=4096)
 def _message_ns(calibration: Calibration, same_vm: bool, size_bytes: int) -> tuple[int, int, int]:
-    """Nanoseconds that a message occupies a wire, that it is on its way, and of jitter."""
+    """Nanoseconds (on the wire, of latency, of mean jitter) of a message."""
     link = calibration.link(same_vm)
     return (
         to_ns(link.occupied_s(size_bytes)),

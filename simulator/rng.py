@@ -1,4 +1,4 @@
-"""Random delays that depend on nothing but the message they belong to, whoever asks first.
+"""Counter-based random numbers: a message's jitter does not depend on the order of drawing.
 
 Philox2x32 with ten rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
 SC '11) turns (seed, stream, number) into 64 bits. Only integers below 2^64 and plain floating-point sums,
@@ -23,7 +23,7 @@ def exponential(seed: int, stream: int, number: int, mean: float) -> int:
 
 
 def philox(key: int, low: int, high: int) -> tuple[int, int]:
-    """Two words of 32 bits for a counter of two words."""
+    """Two random 32-bit words for a counter of two words."""
     first, second = low & _WORD, high & _WORD
     for _ in range(_ROUNDS):
         product = first * _MULTIPLIER

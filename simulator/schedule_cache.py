@@ -1,4 +1,4 @@
-"""Static orders. A lone path's depends only on the plan's shape, so it is cached."""
+"""A cache of static orders. A lone path's order depends only on the plan's shape, so it can be reused."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Value = TypeVar("Value")
 
 
 class ScheduleCache:
-    """Gives the orders of a component's workers. They are shared: nobody may write into them."""
+    """Gives the static orders of a component's workers. The result is shared: do not modify it."""
 
     def __init__(self, lister: Lister) -> None:
         self._lister = lister
-        self._kept = LruCache[StaticOrder](max_size=1 << 20)  # entries: 24 MiB where they are compiled
+        self._kept = LruCache[StaticOrder](max_size=1 << 20)  # in entries; 24 MiB as compiled arrays
 
     def __call__(self, plan: Plan, component: Component) -> StaticOrder:
         if component.signature is None:
@@ -34,7 +34,7 @@ class ScheduleCache:
 
 
 class LruCache(Generic[Value]):
-    """Keeps what was used last, up to a total size."""
+    """Keeps the most recently used values, up to a total size."""
 
     def __init__(self, max_size: int) -> None:
         self._max_size = max_size

@@ -1,4 +1,4 @@
-"""What a plan would take, for callers: seconds and bytes by worker, and the timeline if it is asked for."""
+"""`simulate`: the seconds and bytes that a plan's step takes, by worker, and its timeline."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .step_end import AlikeWorkers, Closing, closings_of
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
-    """What a step takes. Tuples are by worker in rank order; seconds and bytes."""
+    """A simulated step. Tuples are by worker in rank order; times in seconds."""
 
     time_s: float
     """From the first forward until the last worker has applied the step."""
     pipeline_s: float
-    """Until the last backward has ended; the rest is what is left of the sums, commit and optimizer."""
+    """Until the last backward has ended; the rest of `time_s` is all-reduces, commit and optimizer."""
     busy_s: tuple[float, ...]
     idle_s: tuple[float, ...]
     peak_bytes: tuple[int, ...]
-    """With a checkpoint of the step before on its way to the store."""
-    # Empty unless the timeline is asked for:
+    """Peak memory, with a checkpoint of the previous step still on its way to the store."""
+    # Empty if called with timeline=False:
     timeline: tuple[Span, ...]
     closings: tuple[Closing, ...]
-    """In the order in which each worker comes to them; what takes no time is left out."""
+    """In each worker's order; those that take no time are left out."""
     memory: tuple[tuple[tuple[float, int], ...], ...]
     """For each worker (time_s, resident bytes from then on), from the start of the step to its end."""
 
@@ -44,12 +44,12 @@ def simulate(
     seed: int = 0,
     timeline: bool = True,
 ) -> MiniBatch:
-    """Plays one step of `plan` (Varuna §4.4). The same arguments always give the same answer.
+    """Simulate one step of `plan` (Varuna §4.4). Equal arguments give equal results.
 
-    `vm_of` names each worker's VM (left out: each its own), which chooses the link; `slowdown` multiplies
-    each worker's compute times; `seed` draws the links' jitter. Without `timeline` nothing is kept of single
-    operations. Pipelines that are alike are played once.
-    Raises `ValueError` naming the argument whose length does not fit the plan.
+    `vm_of` names each worker's VM (default: each its own), which chooses the link; `slowdown` multiplies
+    each worker's compute times; `seed` draws the links' jitter. `timeline=False` keeps nothing of single
+    operations. Equal pipelines are simulated once. Raises `ValueError` naming the argument whose length does
+    not fit the plan.
     """
     return simulate_with(
         current(), plan, _cluster(plan, calibration, vm_of, slowdown), seed=seed, timeline=timeline
@@ -57,7 +57,7 @@ def simulate(
 
 
 def simulate_with(kernels: Kernels, plan: Plan, cluster: Cluster, *, seed: int, timeline: bool) -> MiniBatch:
-    """`simulate`, by interpreted or by compiled kernels."""
+    """`simulate` with the given kernels, interpreted or compiled."""
     step = play_minibatch(plan, cluster, kernels, seed=seed, keeps_operations=timeline)
     lasting = _lasting_bytes(cluster, step.workers)
     update = {span: cluster.sizes.update(span) for span in lasting}
@@ -99,7 +99,7 @@ def _cluster(
 
 
 def _lasting_bytes(cluster: Cluster, workers: Sequence[AlikeWorkers]) -> dict[Range, int]:
-    """By range: state, and the copy of a checkpoint on its way to the store."""
+    """{range: bytes of state and of a checkpoint's copy on its way to the store}."""
     num_hosts = [0] * cluster.calibration.num_sections
     for alike in workers:
         for section in alike.span.sections:
@@ -114,7 +114,7 @@ def _lasting_bytes(cluster: Cluster, workers: Sequence[AlikeWorkers]) -> dict[Ra
 def _memory(
     plan: Plan, cluster: Cluster, step: PlayedStep, lasting: dict[Range, int]
 ) -> tuple[tuple[tuple[float, int], ...], ...]:
-    """What each worker holds over time: what lasts, then what the pipeline and the update add."""
+    """Memory of each worker over time: the lasting bytes, plus those of the pipeline and the update."""
     held = memory_of(step.pipelines)
     result: list[tuple[tuple[float, int], ...]] = []
     for worker, span in enumerate(plan.ranges):

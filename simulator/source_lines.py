@@ -1,4 +1,4 @@
-"""Where in a file a fault is, so that whoever refuses the file can name the line: YAML, and JSON as well."""
+"""Finds the line of a field in a YAML or JSON text, for error messages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _INDEX = re.compile(r"\.?(?:\[(\d+)\]|(\d+)(?=[.\[]|$))")
 
 
 class FileFault(ValueError):
-    """A file that is refused. `message` begins with the field, where one is at fault, and a colon; `line`
-    counts from 1 and is None where no one line is at fault."""
+    """An invalid file. `message` begins with the field at fault, if any, and a colon; `line` counts from 1
+    and is None if no single line is at fault."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         self.message = message
@@ -24,18 +24,18 @@ class FileFault(ValueError):
         super().__init__(message if line is None else f"line {line}: {message}")
 
     def in_file(self, path: Path | str) -> str:
-        """As editors and compilers write it: "costs.json:3: boot_s: ..."."""
+        """The message as compilers write it: "costs.json:3: boot_s: ..."."""
         return f"{path}: {self.message}" if self.line is None else f"{path}:{self.line}: {self.message}"
 
     def located(self, text: str) -> Self:
-        """The same fault with the line that its field has in `text` (JSON or YAML)."""
+        """The same fault with the line of its field in `text` (JSON or YAML)."""
         if self.line is not None:
             return self
         return type(self)(self.message, Lines(text).of(self.message.partition(": ")[0]))
 
 
 def decode(data: bytes, invalid: type[FileFault]) -> str:
-    """The text of a file, without a byte order mark. Raises `invalid` where it is not UTF-8."""
+    """Decode UTF-8, without a byte order mark. Raises `invalid` if it is not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -44,7 +44,7 @@ def decode(data: bytes, invalid: type[FileFault]) -> str:
 
 
 def parse_json(text: str, invalid: type[FileFault]) -> Any:
-    """The value of a JSON text. Raises `invalid` where it is none, or an object has a key twice."""
+    """Parse a JSON text. Raises `invalid` if it is not JSON, or an object has a key twice."""
     try:
         return json.loads(text, object_pairs_hook=_without_repetition)
     except json.JSONDecodeError as error:
@@ -57,15 +57,15 @@ def parse_json(text: str, invalid: type[FileFault]) -> Any:
 
 
 class Lines:
-    """The lines of a text's fields. A text that is no YAML has none: its reader says what is wrong."""
+    """The lines of a text's fields. A text that is not YAML has none: its parser reports what is wrong."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
     def of(self, field: str) -> int | None:
-        """The line of a field, written as errors write it: "training.steps", "links[2].latency_s".
+        """The line of a field, named as in errors: "training.steps", "links[2].latency_s".
 
-        That of the nearest field around it where the text has not got it; None for an empty text.
+        If the text lacks the field, the line of the nearest enclosing field; None for an empty text.
         """
         node = self._root
         if node is None:
@@ -76,7 +76,7 @@ class Lines:
         return line + 1
 
     def repeated(self) -> Iterator[tuple[str, int, int]]:
-        """(field, line, the line where it was first) of every key that a mapping has more than once."""
+        """Yield (field, line, line of its first occurrence) for every repeated key of a mapping."""
         if self._root is not None:
             yield from _repeated(self._root, "", set())
 
@@ -90,7 +90,7 @@ class Lines:
 
 
 def _inside(node: yaml.Node, field: str) -> tuple[int, yaml.Node, str] | None:
-    """(line, node, what is left of the path) one step down the path `field`; None where it ends."""
+    """One step down the path `field`: (line, node, rest of the path); None at the end of the path."""
     if isinstance(node, yaml.SequenceNode):
         step = _INDEX.match(field)
         index = int(step[1] or step[2]) if step else len(node.value)

@@ -1,4 +1,4 @@
-"""Every operation of a step, and what each worker holds over time."""
+"""The timeline of a step: every operation, and the memory of each worker over time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Span(NamedTuple):
 
 
 class _Ran(NamedTuple):
-    """`turn`: of the micro-batch among those of its path."""
+    """An operation of a hop; `turn` is the micro-batch's index on its path."""
 
     action: int
     turn: int
@@ -31,7 +31,7 @@ class _Ran(NamedTuple):
 
 
 def spans_of(parts: Sequence[PlayedPipeline]) -> tuple[Span, ...]:
-    """Of all workers, by time."""
+    """The operations of all workers, by start time."""
     found: list[Span] = []
     for played in parts:
         ran = [_ran(played, index) for index in range(len(played.hops))]
@@ -51,7 +51,7 @@ def spans_of(parts: Sequence[PlayedPipeline]) -> tuple[Span, ...]:
 
 
 def memory_of(parts: Sequence[PlayedPipeline]) -> dict[int, list[tuple[int, int]]]:
-    """For each worker (ns, bytes beyond its state from then on), whenever that changes."""
+    """{worker: [(ns, bytes beyond its state from then on)]}, one entry for each change."""
     held: dict[int, list[tuple[int, int]]] = {}
     for played in parts:
         changes: list[list[tuple[int, int, int]]] = [[] for _ in played.workers]
@@ -64,7 +64,7 @@ def memory_of(parts: Sequence[PlayedPipeline]) -> dict[int, list[tuple[int, int]
 
 
 def _ran(played: PlayedPipeline, index: int) -> list[_Ran]:
-    """The operations of a hop."""
+    """The operations that a hop ran."""
     hop = played.hops[index]
     arrivals = played.arrivals[hop.first_arrival : hop.first_arrival + hop.num_turns]
     turns = played.turns[hop.first_turn : hop.first_turn + hop.num_turns]
@@ -88,11 +88,11 @@ _KINDS = {
     RECOMPUTE: Kind.RECOMPUTE,
     BACKWARD: Kind.BACKWARD,
 }
-_ENDS, _ARRIVES, _STARTS = range(3)  # what comes first at one instant
+_ENDS, _ARRIVES, _STARTS = range(3)  # the order of changes at one instant
 
 
 def _changes(played: PlayedPipeline, index: int) -> list[tuple[int, int, int]]:
-    """(ns, what comes first at one instant, bytes) of what a hop's operations and messages hold and free."""
+    """[(ns, order at one instant, bytes)] of what a hop's operations and messages allocate and free."""
     changes: list[tuple[int, int, int]] = []
     for one in _ran(played, index):
         cost = played.operations[operation(index, one.action)]
@@ -112,5 +112,5 @@ def _steps(changes: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
     resident = 0
     for at_ns, _, size_bytes in sorted(changes):
         resident += size_bytes
-        steps[at_ns] = resident  # of an instant, what it ends with
+        steps[at_ns] = resident  # the last value of an instant counts
     return list(steps.items())

@@ -1,4 +1,4 @@
-"""The end of a step: sums beside the last operations, the commit, the update of the weights."""
+"""The end of a step: all-reduces beside the last operations, the commit, the update of the weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ..pipeline.plan import Plan, Range
 from .cluster import NS_PER_S, Cluster, to_ns
 
-LOSS_ALLREDUCE_BYTES = 16  # for each micro-batch: the sum of its loss and its weight
-COMMIT_BYTES = 64  # a commit carries a handful of numbers; its time is all latency
+LOSS_ALLREDUCE_BYTES = 16  # per micro-batch: the sum of its loss and its weight
+COMMIT_BYTES = 64  # a commit carries a few numbers; its time is latency
 
 
 class ClosingKind(StrEnum):
@@ -25,8 +25,8 @@ class ClosingKind(StrEnum):
 
 
 class Closing(NamedTuple):
-    """What closes a step on a worker, from `start_s` to `stop_s`: sums run beside operations, the rest after
-    them. `section` is that of a sum of gradients."""
+    """A closing operation of a step on a worker, from `start_s` to `stop_s`: all-reduces run beside other
+    operations, the rest after them. `section` is that of a gradient all-reduce."""
 
     worker: int
     kind: ClosingKind
@@ -42,17 +42,17 @@ class AlikeWorkers:
     workers: Sequence[int]
     span: Range
     apply_ns: int
-    """Of the update of the weights."""
+    """Time of the update of the weights."""
     stop_ns: int = 0
     busy_ns: int = 0
     peak_bytes: int = 0
-    """Beyond the state, while operations run."""
+    """Peak memory beyond the state, while operations run."""
     ends_ns: dict[int, int] = field(default_factory=dict[int, int])
-    """By section: when its last backward ended."""
+    """{section: when its last backward ended}."""
 
 
 class Closed(NamedTuple):
-    """A `Closing` of all workers of some groups, in nanoseconds."""
+    """A closing operation shared by all workers of some groups, in nanoseconds."""
 
     groups: Sequence[AlikeWorkers]
     kind: ClosingKind
@@ -63,7 +63,7 @@ class Closed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """When a step is over."""
+    """When the parts of a step are over, in nanoseconds from its start."""
 
     pipeline_ns: int
     committed_ns: int
@@ -72,7 +72,7 @@ class StepEnd:
 
 
 def end_step(plan: Plan, cluster: Cluster, groups: Sequence[AlikeWorkers], losses_ns: int) -> StepEnd:
-    """`losses_ns`: when all forwards at ends of paths are done."""
+    """Simulate the end of a step. `losses_ns`: when the forwards of all last hops are done."""
     closed: list[Closed] = []
     summed_ns = _sum_all(plan, cluster, groups, losses_ns, closed)
     ready_ns = max(summed_ns, *(group.stop_ns for group in groups))
@@ -89,11 +89,10 @@ def end_step(plan: Plan, cluster: Cluster, groups: Sequence[AlikeWorkers], losse
 def _sum_all(
     plan: Plan, cluster: Cluster, groups: Sequence[AlikeWorkers], losses_ns: int, closed: list[Closed]
 ) -> int:
-    """When the last of the sums is over: of the losses, then of the gradients, sections descending.
+    """Simulate the all-reduces: of the losses, then of the gradients, sections descending. Return their end.
 
-    Each worker does them one after the other beside its operations. A sum begins when all hosts have come to
-    it and have done their last backward of its section; the losses when all forwards at ends of paths are
-    done.
+    Each worker runs them one after the other beside its operations. A section's begins when all its hosts
+    have reached it and have done their last backward of the section; that of the losses at `losses_ns`.
     """
     tallied_ns = losses_ns + _allreduce_ns(cluster, groups, LOSS_ALLREDUCE_BYTES * plan.num_micro_batches)
     closed.append(Closed(groups, ClosingKind.LOSS_ALLREDUCE, None, losses_ns, tallied_ns))
@@ -116,7 +115,7 @@ def _sum_all(
 
 
 def _allreduce_ns(cluster: Cluster, groups: Sequence[AlikeWorkers], size_bytes: int) -> int:
-    """Over all workers of the groups."""
+    """The time of an all-reduce over all workers of the groups."""
     num_workers = sum([len(group.workers) for group in groups])
     if num_workers < 2:
         return 0
@@ -135,7 +134,7 @@ def _on_one_vm(cluster: Cluster, groups: Sequence[AlikeWorkers]) -> bool:
 
 
 def closings_of(end: StepEnd) -> tuple[Closing, ...]:
-    """In the order in which each worker comes to them; what takes no time is left out."""
+    """The closing operations in each worker's order; those that take no time are left out."""
     found = [
         Closing(worker, one.kind, one.section, one.start_ns / NS_PER_S, one.stop_ns / NS_PER_S)
         for one in end.closed

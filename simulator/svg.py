@@ -1,4 +1,4 @@
-"""What the SVG pictures have in common: page, colours, legends and ticks."""
+"""Common parts of the SVG pictures: page, colours, legends and ticks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 
 from .units import SECONDS
 
-# Told apart by people of all kinds of colour vision (Okabe and Ito, "Color Universal Design", 2008).
+# Distinguishable with any colour vision (Okabe and Ito, "Color Universal Design", 2008).
 BLUE, SKY, ORANGE, GREEN = "#0072B2", "#56B4E9", "#E69F00", "#009E73"
 VERMILION, PURPLE, GREY = "#D55E00", "#CC79A7", "#6E7781"
 
@@ -42,7 +42,7 @@ def text(x: float, y: float, words: str, kind: str = "", anchor: str = "") -> st
 
 
 def legend(entries: Sequence[tuple[str, str]], x: float, y: float, step: float) -> str:
-    """Names beside squares of their colours, `step` apart, from `x` to the right."""
+    """Draw (name, colour) entries, `step` pixels apart, from `x` to the right."""
     return "".join(
         f'<rect x="{x + step * n:.0f}" y="{y - 9:.0f}" width="10" height="10" fill="{colour}"/>'
         + text(x + step * n + 14, y, name, "s")
@@ -62,5 +62,5 @@ def ticks(start: float, stop: float, most: int) -> list[float]:
 
 
 def time_unit(most_s: float) -> tuple[float, str]:
-    """(seconds, name) of the unit in which times up to `most_s` are best read."""
+    """(seconds, name) of the unit that suits times up to `most_s`."""
     return next((unit for unit in SECONDS if most_s >= 2 * unit[0]), SECONDS[-1])

@@ -1,7 +1,7 @@
-"""Availability traces: when nodes came and went.
+"""Availability traces: when nodes came and went, as CSV in one of two forms.
 
-Two forms, none with a header but that the second may have one: rows `ms_since_start,add|remove,node`, and
-rows `seconds,count`, which say how many nodes there are from then on.
+Rows `ms_since_start,add|remove,node`, without a header; or rows `seconds,count`, perhaps with a header, which
+say how many nodes there are from then on.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from .source_lines import FileFault
 
 
 class InvalidTrace(FileFault):
-    """A trace that breaks the form or contradicts itself; the message names the line, what is there, and what
-    would be accepted."""
+    """A malformed or inconsistent trace; the message names the line, its text, and what would be accepted."""
 
 
 class Change(StrEnum):
@@ -37,7 +36,7 @@ class TraceEvent:
 
 
 def read_availability(text: str, *, seed: int = 0) -> tuple[TraceEvent, ...]:
-    """The events of a trace in either form, told apart by the columns of the first row.
+    """Read a trace in either form, recognised by the columns of the first row.
 
     Raises `InvalidTrace`, also for a trace without any event.
     """
@@ -49,13 +48,13 @@ def read_availability(text: str, *, seed: int = 0) -> tuple[TraceEvent, ...]:
 
 
 def read_trace(text: str) -> tuple[TraceEvent, ...]:
-    """The events `ms,add|remove,node` in file order. Blank lines are skipped.
+    """Read rows `ms,add|remove,node` in file order. Blank lines are skipped.
 
     Raises `InvalidTrace` when a row has another shape, time runs backwards, a live node is added again or an
     absent one is removed.
     """
     events: list[TraceEvent] = []
-    since: dict[str, tuple[Change, int]] = {}  # what came last of a node, and in which line
+    since: dict[str, tuple[Change, int]] = {}  # a node's last change, and its line
     before = 0
     for line, row in _rows(text):
         event = _event(row, line)
@@ -73,9 +72,9 @@ def read_trace(text: str) -> tuple[TraceEvent, ...]:
 
 
 def read_counts(text: str, *, seed: int = 0) -> tuple[TraceEvent, ...]:
-    """The events of a series `seconds,count`: nodes that come are new ones; which go is drawn from `seed`.
+    """Read rows `seconds,count`. Added nodes have new names; which nodes go is drawn from `seed`.
 
-    Raises `InvalidTrace` when a row has another shape or time does not move on.
+    Raises `InvalidTrace` when a row has another shape or time does not increase.
     """
     draw = random.Random(seed)
     events: list[TraceEvent] = []
@@ -101,7 +100,7 @@ def read_counts(text: str, *, seed: int = 0) -> tuple[TraceEvent, ...]:
 
 _EVENTS = "ms,add|remove,node"
 _COUNTS = "seconds,count"
-_MOST_NODES = 100_000  # more is a slip of the pen, and would be named one by one
+_MOST_NODES = 100_000  # more is a typing error, and each node would get a name
 
 
 def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -128,7 +127,7 @@ def _event(row: list[str], line: int) -> TraceEvent:
 
 
 def _check_turn(event: TraceEvent, last: tuple[Change, int] | None, line: int) -> None:
-    """A node comes, goes, comes again."""
+    """Raise `InvalidTrace` unless additions and removals of a node alternate."""
     node = _shown(event.node)
     if event.change is Change.ADD and last is not None and last[0] is Change.ADD:
         raise InvalidTrace(
@@ -164,6 +163,6 @@ def _cells(row: list[str], number: int, form: str, line: int) -> list[str]:
 
 
 def _shown(text: str) -> str:
-    """As an error shows it, cut to 60 characters."""
+    """The text as errors show it, cut to 60 characters."""
     quoted = repr(text)
     return quoted if len(quoted) <= 60 else f"{quoted[:57]}..."

@@ -1,5 +1,5 @@
-"""What was measured of a model and its hardware, as data: read, checked, put together.
+"""Measurements of a model and its hardware as data: reads, checks and assembles them.
 
-In: times and sizes of sections, links and sums, from workers or from files. Out: a `Calibration` for one m,
-or the `Measurements` that calibrations for any m are made of.
+In: times and sizes of sections, links and all-reduces, from workers or from files. Out: a `Calibration` for
+one m, or `Measurements`, which hold one for each measured m. `worker.profiling` does the measuring.
 """

@@ -1,4 +1,4 @@
-"""The parts that workers measured, put together. Nothing here needs torch."""
+"""Assembles the parts that several workers measured. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _NO_LINK = Link(latency_s=0.0, bytes_per_s=1e9)  # until the links are known, se
 def measurements_of(
     survey: Survey, rows: Iterable[SectionRow], wires: Sequence[Wire], allreduces: Sequence[AllReduce]
 ) -> Measurements:
-    """All m of which every section was measured, by the surveying worker or in `rows`; there must be one.
-    Without `wires`, what the surveying worker can tell of links by itself."""
+    """The measurements of every m whose sections all were measured, by the surveying worker or in `rows`.
+
+    There must be at least one such m. Without `wires`, the links are those of the surveying worker's survey.
+    """
     found = [*survey.rows, *rows]
     done = done_in(found)
     whole = [layout for layout in survey.layouts if not left(layout, done)]
@@ -40,8 +42,8 @@ def profile_of(
     most_workers: int,
     stored: bool = False,
 ) -> Profile:
-    """The job's m: the one that it wants, else the best of those that were measured, fit into memory and
-    leave a micro-batch for each of `most_workers`. `base` is the recipe of any other m."""
+    """Choose the job's m: `wanted`, else the best measured m that fits into memory and leaves a micro-batch
+    for each of `most_workers`. `base` is the recipe for any other m."""
     usable = rows_for_job(measured.rows, base.global_batch_size, most_workers)
     row = measured.row(wanted or best_microbatch_size(usable, memory_bytes))
     recipe = base.model_copy(
@@ -78,15 +80,15 @@ def done_in(rows: Iterable[SectionRow]) -> set[tuple[int, int]]:
 
 
 def left(layout: Layout, done: Set[tuple[int, int]]) -> list[int]:
-    """The sections of `layout` that are not among the (m, section) that are `done`."""
+    """The sections of `layout` still to be measured; `done` holds (m, section)."""
     return [
         section for section in range(len(layout.cuts) + 1) if (layout.microbatch_size, section) not in done
     ]
 
 
 def shares(survey: Survey, done: Set[tuple[int, int]], num_shares: int) -> list[Share]:
-    """What is left to measure, in parts of at most a `num_shares`-th, those of the most likely m first. A
-    part is of one m, so that its worker traces the model once."""
+    """Divide what is left to measure into shares of at most 1/`num_shares` each, the most likely m first. A
+    share has one m, so that its worker traces the model once."""
     likely = survey.recipe.microbatch_size
     layouts = sorted(
         survey.layouts, key=lambda layout: (layout.microbatch_size != likely, layout.microbatch_size)
@@ -103,12 +105,12 @@ def shares(survey: Survey, done: Set[tuple[int, int]], num_shares: int) -> list[
 
 
 SHARE_S = 25.0
-"""What the shares of one worker take, about."""
+"""Target time for the shares of one worker, in seconds."""
 _PARTS = 4  # of measuring a section: forward with backward, their memory, the optimizer, making it
 
 
 def section_time_s(seconds: float, num_sections: int) -> float:
-    """For each of the times of a section, when so many sections share `seconds`."""
+    """The budget in seconds for each part of measuring a section, if `num_sections` share `seconds`."""
     return seconds / max(1, num_sections) / _PARTS
 
 
@@ -116,7 +118,7 @@ def _row(survey: Survey, layout: Layout, rows: Iterable[SectionRow]) -> Row:
     own = sorted(
         (row for row in rows if row.microbatch_size == layout.microbatch_size), key=lambda row: row.section
     )
-    columns = {row.section: row for row in own}  # measured twice, after a worker was thought lost: the last
+    columns = {row.section: row for row in own}  # the last one, if a section was measured twice
     figures = {name: tuple(figure_of(row.times[name]) for row in columns.values()) for name in TIMES}
     values: dict[str, Any] = {name: tuple(figure.median for figure in figures[name]) for name in TIMES}
     values |= {name: tuple(row.sizes[name] for row in columns.values()) for name in columns[0].sizes}

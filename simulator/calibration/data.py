@@ -1,4 +1,7 @@
-"""What was measured once for a model on one kind of hardware (Varuna §4.3, Table 2), whatever P, D and G."""
+"""`Calibration`: measured times and sizes of a model on one kind of hardware (Varuna §4.3, Table 2).
+
+It does not depend on P, D or G.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +41,15 @@ _EXECUTOR = ("operation_s", "message_s", "collective_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One directed wire between two workers: a message holds it for size / bandwidth, then is under way for
-    the latency and a jitter that is exponential with mean `jitter_s`; messages of one kind keep their order.
+    """One direction between two workers. A message occupies it for size / bandwidth, then takes the latency
+    and a jitter that is exponential with mean `jitter_s`; messages of one kind keep their order.
     """
 
     latency_s: float
     bytes_per_s: float
     jitter_s: float = 0.0
     hop_latency_s: float | None = None
-    """Of a hop of a ring all-reduce, as measured; None: as of a message. So is `hop_bytes_per_s`."""
+    """Latency, and below bandwidth, of a hop of a ring all-reduce; None: those of a message."""
     hop_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -60,12 +63,12 @@ class Link:
                 raise InvalidCalibration(f"{name}: {value!r} is not a bandwidth > 0")
 
     def occupied_s(self, size_bytes: int) -> float:
-        """How long a message keeps the link busy; the latency comes on top and does not block the next."""
+        """How long a message occupies the link; excludes the latency, which does not delay the next one."""
         return size_bytes / self.bytes_per_s
 
     def allreduce_s(self, size_bytes: int, ring: int) -> float:
-        """A ring all-reduce over `ring` workers: 2(D-1) hops, each carrying 1/D of the bytes. A hop that was
-        not measured takes as long as a message, with jitter at its mean."""
+        """Time of a ring all-reduce over D = `ring` workers: 2(D-1) hops, each carrying 1/D of the bytes. If
+        hops were not measured, a hop takes as long as a message, with jitter at its mean."""
         if ring < 2:
             return 0.0
         latency_s = self.latency_s + self.jitter_s if self.hop_latency_s is None else self.hop_latency_s
@@ -80,19 +83,19 @@ class Calibration:
     """
 
     forward_s: tuple[float, ...]
-    """Forward pass of a section; recomputation costs the same."""
+    """F_i: forward pass of a section; recomputation costs the same."""
     backward_s: tuple[float, ...]
-    """Backward pass proper, without recomputation."""
+    """B_i: backward pass and adding to the gradient sums, without recomputation."""
     optimizer_s: tuple[float, ...]
-    """Ending a step: dividing the section's gradient sums, their norms, and updating its weights."""
+    """The end of a step: dividing the section's gradient sums, their norms, and updating its weights."""
     parameter_bytes: tuple[int, ...]
     gradient_bytes: tuple[int, ...]
-    """What the section's hosts all-reduce once a step (in exact numerics, 8 bytes an element)."""
+    """Bytes that the section's hosts all-reduce once a step (with `numerics: exact`, 8 per element)."""
     state_bytes: tuple[int, ...]
     """Resident on every host: weights, optimizer state, buffers and gradient sums."""
     activation_bytes: tuple[int, ...]
-    """Stored between the forward and the backward of one micro-batch without recomputation, outputs
-    included and inputs not."""
+    """Kept between the forward and the backward of one micro-batch without recomputation, including outputs,
+    excluding inputs."""
     cut_bytes: tuple[int, ...]
     """K-1 entries: bytes of one micro-batch that cross the cut after section k, forwards."""
     grad_cut_bytes: tuple[int, ...]
@@ -101,31 +104,31 @@ class Calibration:
     intra_vm: Link
     device_kind: str
     microbatch_size: int
-    # One entry a section, or none (which counts as zeros).
+    # One entry per section, or empty, which counts as zeros.
     batch_bytes: tuple[int, ...] = ()
-    """A micro-batch's samples, where the section takes any of their entries."""
+    """A micro-batch's samples, if the section takes any of their entries."""
     forward_peak_bytes: tuple[int, ...] = ()
-    """The most that a forward holds while it runs, beyond its inputs."""
+    """Peak of a running forward, beyond its inputs."""
     backward_peak_bytes: tuple[int, ...] = ()
-    """The most that a backward holds while it runs, beyond what was there when it began."""
+    """Peak of a running backward, beyond what was there when it began."""
     reduced_bytes: tuple[int, ...] = ()
-    """A step's gradients, from the end of their sums until they are applied."""
+    """A step's gradients, from the end of their all-reduce until they are applied."""
     update_peak_bytes: tuple[int, ...] = ()
-    """The most that applying a step holds while it runs, beyond state and gradients."""
+    """Peak while a step is applied, beyond state and gradients."""
     snapshot_bytes: tuple[int, ...] = ()
-    """A checkpoint's copy of the section, shared by its hosts."""
+    """A checkpoint's copy of the section, divided among its hosts."""
     optimizer_bytes: tuple[int, ...] = ()
-    """What of `state_bytes` is the optimizer's: it can lie in host memory instead."""
-    # What the worker's own code adds, whatever the section; 0.0 counts none of it.
+    """The part of `state_bytes` that is the optimizer's and can lie in host memory instead."""
+    # Overhead of the worker's own code, which does not depend on the section.
     operation_s: float = 0.0
-    """To each operation: choosing it, handing over what it gives, taking what the next one needs."""
+    """Per operation: choosing it, passing on its result, receiving the next one's input."""
     message_s: float = 0.0
-    """To the way of each message beyond its link: threads at both ends, and waking the receiver."""
+    """Per message, beyond its link: threads at both ends, and waking the receiver."""
     collective_s: float = 0.0
-    """To each sum over two workers or more, beyond its link, and to the commit."""
+    """Per all-reduce over two workers or more, beyond its link, and per commit."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     labels: tuple[str, ...] = ()
-    """For people: what each section is made of, "transformer.h.3 (model.py:88)"; empty if not known."""
+    """For people: each section's modules, "transformer.h.3 (model.py:88)"; empty if not known."""
 
     def __post_init__(self) -> None:
         num_sections = len(self.forward_s)
@@ -162,8 +165,7 @@ class Calibration:
 
     @property
     def frozen(self) -> int:
-        """How many of the first sections get no gradient: they have none to sum, and none comes back to
-        them."""
+        """How many of the first sections get no gradient: they have none to all-reduce, and receive none."""
         gradients = zip(self.gradient_bytes, self.grad_cut_bytes, strict=False)
         return sum(1 for _ in itertools.takewhile(lambda both: both == (0, 0), gradients))
 
@@ -175,7 +177,7 @@ class Calibration:
         return self.intra_vm if same_vm else self.inter_vm
 
     def with_optimizer_on_host(self) -> Calibration:
-        """The same on workers that keep the optimizer's state, and update, in host memory."""
+        """The calibration of workers that keep the optimizer's state, and update, in host memory."""
         own = self.optimizer_bytes or (0,) * self.num_sections
         state_bytes = tuple(map(operator.sub, self.state_bytes, own))
         return replace(self, state_bytes=state_bytes, optimizer_bytes=())
@@ -197,8 +199,8 @@ class Calibration:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str) -> Calibration:
-        """Reads the object (or its text); an unknown, missing or mistyped field is an error naming it (and,
-        in a text, its line)."""
+        """Read the object (or its text). Raises `InvalidCalibration` naming an unknown, missing or mistyped
+        field (and, in a text, its line)."""
         if isinstance(value, str):
             return read_text(value, cls.from_json)
         optional = {"labels", *_OPTIONAL_SIZES, *_EXECUTOR}

@@ -1,4 +1,4 @@
-"""What was measured of wires between workers and of sums over them, and the links that follow from it."""
+"""Measurements of wires and all-reduces between workers, and the links fitted to them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NEGLIGIBLE_S_PER_BYTE = 1e-15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """Messages one way between two workers, with computing beside them if `loaded`.
+    """Measured messages in one direction between two workers, which also compute if `loaded`.
 
-    `source` is `loopback` where nothing but a connection inside one machine was there to be measured.
+    `source` is `loopback` if only a connection inside one machine could be measured.
     """
 
     same_vm: bool
@@ -33,12 +33,12 @@ class Wire:
 
     @property
     def jitter_s(self) -> float:
-        """The mean of the exponential jitter that shows this spread."""
+        """The mean of the exponential jitter with the measured spread."""
         return self.latency_s.spread / _EXPONENTIAL
 
     @property
     def link(self) -> Link:
-        """Latency and jitter such that the median message takes as long as the measured one."""
+        """The link whose median message takes as long as the measured one."""
         latency_s = max(0.0, self.latency_s.median - math.log(2) * self.jitter_s)
         return Link(latency_s=latency_s, bytes_per_s=self.bytes_per_s.median, jitter_s=self.jitter_s)
 
@@ -75,10 +75,10 @@ class Wire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduce:
-    """Seconds of an all-reduce of `size_bytes` over `ring` workers, with `in_flight` of them at a time."""
+    """Measured seconds of an all-reduce of `size_bytes` over `ring` workers, `in_flight` at a time."""
 
     same_vm: bool
-    """Whether all of the ring are on one VM."""
+    """Whether all workers of the ring are on one VM."""
     ring: int
     size_bytes: int
     in_flight: int
@@ -106,9 +106,9 @@ class AllReduce:
 
 
 def fitted_links(wires: Sequence[Wire], allreduces: Sequence[AllReduce]) -> tuple[Link, Link]:
-    """(between VMs, within a VM): the median wire of each kind, and a ring's hop fitted to its sums.
+    """(link between VMs, link within a VM): the median wire of each kind, a hop fitted to the all-reduces.
 
-    A kind that was not measured is assumed to be as the other. Raises `InvalidCalibration` without any wire.
+    A kind that was not measured is assumed equal to the other. Raises `InvalidCalibration` without any wire.
     """
     found = [_fitted(same_vm, wires, allreduces) for same_vm in (False, True)]
     inter_vm, intra_vm = found[0] or found[1], found[1] or found[0]
@@ -118,9 +118,9 @@ def fitted_links(wires: Sequence[Wire], allreduces: Sequence[AllReduce]) -> tupl
 
 
 def fitted_hop(allreduces: Sequence[AllReduce]) -> tuple[float, float] | None:
-    """(latency, bandwidth) of a hop with which 2(D-1) hops of size/D bytes come nearest to the measured
-    times, in relative terms; None if they do not tell the two apart."""
-    rows: list[tuple[float, float]] = []  # of one equation a·latency + b·(1/bandwidth) = 1
+    """Fit (latency, bandwidth) of a hop to the measured times by least relative squares, where an all-reduce
+    is 2(D-1) hops of size/D bytes; None if the measurements do not determine both."""
+    rows: list[tuple[float, float]] = []  # (a, b) of an equation a·latency + b·(1/bandwidth) = 1
     for entry in allreduces:
         if entry.seconds.median > 0:
             hops = 2 * (entry.ring - 1) / entry.seconds.median

@@ -1,7 +1,7 @@
-"""All that was measured of a model on one kind of hardware: calibrations for several m, links, noise.
+"""All measurements of a model on one kind of hardware: calibrations for several m, links, noise.
 
-Kept as JSON that people can read, under a fingerprint of what it depends on, and used again by every job
-that has the same (Varuna §4.3: once for a model on its hardware).
+Stored as readable JSON under a fingerprint of what they depend on, and reused by every job with the same
+fingerprint (Varuna §4.3: once for a model on its hardware).
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _WIDTH = 110
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """What measurements depend on; equal bases, equal measurements."""
+    """What measurements depend on; a job with an equal basis reuses them."""
 
     graph_hash: str
-    """Of the model traced for micro-batches of `microbatch_size`."""
+    """Hash of the model traced for micro-batches of `microbatch_size`."""
     microbatch_size: int
     """m of the job file, or 1."""
     global_batch_size: int
     num_sections: int
     """K of the job file; 0 if the cuts were left to Makara."""
     code_sha256: str
-    """Over the job's own Python files that its entrypoint imports: loss and optimizer are in no graph."""
+    """Hash of the Python files that the job's entrypoint imports: loss and optimizer are in no graph."""
     precision: str
     numerics: str
     threads: int
@@ -59,13 +59,13 @@ class Basis:
     torch_version: str
     makara_version: str
     least_sections: int = 0
-    """P of the job file, where the cuts were left to Makara and have to be enough for it; else 0."""
+    """If Makara chose the cuts and the job file fixes P: that P, which K must reach; else 0."""
     worker_sections: int = 0
-    """K at the most, where the cuts were left to Makara and only the job's workers allow so many; else 0."""
+    """If Makara chose the cuts and only the job's number of workers allows them: the bound on K; else 0."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over the fields by name; the key under which the measurements are stored."""
+        """SHA-256 of the fields; the key under which the measurements are stored."""
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -87,14 +87,14 @@ class Basis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One m: how the model was cut and traced for it, its calibration, and the figures that this is of."""
+    """The measurements for one m: graph and cuts, the calibration, and the figures that it is made of."""
 
     calibration: Calibration
     graph_hash: str
     cuts: tuple[int, ...]
-    """Positions of the graph before which sections 1..K-1 begin."""
+    """Positions in the graph before which sections 1..K-1 begin."""
     figures: Mapping[str, tuple[Figure, ...]]
-    """`TIMES` -> one figure a section."""
+    """{name of `TIMES`: one figure per section}."""
 
     @property
     def microbatch_size(self) -> int:
@@ -137,16 +137,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """Raises `InvalidCalibration` when there is no row, or two of one m."""
+    """Rows for several m, and links. Raises `InvalidCalibration` when there is no row, or two of one m."""
 
     basis: Basis | None
-    """None: of a bare calibration, which does not say what it depends on."""
+    """None for a bare calibration, which does not say what it depends on."""
     rows: tuple[Row, ...]
     """Ascending m."""
     wires: tuple[Wire, ...] = ()
     allreduces: tuple[AllReduce, ...] = ()
     seconds: float = 0.0
-    """How long the measuring took, on all workers together."""
+    """How long measuring took, summed over workers."""
 
     def __post_init__(self) -> None:
         sizes = self.sizes
@@ -161,7 +161,7 @@ class Measurements:
         return tuple(row.microbatch_size for row in self.rows)
 
     def at(self, m: int) -> Calibration:
-        """The calibration for micro-batches of m. Raises `InvalidCalibration` naming those there are."""
+        """The calibration for micro-batches of m. Raises `InvalidCalibration` naming the measured m."""
         return self.row(m).calibration
 
     def row(self, m: int) -> Row:
@@ -172,8 +172,8 @@ class Measurements:
         raise InvalidCalibration(f"microbatch_size: {m} was not measured; measured are {measured}")
 
     def with_links(self, wires: Sequence[Wire], allreduces: Sequence[AllReduce]) -> Measurements:
-        """The same with these links, also in every calibration; a kind that is not among them is assumed to
-        be as the other."""
+        """The same measurements and calibrations with these links; a kind (within a VM, between VMs) that is
+        missing is assumed equal to the other."""
         inter_vm, intra_vm = fitted_links(wires, allreduces)
         rows = tuple(
             replace(row, calibration=replace(row.calibration, inter_vm=inter_vm, intra_vm=intra_vm))
@@ -193,12 +193,12 @@ class Measurements:
         }
 
     def to_text(self) -> str:
-        """The JSON with one short line for each thing; `from_json` reads it."""
+        """The JSON as text, one short line per entry; `from_json` reads it."""
         return pretty(self.to_json()) + "\n"
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str) -> Measurements:
-        """Reads the object (or its text, then a fault names its line), or a bare `Calibration`."""
+        """Read the object (or its text, then an error names its line), or a bare `Calibration`."""
         if isinstance(value, str):
             return read_text(value, cls.from_json)
         if "forward_s" in value:

@@ -1,8 +1,8 @@
-"""A figure out of repeated measurements: its median, its noise, and which measurements do not count.
+"""Statistics of repeated measurements: median and spread without outliers.
 
 The rule for outliers is Hampel's, as Leys et al. recommend it ("Detecting outliers: do not use standard
-deviation around the mean, use absolute deviation around the median", 2013): what lies more than
-`OUTLIER_DEVIATIONS` scaled median absolute deviations from the median is dropped.
+deviation around the mean, use absolute deviation around the median", 2013): measurements more than
+`OUTLIER_DEVIATIONS` scaled median absolute deviations from the median are dropped.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .parsing import InvalidCalibration, expect_fields, expect_int, expect_numbe
 
 OUTLIER_DEVIATIONS = 3.0
 SCALE = 1.4826
-"""Times the median absolute deviation: the standard deviation, if the measurements are normal."""
-_LEAST_DEVIATION = 0.005  # of the median: timers are no finer, and most of few repeats may be equal
+"""The median absolute deviation times this is the standard deviation of normal measurements."""
+_LEAST_DEVIATION = 0.005  # of the median: timers are not finer, and most of a few repeats may be equal
 _DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`median` of the measurements that count, and `spread`, their scaled median absolute deviation; out of
-    `repeats`, of which `dropped` were outliers."""
+    """`median` and `spread` (scaled median absolute deviation) of `repeats` measurements, without the
+    `dropped` outliers."""
 
     median: float
     spread: float
@@ -33,7 +33,7 @@ class Figure:
 
     @property
     def noise(self) -> float:
-        """The spread as a part of the median; 0 for a figure that is 0."""
+        """The spread as a fraction of the median; 0 for a figure that is 0."""
         return self.spread / self.median if self.median else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Figure:
 
     @classmethod
     def from_json(cls, value: object, name: str) -> Figure:
-        """Reads what `to_json` wrote, at the path `name`. Raises `InvalidCalibration`."""
+        """Read what `to_json` wrote, at the path `name`. Raises `InvalidCalibration`."""
         checked = expect_fields(value, name, {"median", "spread", "repeats", "dropped"}, set())
         figure = cls(
             median=expect_number(checked["median"], join(name, "median")),
@@ -57,7 +57,7 @@ class Figure:
 
 
 def summarise(measurements: Sequence[float]) -> Figure:
-    """The figure that `measurements` (at least one) give; see the module for the rule."""
+    """The figure of `measurements` (at least one); see the module for the rule."""
     middle = statistics.median(measurements)
     deviation = max(_deviation(measurements, middle), _LEAST_DEVIATION * abs(middle))
     kept = [value for value in measurements if abs(value - middle) <= OUTLIER_DEVIATIONS * deviation]

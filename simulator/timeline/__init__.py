@@ -1,6 +1,6 @@
-"""A simulated step for people to look at: a Gantt chart (SVG), or a trace for ui.perfetto.dev.
+"""Draws a simulated step: a Gantt chart (SVG), or a trace for ui.perfetto.dev.
 
-In: a plan, and what `simulate` says of it with a timeline. Out: the text of a file.
+In: a plan, and the result of `simulate` with a timeline. Out: the text of a file.
 """
 
 from .chrome import chrome_trace

@@ -14,7 +14,7 @@ from ..spans import Span
 from ..step_end import ClosingKind
 from .lanes import Lane, Pipeline, Timeline
 
-_MOST_OPERATIONS = 150_000  # about 45 MB, which the viewers still open; beyond, pipelines are left out
+_MOST_OPERATIONS = 150_000  # about 45 MB, which viewers still open; beyond, pipelines are left out
 _MOST_ARROWS = 20_000
 _NS_PER_US = 1000
 _CATEGORIES = {Kind.FORWARD: "forward", Kind.RECOMPUTE: "recompute", Kind.BACKWARD: "backward"}
@@ -24,9 +24,9 @@ Event = dict[str, Any]
 
 
 def chrome_trace(timeline: Timeline) -> str:
-    """The text of a JSON file. Processes are pipelines; each worker is two threads, one of operations and one
-    of the sums beside them, and a counter of the bytes that it holds. Arrows are messages, unless they are
-    too many. Times are in microseconds from the start of the step."""
+    """Write the JSON text. Processes are pipelines; each worker is two threads, one of operations and one of
+    all-reduces, and a counter of the bytes that it holds. Arrows are messages, unless there are too many.
+    Times are in microseconds from the start of the step."""
     shown = _bounded(timeline)
     events: list[Event] = []
     for index, pipeline in enumerate(shown.pipelines):
@@ -59,7 +59,7 @@ def _num_hidden(timeline: Timeline) -> int:
 
 
 def _place(pipeline: int, lane: int) -> Event:
-    """Process and thread of a worker's operations; its sums are the next thread."""
+    """Process and thread of a worker's operations; its all-reduces are the next thread."""
     return {"pid": pipeline + 1, "tid": 2 * lane + 1}
 
 
@@ -111,12 +111,12 @@ def _complete(start_s: float, stop_s: float) -> Event:
 
 
 def _us(at_s: float) -> float:
-    """Microseconds to the nanosecond, the finest that simulations know."""
+    """Microseconds, rounded to the nanosecond, the simulator's resolution."""
     return round(at_s * 1e6, 3)
 
 
 def _arrows(timeline: Timeline, threads: dict[int, Event]) -> Iterator[Event]:
-    """A message from the end of an operation to the beginning of the one that it feeds."""
+    """An arrow for each message, from the end of an operation to the start of the one that it feeds."""
     by_task: dict[Operation, Span] = {
         span.operation: span for lane in timeline.lanes for span in lane.operations
     }
@@ -131,7 +131,7 @@ def _arrows(timeline: Timeline, threads: dict[int, Event]) -> Iterator[Event]:
         number += 1
         name = "activations" if span.operation.kind is Kind.FORWARD else "gradients"
         message = {"name": name, "cat": "message", "id": number}
-        # An arrow belongs to the slice that its moment lies in; a slice's end is no more in it.
+        # An arrow belongs to the slice that contains its time; a slice's end is outside it.
         yield {
             **threads[span.worker],
             **message,

@@ -1,4 +1,4 @@
-"""A step as a Gantt chart (SVG): a lane for each worker, its sums below its operations, and what it holds."""
+"""A step as a Gantt chart (SVG): a lane for each worker with its operations, all-reduces and memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .strips import INNER, LEFT, OPERATIONS, RIGHT, SUMS, WIDTH, Window
 _SECTIONS, _BUSY, _PEAK = LEFT - 8, WIDTH - RIGHT + 42, WIDTH - 24  # right ends of the columns
 _TOP, _HEADING, _GAP, _AXIS = 92, 22, 5, 46
 _MOST_LANES = 48
-_LEAST_WIDTH = 3.0  # of an operation on average, in pixels: below it, single operations cannot be told apart
-_WINDOW_WIDTH = 11.0  # of an operation on average, in the windows that are cut out then
-_MOST_TITLED = 4000  # operations that have their own element, and so a tooltip
+_LEAST_WIDTH = 3.0  # mean pixels of an operation below which single operations cannot be told apart
+_WINDOW_WIDTH = 11.0  # mean pixels of an operation in the windows that are then drawn close up
+_MOST_TITLED = 4000  # at most so many operations get an element, and so a tooltip, each
 
 _LEGEND = (
     ("forward", BLUE),
@@ -29,10 +29,10 @@ _LEGEND = (
 
 
 def draw(timeline: Timeline) -> str:
-    """The text of an SVG file; equal timelines give equal pictures.
+    """Draw the SVG; equal timelines give equal pictures.
 
-    Where operations are too many to be told apart, the step is drawn as each worker's share of time in them,
-    followed by its beginning, middle and end close up. Of many pipelines that are alike one is drawn.
+    If operations are too many to be told apart, the step is drawn as each worker's shares of time, followed
+    by its beginning, middle and end close up. Of many equal pipelines one is drawn.
     """
     shown = timeline.folded(_MOST_LANES)
     whole = Window("", 0.0, shown.time_s)
@@ -77,7 +77,7 @@ def _memory_key(timeline: Timeline) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """All lanes over one window. Whether operations are drawn one by one, or as shares of time."""
+    """All lanes over one window, with operations drawn one by one or as shares of time."""
 
     timeline: Timeline
     window: Window

@@ -1,4 +1,4 @@
-"""A simulated step put in order for the eye: pipelines, and a lane for each of their workers."""
+"""A simulated step arranged for drawing: pipelines, and a lane for each of their workers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Lane:
     operations: tuple[Span, ...]
     closings: tuple[Closing, ...]
     memory: tuple[tuple[float, int], ...]
-    """(time, resident bytes from then on)."""
+    """[(time, resident bytes from then on)]."""
     busy_s: float
     peak_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The workers of a path, first stage first. `alike` counts others whose workers do the same at the same
-    times, with other micro-batches, and which are not shown."""
+    """The workers of a path, first stage first. `alike` counts equal pipelines that are not shown: their
+    workers do the same at the same times with other micro-batches."""
 
     name: str
     lanes: tuple[Lane, ...]
@@ -40,7 +40,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """A step to be drawn, or to be written for a trace viewer."""
+    """A step to draw, or to write for a trace viewer."""
 
     title: str
     about: str
@@ -49,15 +49,15 @@ class Timeline:
     pipeline_s: float
     pipelines: tuple[Pipeline, ...]
     num_left_out: int = 0
-    """Workers of pipelines that are not shown, beside those that are like one that is."""
+    """Number of workers in pipelines not shown, apart from those equal to a shown one."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
         return tuple(lane for pipeline in self.pipelines for lane in pipeline.lanes)
 
     def folded(self, most_lanes: int) -> Timeline:
-        """The same with at most `most_lanes` lanes: of pipelines that are alike the first stands for all, and
-        if that does not do, the last ones are left out. One pipeline is always kept."""
+        """The same with at most `most_lanes` lanes: the first of equal pipelines stands for all, and if that
+        is not enough, the last ones are left out. One pipeline is always kept."""
         if len(self.lanes) <= most_lanes:
             return self
         kept: dict[Hashable, Pipeline] = {}
@@ -117,7 +117,7 @@ def timeline_of(
 
 
 def _members(plan: Plan) -> list[list[tuple[int, int]]]:
-    """(worker, stage) of each path; a worker is shown once, at the first place that it has."""
+    """(worker, stage) of each path; a worker is shown once, at its first place."""
     seen: set[int] = set()
     members: list[list[tuple[int, int]]] = []
     for path in plan.paths:

@@ -1,4 +1,4 @@
-"""The strips of a lane: operations, or their shares of time; what closes the step; memory; and the axis."""
+"""The strips of a lane: operations or their shares of time, all-reduces, memory; and the axis."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Window:
         return self.stop_s - self.start_s or 1e-9
 
     def x(self, at_s: float) -> float:
-        """Where a moment is, cut to the window."""
+        """The x coordinate of a time, clipped to the window."""
         share = (at_s - self.start_s) / self.length_s
         return LEFT + INNER * min(1.0, max(0.0, share))
 
@@ -50,7 +50,7 @@ class Window:
 
 
 def operations(lane: Lane, window: Window, y: float, titled: bool) -> str:
-    """One by one, with the number of the micro-batch where there is room; `titled`: with a tooltip each."""
+    """Draw operations one by one, with micro-batch numbers where there is room, `titled` with tooltips."""
     seen = [span for span in lane.operations if window.holds(span.start_s, span.stop_s)]
     most_digits = len(str(max((span.operation.micro_batch for span in lane.operations), default=0)))
     parts: list[str] = []
@@ -77,7 +77,7 @@ def operations(lane: Lane, window: Window, y: float, titled: bool) -> str:
 
 
 def _edges(span: Span, window: Window) -> tuple[float, float]:
-    """Left and right of an operation, with a hair's breadth to the next one where there is room."""
+    """Left and right edge of an operation, with a small gap to the next one where there is room."""
     start, stop = window.x(span.start_s), window.x(span.stop_s)
     return start, max(stop - 0.5, start + 0.2) if stop - start > 1.5 else stop
 
@@ -88,7 +88,7 @@ def _box(start: float, stop: float, y: float) -> str:
 
 
 def shares_of_time(lane: Lane, window: Window, y: float) -> str:
-    """For each bin of time a column of the shares that the kinds of operations have of it."""
+    """For each bin of time, draw a column of the shares of each kind of operation."""
     num_bins = int(INNER / _BIN)
     bin_s = window.length_s / num_bins
     base = [0.0] * num_bins
@@ -113,14 +113,15 @@ def shares_of_time(lane: Lane, window: Window, y: float) -> str:
 
 
 def _spread(shares: list[float], start: float, stop: float) -> None:
-    """Adds the stretch from `start` to `stop`, counted in bins, to the bins that it lies in."""
+    """Add the interval from `start` to `stop`, counted in bins, to the bins that it overlaps."""
     first, last = int(start), min(int(stop), len(shares) - 1)
     for index in range(first, last + 1):
         shares[index] += min(stop, index + 1) - max(start, index)
 
 
 def closings(lane: Lane, window: Window, y: float) -> str:
-    """Sums in a strip of their own, for they run beside the operations; commit and update take the lane."""
+    """Draw all-reduces in a strip of their own, since they run beside operations; commit and update fill
+    the lane."""
     parts: list[str] = []
     for closing in lane.closings:
         if not window.holds(closing.start_s, closing.stop_s):
@@ -138,7 +139,7 @@ def closings(lane: Lane, window: Window, y: float) -> str:
 
 
 def memory(lane: Lane, window: Window, y: float, most_bytes: int) -> str:
-    """Memory as an area; of changes within a pixel the largest is drawn."""
+    """Draw memory as an area; of changes within a pixel the largest is drawn."""
     held: dict[int, int] = {}
     before = 0
     for at_s, size_bytes in lane.memory:
@@ -156,7 +157,7 @@ def memory(lane: Lane, window: Window, y: float, most_bytes: int) -> str:
 
 
 def axis(window: Window, bottom: float) -> str:
-    """Ticks below the lanes."""
+    """Draw ticks below the lanes."""
     unit, name = time_unit(window.stop_s)
     parts: list[str] = []
     for moment in ticks(window.start_s / unit, window.stop_s / unit, 12):
