@@ -1,12 +1,11 @@
-"""Checkpoints that survive: parts and a manifest in an object store, listed by one head that is
-compare-and-swapped.
+"""Checkpoints: parts and a manifest in an object store, listed by a head that changes by compare-and-swap.
 
-In come safetensors files of single sections, a generation number and a store (`open_store`: a local folder,
-S3 or Azure Blob Storage). Out come published checkpoints, read back section by section and proved intact, and
-weights exported for others. A checkpoint exists iff the head lists it; a writer of a generation that is no
-longer open gets `Fenced`; only the manager calls `retire`, `delete_parts` and `sweep`. Nothing here knows
-what a plan is. Importing the package does not import torch: tensors are packed and unpacked by
-`makara.checkpoint.tensors`, which trainers import.
+In: safetensors files of single sections (`worker.sections.state` says what is in them), a generation number
+and a store (`open_store`: a local folder, S3 or Azure Blob Storage). Out: published checkpoints, read back
+section by section and verified, and exported weights. A checkpoint exists iff the head lists it; a writer of
+a generation that is no longer open gets `Fenced`. Only the manager deletes: it alone calls `retire`,
+`delete_parts` and `sweep`. Nothing here knows plans. Importing the package does not import torch: trainers
+pack and unpack tensors with `makara.checkpoint.tensors`.
 """
 
 from .calibrations import load_calibration, save_calibration

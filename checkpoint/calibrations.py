@@ -1,6 +1,6 @@
-"""Calibrations that jobs share: texts under their fingerprints, beside the jobs' own folders.
+"""Calibrations that jobs share, stored as text under their fingerprints, beside the jobs' folders.
 
-They are whole or not there, as all objects; whoever reads one checks it, and measures anew what is unfit.
+Readers check a calibration, and measure again if it does not fit.
 """
 
 from __future__ import annotations
@@ -19,6 +19,5 @@ def load_calibration(store: Store, fingerprint: str) -> bytes | None:
 
 
 def save_calibration(store: Store, fingerprint: str, text: str) -> None:
-    """Store it, over what is there: of two that measured the same, either will do. Raises
-    `StoreUnavailable`."""
+    """Store a calibration, replacing an equivalent one. Raises `StoreUnavailable`."""
     store.put(calibration_key(fingerprint), text.encode())

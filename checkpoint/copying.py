@@ -1,4 +1,4 @@
-"""A published checkpoint of one job, copied to where another job begins with it."""
+"""Copies a published checkpoint of one job to be the first checkpoint of another."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from .manifest import Manifest, load_manifest
 from .reader import read_part
 from .stores.store import Store
 
-_LOOKS = 3  # at the source's head: its job may retire what is being copied
+_LOOKS = 3  # how often the source's head is read: its job may retire what is being copied
 
 
 def published(store: Store, job: str, step: int | None = None) -> tuple[CheckpointId, ...]:
-    """What the head of `job` lists, newest first; only of this step if one is given. Raises `NoReadable`."""
+    """The checkpoints that the head of `job` lists, newest first; only of `step` if given.
+
+    Raises `NoReadable` if there is none.
+    """
     head = read_head(store, job)
     if head is None:
         raise NoReadable(f"there is no {head_key(job)} in {store.uri}")
@@ -37,13 +40,13 @@ def copy_checkpoint(
     step: int | None = None,
     below: int | None = None,
 ) -> tuple[CheckpointId, CheckpointId | None]:
-    """Make the newest readable checkpoint of `source_job`, or that of `step`, the first of `job`.
+    """Copy the newest readable checkpoint of `source_job`, or that of `step`, as the first of `job`.
 
-    Those of step `below` and beyond are passed over: they leave nothing to train.
-    It is copied part by part, each checked, and listed by a head of generation 0, which nobody has opened.
-    Returns what `job` has now and what that was; None if an earlier call, whose answer was lost, has copied
-    it. Safe to repeat. Raises `NoReadable` with the reasons, `HeadAhead` if `job` has begun already, and the
-    stores' errors.
+    Checkpoints of step `below` and later are skipped, because they leave nothing to train. Each part is
+    checked; the copy is listed by a head of generation 0, which nobody has opened. Returns (the checkpoint of
+    `job`, its source); the source is None if an earlier call, whose answer was lost, made the copy. Safe to
+    repeat. Raises `NoReadable` with the reasons, `HeadAhead` if `job` has begun already, and the stores'
+    errors.
     """
     reasons: list[str] = []
     for _ in range(_LOOKS):

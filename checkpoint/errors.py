@@ -1,22 +1,22 @@
-"""Everything that can go wrong with checkpoints.
+"""The errors of this package.
 
 CheckpointError
-├── StoreUnavailable   the store does not answer now: worth trying again (`makara.checkpoint.retrying`)
-├── StoreRefused       the store answers no: address, credentials, bucket, permission (a user's mistake)
-│   └── NoCredentials  nobody gave any, and this machine has none
+├── StoreUnavailable   the store does not answer now: retry (`makara.checkpoint.retrying`)
+├── StoreRefused       the store refuses: address, credentials, bucket, permission (a user's mistake)
+│   └── NoCredentials  none were given, and this machine has none
 ├── InvalidKey         a key that no store accepts
 ├── NotFound           no object under that key
 ├── Conflict           a compare-and-swap lost: the object is not the one that was read
-├── Corrupt            an object is there and is not what was written: torn, truncated, altered
+├── Corrupt            an object is not what was written: torn, truncated, altered
 ├── Incomplete         parts are missing, or contradict one another
-├── HeadMissing        there is no head that can be read, though there should be
-├── HeadLacks          the head has not the generation or the checkpoints that it should have
-├── HeadAhead          somebody else has opened the head: it has what its opener does not know of
-├── Fenced             a newer generation is open: this writer is of the past and must stop
-├── Superseded         its generation has published a later step: this one is not wanted any more
+├── HeadMissing        no readable head where there must be one
+├── HeadLacks          the head lacks a generation or checkpoints that the caller knows of
+├── HeadAhead          somebody else opened the head: it has entries that the caller does not know of
+├── Fenced             a newer generation is open: this writer must stop
+├── Superseded         the generation has published a later step: this one is not needed any more
 ├── Retained           the checkpoint may not be deleted (base of the open generation, the only one, listed)
 ├── NoReadable         none of the candidate checkpoints can be read
-└── Cancelled          the caller's event was set while waiting to try again
+└── Cancelled          the caller's event was set while waiting to retry
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class StoreUnavailable(CheckpointError):
 
 
 class StoreRefused(CheckpointError, ValueError):
-    """Trying again cannot help; the message names the URI and what the store said."""
+    """Retrying cannot help; the message names the URI and what the store said."""
 
 
 class NoCredentials(StoreRefused):
-    """No keys were given for this store, and none are found where this process runs."""
+    """No keys were given for this store, and none are found in this process's environment."""
 
 
 class InvalidKey(CheckpointError, ValueError):
@@ -55,7 +55,7 @@ class Corrupt(CheckpointError):
 
 
 class Incomplete(CheckpointError):
-    """A checkpoint whose parts do not make up all its sections; the message names those missing."""
+    """A checkpoint that lacks parts of its sections; the message names the missing ones."""
 
 
 class Fenced(CheckpointError):
@@ -68,7 +68,7 @@ class Fenced(CheckpointError):
 
 
 class HeadMissing(CheckpointError):
-    """No head, or none that can be read, where one must be; the message says what is known of it."""
+    """No readable head where there must be one; the message says what is known of it."""
 
 
 class HeadLacks(CheckpointError):
@@ -76,15 +76,15 @@ class HeadLacks(CheckpointError):
 
 
 class HeadAhead(CheckpointError):
-    """A head that has gone on without whoever wants to open it."""
+    """A head that has entries unknown to the caller that wants to open it."""
 
 
 class Superseded(CheckpointError):
-    """A later step of its generation was published: what is stored of this one may be gone already."""
+    """A later step of its generation was published; this one's objects may be deleted already."""
 
 
 class Retained(CheckpointError):
-    """A checkpoint that must be kept, and why."""
+    """A checkpoint that may not be deleted; the message says why."""
 
 
 class NoReadable(CheckpointError):
@@ -92,4 +92,4 @@ class NoReadable(CheckpointError):
 
 
 class Cancelled(CheckpointError):
-    """Stopped by the caller while waiting to try again."""
+    """Stopped by the caller while waiting to retry."""

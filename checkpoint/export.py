@@ -1,8 +1,7 @@
-"""A checkpoint's weights as ordinary safetensors, and the hash by which two runs are compared.
+"""Exports a checkpoint's weights as ordinary safetensors, and hashes them to compare runs.
 
-Needs no torch and little memory: one part at a time in memory, one shard at a time on the local disk.
-Exported are `weights/<name>` and `buffers/<name>` of the parts, under `<name>`; optimizer state and scales
-stay behind.
+Needs no torch, one part at a time in memory and one shard at a time on the local disk. Exports
+`weights/<name>` and `buffers/<name>` of the parts as `<name>`, without optimizer state and scales.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .records import FORMAT, CheckpointRecord, Count, Record, Sha256, canonical,
 from .safetensors_header import Header, TensorEntry, build_header, parse_header
 from .stores.store import Store
 
-SHARD_BYTES = 5_000_000_000  # what the model hubs use
+SHARD_BYTES = 5_000_000_000  # as model hubs use
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _EXPORTED = ("weights/", "buffers/")
@@ -32,9 +31,8 @@ _HEADER_GUESS_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Exported weights of `step`: `uri` is the file to load (the index, if there are several shards).
-
-    `sha256` is `weights_sha256` of them; `num_bytes` counts the safetensors files.
+    """Exported weights of `step`. `uri` is the file to load (the index, if there are several shards),
+    `sha256` their `weights_sha256`, `num_bytes` the size of all safetensors files.
     """
 
     uri: str
@@ -54,9 +52,9 @@ def export(
     """Write the weights of `checkpoint` to `<uri>/<job>/export/<step>/`, in shards of about
     `max_shard_bytes`.
 
-    One shard is spooled below `scratch` (None: the system's temporary folder). Done already: nothing is
-    written. Raises `Corrupt`, `NotFound`, `Incomplete` (no weights in it) and the store's errors; safe to
-    repeat.
+    One shard at a time is spooled below `scratch` (None: the system's temporary folder). A finished export is
+    not written again. Raises `Corrupt`, `NotFound`, `Incomplete` (no weights in it) and the store's errors;
+    safe to repeat.
     """
     prefix = export_prefix(job, checkpoint.step)
     done = _done(store, job, prefix, checkpoint)
@@ -70,10 +68,10 @@ def export(
 
 
 def weights_sha256(path: Path) -> str:
-    """The weight hash of exported weights: of one safetensors file, or of all those in a folder.
+    """The weight hash of exported weights: of one safetensors file, or of all in a folder.
 
-    It covers name, type, shape and bytes of each tensor in order of their names, and neither metadata nor the
-    division into files. Raises `Corrupt`.
+    It covers name, type, shape and bytes of each tensor in order of names, but not metadata and the division
+    into files. Raises `Corrupt`.
     """
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     where: dict[str, tuple[Path, TensorEntry]] = {}
@@ -89,10 +87,10 @@ def weights_sha256(path: Path) -> str:
 
 
 def fetch_export(store: Store, made: Export, to: Path) -> Path:
-    """Copy what was exported to `to`: the file, where the name ends in .safetensors, else into that folder.
+    """Copy an export to `to`, a file if the name ends in .safetensors, else a folder.
 
-    Returns the file to load. What is there under the same names is replaced once all of it has come. Raises
-    `Corrupt`, `NotFound`, `Incomplete` (several shards do not fit into one file) and the store's errors.
+    Returns the file to load. Existing files are replaced once all have arrived. Raises `Corrupt`, `NotFound`,
+    `Incomplete` (several shards do not fit into one file) and the store's errors.
     """
     prefix, _, first = made.uri.removeprefix(f"{store.uri}/").rpartition("/")
     keys = {key.rpartition("/")[2]: key for key, _ in store.list(f"{prefix}/")}
@@ -133,14 +131,14 @@ def weight_shapes(store: Store, manifest: Manifest) -> dict[str, tuple[int, ...]
 
 
 class WeightsHash:
-    """The hash of `weights_sha256`, fed tensor by tensor in order of their names."""
+    """Computes `weights_sha256`; add tensors in order of their names."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
         self._last: str | None = None
 
     def add(self, entry: TensorEntry, chunks: Iterable[bytes]) -> None:
-        """One tensor: the name, type (as safetensors writes it) and shape of `entry`, and its bytes."""
+        """Add a tensor: name, type (as safetensors writes it) and shape of `entry`, and its bytes."""
         assert self._last is None or self._last < entry.name, (
             f"{entry.name} after {self._last}: not in name order"
         )
@@ -155,7 +153,7 @@ class WeightsHash:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A tensor to export: its name there, and where it lies now."""
+    """A tensor to export: its exported name, and where it is stored."""
 
     name: str
     part: Part
@@ -170,7 +168,7 @@ class _Done(Record):
 
 
 def _done(store: Store, job: str, prefix: str, checkpoint: CheckpointId) -> _Done | None:
-    """The finished export of exactly this checkpoint, if it is there, whole, and of this version."""
+    """The finished export of exactly this checkpoint, if it exists, is complete, and of this version."""
     key = export_done_key(job, checkpoint.step)
     try:
         done = decode(_Done, store.get(key), key)

@@ -1,8 +1,8 @@
 """`head.json`: which generation may publish, and which checkpoints exist.
 
-It changes only by compare-and-swap, so that what was checked against it still holds when it changes. A
-checkpoint exists iff the head lists it. Each change counts `version` up: a head never returns to bytes that
-it had before, and a writer that slept through several changes cannot succeed by accident.
+It changes only by compare-and-swap, so that checks against the read head still hold when it is written. A
+checkpoint exists iff the head lists it. Each change increments `version`, so a head never has the same bytes
+twice, and a writer that missed several changes cannot succeed by accident (no ABA).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .manifest import Manifest
 from .records import FORMAT, CheckpointRecord, Count, Record, decode, encode
 from .stores.store import Store
 
-_MAX_SWAPS = 100  # lost races in a row; each means that somebody else got through
+_MAX_SWAPS = 100  # lost races in a row; each means that another writer succeeded
 _PARALLEL_CHECKS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A checkpoint that left the head at Unix second `at` and may still be on its way to deletion."""
+    """A checkpoint that left the head at Unix second `at` and may not be deleted yet."""
 
     checkpoint: CheckpointId
     at: float
@@ -55,7 +55,7 @@ class Head:
 
     @classmethod
     def from_bytes(cls, data: bytes, key: str) -> Head:
-        """The head of a job that `to_bytes` wrote under its `key`. Raises `Corrupt` saying what is wrong."""
+        """Read what `to_bytes` wrote under `key`. Raises `Corrupt` saying what is wrong."""
         record = decode(_HeadRecord, data, key)
         if record.format != FORMAT:
             raise Corrupt(f"{key}: format {record.format}; this version reads {FORMAT}")
@@ -85,11 +85,11 @@ def candidates(head: Head) -> tuple[CheckpointId, ...]:
 
 
 def publish(store: Store, job: str, generation: int, manifest: Manifest) -> Head:
-    """Store the manifest and list it in the head, after all its parts were found in the store at their sizes.
+    """Store the manifest and list it in the head, after checking existence and size of all its parts.
 
-    Publishing again changes nothing, also when the checkpoint was retired since. Raises `Fenced` unless
+    Publishing again changes nothing, even if the checkpoint was retired since. Raises `Fenced` unless
     `generation` is the open one, `Superseded` if it has published a later step, `NotFound` or `Corrupt`
-    naming a part that is not there or not whole.
+    naming a part that is missing or has the wrong size.
     """
     checkpoint = manifest.checkpoint
     if (manifest.job, manifest.generation) != (job, generation):
@@ -104,7 +104,7 @@ def publish(store: Store, job: str, generation: int, manifest: Manifest) -> Head
             return None
         if not can_be_published(head, checkpoint):
             raise Superseded(f"checkpoint {checkpoint} of {job}: a later one of its generation is published")
-        # Within the loop: a checkpoint deleted between two tries is found missing by the second.
+        # Inside the loop, so that a retry notices parts deleted since the last try.
         _check_stored(store, manifest)
         store.put(manifest_key(job, checkpoint), manifest.to_bytes())
         newest_first = sorted((checkpoint, *head.manifests), key=lambda c: c.age_rank, reverse=True)
@@ -114,17 +114,17 @@ def publish(store: Store, job: str, generation: int, manifest: Manifest) -> Head
 
 
 def can_be_published(head: Head, checkpoint: CheckpointId) -> bool:
-    """Whether a writer may still list it: its generation is open and has published none of a later step."""
+    """Whether a writer may still publish it: its generation is open and has not published a later step."""
     known = (*head.manifests, *(retired.checkpoint for retired in head.retired))
     newest = max((other.step for other in known if other.generation == head.generation), default=-1)
     return checkpoint.generation >= head.generation and checkpoint.step > newest
 
 
 def retire(store: Store, job: str, checkpoint: CheckpointId, *, now: float) -> Head:
-    """Take `checkpoint` out of the head at Unix second `now`; its parts stay for those who are reading them.
+    """Take `checkpoint` out of the head at Unix second `now`; its parts stay for current readers.
 
-    One that is not listed changes nothing. Raises `Retained` for the base of the open generation and for the
-    only checkpoint.
+    Does nothing if it is not listed. Raises `Retained` for the base of the open generation and for the only
+    checkpoint.
     """
 
     def change(head: Head | None) -> Head | None:
@@ -143,8 +143,7 @@ def retire(store: Store, job: str, checkpoint: CheckpointId, *, now: float) -> H
 
 
 def delete_parts(store: Store, job: str, checkpoint: CheckpointId) -> Head:
-    """Delete what is stored of a checkpoint that `retire` took out of the head (one lease ago, by the
-    caller's clock).
+    """Delete the objects of a checkpoint that `retire` took out of the head, one lease later (by the caller).
 
     Safe to repeat. Raises `Retained` if the head lists it.
     """
@@ -162,7 +161,7 @@ def delete_parts(store: Store, job: str, checkpoint: CheckpointId) -> Head:
 
 
 def swap_head(store: Store, job: str, change: Callable[[Head | None], Head | None]) -> Head:
-    """Apply `change` to the head until it is swapped in; None from `change` leaves the head as it is."""
+    """Apply `change` to the head, again until the swap succeeds; `change` returns None to leave the head."""
     key = head_key(job)
     for _ in range(_MAX_SWAPS):
         tagged = store.read_tagged(key)
@@ -188,7 +187,7 @@ def _check_stored(store: Store, manifest: Manifest) -> None:
 
 
 def _delete_objects(store: Store, job: str, checkpoint: CheckpointId) -> None:
-    """All that is of our own layout; the manifest last: as long as it is there, what is left is found."""
+    """Delete a checkpoint's parts, then its manifest: while that exists, remaining parts are found again."""
     prefix = parts_prefix(job, checkpoint)
     store.delete_many(key for key, _ in store.list(prefix) if checkpoint_of(job, key) == checkpoint)
     for unfinished in store.unfinished(prefix):

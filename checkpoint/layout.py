@@ -1,4 +1,4 @@
-"""Which checkpoint, and under which key each of its objects lies.
+"""Ids of checkpoints, and the keys of their objects in the store.
 
 ```
 <job>/sections/<step>-g<generation>/<section>.<part>.safetensors
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _NAME = re.compile(r"(\d+)-g(\d+)")
-_TEMPORARY = r"\.tmp-\d+-[0-9a-f]{32}"  # as a local store names a file that it writes
+_TEMPORARY = r"\.tmp-\d+-[0-9a-f]{32}"  # the suffix of a local store's temporary files
 _PART = re.compile(rf"sections/([^/]+)/(?:\d+\.\d+\.safetensors|{_TEMPORARY})")
 _MANIFEST = re.compile(r"manifests/([^/]+)\.json")
 _EXPORTED = re.compile(
@@ -44,15 +44,15 @@ class CheckpointId:
 
     @property
     def age_rank(self) -> tuple[int, int]:
-        """Grows with newness: a later generation carries history on, also if it had to go back some steps."""
+        """Sorts by age: a later generation is newer, even if it went back some steps."""
         return (self.generation, self.step)
 
     @classmethod
     def parse(cls, text: str) -> CheckpointId:
-        """The id that `str` wrote. Raises `ValueError`."""
+        """Parse what `str` wrote. Raises `ValueError`."""
         match = _NAME.fullmatch(text)
         parsed = cls(int(match[1]), int(match[2])) if match else None
-        if parsed is None or str(parsed) != text:  # one name each: no leading zeros, no foreign digits
+        if parsed is None or str(parsed) != text:  # one spelling each: no leading zeros, no foreign digits
             raise ValueError(f"checkpoint {text!r}: expected <step>-g<generation>")
         return parsed
 
@@ -92,7 +92,7 @@ def export_step_of(job: str, key: str) -> int | None:
 
 
 def is_temporary_listing(job: str, key: str) -> bool:
-    """Whether a local store began to write the head or a manifest here; the name does not tell which."""
+    """Whether the key is a local store's temporary file of the head or a manifest."""
     below = key.removeprefix(job_prefix(job))
     return below != key and _LISTING.fullmatch(below) is not None
 
@@ -130,7 +130,7 @@ def export_prefix(job: str, step: int) -> str:
 
 
 def export_done_key(job: str, step: int) -> str:
-    """Written last: the export exists iff this does."""
+    """The key of the object written last: the export exists iff this object does."""
     return f"{export_prefix(job, step)}export.json"
 
 

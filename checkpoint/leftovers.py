@@ -1,8 +1,8 @@
-"""What nobody needs any more, found and removed: by the manager alone, under a job whose head it opened.
+"""Removes objects that are no longer needed. Only the manager does so, for jobs whose head it opened.
 
-Needed are what the head lists, what left it less than a lease ago, what writers of the open generation may
-still publish, and finished exports. All else *of our own layout* goes; a file of any other name is never
-touched.
+Needed are checkpoints that the head lists, those that left it less than a lease ago, those that writers of
+the open generation may still publish, and finished exports. All other objects *of our own layout* are
+removed; an object of any other name is never touched.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .layout import (
 )
 from .stores.store import Store, StoredObject, Unfinished
 
-UNFINISHED_S = 3600.0  # an upload that takes longer is given up, unless it can still be published
+UNFINISHED_S = 3600.0  # an upload that takes longer is aborted, unless it can still be published
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep found in the `head` when it was done, and what it removed."""
+    """The `head` at the end of a sweep, and what the sweep removed."""
 
     head: Head
-    deleted: tuple[CheckpointId, ...] = ()  # that had left the head
-    orphans: tuple[CheckpointId, ...] = ()  # that never were published and never can be
+    deleted: tuple[CheckpointId, ...] = ()  # checkpoints that had left the head
+    orphans: tuple[CheckpointId, ...] = ()  # checkpoints that were never published and never can be
     exports: tuple[int, ...] = ()  # steps of exports that were never finished
-    aborted: int = 0  # uploads that never ended
+    aborted: int = 0  # number of uploads that never ended
 
 
 def sweep(
@@ -48,12 +48,12 @@ def sweep(
     exporting: bool = False,
     unfinished_s: float = UNFINISHED_S,
 ) -> Swept | None:
-    """Remove what nobody needs under `job`; None, and nothing is removed, if it has no head of the caller's.
+    """Remove unneeded objects of `job`; returns None, and removes nothing, if the head is not the caller's.
 
     `opened`: the newest generation that the caller may have opened; a head beyond it is somebody else's.
-    `unwanted`: listed checkpoints that are to leave the head now. `now` and `lease_s`: what left the head, or
-    was written, within the last `lease_s` before Unix second `now` stays. `exporting`: an export is being
-    written, so none is touched. Safe to repeat. Raises the store's errors, and `Corrupt` for a bad head.
+    `unwanted`: whether a listed checkpoint is to leave the head now. Objects written, and checkpoints that
+    left the head, within `lease_s` before Unix second `now` stay. `exporting`: an export is being written, so
+    no export is touched. Safe to repeat. Raises the store's errors, and `Corrupt` for a bad head.
     """
     head = read_head(store, job)
     if head is None or (opened is not None and head.generation > opened):
@@ -62,7 +62,7 @@ def sweep(
         try:
             head = retire(store, job, checkpoint, now=now)
         except Retained:
-            continue  # the base of the open generation: until the next one opens
+            continue  # the base of the open generation stays until the next one opens
     due = [retired.checkpoint for retired in head.retired if now - retired.at >= lease_s]
     for checkpoint in due:
         head = delete_parts(store, job, checkpoint)

@@ -1,4 +1,4 @@
-"""The manifest: everything that makes one checkpoint, and the proof that it is whole."""
+"""The manifest: lists all of a checkpoint's parts with checksums, and proves that it is complete."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A whole checkpoint: section k has the parts 0..num_parts[k]-1, and each tensor lies in exactly one
-    part.
+    """A complete checkpoint: section k has the parts 0..num_parts[k]-1; each tensor is in exactly one part.
 
     `data_position` counts the samples consumed so far; `recipe` is the job's, as JSON; `metadata` holds the
-    scalars of each section. Raises `Incomplete` when built from parts that are not all there.
+    scalars of each section. Raises `Incomplete` if parts are missing.
     """
 
     job: str
@@ -86,7 +85,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, key: str) -> Manifest:
-        """The manifest that `to_bytes` wrote under `key`. Raises `Corrupt` saying what is wrong."""
+        """Read what `to_bytes` wrote under `key`. Raises `Corrupt` saying what is wrong."""
         record = decode(_Envelope, data, key)
         body = record.body
         if hashlib.sha256(canonical(body.model_dump(mode="json"))).hexdigest() != record.sha256:
@@ -113,8 +112,7 @@ class Manifest:
 def parts_with(manifest: Manifest, tensor_names: Iterable[str]) -> tuple[Part, ...]:
     """The parts that hold these tensors. Raises `Incomplete` naming a tensor that is in no part.
 
-    A parameter that several sections use is stored once, with the lowest of them; this finds it for the
-    others.
+    Use it for parameters that several sections share, which are stored once, with the lowest of them.
     """
     by_name = {name: part for part in manifest.parts for name in part.tensors}
     wanted = list(tensor_names)
@@ -126,7 +124,7 @@ def parts_with(manifest: Manifest, tensor_names: Iterable[str]) -> tuple[Part, .
 
 
 def load_manifest(store: Store, job: str, checkpoint: CheckpointId) -> Manifest:
-    """The manifest of `checkpoint`. Raises `NotFound`, or `Corrupt` when it is not intact or not its own."""
+    """Read the manifest of `checkpoint`. Raises `NotFound`, or `Corrupt` if it is damaged or another's."""
     key = manifest_key(job, checkpoint)
     manifest = Manifest.from_bytes(store.get(key), key)
     if (manifest.job, manifest.checkpoint) != (job, checkpoint):

@@ -1,4 +1,4 @@
-"""Opening the head for a generation, which closes all older ones: as it is known to be, or anew."""
+"""Opens the head for a generation, which closes all older ones; checks first that the head is as known."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def open_generation(
 ) -> Head:
     """Close all older generations to publishing and open this one, based on the newest checkpoint.
 
-    Opening it again changes nothing. `opened` and `known`: what the caller knows of the head, the generation
-    that it has reached (0: nobody has opened it) and checkpoints that it lists; None asks for nothing. Raises
-    `HeadMissing` or `HeadLacks` if that is not so, `HeadAhead` if somebody else has opened this generation or
-    a job that the caller begins, and `Fenced` if a newer generation is open. Then nothing is changed.
+    Opening it again changes nothing. `opened` and `known` are what the caller knows of the head: the
+    generation that it has reached (0: nobody has opened it; None: do not check) and checkpoints that it
+    lists. Changes nothing and raises `HeadMissing` or `HeadLacks` if that is wrong, `HeadAhead` if somebody
+    else has opened this generation or the job, and `Fenced` if a newer generation is open.
     """
 
     def change(head: Head | None) -> Head | None:
@@ -55,8 +55,8 @@ def _check_known(
     where = f"{head_key(head.job)} in {store.uri}"
     if head.generation < opened:
         raise HeadLacks(f"{where} is open at generation {head.generation}; {_expected(opened, known)}")
-    # The generation's members step only after its opening is answered: what it published is somebody else's.
-    # Of a head that nobody has opened, only what the job was told to start from is not.
+    # The generation's members step only after this call returns, so anything published in it is somebody
+    # else's. A head that nobody has opened may list only the checkpoint that the job starts from.
     own = set[CheckpointId]() if opened else set(known)
     foreign = [c for c in head.manifests if c.generation >= generation or not opened]
     if set(foreign) - own:
@@ -76,10 +76,9 @@ def _expected(opened: int, known: Collection[CheckpointId]) -> str:
 
 
 def restart_generation(store: Store, job: str, generation: int, *, now: float) -> Head:
-    """Open this generation without any checkpoint: all that were listed leave the head at Unix second `now`.
+    """Open this generation without checkpoints: all listed ones leave the head at Unix second `now`.
 
-    Also in place of a head that is missing or cannot be read. Safe to repeat. Raises `Fenced` if a newer
-    generation is open.
+    Also replaces a missing or unreadable head. Safe to repeat. Raises `Fenced` if a newer generation is open.
     """
     key = head_key(job)
     tagged = store.read_tagged(key)

@@ -1,4 +1,4 @@
-"""Reading a checkpoint: the parts of some sections, in parallel, each proved to be what was written."""
+"""Reads a checkpoint: the parts of some sections, in parallel, each verified by its checksum."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Readable(Generic[T]):
-    """What was read from `manifest`, after the candidates in `skipped` could not be."""
+    """The value read from `manifest`, and the newer candidates that could not be read (`skipped`)."""
 
     manifest: Manifest
     value: T
@@ -51,14 +51,14 @@ def read_sections(
     refusals: bool = False,
     on_retry: Callable[[CheckpointError, float], None] | None = None,
 ) -> dict[tuple[int, int], bytes]:
-    """The safetensors files of `checkpoint`, by (section, part), that hold what is `wanted`.
+    """Read the safetensors files of `checkpoint` that hold what is `wanted`: {(section, part): bytes}.
 
     `wanted`: section numbers, or a predicate on tensor names (a part is read if it holds one). Each file is
     checked against the size, checksum and tensor names of the manifest (read from the store unless given).
-    `parallel` files are in flight at a time; each outlasts an unavailable store for `patience_s`, unless
-    `cancel` is set, and one that refuses if `refusals`. On any of several threads, `on_read` is called for
-    each piece of a file that has come, and `on_retry` before each wait. Raises `Corrupt` or `NotFound` naming
-    the key, and what `retrying` raises.
+    `parallel` files are in flight at a time; each is retried for `patience_s` while the store is unavailable,
+    and with `refusals` while it refuses, until `cancel` is set. `on_read` is called for each piece received,
+    and `on_retry` before each wait, both on any of several threads. Raises `Corrupt` or `NotFound` naming the
+    key, and what `retrying` raises.
     """
     if manifest is None:
         manifest = retrying(
@@ -86,8 +86,8 @@ def read_sections(
 
 
 def read_part(store: Store, part: Part, on_read: Callable[[], None] | None = None) -> bytes:
-    """One file, checked against the manifest; see `read_sections` for `on_read`. Raises `Corrupt` naming the
-    key, and the store's errors."""
+    """Read one file and check it against the manifest; for `on_read` see `read_sections`. Raises `Corrupt`
+    naming the key, and the store's errors."""
     data = _fetch(store, part, on_read or (lambda: None))
     where = f"{part.key} in {store.uri}"
     if len(data) != part.size_bytes:
@@ -101,7 +101,7 @@ def read_part(store: Store, part: Part, on_read: Callable[[], None] | None = Non
 
 
 def _fetch(store: Store, part: Part, on_read: Callable[[], None]) -> bytes:
-    """A big file in pieces, so that a slow store is told from one that hangs."""
+    """Read a big file in pieces, so that a slow store can be distinguished from one that hangs."""
     if part.size_bytes <= _PIECE_BYTES:
         data = store.get(part.key)
         on_read()
@@ -124,11 +124,10 @@ def newest_readable(
     patience_s: float = 60.0,
     cancel: Event | None = None,
 ) -> Readable[T]:
-    """The first of `candidates` for which `read` succeeds; one that is corrupt or gone is passed over.
+    """Read the first of `candidates` for which `read` succeeds; skip those that are corrupt or gone.
 
     `read` gets the manifest and fetches what its caller needs (usually by `read_sections`). Raises
-    `NoReadable` with the reason for each when none is left, and at once whatever is not about the checkpoint
-    itself.
+    `NoReadable` with the reason for each if none is readable. Other errors are raised at once.
     """
     skipped: list[Skipped] = []
     for checkpoint in candidates:
@@ -154,5 +153,5 @@ def _read_all(
     try:
         files = list(pool.map(read, parts))
     finally:
-        pool.shutdown(cancel_futures=True)  # after a failure, do not fetch what nobody will use
+        pool.shutdown(cancel_futures=True)  # after a failure the other files are not needed
     return {(part.section, part.part): data for part, data in zip(parts, files, strict=True)}

@@ -1,4 +1,4 @@
-"""Strict JSON for what this package stores: every key known, every type right, the message says which is not.
+"""Strict JSON for stored records: unknown keys and wrong types are errors that name the field.
 
 The models are private to head, manifest and writer; their callers see frozen dataclasses.
 """
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from .errors import Corrupt
 
 FORMAT = 1
-Scalar = int | float | bool | str  # what a part may carry beside its tensors
+Scalar = int | float | bool | str  # metadata that a part may carry beside its tensors
 Count = Annotated[int, Field(ge=0)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 JsonObject = dict[str, JsonValue]
@@ -33,7 +33,7 @@ class CheckpointRecord(Record):
 
 
 def encode(record: Record) -> bytes:
-    """The one way a record is written: sorted keys, UTF-8, no NaN."""
+    """Encode a record canonically: sorted keys, UTF-8, no NaN."""
     return canonical(record.model_dump(mode="json"))
 
 
@@ -43,7 +43,7 @@ def canonical(value: object) -> bytes:
 
 
 def decode(kind: type[R], data: bytes, key: str) -> R:
-    """The record in `data`. Raises `Corrupt` naming `key` and the first field that is wrong."""
+    """Decode the record in `data`. Raises `Corrupt` naming `key` and the first wrong field."""
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:

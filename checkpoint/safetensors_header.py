@@ -1,8 +1,7 @@
-"""The header of a safetensors file: names, types, shapes and places of its tensors, without any of their
-bytes.
+"""Reads and writes safetensors headers: names, types, shapes and offsets of tensors, without their bytes.
 
-(The `safetensors` package reads whole files, and into the tensors of a framework. Export streams, and the
-manager has no torch.) Format: https://huggingface.co/docs/safetensors, checked with safetensors 0.8.
+(The `safetensors` package reads whole files into a framework's tensors; export streams them, without torch.)
+Format: https://huggingface.co/docs/safetensors, checked with safetensors 0.8.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Header:
 
 
 def parse_header(data: bytes | memoryview, key: str, *, total_bytes: int | None = None) -> Header:
-    """The header of the safetensors file that `data` begins, `total_bytes` long (None: `data` is all of it).
+    """Parse the header of a safetensors file of `total_bytes` that begins with `data` (None: `data` is all).
 
     Raises `Corrupt` naming `key` unless the tensors fill the file exactly, each as long as its shape and type
     say.
@@ -78,7 +77,7 @@ def parse_header(data: bytes | memoryview, key: str, *, total_bytes: int | None 
 def build_header(
     tensors: Iterable[TensorEntry], metadata: Mapping[str, str]
 ) -> tuple[bytes, tuple[TensorEntry, ...]]:
-    """Header bytes for `tensors` laid out one behind the other, and the entries with their new places.
+    """Header bytes for `tensors` laid out one after the other, and the entries with their new offsets.
 
     Wide types first, then by name, so that every tensor is aligned to its type (as the reference writer
     does).

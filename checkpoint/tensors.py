@@ -1,6 +1,6 @@
-"""Tensors of torch to safetensors and back. The only module of this package that imports torch.
+"""Converts torch tensors to safetensors and back. The only module of this package that imports torch.
 
-Used for the parts of a checkpoint and for the state that one trainer hands to another.
+Used for the parts of a checkpoint and for the state that one trainer sends to another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
     """A safetensors file of these tensors, bit for bit, from any device; views and aliases are stored in
     full.
 
-    Raises `ValueError` naming a tensor that is sparse, quantised or not of a kind that safetensors knows.
+    Raises `ValueError` naming a tensor that is sparse, quantised or of a type that safetensors lacks.
     """
     seen: set[int] = set()
     ready: dict[str, torch.Tensor] = {}
@@ -34,7 +34,7 @@ def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
         ready[name] = plain.clone() if storage in seen else plain
         seen.add(storage)
     try:
-        # Not an empty mapping: with no tensors, safetensors 0.8 then writes a header that nobody can read.
+        # None instead of {}: with no tensors and {}, safetensors 0.8 writes an unreadable header.
         return save(ready, metadata=dict(metadata) if metadata else None)
     except (KeyError, ValueError, RuntimeError) as error:
         raise ValueError(f"tensors {sorted(ready)}: {error}") from error
@@ -43,7 +43,7 @@ def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
 def unpack(
     data: bytes, device: torch.device | str = "cpu", *, key: str = "payload"
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors, on `device`, and the metadata that `pack` was given. Raises `Corrupt` naming `key`."""
+    """(tensors on `device`, metadata) that `pack` was given. Raises `Corrupt` naming `key`."""
     header = parse_header(data, key)
     try:
         loaded = load(data)

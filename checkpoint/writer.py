@@ -1,4 +1,4 @@
-"""Writing a checkpoint: each host stores its parts and keeps receipts; all receipts make the manifest."""
+"""Writes a checkpoint: each host stores its parts and returns receipts, which make the manifest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .stores.store import Store
 
 @dataclass(frozen=True)
 class Receipt:
-    """A stored part: what `assemble` must know of it. Goes to rank 0 as JSON."""
+    """What `assemble` needs of a stored part; sent to rank 0 as JSON."""
 
     checkpoint: CheckpointId
     num_parts: int  # of the section
@@ -39,7 +39,7 @@ class Receipt:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Receipt:
-        """The receipt that `to_json` wrote. Raises `Corrupt` naming the field that is wrong."""
+        """Read what `to_json` wrote. Raises `Corrupt` naming the wrong field."""
         record = decode(_ReceiptRecord, canonical(dict(value)), "receipt")
         return cls(
             CheckpointId(record.checkpoint.step, record.checkpoint.generation),
@@ -82,9 +82,9 @@ def write_part(
 ) -> Receipt:
     """Store `payload`, a safetensors file, as part `part` of the `num_parts` of `section`.
 
-    `tensors`: the names that the file must hold, if the caller wants that checked. `metadata`: finite scalars
-    of the section, which go into the manifest. Safe to repeat. Raises `Corrupt` if the payload is not what it
-    should be, `ValueError` for a bad number or scalar, and the store's errors.
+    `tensors`: names that the file must hold (None: not checked). `metadata`: finite scalars of the section,
+    which go into the manifest. Safe to repeat. Raises `Corrupt` if the payload is not such a file,
+    `ValueError` for a bad number or scalar, and the store's errors.
     """
     if not 0 <= part < num_parts or section < 0:
         raise ValueError(f"part {part} of {num_parts} of section {section}: expected 0 <= part < num_parts")
@@ -107,9 +107,9 @@ def assemble(
     data_position: int,
     recipe: Mapping[str, Any],
 ) -> Manifest:
-    """The manifest of `checkpoint`, once the receipts of all parts of all sections are there.
+    """Make the manifest of `checkpoint` from the receipts of all parts of all sections.
 
-    A receipt may come twice. Raises `Incomplete` naming what is missing or contradictory.
+    Receipts may be repeated. Raises `Incomplete` naming what is missing or contradictory.
     """
     by_place: dict[tuple[int, int], Receipt] = {}
     num_parts: dict[int, int] = {}

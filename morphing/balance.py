@@ -1,4 +1,4 @@
-"""Balancing: splits the sections into P stages so that the slowest stage is as fast as possible (Varuna §4.4)."""
+"""Balancing: splits the sections into P stages whose slowest is as fast as possible (Varuna §4.4)."""
 
 from __future__ import annotations
 

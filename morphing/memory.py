@@ -47,7 +47,7 @@ def stage_memory(
     kept, backward = sizes.kept(span), sizes.backward_peak(span)
     resident = sizes.state(span) + sizes.snapshot([(section, 1) for section in span.sections])
     update = resident + sizes.update(span)
-    # Temporary memory beyond `kept`, of a forward (whose own activations are not in `kept` yet) or a backward.
+    # Temporary memory beyond `kept`: of a forward (whose own activations are not kept yet), or a backward.
     running = max(sizes.forward_peak(span) - kept, backward)
     if recompute:
         brief = sizes.brief_forward_peak(span)

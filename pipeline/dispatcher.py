@@ -15,8 +15,8 @@ class Dispatcher:
 
     `order` is the worker's static order; by default that of the plan's schedule (computed for the whole plan:
     with many workers, call `orders` once and pass each its row). A dispatcher serves one step; `reset` begins
-    another. Raises `InvalidOrder` unless the order has each of the worker's operations once, F before B, and R
-    directly before its B.
+    another. Raises `InvalidOrder` unless the order has each of the worker's operations once, F before B, and
+    R directly before its B.
     """
 
     def __init__(self, plan: Plan, worker: int, order: Sequence[Operation] | None = None) -> None:
@@ -156,7 +156,7 @@ def peak_in_flight(order: Sequence[Operation]) -> int:
 
 
 def check_order(plan: Plan, worker: int, order: Sequence[Operation]) -> None:
-    """Raise `InvalidOrder` unless `order` has each F and B of the worker once, F before B, R just before B."""
+    """Raise `InvalidOrder` unless `order` has the worker's F and B once each, F before B, R just before B."""
     work = {
         (stage, micro_batch)
         for path in plan.paths

@@ -129,7 +129,7 @@ def _start(
 
 
 def _next_forward(worker: ListWorker, hops: Array[ListHop], turns: Array[Turn]) -> int:
-    """The hop whose next forward may run, of several that of the lowest micro-batch; `NONE` if there is none."""
+    """The hop whose next forward may run, the lowest micro-batch first; `NONE` if there is none."""
     entering = _first_offered(worker, hops, turns, 1)
     if entering != NONE and worker.num_in_flight >= hops[entering].window:
         entering = NONE

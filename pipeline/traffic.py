@@ -54,7 +54,7 @@ def messages(plan: Plan, orders: Orders) -> tuple[Traffic, ...]:
 
 
 def output_of(plan: Plan, task: Operation) -> tuple[int, Operation] | None:
-    """The worker and operation that need the result of `task`; None if it is not sent (R, last F, first B)."""
+    """The worker and operation that need `task`'s result; None if none does (R, last F, first B)."""
     hops = plan.path_of(task.micro_batch).hops
     if task.kind is Kind.FORWARD and task.stage + 1 < len(hops):
         stage = task.stage + 1

@@ -1,2 +1,4 @@
-"""Where bytes live: a local folder, S3 or Azure Blob Storage, behind one contract, and how a store is found
-and outlasted."""
+"""Object stores: a local folder, S3 and Azure Blob Storage behind one protocol (`store.Store`).
+
+`places.open_store` finds the store of an address; `store.retrying` retries while it is unavailable.
+"""

@@ -1,4 +1,4 @@
-"""What would help where a store cannot be used: a few words after its own."""
+"""Hints for a user whose store cannot be used, appended to the store's own message."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Azure Blob Storage as a store: block blobs, with conditional puts for a swap.
 
-An object larger than one block is sent as blocks under ids of its writer's own, and appears when their list
-is committed. Two writers of one key cannot mix their blocks: whoever commits second finds its blocks gone.
+An object larger than one block is sent as blocks with ids unique to its writer, and appears when their list
+is committed. Two writers of one key cannot mix blocks: the one that commits second finds its blocks gone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _BLOCK_BYTES = 8 << 20
 _MOST_BLOCKS = 50_000  # of a blob (Azure, scalability targets)
-_UPLOADS = 3  # blocks of an object on their way at a time; as many are in memory
+_UPLOADS = 3  # blocks of an object in flight, and in memory, at a time
 _DELETIONS = 8  # at a time
 _PAGE = 5000  # names in one answer of a listing; Azure's own limit
 
@@ -112,11 +112,11 @@ class AzureStore:
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         begun = {found.key for found in self._listed(prefix, "uncommittedblobs")}
-        begun -= {found.key for found in self._listed(prefix)}  # those committed, some meanwhile
+        begun -= {found.key for found in self._listed(prefix)}  # committed ones, some since the first list
         return iter([unfinished for key in sorted(begun) for unfinished in self._begun(key)])
 
     def abort(self, unfinished: Unfinished) -> None:
-        """An empty list of blocks, committed where there is no object yet, drops all others."""
+        """Commit an empty list of blocks if there is no object yet, which drops all uncommitted blocks."""
         key = unfinished.key
         if unfinished.upload not in [found.upload for found in self._begun(key)]:
             return
@@ -126,7 +126,7 @@ class AzureStore:
                 empty = blob.commit_block_list([], match_condition=MatchConditions.IfMissing)
                 blob.delete_blob(etag=str(empty["etag"]), match_condition=MatchConditions.IfNotModified)
             except HttpResponseError as error:
-                if code_of(error) not in LOST_SWAP:  # else it has ended, or another has begun since
+                if code_of(error) not in LOST_SWAP:  # else that write ended, or another began since
                     raise
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
@@ -170,7 +170,7 @@ class AzureStore:
             return [
                 StoredObject(
                     str(item.name).removeprefix(self._prefix),
-                    int(item.size or 0),  # of what is not committed, neither size nor time is told
+                    int(item.size or 0),  # uncommitted blobs have neither size nor time
                     item.last_modified.timestamp() if item.last_modified else 0.0,
                 )
                 for item in found
@@ -192,7 +192,7 @@ class AzureStore:
         ]
 
     def _write(self, key: str, size: int, read: Callable[[int, int], bytes]) -> None:
-        """`read(start, length)` gives the bytes. A whole object, in one request or by blocks."""
+        """Write a whole object, in one request or by blocks; `read(start, length)` gives its bytes."""
         blob = self._blob(key)
         with translated(self._where, key):
             if size <= _BLOCK_BYTES:
@@ -211,7 +211,7 @@ class AzureStore:
 
 
 def _all_done(pool: ThreadPoolExecutor, call: Callable[[T], None], values: Iterable[T]) -> None:
-    """Call for each value; after the first failure, which is raised, begin no more."""
+    """Call for each value in the pool. After a failure, which is raised, no further call begins."""
     try:
         for _ in pool.map(call, values):
             pass
@@ -221,7 +221,7 @@ def _all_done(pool: ThreadPoolExecutor, call: Callable[[T], None], values: Itera
 
 
 def _upload_id(now: float) -> str:
-    """Of a new upload. Azure tells of uncommitted blocks only their ids, so these hold when it began."""
+    """The id of a new upload, which encodes when it began: Azure lists only ids of uncommitted blocks."""
     return f"makara-{int(now):012d}-{uuid.uuid4().hex[:16]}"
 
 

@@ -1,8 +1,7 @@
-"""An account of Azure Blob Storage: its address, who signs for it, and the client that speaks to it.
+"""An account of Azure Blob Storage: its address, its credentials, and its client.
 
-The client speaks to the account directly, without proxies, and does not retry: `makara.checkpoint.retrying`
-does, where the caller can see it. (A download whose connection breaks midway is asked for again at once by
-azure-storage-blob itself, twice at most.)
+The client uses no proxies and does not retry: callers retry visibly by `makara.checkpoint.retrying`. (If a
+download's connection breaks midway, azure-storage-blob itself repeats the request, twice at most.)
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ Signer = AzureNamedKeyCredential | AzureSasCredential | TokenCredential
 
 
 def open_container(container: str, endpoint: str, given: AzureCredentials | None) -> ContainerClient:
-    """A client of `container`, signing with `given`, else with what this process's environment or machine
-    has.
+    """Open a client of `container` that signs with `given`, else with credentials of the environment or
+    machine.
 
-    Raises `StoreRefused` for an address or credentials that cannot be right, `NoCredentials` if there are
-    none, `StoreUnavailable` if who should give them does not answer.
+    Raises `StoreRefused` for an invalid address or credentials, `NoCredentials` if there are none,
+    `StoreUnavailable` if the service that issues them does not answer.
     """
     quieten()
     url = account_url(endpoint)
@@ -65,7 +64,7 @@ def open_container(container: str, endpoint: str, given: AzureCredentials | None
 
 
 def account_url(endpoint: str) -> str:
-    """The address of the account, without what does not count. Raises `StoreRefused`."""
+    """The normalised address of the account. Raises `StoreRefused`."""
     parts = urlsplit(endpoint)
     whole = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.username
     path = parts.path.strip("/")
@@ -78,8 +77,8 @@ def account_url(endpoint: str) -> str:
 
 
 def quieten() -> None:
-    """Keep requests out of the log: the client writes each at level INFO, and the pool below it, at DEBUG,
-    with the signature of a SAS."""
+    """Keep requests out of the log: the client logs each at INFO, and the connection pool at DEBUG, with the
+    signature of a SAS."""
     logging.getLogger("azure").setLevel(logging.WARNING)
     logging.getLogger("urllib3.connectionpool").setLevel(logging.INFO)
 
@@ -131,8 +130,8 @@ def _parsed(connection_string: str, url: str) -> AzureCredentials:
 
 
 def _identity(url: str) -> TokenCredential:
-    """The identity of this machine or environment: only for Azure's own hosts, for whoever gets a token of it
-    may use it elsewhere."""
+    """The identity of this machine or environment; only for Azure's own hosts, since another receiver of its
+    token could use it elsewhere."""
     names = credential_names("az://")
     if not is_azure(url):
         raise NoCredentials(f"checkpoint.endpoint {url}: is not Azure's own, and none of {names} is set")

@@ -1,4 +1,4 @@
-"""What Azure Blob Storage answers, as errors of this package."""
+"""Translates answers of Azure Blob Storage into errors of this package."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TRANSIENT = {
 
 @contextmanager
 def translated(where: str, key: str) -> Generator[None]:
-    """Failures of the client as ours, without their cause: that can hold the signature of a SAS."""
+    """Translate the client's errors into ours, without their cause, which can hold the signature of a SAS."""
     try:
         yield
     except CheckpointError:
@@ -78,7 +78,7 @@ def _answer(where: str, key: str, error: HttpResponseError, now: float) -> Excep
 
 
 def _words(error: BaseException) -> str:
-    """The first line of what it says, and why it did not believe who asks; a SAS's signature is hidden."""
+    """The first line of the error's message, and its reason for failed authentication, without signatures."""
     text = str(error.message if isinstance(error, AzureError) else error)
     details = [detail for detail in re.findall(r"<AuthenticationErrorDetail>([^<\n]*)", text) if detail]
     line = next(iter(text.splitlines()), type(error).__name__)

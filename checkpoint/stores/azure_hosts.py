@@ -1,4 +1,4 @@
-"""Which addresses are Azure Blob Storage itself, told without its client."""
+"""Tells which addresses are Azure Blob Storage itself, without importing its client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far this machine's clock is from a store's, which refuses what was signed at another time."""
+"""Clock skew between this machine and a store, which refuses requests signed at another time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _MOST_S = 900.0  # AWS S3, error responses: RequestTimeTooSkewed
 
 
 def describe_skew(date: str | None, now: float) -> str | None:
-    """For a user: how far Unix second `now` is from `date`, the store's HTTP date. None if that is near
-    enough, or not known."""
+    """A message about how far Unix second `now` is from `date`, the store's HTTP date; None if it is near
+    enough or unknown."""
     try:
         ahead_s = round(now - parsedate_to_datetime(date or "").timestamp())
     except ValueError:

@@ -1,7 +1,7 @@
-"""Whether a store keeps the conditions of a swap, tried on an object that nobody else has.
+"""Checks on a private object that a store honours the conditions of a swap.
 
-Fencing rests on them: with a store that lets a write through whose condition does not hold, a writer of an
-old generation could publish, or bring back a head that was deleted.
+Fencing depends on them: if a store accepted a write whose condition does not hold, a writer of an old
+generation could publish, or bring back a head that was deleted.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _ADVICE = "Makara needs conditional writes as AWS S3 documents them: use a newer
 def check_conditions(store: Store, key: str) -> None:
     """Swap the object under `key`, which must not exist, with conditions that hold and others that do not.
 
-    Leaves nothing behind. Raises `StoreRefused` if the store lets a write through that should fail, refuses
-    one that should not, or returns something else than was written; `StoreUnavailable` if it does not answer.
+    Leaves nothing behind. Raises `StoreRefused` if the store accepts a write that should fail, refuses one
+    that should not, or returns something else than was written; `StoreUnavailable` if it does not answer.
     """
     first = _swap(store, key, b"first", None)
     try:

@@ -1,4 +1,4 @@
-"""Keys of a store that a caller hands over, in place of those that its client would find by itself."""
+"""Credentials that a caller gives to a store, instead of those that its client would find by itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _AZURE_KEY, _AZURE_SAS = "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"
 _AZURE_CONNECTION = "AZURE_STORAGE_CONNECTION_STRING"
 AZURE_CREDENTIALS = (_AZURE_CONNECTION, _AZURE_KEY, _AZURE_SAS)
 CREDENTIALS = (_KEY, _SECRET, _TOKEN, *AZURE_CREDENTIALS)  # what `credentials_in` reads
-# By which clients find keys: whoever has keys of its own must not be given some of somebody else's besides.
+# Variables by which clients find keys. A job with keys of its own must not get any of the manager's.
 _S3_VARIABLES = (
     _KEY,
     _SECRET,
@@ -46,9 +46,9 @@ class S3Credentials:
 
 @dataclass(frozen=True, slots=True)
 class AzureCredentials:
-    """One of three, never shown in a log: a connection string, an account's key, a shared access signature.
+    """A connection string, an account's key, or a shared access signature; never shown in a log.
 
-    Where there are several, the first counts, as for Azure's own command line.
+    If several are given, the first counts, as for Azure's own command line.
     """
 
     connection_string: str | None = field(default=None, repr=False)
@@ -60,8 +60,7 @@ Credentials = S3Credentials | AzureCredentials
 
 
 def credentials_in(uri: str, environment: Mapping[str, str]) -> Credentials | None:
-    """The keys for a store at `uri` that these variables hold; None where they hold none, or not all of
-    them."""
+    """The keys for a store at `uri` in these variables; None if they are missing or incomplete."""
     match uri.partition("://")[0]:
         case "s3":
             return _s3(environment)
@@ -72,14 +71,14 @@ def credentials_in(uri: str, environment: Mapping[str, str]) -> Credentials | No
 
 
 def credential_names(uri: str) -> str:
-    """For a user: the variables that hold the keys of a store at `uri`."""
+    """The names of the variables that hold the keys of a store at `uri`, for a message."""
     if uri.startswith("az://"):
         return f"{_AZURE_KEY}, {_AZURE_SAS} or {_AZURE_CONNECTION}"
     return f"{_KEY} and {_SECRET}"
 
 
 def inherited(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """`environment` with `own` on top; where `own` has keys of a kind of store, without any others of it."""
+    """`environment` updated by `own`; if `own` has keys for a kind of store, all others for it are dropped."""
     left_out = {
         *(_S3_VARIABLES if _s3(own) is not None else ()),
         *((*AZURE_CREDENTIALS, *AZURE_IDENTITY) if _azure(own) is not None else ()),

@@ -19,7 +19,7 @@ from ..errors import Conflict, NotFound, StoreRefused, StoreUnavailable
 from .advice import about_file
 from .store import StoredObject, Unfinished, check_key
 
-# Refusals that waiting does not mend. All other failures of the file system count as transient.
+# Errors that waiting does not resolve. All other failures of the file system count as transient.
 _REFUSALS = {
     errno.EACCES,
     errno.EPERM,
@@ -45,8 +45,7 @@ class LocalStore:
         return self._uri
 
     def could_be_made(self) -> bool:
-        """Whether there is no root yet, and a write could make it; False also where a write would tell why
-        not."""
+        """Whether there is no root yet but a write could create it; False if a write would report why not."""
         with suppress(OSError):
             found = next(folder for folder in (self.root, *self.root.parents) if folder.exists())
             return found != self.root and found.is_dir() and os.access(found, os.W_OK | os.X_OK)
@@ -160,19 +159,19 @@ class LocalStore:
         return found
 
     def _leave(self, folder: Path) -> None:
-        """After a deletion: make it durable; a folder that it left empty goes as well."""
+        """Make a deletion durable, and remove folders that it left empty."""
         if not folder.is_dir():
             return
         _sync_folder(folder)
         if folder != self.root:
-            with suppress(OSError):  # not empty; or a writer has just put something there
+            with suppress(OSError):  # not empty, perhaps because a writer has just put something there
                 folder.rmdir()
 
     def _path(self, key: str) -> Path:
         return self.root.joinpath(*check_key(key).split("/"))
 
     def _write(self, key: str, fill: Callable[[IO[bytes]], object]) -> None:
-        """Under a name of its own first: two writers of one key never touch the same temporary file."""
+        """Write to a uniquely named temporary file, then rename it: two writers of a key share no file."""
         path = self._path(key)
         temporary = path.parent / f"{_TEMPORARY}{os.getpid()}-{uuid.uuid4().hex}"
         with self._translated(key, writing=True):
@@ -196,7 +195,7 @@ class LocalStore:
             descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             deadline = time.monotonic() + _LOCK_PATIENCE_S
-            # Polled, because flock has no time-out and a holder that is stopped must not stop everyone else.
+            # Polled, because flock has no time-out and a stopped holder must not block all others.
             while not _try_lock(descriptor):
                 if time.monotonic() > deadline:
                     raise StoreUnavailable(
@@ -246,7 +245,7 @@ def _make_folder(folder: Path) -> None:
     except FileNotFoundError as error:
         if folder.parent.stat().st_mode & 0o222:  # or it is gone: then somebody deletes while we write
             raise
-        # procfs says "not found" where it means that nothing can be made there.
+        # procfs reports "not found" where nothing can be created.
         raise PermissionError(errno.EPERM, "no folder can be made here", str(folder)) from error
     _sync_folder(folder.parent)
 

@@ -1,4 +1,4 @@
-"""Which store an address means, and whether it can be written to."""
+"""Opens the store of an address, and checks that it can be written to."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def open_store(
     region: str | None = None,
     credentials: Credentials | None = None,
 ) -> Store:
-    """The store at `uri`: `file:///abs/path`, `s3://bucket/prefix` or `az://container/prefix`. Nothing is
-    read or written yet.
+    """Open the store at `uri`: `file:///abs/path`, `s3://bucket/prefix` or `az://container/prefix`. Reads and
+    writes nothing yet.
 
     `endpoint`: URL of an S3-compatible service (None: AWS), or of an account of Azure Blob Storage.
-    `credentials` None: they are found in the environment (AWS_ACCESS_KEY_ID, AZURE_STORAGE_KEY and their
-    companions), else as boto3 and azure-identity find them. Raises `StoreRefused` when the URI is malformed.
+    `credentials` None: taken from the environment (AWS_ACCESS_KEY_ID, AZURE_STORAGE_KEY and related ones),
+    else as boto3 and azure-identity find them. Raises `StoreRefused` if the URI is malformed.
     """
     parts = urlsplit(uri)
     if parts.scheme == "file":
@@ -33,7 +33,7 @@ def open_store(
             raise StoreRefused(f"checkpoint.uri {uri!r}: a local folder is written file:///absolute/path")
         return LocalStore(Path(unquote(parts.path)), uri.rstrip("/"))
     if parts.scheme == "s3":
-        from .s3 import S3Store  # here, so that a local job never pays for importing boto3
+        from .s3 import S3Store  # here, so that a local job does not import boto3
 
         if not parts.netloc:
             raise StoreRefused(f"checkpoint.uri {uri!r}: expected s3://bucket or s3://bucket/prefix")
@@ -73,10 +73,10 @@ def check_writable(
     make_folders: bool = True,
 ) -> None:
     """Write, swap, read and delete a small object, so that a job is refused now and not at its first
-    checkpoint. `make_folders` False: of a local folder that is not there, look whether it could be made.
+    checkpoint. With `make_folders=False`, only check that a missing local folder could be created.
 
-    Raises `StoreRefused` also for a store that ignores the conditions of a swap: without them a writer of an
-    old generation could not be fenced off. Raises `StoreUnavailable` when the store does not answer.
+    Raises `StoreRefused`, also if the store ignores the conditions of a swap, which fencing needs. Raises
+    `StoreUnavailable` if the store does not answer.
     """
     store = open_store(uri, endpoint=endpoint, region=region, credentials=credentials)
     if not make_folders and isinstance(store, LocalStore) and store.could_be_made():

@@ -1,8 +1,8 @@
 """S3 as a store: the `minio` client carries the data, boto3's `put_object` makes the conditional put of a
 swap.
 
-(minio 7.2 has no conditional put in its public interface.) Both speak to the endpoint directly, without
-proxies, and neither retries by itself: `makara.checkpoint.retrying` does, where the caller can see it.
+(minio 7.2 has no conditional put in its public interface.) Both use no proxies and do not retry: callers
+retry visibly by `makara.checkpoint.retrying`.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _TRANSIENT = {
     "IncompleteBody",
     "InternalError",
     "ServiceUnavailable",
-    _SKEWED,  # one of the clocks is wrong, which somebody will mend
-    _NO_UPLOAD,  # it was aborted meanwhile: it may begin anew
+    _SKEWED,  # one of the clocks is wrong, and may be corrected
+    _NO_UPLOAD,  # it was aborted meanwhile and may begin again
     "InvalidPart",
 }
-# 4xx codes that speak of the credentials rather than of what was asked.
+# 4xx codes about the credentials rather than the request.
 _STALE_CREDENTIALS = {
     "ExpiredToken",
     "ExpiredTokenException",
@@ -73,8 +73,8 @@ _STALE_CREDENTIALS = {
 }
 
 
-_NOT_ALLOWED = {400, 401, 403}  # all that an answer to HEAD says, which has no body
-_NO_REASON = "AccessDenied"  # as minio calls a 403 without a body
+_NOT_ALLOWED = {400, 401, 403}  # an answer to HEAD has only a status, no body
+_NO_REASON = "AccessDenied"  # minio's code for a 403 without a body
 
 
 class S3Store:
@@ -224,7 +224,7 @@ class S3Store:
         return self._prefix + check_key(key)
 
     def _read(self, name: str, start: int = 0, length: int = 0) -> tuple[bytes, str]:
-        """Length 0 is all of it."""
+        """Read the object; `length` 0 reads to its end."""
         response = self._data.get_object(self._bucket, name, offset=start, length=length)
         try:
             return response.read(), str(response.headers.get("ETag", ""))
@@ -233,8 +233,8 @@ class S3Store:
             response.release_conn()
 
     def _sign_in(self) -> _Clients:
-        """Clients with credentials as they are found now. Raises `StoreRefused` if there are none, or if who
-        should give them says no."""
+        """Make clients with the current credentials. Raises `StoreRefused` if there are none, or the service
+        that issues them refuses."""
         with self._translated("credentials", renew=False):
             session = _session(self._region, self._given)
             credentials = session.get_credentials()
@@ -243,7 +243,7 @@ class S3Store:
                 f"{self._where}: no credentials: this process has neither AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY in its environment, nor a profile or a role of its machine"
             )
-        # A service of one's own has no regions, but a signature needs one.
+        # A self-hosted service has no regions, but a signature needs one.
         region = session.region_name or ("us-east-1" if self._endpoint else None)
         with self._translated("credentials", renew=False):
             found = credentials.get_frozen_credentials()
@@ -253,7 +253,7 @@ class S3Store:
         return _Clients(data, conditional, (found.access_key, found.secret_key, found.token))
 
     def _renewed(self, used: _Clients) -> bool:
-        """Look credentials up anew after those of `used` were refused; whether there are others now. Raises
+        """Look credentials up again after those of `used` were refused; returns whether they changed. Raises
         as `_sign_in`. Several threads may do so at once: all find the same."""
         if self._clients is used:
             found = self._sign_in()
@@ -296,8 +296,8 @@ class S3Store:
 
     @contextmanager
     def _translated(self, key: str, *, renew: bool = True) -> Generator[None]:
-        """Failures of either client as ours. `renew`: have refused credentials looked up anew; not while they
-        are."""
+        """Translate either client's errors into ours. `renew`: look refused credentials up again (False
+        during that lookup)."""
         used = self._clients if renew else None
         try:
             yield
@@ -348,12 +348,12 @@ class _Clients:
 
 @functools.cache
 def _service_models() -> Any:
-    """What botocore knows of S3: read once, because it takes 50 ms and a store is opened for each command."""
+    """botocore's model of S3: read once, because that takes 50 ms and each command opens a store."""
     return botocore.session.get_session().get_component("data_loader")
 
 
 def _session(region: str | None, given: S3Credentials | None) -> boto3.Session:
-    """A session of its own, with the credentials that were given, else looked up afresh."""
+    """A new session with the given credentials, else with credentials looked up now."""
     core = botocore.session.get_session()
     core.register_component("data_loader", _service_models())
     if given is None:
@@ -368,7 +368,7 @@ def _session(region: str | None, given: S3Credentials | None) -> boto3.Session:
 
 
 class _Boto3Credentials(minio.credentials.providers.Provider):
-    """What boto3 found, renewed when boto3 renews it: both clients always sign as the same user."""
+    """boto3's credentials, renewed when boto3 renews them, so that both clients sign as the same user."""
 
     def __init__(self, credentials: Any) -> None:
         self._credentials = credentials
@@ -379,8 +379,8 @@ class _Boto3Credentials(minio.credentials.providers.Provider):
 
 
 def _reason(code: str, message: str, date: str | None) -> tuple[str, str]:
-    """The code and the words of a refusal that was answered at `date`; where this machine's clock is wrong,
-    they say so and by how much."""
+    """(code, message) of a refusal answered at `date`; if this machine's clock is wrong, they say by how
+    much."""
     skew = describe_skew(date, time.time()) if code in (_SKEWED, _NO_REASON) else None
     return (code, message) if skew is None else (_SKEWED, f"{skew}: {message}")
 

@@ -1,8 +1,7 @@
-"""The contract between this package and where bytes live, and how a caller outlasts a store that is away.
+"""`Store`, the protocol of object stores, and `retrying`, for calls while a store is unavailable.
 
-Three stores keep it: a local folder (`file:///abs/path`), S3 (`s3://bucket/prefix`) and Azure Blob Storage
-(`az://container/prefix`). The package needs little: whole objects that appear at once or not at all, and one
-compare-and-swap.
+Three stores implement it: a local folder (`file:///abs/path`), S3 (`s3://bucket/prefix`) and Azure Blob
+Storage (`az://container/prefix`). A store writes objects atomically, and has a compare-and-swap.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A write begun at Unix second `began_at` that has not ended: under way, or left by a dead writer.
+    """A write begun at Unix second `began_at` that has not ended: in progress, or left by a dead writer.
 
-    `key` is that of the object where the store knows it; of a local temporary file it is the file's own path.
+    `key` is the object's if the store knows it; for a local temporary file it is the file's own path.
     """
 
     key: str
     began_at: float
-    upload: str  # by which the store knows it
+    upload: str  # the store's id of the write
 
 
 class Store(Protocol):
@@ -57,7 +56,7 @@ class Store(Protocol):
         ...
 
     def put(self, key: str, data: bytes) -> None:
-        """Write a whole object, over one that is there. Durable when it returns; never seen half-written."""
+        """Write an object, or replace it, atomically. Durable when this returns."""
         ...
 
     def put_file(self, key: str, path: Path) -> None:
@@ -87,42 +86,42 @@ class Store(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Remove the object; one that is not there is no error."""
+        """Remove the object; no error if it does not exist."""
         ...
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """Remove these objects; those that are not there are no error."""
+        """Remove these objects; no error for those that do not exist."""
         ...
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         """Writes below `prefix` (it ends with a slash) that have not ended, in order of their keys.
 
-        Azure does not tell of those over an object that is there; it drops them itself after a week.
+        Azure does not list those that replace an existing object; it drops them itself after a week.
         """
         ...
 
     def abort(self, unfinished: Unfinished) -> None:
-        """End a write that has not ended, and free what it holds; one that has ended since is no error.
+        """Abort an unfinished write, and free its storage; no error if it has ended since.
 
-        If its writer lives, its write fails as `StoreUnavailable` and it may begin again.
+        If its writer lives, its write raises `StoreUnavailable`, and may be repeated.
         """
         ...
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
-        """The object and the tag to `swap` it with; None if there is none."""
+        """(the object, the tag to `swap` it with); None if it does not exist."""
         ...
 
     def swap(self, key: str, data: bytes, expected_etag: str | None) -> str:
-        """Replace the object if it still carries `expected_etag` (None: if it does not exist); its new tag.
+        """Replace the object if its tag is `expected_etag` (None: if it does not exist); returns its new tag.
 
-        Raises `Conflict` if not. After a `StoreUnavailable` it is unknown whether the swap happened: read
+        Raises `Conflict` otherwise. After a `StoreUnavailable` it is unknown whether the swap happened: read
         again.
         """
         ...
 
 
 def check_key(key: str) -> str:
-    """`key` itself if every store accepts it and it stays below the root; raises `InvalidKey`."""
+    """Return `key`. Raises `InvalidKey` unless every store accepts it and it stays below the root."""
     if not all(_SEGMENT.fullmatch(segment) for segment in key.split("/")):
         raise InvalidKey(
             f"key {key!r}: expected segments of [A-Za-z0-9._=-], not starting with a dot, joined by '/'"
@@ -142,13 +141,13 @@ def retrying(
     clock: Callable[[], float] = time.monotonic,
     uniform: Callable[[float, float], float] = random.uniform,
 ) -> T:
-    """`call()`, again while the store is unavailable, for `patience_s` at most; every other error passes at
-    once.
+    """Call `call`, and retry while the store is unavailable, for at most `patience_s`. `call` must be
+    idempotent.
 
     Delays double from `first_delay_s` to `longest_delay_s`, each drawn between half and all of that, so that
-    many workers do not return in step. `refusals`: what the store refuses is tried again as well, since
-    somebody may put it right. `on_retry(error, delay_s)` is told before each wait. Raises the last
-    error when the patience is over, `Cancelled` when `cancel` is set; `call` must be idempotent.
+    workers do not retry in step. `refusals`: retry what the store refuses as well, since an administrator may
+    fix it. `on_retry(error, delay_s)` is called before each wait. Raises the last error after `patience_s`,
+    `Cancelled` when `cancel` is set, and any other error at once.
     """
     event = cancel or Event()
     deadline = clock() + patience_s
