@@ -78,7 +78,7 @@ def credential_names(uri: str) -> str:
 
 
 def inherited(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """`environment` updated by `own`; if `own` has keys for a kind of store, all others for it are dropped."""
+    """`environment` updated by `own`; if `own` has keys for a kind of store, others for it are dropped."""
     left_out = {
         *(_S3_VARIABLES if _s3(own) is not None else ()),
         *((*AZURE_CREDENTIALS, *AZURE_IDENTITY) if _azure(own) is not None else ()),
