@@ -1,4 +1,4 @@
-"""Which samples a micro-batch holds: one endless stream, a pure function of (seed, position)."""
+"""The samples of each micro-batch: positions of one endless stream, a pure function of (seed, position)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _ROUNDS = (
 _MASK = (1 << 64) - 1
 
 
-@lru_cache(maxsize=8)  # every micro-batch asks for that of its epoch
+@lru_cache(maxsize=8)  # every micro-batch needs that of its epoch
 def order(seed: int, epoch: int, length: int) -> Permutation:
     """The order of the samples 0..length-1 in an epoch: `order(...)[position]` is a sample's index.
 
-    Memory is O(1), whatever the data's length. Raises `ValueError` when `length` is not positive.
+    Uses O(1) memory. Raises `ValueError` when `length` is not positive.
     """
     return Permutation(seed, epoch, length)
 
@@ -67,8 +67,8 @@ class Permutation(Sequence[int]):
 
 
 def least_sizes(global_batch_size: int) -> tuple[int, ...]:
-    """The m to begin with where a job leaves it open: 1; then, for batch norm, which needs several samples,
-    the least other that divides the global batch."""
+    """The m to try first if the job does not fix it: 1; then, for batch norm, which needs several samples,
+    the least other divisor of the global batch."""
     divisors = (m for m in range(2, global_batch_size + 1) if global_batch_size % m == 0)
     return 1, *islice(divisors, 1)
 
@@ -81,10 +81,10 @@ def sample_indices(seed: int, position: int, count: int, length: int) -> list[tu
 
 
 class Batches:
-    """The micro-batches of a job. Micro-batch i of step s is the same samples for ever, on every worker."""
+    """The micro-batches of a job. Micro-batch i of step s has the same samples on every worker, always."""
 
     def __init__(self, dataset: Dataset, seed: int, global_batch_size: int, m: int) -> None:
-        """Raises `ValueError` when m does not divide the global batch, `UserCodeError` for unfit data."""
+        """Raises `ValueError` when m does not divide the global batch, `UserCodeError` for invalid data."""
         if m < 1 or global_batch_size < 1 or global_batch_size % m:
             raise ValueError(f"microbatch_size: {m} does not divide global_batch_size {global_batch_size}")
         self._dataset = dataset
@@ -103,14 +103,14 @@ class Batches:
         return self._global_batch_size // self._m
 
     def position(self, step: int) -> int:
-        """Samples used before `step`: the data position that a checkpoint after that many steps records."""
+        """Number of samples used before `step`: the data position in a checkpoint of that step."""
         return step * self._global_batch_size
 
     def micro_batch(self, step: int, i: int) -> Sample:
         """The collated samples of micro-batch i of `step`: dict of tensors (m, ...).
 
-        Raises `UserCodeError` naming the sample's index when the dataset raises or a sample has another
-        form than sample 0. Leaves all global random generators as they were.
+        Raises `UserCodeError` naming the sample's index when the dataset raises or a sample's keys, shapes or
+        types differ from sample 0's. Restores all global random generators.
         """
         if not 0 <= i < self.num_micro_batches:
             raise ValueError(f"micro-batch {i} is not in 0..{self.num_micro_batches - 1}")

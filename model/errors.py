@@ -1,11 +1,11 @@
-"""What can go wrong on the trainer's side.
+"""The errors of the trainer's side.
 
 WorkerError
 ├── UserCodeError          the job's own code or data raised; carries its traceback
 │   └── NonFiniteGradient  a gradient is infinite or not a number
-├── UntraceableModel       the model cannot be written as one static graph; names the call and the way out
-│   └── TooFewSamples      batch norm needs more samples in a micro-batch than there were
-└── RecipeMismatch         this process cannot meet what the job fixed at its first plan
+├── UntraceableModel       the model cannot be one static graph; names the call and what to change
+│   └── TooFewSamples      batch norm needs more samples in a micro-batch
+└── RecipeMismatch         this process cannot meet the recipe that the job fixed at its first plan
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class UserCodeError(WorkerError):
 
 
 class NonFiniteGradient(UserCodeError):
-    """A gradient is infinite or not a number; doing the step again would give the same."""
+    """A gradient is infinite or not a number; repeating the step would give the same."""
 
 
 class UntraceableModel(WorkerError):
-    """The model cannot be written as one static graph. `call`: the user's source line, `traceback`: the
-    lines that led to it, where they are known."""
+    """The model cannot be one static graph. `call`: the user's source line, `traceback`: the lines that led
+    to it, if known."""
 
     def __init__(self, message: str, call: str | None = None, traceback: str | None = None) -> None:
         super().__init__(message if call is None else f"{message}\n  at {call}")

@@ -1,8 +1,8 @@
-"""Precision of the computation: weights, sums of gradients and optimizers are fp32, autocast computes.
+"""Mixed precision: weights, gradient sums and optimizers are fp32; forward and loss run under autocast.
 
-The user's forward and loss run as under `torch.autocast(device.type, dtype)`. A section is run under an
-autocast of its own, so casts of weights are cached within a section and never between sections, micro-batches
-or steps. Values cross a cut with the type that autocast gives them (see `tracing`).
+Each section runs under its own `torch.autocast(device.type, dtype)`, so casts of weights are cached within a
+section and never between sections, micro-batches or steps. Values cross a cut with the type that autocast
+gives them (see `tracing`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(device_type: str, precision: Precision) -> AbstractContextManager[object]:
-    """The context in which forward and loss are computed; with fp32 it changes nothing."""
+    """The autocast context for forward and loss; a null context for fp32."""
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device_type, _DTYPES[precision])

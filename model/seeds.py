@@ -1,4 +1,4 @@
-"""The one named 64-bit hash from which every random number of a job comes."""
+"""Seeds: every random number of a job is derived from one named 64-bit hash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def seed64(name: str, *parts: int | str) -> int:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python's, NumPy's and torch's CPU generators, which user code may draw from."""
+    """Seed Python's, NumPy's and torch's CPU generators, which user code may draw from."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
@@ -35,7 +35,7 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def preserved_randomness() -> Generator[None]:
-    """Gives Python's, NumPy's and torch's CPU generators back as they were."""
+    """Restore Python's, NumPy's and torch's CPU generators on exit."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

@@ -1,7 +1,7 @@
-"""What of a traceback a user reads: the lines of their own code, and what was raised.
+"""Shortens tracebacks for users to the lines of their own code and the error.
 
-Tracing, and torch below it, add hundreds of frames that say nothing about a model. The whole text goes where
-it can be asked for: a job's log, and `makara check --traceback`.
+Tracing, and torch below it, add hundreds of frames that say nothing about a model. The whole text is in the
+job's log, and printed by `makara check --traceback`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OURS = tuple(Path(__file__).parent.parent / room for room in _ROOMS.split())
 
 def users_part(error: BaseException) -> str | None:
     """The frames of the user's code and of libraries that it calls, and the first line of the message; None
-    where there are no such frames. What the error came from is shown where the user's own code raised it."""
+    if there are no such frames. The error's cause is shown if the user's own code raised it."""
     told = _told(error)
     if told is None:
         return None
@@ -31,12 +31,12 @@ def users_part(error: BaseException) -> str | None:
 
 
 def whole(error: BaseException) -> str:
-    """Every frame, of what the error came from as well."""
+    """The whole traceback, with causes."""
     return "".join(traceback.format_exception(error))
 
 
 def is_users(file: Path) -> bool:
-    """Whether a file is of the user's code, or of a library that it brings (not torch)."""
+    """Whether a file belongs to the user's code, or to a library that it brings (not torch)."""
     if not file.is_absolute() or any(file.is_relative_to(folder) for folder in (*_OURS, _TORCH)):
         return False  # code that torch generates has no file
     return "site-packages" in file.parts or not file.is_relative_to(_PYTHON)
@@ -59,7 +59,7 @@ def _told(error: BaseException) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Of its message."""
+    """The first line of the error's message."""
     return next((line for line in str(error).splitlines() if line.strip()), "")
 
 

@@ -1,4 +1,4 @@
-"""What a user hands over: ordinary PyTorch objects, written as for one GPU."""
+"""`Training`: what a job's entrypoint returns, ordinary PyTorch objects written as for one GPU."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """A training run in five functions. Raises `TypeError` naming the field when one is not as
-    described."""
+    """A training run: model, loss, optimizer, dataset and options. Raises `TypeError` naming a wrong
+    field."""
 
     model: Callable[[], nn.Module]
-    """Builds the model; runs without memory for its weights, which are then made section by section."""
+    """Builds the model; runs under fake tensors, and weights are then made section by section."""
     loss: Callable[[Any, dict[str, Tensor]], Loss]
     """`loss(output, batch)`: a mean, or `(sum, weight)` for masked and unequal micro-batches."""
     optimizer: Callable[[Sequence[tuple[str, nn.Parameter]]], Optimizer]
@@ -44,18 +44,18 @@ class Training:
     dataset: Callable[[], Dataset]
     """Opens the data: `len()` and `[i]` -> dict of tensors, all samples of one shape."""
     schedule: Callable[[int], float | Sequence[float]] | None = None
-    """Factor on the initial learning rates at a step, for all parameter groups or a list with one for each
-    group, in their order; a pure function of the step."""
+    """Maps a step to a factor on the initial learning rates, or a list with one per parameter group, in their
+    order; a pure function of the step."""
     clip_grad_norm: float | None = None
     """Largest 2-norm of the whole gradient, as `torch.nn.utils.clip_grad_norm_`; None: no clipping."""
     forward_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Constants for every call of the model's forward, besides the entries of a sample (no tensors)."""
     average_buffers: Sequence[str] = ()
-    """Names of buffers that forward changes (patterns as in `fnmatch`), of which the mean of the new values
-    over a step's micro-batches is wanted. Batch norm's statistics need no declaration."""
+    """Names (`fnmatch` patterns) of buffers that forward changes and whose value after a step is the mean
+    over its micro-batches. Batch norm's statistics need no declaration."""
     cuts: Sequence[str] | None = None
-    """Names of modules, as in `named_modules()`, before whose first operation a section begins; None: the
-    cuts are found."""
+    """Names of modules, as in `named_modules()`, before whose first operation a section begins; None: cuts
+    are found automatically."""
 
     def __post_init__(self) -> None:
         for name in ("model", "loss", "optimizer", "dataset"):
@@ -79,13 +79,13 @@ class Training:
 
 
 def load_entrypoint(folder: Path | str, entrypoint: str) -> Training:
-    """The `Training` that `module:function` returns, with `folder` first on the import path.
+    """Call `module:function` with `folder` first on the import path, and return its `Training`.
 
-    Python's, NumPy's and torch's CPU generators are seeded meanwhile, always alike: what the user's file
-    draws before `Training.model` is called may flow into weights, which must be the same in every process.
+    Python's, NumPy's and torch's CPU generators get a fixed seed meanwhile: random numbers that the user's
+    file draws before `Training.model` is called may flow into weights, which must be equal in every process.
 
-    Raises `UserCodeError` when the form is wrong, the module or function is missing, the user's code
-    raises, or what it returns is no `Training`.
+    Raises `UserCodeError` if the form is wrong, the module or function is missing, the user's code raises, or
+    the result is not a `Training`.
     """
     module_name, colon, function_name = entrypoint.partition(":")
     if not colon or not module_name or not function_name:
@@ -117,8 +117,8 @@ def _imported(module_name: str, function_name: str) -> object:
 
 
 def build_module(training: Training) -> object:
-    """What `Training.model` returns, without the wrapper of `torch.compile`: Makara runs the model's own
-    forward, in sections."""
+    """Call `Training.model`, and strip the wrapper of `torch.compile`: Makara runs the model's own forward,
+    in sections."""
     model: object = training.model()
     dynamo: Any = sys.modules.get("torch._dynamo")  # loaded by whoever compiles; checked with torch 2.13
     while dynamo is not None and isinstance(model, dynamo.OptimizedModule):
@@ -127,11 +127,11 @@ def build_module(training: Training) -> object:
 
 
 def set_training_mode(model: nn.Module) -> tuple[str, ...]:
-    """Training mode, but for the modules that the user's code put in evaluation mode, such as frozen batch
+    """Set training mode, except in modules that the user's code put in evaluation mode, such as frozen batch
     norms. Returns the names of the outermost of these.
 
-    A model that is itself in evaluation mode is put in training mode whole: `from_pretrained` of transformers
-    returns every model so.
+    A model that is itself in evaluation mode is set to training mode as a whole, because `from_pretrained` of
+    transformers returns every model in evaluation mode.
     """
     kept = [part for part in model.modules() if not part.training] if model.training else []
     model.train()
@@ -146,7 +146,7 @@ def _parent(name: str) -> str:
 
 
 def call_user_code(what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """`function(*args, **kwargs)`; what it raises becomes a `UserCodeError` that begins with `what`."""
+    """Call `function(*args, **kwargs)`; an exception becomes a `UserCodeError` that begins with `what`."""
     try:
         return function(*args, **kwargs)
     except Exception as error:
@@ -154,15 +154,15 @@ def call_user_code(what: str, function: Callable[P, R], *args: P.args, **kwargs:
 
 
 def user_error(what: str, error: Exception) -> UserCodeError:
-    """What the user's code raised, with the lines that led to it and `what` before its message."""
+    """A `UserCodeError` from what the user's code raised, with its lines, and `what` before the message."""
     return UserCodeError(f"{what}: {type(error).__name__}: {error}", users_part(error))
 
 
 def raised_by_user(error: Exception) -> bool:
-    """Whether what came out of a section's graph was raised by the user's own operation, wherever installed.
+    """Whether an error from a section's graph was raised by an operation of the user, wherever installed.
 
-    Below us only torch and what the model calls run there. An operation in C++ leaves no trace, so what
-    torch itself raises stays an error of no known cause; memory that runs out has no author.
+    Below our frames only torch and code that the model calls run there. An operation in C++ leaves no frame,
+    so an error that torch itself raises is not attributed to the user; nor is running out of memory.
     """
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return False

@@ -1,6 +1,6 @@
-"""A traced graph as a chain of sections 0..K-1.
+"""Partitions a traced graph into a chain of sections 0..K-1.
 
-In: a `TracedModel`, the price of each operation. Out: `Sections`: what each section takes, gives and hosts.
-`cuts` finds the places that little crosses and balances the work between them; `derived` makes again in a
-section what is cheaper to recompute than to send; `chain` says what sections are.
+In: a `TracedModel`, the price of each operation. Out: `Sections`: inputs, outputs and parameters of each.
+`cuts` finds places that few bytes cross and balances the work between them; `rematerialized` finds values
+that are cheaper to recompute than to send; `partitioned_model` has the data types.
 """

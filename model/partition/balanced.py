@@ -1,13 +1,13 @@
-"""The best K-1 of many places for a cut: sections of nearly equal work, and little that crosses."""
+"""Chooses K-1 of many places for cuts: sections of nearly equal work, and few bytes that cross."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-_BYTES_WEIGHT = 0.01  # what a cut of the usual size costs, against a section that is off the mean by a tenth
-_LONGEST = 4.0  # means: a longer section than that is seldom part of the best choice, so looked at last
-_INSIDE_WEIGHT = 0.01  # likewise for a cut inside a block
+_BYTES_WEIGHT = 0.01  # a cut of usual size costs as much as a section that is off the mean by a tenth
+_LONGEST = 4.0  # in means: longer sections are seldom part of the best choice, so tried last
+_INSIDE_WEIGHT = 0.01  # the cost of a cut inside a block, in the same unit
 
 
 def best_cuts(
@@ -18,12 +18,12 @@ def best_cuts(
     inside: Collection[int] = frozenset(),
     held: Sequence[float] | None = None,
 ) -> list[int]:
-    """The `wanted`-1 of the ascending `places` with the least sum of squared imbalance and of crossing bytes
-    (dynamic programme over the number of sections and where the last of them ends).
+    """Choose `wanted`-1 of the ascending `places` with the least squared imbalance plus crossing bytes.
 
-    `work`: of all before each position, the whole at the end; `inside`: places that are better avoided;
-    `held`: bytes of parameters before each position, whose imbalance then counts as much as that of work.
-    Ties go to the earlier cut, so that the answer is the same everywhere.
+    Dynamic programming over the number of sections and where the last of them ends. `work`: cumulative work
+    before each position, the total last; `sizes`: bytes that cross at each place; `inside`: places to avoid;
+    `held`: cumulative bytes of parameters, whose imbalance then counts as much as that of work. Ties go to
+    the earlier cut, so the result is deterministic.
     """
     ends = [*places, len(work) - 1]
     loads = [_Load([sums[end] for end in ends], wanted) for sums in (work, held) if sums is not None]
@@ -35,21 +35,21 @@ def best_cuts(
 
 
 class _Load:
-    """What sections are to have alike. `until`: of all before each end."""
+    """A load to balance over sections; `until` is cumulative, before each end."""
 
     def __init__(self, until: Sequence[float], num_sections: int) -> None:
         self.until = until
         self.mean = until[-1] / num_sections or 1.0
 
     def off(self, end: int, start: int | None = None) -> float:
-        """How far a section between two ends is from the mean, squared."""
+        """The squared deviation from the mean of a section between two ends."""
         own = self.until[end] - (0.0 if start is None else self.until[start])
         return (own / self.mean - 1.0) ** 2
 
 
 def _chosen(loads: Sequence[_Load], toll: Sequence[float], wanted: int, longest: float) -> list[int]:
-    """Indices of the chosen ends, without the last. No section of several places has more than `longest`
-    means of all its loads; empty if that leaves no way."""
+    """Indices of the chosen ends, without the last. No section of several places exceeds `longest` means in
+    all its loads; empty if that is impossible."""
     ends = range(len(toll))
     best = [sum(load.off(end) for load in loads) + toll[end] for end in ends]
     history: list[list[int]] = []

@@ -19,13 +19,13 @@ from torch import fx
 from ..errors import UserCodeError
 
 _TORCH = str(Path(torch.__file__).parent)
-_COVERS = 0.5  # of the model's work, at least, for modules of one class to count as its blocks
-ENOUGH_BLOCKS = 8  # below this, a finer structure is looked for
+_COVERS = 0.5  # modules of one class count as blocks if they do at least this part of the model's work
+ENOUGH_BLOCKS = 8  # with fewer, a finer structure is sought
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Instances of the model's repeated block, in order: the positions of first and last operation."""
+    """Positions of the first and last operation of each instance of the model's repeated block, in order."""
 
     spans: tuple[tuple[int, int], ...] = ()
 
@@ -44,11 +44,11 @@ class _Instance:
 def find_blocks(
     nodes: Sequence[fx.Node], work: Sequence[float], derived: Collection[fx.Node], places: Collection[int]
 ) -> Blocks:
-    """The modules of one class, run one after the other, that the model mostly consists of.
+    """Find the repeated block: modules of one class, run one after the other, with most of the model's work.
 
-    Only those count before which a cut may be (`places`). Of several classes that do (a transformer's blocks,
-    and the halves of each), the coarsest with at least 8 instances is taken; if none has so many, that with
-    the most.
+    Only modules before which a cut may be (`places`) count. Of several classes (a transformer's blocks, and
+    the halves of each), the coarsest with at least 8 instances is taken; if there is none, the one with most
+    instances.
     """
     total = sum(work)
     found: list[tuple[int, float, Blocks]] = []
@@ -69,7 +69,7 @@ def find_blocks(
 def marked_positions(
     nodes: Sequence[fx.Node], derived: Collection[fx.Node], marks: Sequence[str]
 ) -> dict[str, int]:
-    """Module name -> the position of its first operation. Raises `UserCodeError` naming the mark."""
+    """{marked module: position of its first operation}. Raises `UserCodeError` naming an invalid mark."""
     first: dict[str, int] = {}
     for position, node in enumerate(nodes):
         if node not in derived:
@@ -86,9 +86,8 @@ def marked_positions(
 def section_labels(
     nodes: Sequence[fx.Node], derived: Collection[fx.Node], spans: Sequence[tuple[int, int]]
 ) -> list[str]:
-    """What a person calls each section, for example "transformer.h.3 .. transformer.h.4 (model.py:88)".
-
-    These are the first and the last of the modules that lie within it, and the line of its first operation.
+    """A label for each section, for example "transformer.h.3 .. transformer.h.4 (model.py:88)": the first and
+    the last module within it, and the line of its first operation.
     """
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -122,7 +121,7 @@ def _label(
 def _by_class(
     nodes: Sequence[fx.Node], work: Sequence[float], derived: Collection[fx.Node]
 ) -> dict[str, dict[str, _Instance]]:
-    """Class of module -> its instances by path, those within another of the same class left out."""
+    """{class of module: {path: instance}}, without instances inside another of the same class."""
     found: dict[str, dict[str, _Instance]] = {}
     for position, node in enumerate(nodes):
         if node in derived:
@@ -139,8 +138,8 @@ def _by_class(
 
 
 def _stack(node: fx.Node) -> list[tuple[str, str]]:
-    """(path, class) of the modules that `node` is in, outermost first; a module that runs more than once has
-    a path for each run ("layer@1")."""
+    """[(path, class)] of the modules that contain `node`, outermost first; a module that runs more than once
+    has a path for each run ("layer@1")."""
     entries: dict[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {}
     return [(path, kind if isinstance(kind, str) else repr(kind)) for path, kind in entries.values()]
 

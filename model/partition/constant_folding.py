@@ -1,9 +1,9 @@
-"""What a section derives from nothing that changes is computed once, not for every micro-batch.
+"""Constant folding: computes a section's constant values once, not for every micro-batch.
 
-A causal mask, positions, rotary tables of a fixed length: made from sizes, constants and buffers that are not
-part of the state. They are evaluated when the section is set up, and handed to its graph as further inputs.
-Random operations, writes, parameters and entries of the batch end this; so do large values, since each
-section keeps its own.
+A causal mask, positions, rotary tables of a fixed length depend only on sizes, constants and buffers outside
+the state. They are evaluated when the section is set up, and passed to its graph as further inputs. Values
+that depend on random operations, writes, parameters or entries of the batch are not folded, nor are large
+ones, because each section keeps its own.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ..tracing.regions import autocast_of
 from .rematerialized import is_pure
 
 KEPT_BYTES = 4 << 20
-"""Of a value that is kept: a causal mask of 2048 positions. Beside weights that is little."""
-_PASSING_BYTES = 64 << 20  # of a value on the way to one that is kept
+"""The largest value that is kept: a causal mask of 2048 positions, which is small beside the weights."""
+_PASSING_BYTES = 64 << 20  # the largest intermediate value on the way to one that is kept
 
 
 def fold(
     module: fx.GraphModule, known: Mapping[int, Tensor], device: torch.device, precision: Precision
 ) -> tuple[fx.GraphModule, list[Tensor]]:
-    """(the section without what is computed here, the values that it takes after its other arguments).
+    """Fold constants: (the section without them, their values, which it takes after its other arguments).
 
-    `known`: argument's position -> a tensor that never changes. `module` stays as it is.
+    `known`: {position of an argument: a tensor that never changes}. `module` is not modified.
     """
     graph = copy.deepcopy(module.graph)
     places = list(graph.find_nodes(op="placeholder"))
@@ -54,7 +54,7 @@ def fold(
 
 
 def _fixed(graph: fx.Graph, given: Mapping[fx.Node, Tensor]) -> dict[fx.Node, None]:
-    """The operations that give the same every time, in order."""
+    """The operations whose results are constant, in order."""
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     barred = {node for first, last in written_spans(nodes) for node in nodes[first : last + 1]}
     found: dict[fx.Node, None] = {}
@@ -67,12 +67,12 @@ def _fixed(graph: fx.Graph, given: Mapping[fx.Node, Tensor]) -> dict[fx.Node, No
 
 
 def _kept(fixed: Mapping[fx.Node, None]) -> tuple[list[fx.Node], set[fx.Node]]:
-    """(those whose values are kept, those that are left in the graph): what the rest of the graph uses."""
+    """(operations whose values are kept, operations left in the graph): those that the rest uses."""
     kept: list[fx.Node] = []
     left: set[fx.Node] = set()
     for node in reversed(list(fixed)):
         outside = [user for user in node.users if user not in fixed or user in left]
-        # The user's loss gets the outputs, and may write them: those are made anew.
+        # The user's loss gets the outputs and may write them, so they are computed each time.
         if any(user.op == "output" for user in outside) or (outside and _storage_bytes(node) > KEPT_BYTES):
             left.add(node)
         elif outside:
@@ -101,6 +101,6 @@ def _bytes(node: fx.Node) -> int:
 
 
 def _storage_bytes(node: fx.Node) -> int:
-    """A small view keeps all the memory that it looks at."""
+    """Bytes of the whole storage: a small view keeps all of it alive."""
     value: Any = node.meta["val"]
     return value.untyped_storage().nbytes()

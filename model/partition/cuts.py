@@ -1,4 +1,4 @@
-"""Which cuts: K from counted work, and the places that balance work and memory and that little crosses."""
+"""Chooses cuts: K from counted work, and places that balance work and memory and that few bytes cross."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from .places import MAX_PLACES, Chart, chart_of, crossing_bytes, num_places, sum
 from .rematerialized import find_derived
 
 MAX_SMALL_SECTIONS = 16
-"""By default a model is cut into up to so many sections however small they are, or into one for each worker
-that the job may get."""
+"""By default K may be this large, or the most workers that the job may get, however small sections are."""
 MIN_SECTION_WORK = 1e9
-"""Counted operations below which a section more does not pay: 20 ms on a core that does 50 GFlop/s, 0.1 ms on
-an accelerator that does 10 TFlop/s, many times what starting a section costs."""
+"""Beyond that, counted operations that a section must have on average: 20 ms on a core with 50 GFlop/s,
+0.1 ms on an accelerator with 10 TFlop/s, many times what starting a section costs."""
 MAX_SECTIONS = 128
-_SMALLEST_SHARE = 0.25  # by default no section does less than this part of the mean work
-_OWN_SECTION = 3.0  # what surrounds the blocks is a section of its own if it is so many blocks' work
-_LARGE = 0.3  # part of the work: where a section does more, cuts are looked for in all places
-_PAYS = 0.75  # and taken if the largest section gets as small as this, against what it was
+_SMALLEST_SHARE = 0.25  # by default each section does at least this part of the mean work
+_OWN_SECTION = 3.0  # operations before or after the blocks are a section if they do this many blocks' work
+_LARGE = 0.3  # if a section does more than this part of the work, cuts are sought in all places
+_PAYS = 0.75  # and taken if they reduce the largest section to this part of what it was
 
 
 def choose_cuts(
@@ -36,18 +35,19 @@ def choose_cuts(
     marks: Sequence[str] | None = None,
     work: Sequence[float] | None = None,
 ) -> list[int]:
-    """The graph positions before which sections 1..K-1 begin. Deterministic; K does not depend on `work`.
+    """Choose the graph positions before which sections 1..K-1 begin.
 
-    `marks` (`Training.cuts`): names of modules before whose first operation a section begins; they decide.
-    Otherwise, with `num_sections` None: a section for each of the model's repeated blocks, if it has at least
-    8 (what comes before the first goes with it, what comes after the last with that, unless it is much
-    heavier than a block), else as many sections as have a fair share of the work; more than 16 only while
-    each has at least `MIN_SECTION_WORK` on average, or there may be a worker for each. Cuts are where the
-    crossing bytes are least; elsewhere only if that leaves sections much larger than they need be.
-    `least`: the K that the job's P calls for; `workers`: as many as the job may get. `work`: measured prices
-    of `compute_nodes`, in any unit; None counts operations.
-    Raises `ValueError` when the graph has too few places for `num_sections` or `least`, `UserCodeError`
-    naming a mark that cannot be, or marks that are too few.
+    Deterministic; K does not depend on `work`. `marks` (`Training.cuts`) are names of modules before whose
+    first operation a section begins; given, they decide. Otherwise, with `num_sections` None: a section for
+    each of the model's repeated blocks, if there are at least 8 (operations before the first and after the
+    last go with those, unless they are much heavier than a block), else as many sections as have a fair share
+    of the work; more than 16 only while each has at least `MIN_SECTION_WORK` on average, or the job may get a
+    worker for each. Cuts are where fewest bytes cross; elsewhere only if sections would else be much larger
+    than necessary. `least`: the K that the job's P requires; `workers`: as many as the job may get. `work`:
+    measured prices of `compute_nodes`, in any unit; None counts operations.
+
+    Raises `ValueError` if the graph has too few places for `num_sections` or `least`, `UserCodeError` naming
+    an invalid mark, or if marks are too few.
     """
     nodes = compute_nodes(traced.graph)
     derived = find_derived(traced)
@@ -80,14 +80,14 @@ def most_sections(traced: TracedModel) -> int:
 
 
 def sections_for_workers(traced: TracedModel, workers: int) -> int:
-    """The largest K that is chosen unasked for so many workers; 0 where one of them would do for it."""
+    """The largest default K for so many workers; 0 if it is also the default for one."""
     counted = sum(work_per_node(compute_nodes(traced.graph), traced.precision))
     most = min(_most_unasked(counted, workers), most_sections(traced))
     return most if most > _most_unasked(counted, 1) else 0
 
 
 def _most_unasked(counted: float, workers: int) -> int:
-    """More than a few sections only while each has work enough, or while workers could use them."""
+    """The largest default K: more than a few sections only while each has enough work, or a worker."""
     return max(MAX_SMALL_SECTIONS, min(MAX_SECTIONS, max(workers, int(counted / MIN_SECTION_WORK))))
 
 
@@ -113,7 +113,7 @@ def _automatic(chart: Chart, most: int) -> _Choice:
 
 
 def _fair(chart: Chart, places: Sequence[int], most: int, *, by_memory: bool = False) -> _Choice:
-    """As many sections as have a fair share of the work each (`by_memory`: or of the parameters)."""
+    """As many sections as get a fair share of the work each (`by_memory`: or of the parameters)."""
     wanted = min(len(places) + 1, most)
     while wanted > 1:
         cuts = chart.best(places, wanted, by_memory=by_memory)
@@ -137,8 +137,8 @@ def _into(chart: Chart, wanted: int) -> _Choice:
 
 
 def _finer_if_it_pays(chart: Chart, coarse: _Choice, finer: Callable[[], _Choice]) -> _Choice:
-    """`finer`, if the coarse choice leaves a section with a large part of the work, and the finer one makes
-    the largest much smaller; in more sections, also if the largest in parameters gets so."""
+    """`finer` if the coarse choice has a section with a large part of the work, and the finer one's largest
+    is much smaller in work, or, with more sections, in parameters; else `coarse`."""
     work, held = (max(parts) for parts in zip(*chart.shares(coarse.cuts), strict=True))
     if work <= _LARGE:
         return coarse
@@ -149,7 +149,7 @@ def _finer_if_it_pays(chart: Chart, coarse: _Choice, finer: Callable[[], _Choice
 
 
 def _too_deep(depth: int, num_sections: int | None, most: int) -> str:
-    """Why a job's P cannot be."""
+    """The message that a job's P is impossible."""
     if num_sections is not None:
         why = f"num_sections ({num_sections}); raise it, the model's graph allows {most}"
     elif most == 1:
@@ -160,7 +160,7 @@ def _too_deep(depth: int, num_sections: int | None, most: int) -> str:
 
 
 def _block_places(chart: Chart) -> list[int]:
-    """Where each block but the first begins; also the two ends of all blocks, if what is beyond is heavy."""
+    """Where each block but the first begins; also the ends of all blocks, if operations beyond are heavy."""
     work, blocks = chart.work, chart.blocks.spans
     first, last = blocks[0][0], blocks[-1][1]
     usual = (work[last + 1] - work[first]) / len(blocks)

@@ -1,4 +1,4 @@
-"""How much work each operation of a graph is, from shapes alone: arithmetic plus memory traffic.
+"""Counts the work of each operation of a graph from shapes alone: arithmetic plus memory traffic.
 
 Uses torch.utils.flop_counter on the graph's fake values: checked with torch 2.13.
 """
@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..precision import Precision
 from ..tracing.regions import autocast_of
 
-FLOPS_PER_BYTE = 5.0  # a core does about this many operations in the time it takes to move one byte
+FLOPS_PER_BYTE = 5.0  # a core does about this many operations in the time of moving one byte
 
 
 def compute_nodes(graph: fx.Graph) -> list[fx.Node]:
@@ -28,21 +28,21 @@ def compute_nodes(graph: fx.Graph) -> list[fx.Node]:
 def work_per_node(nodes: Sequence[fx.Node], precision: Precision = "fp32") -> list[float]:
     """Forward work of each node in floating-point operations (memory traffic converted).
 
-    `precision`: that of the trace, which decides the types that operations meet. Equal operations on equal
-    shapes are counted once: models are made of the same block many times over.
+    `precision` of the trace determines operand types. Results are cached by operation and shapes, because
+    models repeat the same block many times.
     """
     known: dict[tuple[Any, ...], float] = {}
     return [_work(node, precision, known) for node in nodes]
 
 
 def signature(node: fx.Node) -> tuple[Any, ...]:
-    """Equal for operations that do the same work: the target, and shapes, types and plain arguments."""
+    """A key that is equal for operations with equal work: target, shapes, types and plain arguments."""
     described = fx.map_arg((node.args, node.kwargs), _form)
     return (str(node.target), str(described), str(node.meta.get("autocast")))
 
 
 def body_of(node: fx.Node) -> fx.Graph | None:
-    """The graph that a higher-order operation runs (the first of several); None of an ordinary one."""
+    """The graph that a higher-order operation runs (the first of several); None for an ordinary one."""
     for used in node.all_input_nodes:
         if used.op == "get_attr":
             owner: Any = used.graph.owning_module

@@ -1,13 +1,13 @@
-"""A traced model as a chain of sections 0..K-1 (Varuna's cut-points, found automatically).
+"""Splits a traced model into a chain of sections 0..K-1 (Varuna's cut-points, found automatically).
 
-A position p of the graph is a place for a cut when little crosses it: between two blocks of a transformer
-that is the residual stream alone. The cuts are chosen among such places so that the sections do nearly
-equal work. They are found once per job and never change, so the same graph gives the same cuts.
+A position of the graph is a good place for a cut if few bytes cross it: between two blocks of a transformer,
+only the residual stream. Cuts are chosen among such places so that sections do nearly equal work. They are
+found once per job and never change.
 
 A section's inputs are its parameters, buffers, entries of the batch and values from earlier sections; its
-outputs are the values that later sections use. A value that passes over a section is relayed beside it, not
-through it. What is cheap to derive from the batch alone is no such value: each section makes it for itself
-(see `derived`).
+outputs are the values that later sections use. A value that a section does not use is relayed past it, not
+through it. Values that are cheap to derive from the batch do not cross: each section computes its own (see
+`rematerialized`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def split(traced: TracedModel, cuts: Sequence[int]) -> Sections:
-    """The sections between `cuts`. Raises `ValueError` when a cut is no place of this graph."""
+    """Split into the sections between `cuts`. Raises `ValueError` if a cut is not possible in this graph."""
     nodes = compute_nodes(traced.graph)
     derived = find_derived(traced)
     crossing = crossing_bytes(nodes, derived)
@@ -137,7 +137,7 @@ class _Splitter:
     def _lifted(
         self, used: list[fx.Node], group: Mapping[str, str], unused: frozenset[str]
     ) -> dict[str, fx.Node | None]:
-        """Name -> placeholder of the tensors in `group` that these nodes use, in the model's order."""
+        """{name: placeholder} of the tensors in `group` that these nodes use, in the model's order."""
         found: dict[str, fx.Node | None] = dict.fromkeys(name for name in group.values() if name in unused)
         found |= _by_placeholder(used, group)
         return {name: found[name] for name in self._traced.tensors if name in found}
@@ -163,7 +163,7 @@ class _Splitter:
         return max((self._section_of.get(user, last) for user in node.users), default=-1)
 
     def _crossing(self) -> tuple[tuple[CutTensor, ...], ...]:
-        """For each cut the values that cross it, in the graph's order."""
+        """For each cut, the values that cross it, in the graph's order."""
         crossing: list[list[CutTensor]] = [[] for _ in self._cuts]
         for node, section in self._section_of.items():
             tensor = _value(node)

@@ -1,4 +1,4 @@
-"""What sections are: the values that cross cuts, what each section takes and gives, the whole chain."""
+"""Data types of the partition: tensors that cross cuts, one section's inputs and outputs, the chain."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CutTensor:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What section `index` takes and gives; all names in a fixed order."""
+    """Inputs and outputs of section `index`; all names in a fixed order."""
 
     index: int
     parameters: tuple[str, ...]  # canonical names, in the model's order
@@ -45,14 +45,13 @@ class Section:
     ]  # entries of the batch that the graph takes; the last section's loss takes all of them
     inputs: tuple[str, ...]  # values from earlier sections that it uses
     outputs: tuple[str, ...]  # values that it makes and later sections use
-    updates: tuple[str, ...] = ()  # buffers whose new values it returns, after its outputs
-    label: str = ""  # for people: the modules that it spans and the line where it begins
+    updates: tuple[str, ...] = ()  # buffers whose new values it returns after its outputs
+    label: str = ""  # for people: its modules and the line where it begins
 
 
 @dataclass(frozen=True)
 class Sections:
-    """The whole chain. `crossing[k]`: the values that cross from section k to k+1, relayed ones
-    included."""
+    """The whole chain. `crossing[k]`: the values that cross from section k to k+1, including relayed ones."""
 
     sections: tuple[Section, ...]
     crossing: tuple[tuple[CutTensor, ...], ...]
@@ -79,14 +78,14 @@ class Sections:
 
     @property
     def frozen(self) -> int:
-        """How many of the first sections get no gradient: they train nothing, and none comes back to them."""
+        """How many of the first sections get no gradient, because no parameter up to there is trained."""
         pairs = zip(self.sections, self.crossing, strict=False)
         is_frozen = (not s.trainable and not any(v.needs_grad for v in after) for s, after in pairs)
         return sum(1 for _ in takewhile(bool, is_frozen))
 
     @property
     def relayed(self) -> tuple[tuple[str, ...], ...]:
-        """For each section the values that cross both before and after it and are not its own."""
+        """For each section, the values that cross both before and after it and that it does not output."""
         after = (*self.crossing, ())
         return tuple(
             tuple(value.name for value in values if value.name not in section.outputs)
@@ -105,7 +104,7 @@ class Sections:
         return next(section.index for section in self.sections if parameter in section.parameters)
 
     def to_json(self) -> dict[str, Any]:
-        """What a process without torch needs to know."""
+        """The part that processes without torch need."""
         return {
             "sections": [asdict(section) for section in self.sections],
             "crossing": [[asdict(value) for value in values] for values in self.crossing],

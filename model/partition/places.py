@@ -1,4 +1,4 @@
-"""Where a graph may be cut, and what lies before each place: work, parameters, the bytes that cross."""
+"""Where a graph may be cut, with cumulative work and parameters, and the bytes that cross at each place."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .balanced import best_cuts
 from .blocks import Blocks, find_blocks
 
 MAX_PLACES = 256
-_NEARBY = 1 / 16  # part of the whole work: moving a cut by this much still balances
+_NEARBY = 1 / 16  # part of the whole work by which a cut may move and still balance
 _MUCH_WORSE = 1.5
-_GRAIN = 1 / 4  # of a section's fair share: places closer together than this are one, where K is high
+_GRAIN = 1 / 4  # of a section's fair share: places closer together than this count as one, for high K
 
 
 def spans(cuts: Sequence[int], length: int) -> list[tuple[int, int]]:
@@ -25,7 +25,7 @@ def spans(cuts: Sequence[int], length: int) -> list[tuple[int, int]]:
 
 def crossing_bytes(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> list[int | None]:
     """Bytes that cross before each position; None where no cut may be (a tuple crosses, or a write spans it).
-    What is derived does not cross."""
+    Derived values do not cross."""
     number = {node: position for position, node in enumerate(nodes)}
     change = [0] * (len(nodes) + 2)
     barred = [0] * (len(nodes) + 2)  # how many bars begin here, less those that end
@@ -53,7 +53,7 @@ def crossing_bytes(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> li
 
 
 def num_places(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> int:
-    """How many positions there are where a cut may be."""
+    """The number of positions where a cut may be."""
     crossing = crossing_bytes(nodes, derived)
     own = [position for position, node in enumerate(nodes) if node not in derived]
     return sum(crossing[position] is not None for position in own[1:])
@@ -61,14 +61,14 @@ def num_places(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> int:
 
 @dataclass(frozen=True)
 class Chart:
-    """A graph as the choice of cuts sees it. Lists of sums hold what lies before each position, and the whole
-    at the end."""
+    """The data from which cuts are chosen. Cumulative lists hold the sum before each position, the total
+    last."""
 
     sizes: dict[int, int]  # bytes that cross, for each position where a cut may be
-    good: list[int]  # the positions that little crosses, ascending
+    good: list[int]  # the positions that few bytes cross, ascending
     own: list[float]  # counted work of each position
-    work: list[float]  # sums of it
-    held: list[float]  # sums of the bytes of parameters, each where it is used first
+    work: list[float]  # cumulative `own`
+    held: list[float]  # cumulative bytes of parameters, each counted where it is used first
     blocks: Blocks
 
     @cached_property
@@ -77,20 +77,20 @@ class Chart:
         return min(len(self.sizes), MAX_PLACES) + 1
 
     def fine(self, wanted: int) -> list[int]:
-        """Places for `wanted` sections: `layers`, or if those are too few, with some load between them
-        anywhere; or all there are, up to `MAX_PLACES` that least crosses."""
+        """Places for `wanted` sections: `layers`; if those are too few, any with some load between them; else
+        all, up to `MAX_PLACES` with the fewest crossing bytes."""
         layers, anywhere = self.layers(wanted), self._least(self._apart(self.sizes, wanted))
         enough = [places for places in (layers, anywhere) if len(places) >= wanted - 1]
         return enough[0] if enough else self._least(self.sizes)
 
     def layers(self, wanted: int) -> list[int]:
-        """The good places and those before operations that are the first to use parameters, with some load
+        """The good places, and those before operations that are the first to use parameters, with some load
         between them, for about `wanted` sections."""
         first_uses = [place for place in self.sizes if self.held[place + 1] > self.held[place]]
         return self._least(self._apart(first_uses, wanted))
 
     def _apart(self, places: Iterable[int], wanted: int) -> set[int]:
-        """The good places and the best of each stretch of `places` in which there is little load."""
+        """The good places, and the best of each run of `places` with little load between them."""
         grain, base = _GRAIN / wanted, 0.0
         stretches: list[list[int]] = []
         for place in sorted(places):
@@ -110,13 +110,14 @@ class Chart:
         *,
         by_memory: bool = False,
     ) -> list[int]:
-        """`wanted`-1 of `places`, by `work` (as the field; None: as counted), and by parameters, too."""
+        """Choose `wanted`-1 of `places` by cumulative `work` (None: as counted); `by_memory`: and by
+        parameters."""
         inside = {place for place in places if self._is_inside(place)}
         held = self.held if by_memory else None
         return best_cuts(places, self.sizes, self.work if work is None else work, wanted, inside, held)
 
     def shares(self, cuts: Sequence[int]) -> list[tuple[float, float]]:
-        """For each section its part of all work and of all parameters."""
+        """For each section, (its part of all work, its part of all parameters)."""
         return [
             (
                 (self.work[stop] - self.work[start]) / (self.work[-1] or 1.0),
@@ -126,11 +127,11 @@ class Chart:
         ]
 
     def _share(self, place: int) -> float:
-        """Of work and parameters, the mean part that lies before it."""
+        """The mean of the parts of work and of parameters before a place."""
         return (self.work[place] / (self.work[-1] or 1.0) + self.held[place] / (self.held[-1] or 1.0)) / 2
 
     def _cost(self, place: int) -> tuple[int, bool, float, int]:
-        """Little crosses, a block begins, or else something heavy: a layer goes with what follows it."""
+        """A sort key: best are few crossing bytes, then the begin of a block, then of a heavy operation."""
         heavy = self._share(place + 1) - self._share(place)
         return self.sizes[place], place not in self.blocks.starts, -heavy, place
 
@@ -148,15 +149,15 @@ def chart_of(
     work: Sequence[float],
     heavy_share: float,
 ) -> Chart:
-    """`work`: counted, of each of `nodes`; `heavy_share`: what part of all work makes an operation one that a
-    section rather begins with."""
+    """Make the chart of a graph. `work`: counted work of each of `nodes`; `heavy_share`: the part of all work
+    from which an operation counts as heavy, so that a section preferably begins with it."""
     crossing = crossing_bytes(nodes, derived)
     own = [0.0 if node in derived else cost for node, cost in zip(nodes, work, strict=True)]
     sums = sums_of(own)
     positions = [position for position, node in enumerate(nodes) if node not in derived]
     stretches = _stretches(crossing, positions[1:])
     sizes = {position: size for position in positions[1:] if (size := crossing[position]) is not None}
-    # In a stretch a cut is best before a block, else before what is heavy: a layer with what follows it.
+    # In a flat stretch a cut is best before a block, else before a heavy operation: a layer begins with it.
     blocks = find_blocks(nodes, own, derived, {place for stretch in stretches for place in stretch})
     starts = set(blocks.starts)
     heavy = heavy_share * sums[-1]
@@ -170,7 +171,7 @@ def chart_of(
 
 
 def sums_of(values: Iterable[float]) -> list[float]:
-    """What lies before each of `values`, and the whole at the end."""
+    """Cumulative sums: before each of `values`, and the total last."""
     sums = [0.0]
     for value in values:
         sums.append(sums[-1] + value)
@@ -180,7 +181,7 @@ def sums_of(values: Iterable[float]) -> list[float]:
 def _parameter_bytes(
     traced: TracedModel, nodes: Sequence[fx.Node], derived: Collection[fx.Node]
 ) -> list[float]:
-    """Bytes of the parameters that each position is the first to use, itself or through what is derived."""
+    """Bytes of the parameters that each position is the first to use, directly or through derived values."""
     names: dict[fx.Node, frozenset[str]] = {
         place: frozenset({traced.parameters[place.name]})
         for place in traced.graph.find_nodes(op="placeholder")
@@ -199,7 +200,7 @@ def _parameter_bytes(
 
 
 def _stretches(crossing: Sequence[int | None], positions: Sequence[int]) -> list[list[int]]:
-    """Where, among `positions`, the crossing bytes are a local minimum: positions of each flat stretch."""
+    """The local minima of crossing bytes among `positions`, each as the positions of a flat stretch."""
     flat: list[list[int]] = []
     for position in positions:
         size = crossing[position]
@@ -219,8 +220,8 @@ def _stretches(crossing: Sequence[int | None], positions: Sequence[int]) -> list
 
 
 def _thin(places: list[int], sizes: Mapping[int, int], work: list[float]) -> list[int]:
-    """Those without a better place beside them or a much better one near by; at most `MAX_PLACES` that least
-    crosses, in order."""
+    """The places without a better neighbour or a much better place near by; at most `MAX_PLACES`, those with
+    the fewest crossing bytes, in order."""
     near = _NEARBY * work[-1]
 
     def beaten(number: int, place: int) -> bool:

@@ -1,9 +1,9 @@
-"""The price of every operation of a graph, measured on the device that will run it (Varuna §5.1).
+"""Measures the price of every operation of a graph on the device that will run it (Varuna §5.1).
 
-Each distinct operation (same target, shapes, types and arguments) runs by itself on random inputs, those that
-weigh most by counted work first, until a bound on time. What was not run (too big for the memory given, out
-of time, or an operation that does not run by itself) is priced by its counted work at the rate that the
-others showed. Prices only move cuts; one worker measures, and the job keeps the cuts that it chose.
+Each distinct operation (target, shapes, types and arguments) runs by itself on random inputs, the heaviest by
+counted work first, until a time limit. The others (too big for the memory given, out of time, or not able to
+run by themselves) are priced by counted work at the measured rate. Prices only move cuts; one worker
+measures, and the job keeps the cuts that it chose.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ..tracing.regions import autocast_of
 from .flops import signature, work_per_node
 
 MIN_WORK = 1e9
-"""Counted operations of a micro-batch below which a model is not measured: at some 20 ms for all of it, the
+"""Counted operations of a micro-batch below which a model is not measured: if all of it takes some 20 ms, the
 times of single operations are mostly overhead and noise."""
-_SMALL_SHARE = 1e-3  # of the counted work: rarer operations are not worth a run
+_SMALL_SHARE = 1e-3  # of the counted work: lighter operations are not measured
 _REPEATS = 2
 
 Clock = Callable[[], float]
@@ -41,10 +41,10 @@ def measured_prices(
     memory_bytes: int = 2 << 30,
     clock: Clock = time.perf_counter,
 ) -> list[float] | None:
-    """Forward seconds of each of `nodes`; None when the model is too small to be worth measuring.
+    """Forward seconds of each of `nodes`; None if the model is too small to be worth measuring.
 
-    `seconds` bounds all runs together, but for the one under way; `memory_bytes` the inputs and results of
-    one operation.
+    `seconds` bounds the time, except that the last run is finished; `memory_bytes` bounds the inputs and
+    results of one operation.
     """
     counted = work_per_node(nodes, precision)
     total = sum(counted)
@@ -73,19 +73,19 @@ def measured_prices(
 
 
 def _rate(prices: dict[Any, float], examples: dict[Any, tuple[fx.Node, float]]) -> float | None:
-    """Seconds for each counted operation, of what was measured."""
+    """Seconds per counted operation, over those that were measured."""
     work = sum(examples[key][1] for key in prices)
     return sum(prices.values()) / work if work > 0 else None
 
 
 def _run(node: fx.Node, device: torch.device, precision: Precision, clock: Clock) -> float | None:
-    """The least seconds of a few runs; None when the operation does not run by itself."""
+    """The least seconds of a few runs; None if the operation does not run by itself."""
     target: Any = node.target
     with preserved_randomness(), torch.no_grad(), autocast_of(node, precision, device.type):
         try:
             times = [_timed(target, _arguments(node, device), device, clock) for _ in range(1 + _REPEATS)]
         except (RuntimeError, ValueError, IndexError, NotImplementedError):
-            return None  # random inputs are not what it takes, or the device's memory is: counted instead
+            return None  # it refuses random inputs, or the device's memory is too small: counted instead
     return min(times[1:])
 
 
@@ -112,7 +112,7 @@ def _moved(leaf: Any, device: torch.device) -> Any:
 
 
 def _random(value: Any) -> Any:
-    """A tensor of this form: random numbers, or an index or mask that is always in range."""
+    """A tensor of this shape and type: random numbers, or an index or mask that is always in range."""
     if not isinstance(value, Tensor):
         return value
     extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))

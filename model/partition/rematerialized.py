@@ -1,14 +1,14 @@
-"""What is recomputed in each section that needs it, rather than sent over the cuts (Varuna §5.1).
+"""Finds values that each section recomputes for itself instead of receiving them over cuts (Varuna §5.1).
 
-Masks, positions and rotary tables are functions of the batch's entries; T5's position bias is one of a small
-parameter, joined with a mask. Such a value is made again wherever it is used, so that usually one tensor
-crosses a cut: the hidden state. A parameter that is used so counts as shared.
+Masks, positions and rotary tables are functions of the batch's entries; T5's position bias is a function of a
+small parameter, joined with a mask. Each section that uses such a value computes it, so that usually one
+tensor crosses a cut: the hidden state. A parameter used in this way counts as shared.
 
-Never recomputed: anything random, anything that writes, and anything that is a function of a hidden state. A
-hidden state begins where entries of the batch meet a parameter in more than element by element: an embedding,
-a linear layer, a convolution.
+Never recomputed: random operations, operations that write, and functions of a hidden state. A hidden state
+begins where entries of the batch meet a parameter in an operation that is not pointwise: an embedding, a
+linear layer, a convolution.
 
-The answer depends on the graph alone (counted work, never measured), so every worker finds the same.
+The result depends only on the graph (on counted work, not measured), so every worker finds the same.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from .flops import compute_nodes, work_per_node
 # An accelerator of 10 TFlop/s behind 10 Gbit/s does 8,000 operations in the time of one byte, a core behind
 # 1 Gbit/s 400.
 _WORK_PER_SENT_BYTE = 1000.0
-_MESSAGE_BYTES = 1 << 16  # what a message costs beyond its size, at some 50 µs of latency
-_LARGEST_SHARE = 1 / 16  # of the whole model's work: a section is seldom less
+_MESSAGE_BYTES = 1 << 16  # the fixed cost of a message, as bytes: some 50 µs of latency
+_LARGEST_SHARE = 1 / 16  # of the whole model's work; a section seldom has less
 # Sharing a parameter adds its gradient to a sum once a step; a value is sent for every micro-batch, of which
 # a step has at least about this many.
 _HELD_PER_SENT_BYTE = 16
 
 _aten = torch.ops.aten
-# Element by element, though torch 2.13 does not tag them so.
+# Pointwise operations that torch 2.13 does not tag as such.
 _POINTWISE = {
     _aten.where.ScalarOther,
     _aten.where.ScalarSelf,
@@ -54,7 +54,7 @@ _POINTWISE = {
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """What a value is made from."""
+    """What a value is computed from."""
 
     nodes: frozenset[fx.Node] = frozenset()  # the operations that make it, itself included
     held: frozenset[str] = frozenset()  # parameters, buffers and constants
@@ -67,10 +67,7 @@ class _Origin:
 
 
 def find_derived(traced: TracedModel) -> frozenset[fx.Node]:
-    """The nodes of `traced.graph` that every section computes for itself as it needs them.
-
-    With a node all that it is computed from is among them.
-    """
+    """The nodes of `traced.graph` that each section computes for itself; closed under inputs."""
     nodes = compute_nodes(traced.graph)
     work = dict(zip(nodes, work_per_node(nodes, traced.precision), strict=True))
     limit = _LARGEST_SHARE * sum(work.values())
@@ -117,7 +114,7 @@ def _join(used: Sequence[_Origin], node: fx.Node) -> _Origin:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Whether `node` always gives the same for the same arguments and changes nothing."""
+    """Whether `node` is deterministic and has no side effects."""
     if not isinstance(node.target, OpOverload):
         return node.target is operator.getitem
     random = torch.Tag.nondeterministic_seeded in node.target.tags
@@ -125,7 +122,7 @@ def is_pure(node: fx.Node) -> bool:
 
 
 def _keeps_apart(node: fx.Node, origin: _Origin, used: Sequence[_Origin]) -> bool:
-    """Whether `node` makes no hidden state: batch and parameters meet element by element only."""
+    """Whether `node` makes no hidden state: batch and parameters meet only in pointwise operations."""
     if not origin.mixed:
         return True
     if not isinstance(node.target, OpOverload):
@@ -142,7 +139,7 @@ def _is_cheap(
     limit: float,
     tensors: Mapping[str, Tensor],
 ) -> bool:
-    """Whether making the value again costs less than sending it, and little of the model's work."""
+    """Whether recomputing the value costs less than sending it, and is a small part of the model's work."""
     values = [leaf for leaf in tree_leaves(_value(node)) if isinstance(leaf, Tensor)]
     sent = sum(value.numel() * value.element_size() for value in values)
     held = sum(tensors[name].numel() * tensors[name].element_size() for name in origin.held)
