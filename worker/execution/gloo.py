@@ -49,22 +49,26 @@ class Listener:
     def __init__(self, address: str) -> None:
         self._socket = socket.create_server((address, 0), backlog=1024)
         self.endpoint = f"{address}:{self._socket.getsockname()[1]}"
+        self._store: _TCPStore | None = None
 
     def serve(self) -> _TCPStore:
-        """Start the store on the socket; the store owns the descriptor from then on."""
-        host, port = split_endpoint(self.endpoint)
-        return _TCPStore(
-            host,
-            port,
-            None,
-            is_master=True,
-            timeout=_FOREVER,
-            wait_for_workers=False,
-            master_listen_fd=self._socket.detach(),
-            use_libuv=True,
-        )
+        """The store on the socket, started the first time; it owns the descriptor from then on."""
+        if self._store is None:
+            host, port = split_endpoint(self.endpoint)
+            self._store = _TCPStore(
+                host,
+                port,
+                None,
+                is_master=True,
+                timeout=_FOREVER,
+                wait_for_workers=False,
+                master_listen_fd=self._socket.detach(),
+                use_libuv=True,
+            )
+        return self._store
 
     def close(self) -> None:
+        self._store = None
         self._socket.close()
 
 

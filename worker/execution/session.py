@@ -1,29 +1,20 @@
-"""One generation as one of its members lives it: the rendezvous, the process groups, and the way out."""
+"""One generation as one of its members trains in it: the plan, and the process groups that it needs."""
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from ...pipeline.operations import Kind
 from ...pipeline.plan import Plan
-from ...protocol.messages import At, GenerationOrder
+from ...protocol.messages import GenerationOrder
 from ..progress import Progress
-from .blocking import BlockingThread, Interrupt, PeersLost
 from .buckets import Bucket
-from .gloo import Group, Listener, Store, connect, fetch
-from .links import Identity, Links
+from .gloo import Group, Listener
+from .meeting import Meeting
 
 
-class Session:
-    """Made from a `go` order. Nothing blocks before `rendezvous`; everything that may block can be
-    interrupted.
-
-    Ranks below `plan.num_workers` train; the others are donors, which hand over what they hold and leave.
-    """
+class Session(Meeting):
+    """Ranks below `plan.num_workers` train; the others are donors, which hand over what they hold."""
 
     def __init__(
         self,
@@ -34,27 +25,14 @@ class Session:
         progress: Progress | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """`on_lost`: called whenever the link to one more member broke."""
-        self.number = order.number
+        """See `Meeting`."""
+        super().__init__(order, worker, listener, link_timeout_s, progress, on_lost)
         self.plan = Plan.from_json(order.plan)
-        self.members = [member.worker for member in order.members]
-        self.rank = self.members.index(worker)
         self.checkpoints = order.checkpoints
         self.saves_only = order.saves_only
-        self.progress = progress or Progress()
-        self.interrupt = Interrupt(on_lost)
-        self.courier = BlockingThread(f"collectives-g{order.number}", self.interrupt)
-        self._address = order.members[self.rank].address
-        self._endpoint = order.endpoint
-        self._key = order.key.encode()
-        self._listener = listener
-        self._link_timeout_s = link_timeout_s
-        self._links: Links | None = None
-        self._store: Store | None = None
         self.channels: dict[Kind, Group] = {}
         self.everyone: Group | None = None
         self._hosts: dict[tuple[int, ...], Group] = {}
-        self._groups: list[Group] = []
 
     @property
     def trains(self) -> bool:
@@ -64,72 +42,6 @@ class Session:
     def wanted(self) -> range:
         """The sections that this member must hold when the generation has formed; a donor needs none."""
         return self.plan.ranges[self.rank].sections if self.trains else range(0)
-
-    def rendezvous(self) -> None:
-        """Reach the generation's store: serve it on rank 0, connect to it elsewhere."""
-        listener, endpoint = self._listener, self._endpoint
-        assert endpoint is not None, "a go order carries the rendezvous"
-        if self.rank == 0:
-            assert listener is not None, "rank 0 listens before it says that it is prepared"
-            self._store = self.courier.call(listener.serve, [0])
-        else:
-            self._store = self.courier.call(lambda: connect(endpoint, self._link_timeout_s), [0])
-
-    def board(self) -> Store:
-        """A connection of one's own to the rendezvous store, for another thread. Raises `DistError`."""
-        assert self._endpoint is not None
-        return connect(self._endpoint, self._link_timeout_s)
-
-    def gather(self, name: str, value: Any) -> list[Any]:
-        """Every member's JSON value, in rank order; a barrier."""
-        store = self._store
-        assert store is not None
-        mine = json.dumps(value)
-
-        def value_of(rank: int) -> bytes:
-            return fetch(store, f"{name}/{rank}", lambda: self.interrupt.tripped)
-
-        self.courier.call(lambda: store.set(f"{name}/{self.rank}", mine), [0])
-        # What fails here is the store on rank 0; one who is late or gone makes the others wait.
-        with self.progress.being(At.MEMBERS):
-            return [
-                json.loads(self.courier.call(partial(value_of, rank), [0]))
-                for rank in range(len(self.members))
-            ]
-
-    def link(self, neighbours: Collection[int]) -> None:
-        """Reach all members with whom this one shares a group, and notice from now on when one is lost.
-
-        Nobody goes on before everybody has reached theirs. Raises `PeersLost` with those that this member
-        cannot reach, which may be none where it is others that cannot reach each other.
-        """
-        if len(self.members) == 1:
-            return
-        identity, bound_s = Identity(self.number, self.rank, self._key), self._link_timeout_s
-        links = Links(identity, self._address, bound_s, len(self.members))
-        self._links = links
-        endpoints = self.gather("links", links.endpoint)
-        missed = self.courier.call(lambda: links.reach({rank: endpoints[rank] for rank in neighbours}))
-        everybodys = self.gather("missed", sorted(missed))
-        if any(everybodys):
-            why = "; ".join(missed.values()) or "others cannot reach each other"
-            self.interrupt.trip(PeersLost(sorted(missed), why))
-            self.interrupt.check()
-        links.watch(neighbours, self.interrupt.lose)  # no reference to the session, which keeps its links
-
-    def leave(self) -> None:
-        """Tell the members that this one is linked with that it goes. What ends it from now on is no loss."""
-        if self._links is not None:
-            self._links.leave()
-
-    def group(self, name: str, ranks: Sequence[int]) -> Group:
-        """A process group over `ranks`, of which this member is one; all of them must call, linked before."""
-        store = self._store
-        assert store is not None
-        # Who is lost here its link tells; gloo names nobody.
-        group = self.courier.call(lambda: Group(store, f"groups/{name}", self.rank, ranks, self._address))
-        self._groups.append(group)
-        return group
 
     def open_groups(self, buckets: Sequence[Bucket]) -> None:
         """The plan's groups, in one order on every worker."""
@@ -147,19 +59,3 @@ class Session:
 
     def hosts(self, bucket: Bucket) -> Group:
         return self._hosts[bucket.hosts]
-
-    def close(self) -> None:
-        """Let the helper threads end; those still blocked in a group are woken, here and at the peers. The
-        groups are taken down by a thread of their own. On rank 0 the rendezvous store is there as long as
-        this object. A second time changes nothing."""
-        self.courier.close()
-        if self._links is not None:
-            self._links.close()
-        groups, self._groups = self._groups, []
-        if not groups:
-            return
-        if self.interrupt.tripped:
-            for group in groups:
-                group.close()
-        released = [group.release() for group in groups]
-        threading.Thread(target=released.clear, name=f"closing-g{self.number}", daemon=True).start()
