@@ -45,7 +45,7 @@ class RentedVm(Vm):
             self.change(phase=Phase.IDLE)
         if orders.recipe is not None and worker.graph_hash is None:
             self.change(graph_hash=orders.recipe.graph_hash, profile=None, forward_s=0.1, backward_s=0.2)
-        elif orders.profile_worker == worker.worker and worker.profile is None:
+        elif orders.action == "profile" and worker.profile is None:
             self.change(profile=_profile(orders))
         if orders.abandoned >= worker.generation > 0 and worker.phase is Phase.RUNNING:
             self.change(phase=Phase.BROKEN)
@@ -53,7 +53,7 @@ class RentedVm(Vm):
 
     def _follow(self, orders: Orders) -> None:
         generation, worker = orders.generation, self._worker
-        if generation is None or worker.generation >= generation.number:
+        if generation is None or generation.kind != "train" or worker.generation >= generation.number:
             return
         if generation.phase == "prepare" and worker.prepared < generation.number:
             first = generation.members[0].worker == worker.worker

@@ -140,6 +140,8 @@ class GenerationOrder(Message):
     """Generation `number`: get ready for it (`prepare`), then switch to it (`go`)."""
 
     number: int = Field(ge=1)
+    # Those of kind `profile` measure the model, have no plan, and are numbered by themselves.
+    kind: Literal["train", "profile"] = "train"
     phase: Literal["prepare", "go"]
     # Plan and members are left out where this connection has carried them; by `plan_hash` they are found.
     plan: dict[str, Any] = Field(default_factory=dict)  # makara.pipeline.Plan.to_json()
@@ -164,13 +166,12 @@ class Orders(Message):
     # given up while an older one still steps is not abandoned: its order is just replaced by the next.
     abandoned: int = 0
     hold: bool = False  # finish the step, publish a checkpoint, take no further step
-    profile_worker: str | None = None  # which worker of the VM looks at the model, with action `profile`
-    measure: list[MeasureOrder] = Field(default_factory=list)  # before there is a recipe
-    probe: ProbeOrder | None = None  # before there is a recipe
     stacks: int = 0  # which time the stacks of all trainers were asked for
     given_up: dict[str, int] = Field(default_factory=dict)  # worker -> end its incarnations up to this one
     lease_s: float = 10.0  # a trainer silent for this long is killed and replaced
     link_timeout_s: float = 10.0  # a member that another cannot reach for this long is lost to it
+    measuring_s: float = 30.0  # sections that are not measured by then, of an m that can be missed, are not
+    probe_s: float = 12.0  # links that are not measured by then are not, in this generation
     orphan_timeout_s: float = 600.0  # without a manager for this long: save, then end the VM
     log_bytes: int = 16 << 20  # of each log file; as much of what was before is kept beside it
     orphan_save_s: float = 300.0  # for how long a VM that is to end waits for its checkpoint
@@ -180,7 +181,7 @@ class Phase(StrEnum):
     """Where a trainer stands."""
 
     STARTING = "starting"  # importing, unpacking, tracing
-    IDLE = "idle"  # ready for a generation (or for profiling)
+    IDLE = "idle"  # ready for a generation
     PROFILING = "profiling"
     FORMING = "forming"  # groups, exchange of records, loading
     RUNNING = "running"
@@ -281,102 +282,32 @@ class WorkerReport(Message):
     )
     backward_s: Seconds | None = None
     failure: Failure | None = None
-    # Repeated until the recipe is in the orders:
+    # Until the recipe is in the orders:
+    profiling: Profiling | None = None  # None: of a version that knows no generations of kind `profile`
     profile: Profile | None = None
-    survey: Survey | None = None
-    # That it measured for `measure` orders:
-    rows: list[SectionRow] = Field(default_factory=list, max_length=MOST_ENTRIES)
-    probe: ProbeReport | None = None
+
+
+class Profiling(Message):
+    """Where a worker stands in generations of kind `profile`, whose numbers are their own."""
+
+    prepared: Count = 0  # the highest one that it is prepared for
+    endpoint: Name | None = None  # rendezvous it listens on, if it is rank 0 of `prepared`
+    generation: Count = 0  # the newest that it went into
+    broken: Text = ""  # why that came to nothing
+    stage: Annotated[Literal["survey", "sections", "links", "other"], or_else("other")] = "survey"
+    done: Count = 0  # sections that it has measured, for each m
+    total: Count = 0  # that there are
 
 
 class Profile(Message):
-    """What the profiling worker found: the recipe's model part, and the calibration of this hardware."""
+    """What a generation of kind `profile` found, as its rank 0 tells it: the recipe's model part, and the
+    calibration of this hardware."""
 
     recipe: Recipe
     calibration: JsonObject  # makara.simulator.Calibration.to_json()
     measurements: JsonObject | None = None  # all that it is of: makara.simulator Measurements.to_json()
     stored: bool = False  # they were found in the store, where an earlier job had left them
     note: Text = ""  # why what was found there was not used
-
-
-class Timed(Message):
-    """A measured time in seconds; see makara.simulator.calibration.statistics."""
-
-    median: Seconds
-    spread: Seconds
-    repeats: int = Field(ge=1)
-    dropped: Count
-
-
-class SectionRow(Message):
-    """One section, measured for one m: the columns of a calibration, by field name."""
-
-    microbatch_size: int = Field(ge=1)
-    section: Count
-    times: dict[Name, Timed] = Field(max_length=100)
-    sizes: dict[Name, Count] = Field(max_length=100)
-    seconds: Seconds  # that measuring it took
-
-
-class Layout(Message):
-    """The model for micro-batches of m: how it is cut, and what crosses each cut."""
-
-    microbatch_size: int = Field(ge=1)
-    graph_hash: Name
-    cuts: list[Count] = Field(max_length=MOST_ENTRIES)
-    cut_bytes: list[Count] = Field(max_length=MOST_ENTRIES)
-    grad_cut_bytes: list[Count] = Field(max_length=MOST_ENTRIES)
-    labels: list[Text] = Field(max_length=MOST_ENTRIES)
-
-
-class Share(Message):
-    """Sections for one worker to measure, for micro-batches of m."""
-
-    microbatch_size: int = Field(ge=1)
-    sections: list[int]
-
-
-class Survey(Message):
-    """What the first worker found that is to be measured, and the part of it that it has measured itself."""
-
-    basis: JsonObject  # makara.simulator.calibration.measurements.Basis
-    recipe: Recipe  # of the most likely m; that of another differs in m, N, cuts and graph hash
-    layouts: list[Layout] = Field(max_length=100)  # one for each m
-    rows: list[SectionRow] = Field(max_length=MOST_ENTRIES)
-    executor: dict[Name, Finite] = Field(max_length=100)  # what a worker's own code takes: calibration fields
-    # What one machine can tell of links: makara.simulator.calibration.links.Wire
-    wires: list[JsonObject] = Field(max_length=1000)
-    seconds: Seconds  # that it took, without the rows
-    note: Text = ""  # why a stored calibration was not used
-
-
-class MeasureOrder(Message):
-    """Sections that a worker is to measure, for the m of `layout`."""
-
-    worker: str
-    layout: Layout
-    sections: list[int]
-    section_s: float  # for each of a section's times
-
-
-class ProbeOrder(Message):
-    """Measure the links between these workers, all together."""
-
-    number: int = Field(ge=1)  # grows with each probe of a job
-    members: list[Member]
-    endpoint: str | None = None  # host:port of the rendezvous on the first of them, once it listens
-
-
-class ProbeReport(Message):
-    """Where a worker stands with probe `number`; what was found comes from its first member."""
-
-    number: Count
-    endpoint: Name | None = None
-    done: bool = False
-    failure: Text = ""
-    # makara.simulator.calibration.links: Wire, AllReduce
-    wires: list[JsonObject] = Field(default_factory=list, max_length=1000)
-    allreduces: list[JsonObject] = Field(default_factory=list, max_length=1000)
 
 
 class DeviceInfo(Message):
@@ -550,5 +481,4 @@ class NoticeFile(Message):
     written_at: float  # Unix seconds
 
 
-Orders.model_rebuild()
 WorkerReport.model_rebuild()

@@ -180,7 +180,7 @@ class AgentConnection:
 
     def _written(self, orders: Orders) -> str:
         """As JSON, without a plan that this connection has carried, if its agent keeps plans."""
-        name = orders.generation.plan_hash if orders.generation is not None else None
+        name = (orders.generation.plan_hash or None) if orders.generation is not None else None
         known = name in self._plans and self._report is not None and self._report.keeps_plans
         if name is not None and name not in self._plans:
             self._plans.append(name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_serializer
 
-from ...protocol.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, Survey
+from ...protocol.messages import CheckpointRef, Formed, Recipe
 from ..spec.frozen import Frozen
 from ..spec.placement import Attempt, Price
 from ..spec.start_source import StartSource
@@ -189,63 +189,6 @@ class WorkerFailed(_Fact):
     counted: bool = True  # toward failing the job
 
 
-class ProfilerChosen(_Fact):
-    """This worker traces and calibrates the model."""
-
-    fact: Literal["profiler_chosen"] = "profiler_chosen"
-    worker: str
-    incarnation: int
-
-
-class Surveyed(_Fact):
-    """What there is to measure of the model, and what the profiler has measured of it."""
-
-    fact: Literal["surveyed"] = "surveyed"
-    worker: str
-    survey: Survey
-
-
-class ShareDealt(_Fact):
-    """This worker measures some sections that nobody else does."""
-
-    fact: Literal["share_dealt"] = "share_dealt"
-    worker: str
-    incarnation: int
-    share: Share
-
-
-class SectionsMeasured(_Fact):
-    fact: Literal["sections_measured"] = "sections_measured"
-    worker: str
-    rows: tuple[SectionRow, ...]
-
-
-class ProbeDealt(_Fact):
-    """These workers measure their links together."""
-
-    fact: Literal["probe_dealt"] = "probe_dealt"
-    number: int
-    members: tuple[tuple[str, int], ...]  # (worker, incarnation)
-
-
-class ProbeOpened(_Fact):
-    """Its first member listens."""
-
-    fact: Literal["probe_opened"] = "probe_opened"
-    number: int
-    endpoint: str
-
-
-class ProbeEnded(_Fact):
-    """What it found; nothing, and why, if it failed."""
-
-    fact: Literal["probe_ended"] = "probe_ended"
-    number: int
-    wires: tuple[dict[str, Any], ...] = ()  # makara.simulator.calibration.links.Wire
-    allreduces: tuple[dict[str, Any], ...] = ()
-    failure: str = ""
-
-
 class RecipeFixed(_Fact):
     fact: Literal["recipe_fixed"] = "recipe_fixed"
     recipe: Recipe
@@ -253,6 +196,18 @@ class RecipeFixed(_Fact):
     measurements: dict[str, Any] | None = None  # all that the calibration is of
     stored: bool = False  # an earlier job had left them in the store
     note: str = ""
+
+
+class Former(_Fact):
+    """Something that earlier versions decided and this one does not: it changes nothing; see `old_facts`."""
+
+    fact: Literal["former"] = "former"
+    name: str
+    said: dict[str, Any]  # all of it, as it was written
+
+    @model_serializer
+    def _as_written(self) -> dict[str, Any]:
+        return self.said
 
 
 class BitsFixed(_Fact):
@@ -284,10 +239,18 @@ class WorkerPaced(_Fact):
     slowdown: float
 
 
+class GenerationKind(StrEnum):
+    """What a generation is for. The numbers of each kind are its own."""
+
+    TRAIN = "train"
+    PROFILE = "profile"  # its members measure the model and their links; it has neither plan nor head
+
+
 class GenerationPlanned(_Fact):
     """Generation `number` is to be formed by `members` (plan workers in rank order, then donors)."""
 
     fact: Literal["generation_planned"] = "generation_planned"
+    kind: GenerationKind = GenerationKind.TRAIN
     number: int
     cause: str
     plan: dict[str, Any]
@@ -307,9 +270,10 @@ class GenerationPrepared(_Fact):
 
 
 class GenerationOpened(_Fact):
-    """The head is swapped: members may switch."""
+    """The head is swapped, where there is one: members may switch."""
 
     fact: Literal["generation_opened"] = "generation_opened"
+    kind: GenerationKind = GenerationKind.TRAIN
     number: int
     endpoint: str
     checkpoints: tuple[CheckpointRef, ...]
@@ -347,6 +311,7 @@ class StacksTaken(_Fact):
 
 class GenerationClosed(_Fact):
     fact: Literal["generation_closed"] = "generation_closed"
+    kind: GenerationKind = GenerationKind.TRAIN
     number: int
     reason: str
 
@@ -463,14 +428,8 @@ Fact = Annotated[
     | CostNoted
     | IsolationChanged
     | WorkerFailed
-    | ProfilerChosen
-    | Surveyed
-    | ShareDealt
-    | SectionsMeasured
-    | ProbeDealt
-    | ProbeOpened
-    | ProbeEnded
     | RecipeFixed
+    | Former
     | BitsFixed
     | Recalibrated
     | WorkerPaced

@@ -10,15 +10,17 @@ from typing import Any
 from ...pipeline.plan import shape_of
 from ...protocol.messages import CheckpointRef
 from ..spec.job_spec import JobSpec
-from . import fold_continuing, fold_measuring, fold_notices, fold_renting
+from . import fold_continuing, fold_notices, fold_pace, fold_renting
 from .facts import (
     BitsFixed,
     CheckpointPublished,
     CheckpointRetired,
     EndReason,
     Fact,
+    Former,
     GenerationClosed,
     GenerationFormed,
+    GenerationKind,
     GenerationOpened,
     GenerationPlanned,
     GenerationPrepared,
@@ -29,7 +31,6 @@ from .facts import (
     JobResumed,
     PersonNeeded,
     PlanImpossible,
-    ProfilerChosen,
     RecipeFixed,
     Resumption,
     StacksTaken,
@@ -187,19 +188,19 @@ def _still_counted(state: JobState, deaths: Iterable[Death]) -> list[Death]:
     return [death for death in deaths if death.vm in live or death in newest]
 
 
-def _profiler_chosen(state: JobState, fact: ProfilerChosen) -> JobState:
-    return state.changed(profiler=(fact.worker, fact.incarnation))
-
-
 def _recipe_fixed(state: JobState, fact: RecipeFixed) -> JobState:
     version = state.num_facts + 1
     return state.changed(
         recipe=fact.recipe,
         calibration=fact.calibration,
         measurements=fact.measurements,
-        measuring=None,
+        profile=None,
         recipe_version=version,
     )
+
+
+def _unchanged(state: JobState, fact: Former) -> JobState:
+    return state
 
 
 def _bits_fixed(state: JobState, fact: BitsFixed) -> JobState:
@@ -210,19 +211,24 @@ def _bits_fixed(state: JobState, fact: BitsFixed) -> JobState:
 
 
 def _planned(state: JobState, fact: GenerationPlanned) -> JobState:
+    profiles = fact.kind is GenerationKind.PROFILE
     planned = Generation(
         number=fact.number,
         cause=fact.cause,
         plan=fact.plan,
-        shape=shape_of(fact.plan),
+        shape="" if profiles else shape_of(fact.plan),
         members=fact.members,
-        num_workers=len(fact.plan["ranges"]),
+        num_workers=len(fact.members if profiles else fact.plan["ranges"]),
         detected_at=fact.detected_at,
         planned_at=fact.at,
         decided_s=fact.decided_s,
         predicted_s=fact.predicted_s,
         saves_only=fact.saves_only,
+        kind=fact.kind,
     )
+    if profiles:
+        last = max(state.last_profile, fact.number)
+        return state.changed(profile=planned, profiler=fact.members[0], last_profile=last)
     return state.changed(planned=planned, last_generation=fact.number, impossible=None)
 
 
@@ -234,6 +240,8 @@ def _prepared(state: JobState, fact: GenerationPrepared) -> JobState:
 
 
 def _opened(state: JobState, fact: GenerationOpened) -> JobState:
+    if fact.kind is GenerationKind.PROFILE:
+        return _profile_opened(state, fact)
     if state.planned is None or state.planned.number != fact.number:
         return state
     history = state.history
@@ -252,6 +260,19 @@ def _opened(state: JobState, fact: GenerationOpened) -> JobState:
         opened_generation=fact.number,
         restarting=False,
     )
+
+
+def _profile_opened(state: JobState, fact: GenerationOpened) -> JobState:
+    if state.profile is None or state.profile.number != fact.number:
+        return state
+    return state.changed(profile=replace(state.profile, endpoint=fact.endpoint, opened_at=fact.at))
+
+
+def _profile_closed(state: JobState, fact: GenerationClosed) -> JobState:
+    if state.profile is None or state.profile.number != fact.number:
+        return state
+    broken = state.profile.opened_at is not None and len(state.profile.members) > 1
+    return state.changed(profile=None, broken_profiles=state.broken_profiles + broken)
 
 
 def _formed(state: JobState, fact: GenerationFormed) -> JobState:
@@ -284,6 +305,8 @@ def _shows_fit_vms(state: JobState, generation: Generation) -> bool:
 
 
 def _generation_closed(state: JobState, fact: GenerationClosed) -> JobState:
+    if fact.kind is GenerationKind.PROFILE:
+        return _profile_closed(state, fact)
     if state.planned is not None and state.planned.number == fact.number:
         history = _with_closed(state.history, state.planned, fact.at, fact.reason)
         # With an older generation still stepping, only the preparation ends: nobody must be woken mid-step.
@@ -410,7 +433,7 @@ def _job_ended(state: JobState, fact: JobEnded) -> JobState:
 
 
 _RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
-    **fold_measuring.RULES,
+    **fold_pace.RULES,
     **fold_continuing.RULES,
     **fold_notices.RULES,
     **fold_renting.RULES,
@@ -419,8 +442,8 @@ _RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
     VmJoined: _vm_joined,
     VmEnded: _vm_ended,
     WorkerFailed: _worker_failed,
-    ProfilerChosen: _profiler_chosen,
     RecipeFixed: _recipe_fixed,
+    Former: _unchanged,
     BitsFixed: _bits_fixed,
     GenerationPlanned: _planned,
     GenerationPrepared: _prepared,

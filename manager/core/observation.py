@@ -126,7 +126,7 @@ def _marks(report: Report) -> list[tuple[object, ...]]:
     counts = [progress.count for progress in report.progress]
     counts += [0] * (len(report.workers) - len(counts))
     return [
-        (w.worker, w.incarnation, w.phase, w.generation, w.prepared, w.step, len(w.rows), count)
+        (w.worker, w.incarnation, w.phase, w.generation, w.prepared, w.step, w.profiling, count)
         for w, count in zip(report.workers, counts, strict=False)
     ]
 

@@ -7,9 +7,9 @@ import hmac
 import json
 from dataclasses import dataclass, field
 
-from ...protocol.messages import GenerationOrder, JobSettings, MeasureOrder, Member, Orders, ProbeOrder
-from ...simulator.calibration.assembly import SHARE_S, section_time_s
+from ...protocol.messages import GenerationOrder, JobSettings, Member, Orders
 from ..spec.job_spec import JobSpec, to_settings
+from .facts import GenerationKind
 from .state import Generation, JobState, vm_of
 
 
@@ -20,6 +20,8 @@ class Leases:
 
     trainer_lease_s: float = 10.0  # a trainer silent for this long is killed and replaced
     link_timeout_s: float = 10.0  # a member that another cannot reach for this long is lost to it
+    measuring_s: float = 30.0  # sections that are not measured by then, of an m that can be missed, are not
+    probe_s: float = 12.0  # links that are not measured by then are assumed after the second time
     orphan_timeout_s: float = 600.0  # a VM that sees no manager for this long saves and ends itself
     orphan_save_s: float = 300.0  # for how long a VM that is to end waits for its checkpoint
     log_bytes: int = 16 << 20  # of each log file on a VM
@@ -49,7 +51,7 @@ class OrderParts:
 
     def generation_for(self, state: JobState, vm: str, secret: bytes) -> GenerationOrder | None:
         """The newest generation that concerns the VM: the planned one to prepare, else the open one."""
-        for generation in (state.planned, state.current):
+        for generation in (state.profile, state.planned, state.current):
             if generation is not None:
                 _, vms, order, _ = self._of(state, generation, secret)
                 if vm in vms:
@@ -102,23 +104,21 @@ def orders(state: JobState, vm: str, leases: Leases = Leases(), parts: OrderPart
     if known is None or not known.live or state.ended is not None or state.spec is None:
         return Orders(version=state.num_facts, action="shutdown", abandoned=state.last_generation)
     generation = parts.generation_for(state, vm, leases.secret)
-    profiler = state.profiler[0] if state.profiler is not None and state.recipe is None else None
-    profiles = profiler is not None and state.measuring is None and vm_of(profiler) == vm
+    action = generation.kind if generation is not None else "idle"
     return Orders(
         version=state.num_facts,
-        action="profile" if profiles else "train" if generation is not None else "idle",
+        action=action,
         job=parts.settings(state),
         recipe=state.recipe,
         generation=generation,
         abandoned=state.abandoned,
         hold=state.hold or state.stop_ordered_at is not None,
-        profile_worker=profiler if profiles else None,
-        measure=_measure(state, vm),
-        probe=_probe(state, vm),
         stacks=state.stall.number if state.stall is not None else 0,
         given_up={worker: number for worker, number in state.given_up.items() if vm_of(worker) == vm},
         lease_s=leases.trainer_lease_s,
         link_timeout_s=leases.link_timeout_s,
+        measuring_s=leases.measuring_s,
+        probe_s=leases.probe_s,
         orphan_timeout_s=leases.orphan_timeout_s,
         orphan_save_s=leases.orphan_save_s,
         log_bytes=leases.log_bytes,
@@ -131,45 +131,21 @@ def settings(state: JobState) -> JobSettings:
     return to_settings(state.spec, state.job, state.bundle_sha256)
 
 
-def _measure(state: JobState, vm: str) -> list[MeasureOrder]:
-    """The shares of the VM's workers of which something is left to measure."""
-    measuring = state.measuring
-    if measuring is None:
-        return []
-    done = measuring.done
-    layouts = {layout.microbatch_size: layout for layout in measuring.survey.layouts}
-    own = [(worker, share) for (worker, _), share in measuring.dealt if vm_of(worker) == vm]
-    return [
-        MeasureOrder(
-            worker=worker,
-            layout=layouts[share.microbatch_size],
-            sections=share.sections,
-            section_s=section_time_s(SHARE_S, sum(len(s.sections) for w, s in own if w == worker)),
-        )
-        for worker, share in own
-        if any((share.microbatch_size, section) not in done for section in share.sections)
-    ]
-
-
-def _probe(state: JobState, vm: str) -> ProbeOrder | None:
-    probe = state.measuring.probe if state.measuring is not None else None
-    if probe is None or all(vm_of(worker) != vm for worker, _ in probe.members):
-        return None
-    members = [Member(worker=w, address=state.vms[vm_of(w)].address) for w, _ in probe.members]
-    return ProbeOrder(number=probe.number, members=members, endpoint=probe.endpoint)
-
-
 def _order(state: JobState, generation: Generation, secret: bytes) -> GenerationOrder:
     members = [(worker, state.vms[vm_of(worker)].address) for worker, _ in generation.members]
     hashed = json.dumps([generation.plan, members], sort_keys=True).encode()
+    known_by = f"{state.job}/{generation.number}"
+    if generation.kind is GenerationKind.PROFILE:
+        known_by = f"{state.job}/profile/{generation.number}"
     return GenerationOrder(
         number=generation.number,
+        kind=generation.kind.value,
         phase="prepare" if generation.opened_at is None else "go",
         plan=dict(generation.plan),
         members=[Member(worker=worker, address=address) for worker, address in members],
-        plan_hash=hashlib.sha256(hashed).hexdigest(),
+        plan_hash=hashlib.sha256(hashed).hexdigest() if generation.plan else "",
         checkpoints=list(generation.checkpoints),
         endpoint=generation.endpoint if generation.opened_at is not None else None,
         saves_only=generation.saves_only,
-        key=hmac.new(secret, f"{state.job}/{generation.number}".encode(), hashlib.sha256).hexdigest(),
+        key=hmac.new(secret, known_by.encode(), hashlib.sha256).hexdigest(),
     )

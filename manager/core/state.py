@@ -10,12 +10,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from ...protocol.messages import CheckpointRef, Formed, Recipe, SectionRow, Share, Survey
-from ...simulator.calibration.assembly import done_in
+from ...protocol.messages import CheckpointRef, Formed, Recipe
 from ..spec.job_spec import JobSpec
 from ..spec.placement import Attempt, Price
 from ..spec.start_source import StartSource
-from .facts import EndReason, JobEnded, RefusalKind, Resumption
+from .facts import EndReason, GenerationKind, JobEnded, RefusalKind, Resumption
 from .failures import Death, Rounds
 from .vm_table import VmTable
 
@@ -160,12 +159,15 @@ class Bill:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A generation from its decision to its end: planned, prepared, opened, formed, closed or superseded."""
+    """A generation from its decision to its end: planned, prepared, opened, formed, closed or superseded.
+
+    One of kind `profile` is never formed, and ends with the recipe.
+    """
 
     number: int
     cause: str
-    plan: Mapping[str, Any]  # makara.pipeline.Plan.to_json(); empty once in the history
-    shape: str  # P×D as `Plan.shape` writes it
+    plan: Mapping[str, Any]  # makara.pipeline.Plan.to_json(); empty once in the history, or without one
+    shape: str  # P×D as `Plan.shape` writes it; empty without a plan
     members: tuple[Seat, ...]  # the plan's workers in rank order, then donors
     num_workers: int
     detected_at: float
@@ -182,40 +184,12 @@ class Generation:
     ended_at: float | None = None
     end_reason: str = ""
     saves_only: bool = False
+    kind: GenerationKind = GenerationKind.TRAIN
 
     @property
     def seats(self) -> tuple[Seat, ...]:
         """The plan's workers in rank order, without donors."""
         return self.members[: self.num_workers]
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Links being measured by `members`; `endpoint` once the first of them listens."""
-
-    number: int
-    members: tuple[Seat, ...]
-    dealt_at: float
-    endpoint: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Measuring:
-    """A calibration under way, from its survey until the recipe is fixed."""
-
-    survey: Survey
-    surveyed_at: float
-    dealt: tuple[tuple[Seat, Share], ...] = ()
-    rows: tuple[SectionRow, ...] = ()  # beyond the survey's own
-    probe: Probe | None = None
-    last_probe: int = 0  # highest number ever given
-    wires: tuple[Mapping[str, Any], ...] = ()
-    allreduces: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def done(self) -> set[tuple[int, int]]:
-        """(m, section) of all that was measured."""
-        return done_in((*self.survey.rows, *self.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +251,10 @@ class JobState:
     not_joined: Mapping[str, NotJoined] = field(default_factory=lambda: _EMPTY)  # by origin
     enough: Enough | None = None  # no more VMs are asked for than this for a while; see `rules.surplus`
     losses: Losses = field(default_factory=Losses)
-    profiler: Seat | None = None
-    measuring: Measuring | None = None
+    profiler: Seat | None = None  # rank 0 of the newest generation of kind `profile`
+    profile: Generation | None = None  # of that kind, planned or opened, until the recipe is fixed
+    last_profile: int = 0  # highest number ever given to one
+    broken_profiles: int = 0  # how many of several members were opened and came to nothing
     recipe: Recipe | None = None
     calibration: Mapping[str, Any] | None = None  # of the recipe's m: what plans are simulated with
     measurements: Mapping[str, Any] | None = None  # all that it is of: simulator.Measurements.to_json()

@@ -25,8 +25,6 @@ class Timing:
     grow_again_s: float = 3600.0  # after that no more VMs are asked for than the plan uses for so long
     settle_s: float = 3.0  # newcomers are gathered for this long before a plan takes them in
     suspect_grace_s: float = 1.5  # a closed connection, or a broken generation without a known death
-    measuring_s: float = 30.0  # sections that are not measured by then, of an m that can be missed, are not
-    probe_s: float = 12.0  # links that are not measured by then are assumed
     drift: float = 1.25  # a calibration that is wrong by this factor is changed
     drift_s: float = 60.0  # after so long, and so many steps that were looked at, of one plan
     drift_steps: int = 10

@@ -25,26 +25,21 @@ const SAYS = {
   vm_ended: (f) => ["VM ended", `${f.vm}: ${f.detail || f.reason.replaceAll("_", " ")}`, f.reason === "released" ? "" : "warn"],
   isolation_changed: (f) => (f.isolated ? ["Isolated", `most of ${plural(f.num_vms, "VM")} fell silent at about the same time: the manager seems to be cut off, and changes nothing`, "warn"] : ["Heard again", "the manager is no longer isolated"]),
   worker_failed: (f) => ["Worker failed", `${f.worker}: ${f.message}`, "bad"],
-  surveyed: (f) => ["Surveyed", `${f.worker}: ${plural(f.survey.layouts[0].cuts.length + 1, "section")}, ${plural(f.survey.layouts.length, "size")} of micro-batches`],
-  share_dealt: (f) => ["Share dealt", `${f.worker} measures ${plural(f.share.sections.length, "section")} at ${plural(f.share.microbatch_size, "sample")}`],
-  sections_measured: (f) => ["Measured", `${plural(f.rows.length, "section")} by ${f.worker}`],
-  probe_dealt: (f) => ["Links", `${plural(f.members.length, "worker")} measure theirs`],
-  probe_opened: (f) => ["Links", `${f.endpoint} is where they meet`],
-  probe_ended: (f) => ["Links measured", f.failure || `${plural(f.wires.length, "pair")}, ${plural(f.allreduces.length, "sum")}`, f.failure ? "warn" : ""],
+  former: (f) => [f.name.replaceAll("_", " "), JSON.stringify(f.said)],
   recalibrated: (f) => ["Calibration changed", `steps took ${Math.min(...f.scales).toFixed(2)} to ${Math.max(...f.scales).toFixed(2)} times what was measured`, "warn"],
   worker_paced: (f) => (f.slowdown === 1 ? ["Pace", `${f.worker} counts as fast as its peers again`] : ["Slow worker", `${f.worker} takes ${f.slowdown} times as long as its peers`, "warn"]),
-  profiler_chosen: (f) => ["Profiling", `${f.worker} traces and times the model`],
   recipe_fixed: (f) => {
     const recipe = f.recipe;
     return ["Recipe fixed", `${recipe.cuts.length + 1} sections, ${recipe.num_micro_batches} micro-batches of ${plural(recipe.microbatch_size, "sample")}`];
   },
   bits_fixed: (f) => ["Bits fixed", `${plural(f.workers.length, "worker")} of the same kernels train${f.note ? `; ${f.note}` : ""}`],
   generation_planned: (f) => {
+    if (f.kind === "profile") return ["Profiling", f.members.length > 1 ? `${plural(f.members.length, "worker")} measure the model and their links` : `${f.members[0][0]} traces and times the model`];
     const guess = f.predicted_s === null ? "" : `, ${duration(f.predicted_s)} a step predicted`;
     return [`Generation ${f.number} planned`, `${f.cause}: ${plural(f.plan.ranges.length, "worker")}${guess}`, "key"];
   },
   generation_prepared: (f) => [`Generation ${f.number} prepared`, "older ones can publish nothing any more"],
-  generation_opened: (f) => [`Generation ${f.number} opened`, f.checkpoints.length ? `its base is step ${f.checkpoints[0].step}` : "no checkpoint yet"],
+  generation_opened: (f) => f.kind === "profile" ? ["Profiling", `${f.endpoint} is where its workers meet`] : [`Generation ${f.number} opened`, f.checkpoints.length ? `its base is step ${f.checkpoints[0].step}` : "no checkpoint yet"],
   generation_formed: (f) => {
     const from = { start: "initial weights", peers: "state from peers", store: "state from the store" }[f.formed.rung];
     const again = f.lost_steps ? `, ${plural(f.lost_steps, "step")} done again` : "";
@@ -57,7 +52,7 @@ const SAYS = {
     return [`Generation ${f.generation} stands still`, [bound, ...where, ...suspects].join("; "), "bad"];
   },
   stacks_taken: (f) => ["Stacks", f.text ? `${f.worker}:\n${f.text}` : `${f.worker} has shown them; not kept`],
-  generation_closed: (f) => [`Generation ${f.number} closed`, f.reason, "warn"],
+  generation_closed: (f) => [f.kind === "profile" ? "Profiling again" : `Generation ${f.number} closed`, f.reason, "warn"],
   plan_impossible: (f) => ["No plan", f.reason, "bad"],
   checkpoint_published: (f) => ["Checkpoint published", `step ${f.checkpoint.step}`],
   checkpoint_retired: (f) => ["Checkpoint retired", `step ${f.checkpoint.step}`],
@@ -70,9 +65,19 @@ const SAYS = {
   job_ended: (f) => [`Job ${f.status}`, f.reason, f.status === "failed" ? "bad" : "key"],
 };
 
+// What earlier versions decided, as their journals have it.
+const FORMER = {
+  surveyed: (f) => ["Surveyed", `${f.worker}: ${plural(f.survey.layouts[0].cuts.length + 1, "section")}, ${plural(f.survey.layouts.length, "size")} of micro-batches`],
+  share_dealt: (f) => ["Share dealt", `${f.worker} measures ${plural(f.share.sections.length, "section")} at ${plural(f.share.microbatch_size, "sample")}`],
+  sections_measured: (f) => ["Measured", `${plural(f.rows.length, "section")} by ${f.worker}`],
+  probe_dealt: (f) => ["Links", `${plural(f.members.length, "worker")} measure theirs`],
+  probe_opened: (f) => ["Links", `${f.endpoint} is where they meet`],
+  probe_ended: (f) => ["Links measured", f.failure || `${plural(f.wires.length, "pair")}, ${plural(f.allreduces.length, "sum")}`, f.failure ? "warn" : ""],
+};
+
 // [title, text, class] of a fact; one that is not known here is shown as it is.
 function say(fact, job) {
-  const known = SAYS[fact.fact];
+  const known = SAYS[fact.fact] || FORMER[fact.fact];
   if (!known) return [fact.fact.replaceAll("_", " "), JSON.stringify(fact), ""];
   const [title, text, style] = known(fact);
   return [title, bare(text, job), style || ""];

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...pipeline import Range
-from ...protocol.messages import CheckpointRef, DeviceInfo, Formed, Phase, Profile, Report, WorkerReport
+from ...protocol.messages import (
+    CheckpointRef,
+    DeviceInfo,
+    Formed,
+    Phase,
+    Profile,
+    Profiling,
+    Report,
+    WorkerReport,
+)
 from ..core.events import ReportReceived
 
 GRAPH_HASH = "replayed"
@@ -27,6 +36,7 @@ class Trainer:
     """The generation whose commit went into them last."""
     formed: Formed | None = None
     published: CheckpointRef | None = None
+    profiling: Profiling | None = None
     profile: Profile | None = None
 
     def report(self) -> WorkerReport:
@@ -41,6 +51,7 @@ class Trainer:
                 "step": self.step,
                 "formed": self.formed,
                 "published": self.published,
+                "profiling": self.profiling,
                 "profile": self.profile,
             }
         )

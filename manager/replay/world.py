@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-from ...protocol.messages import CheckpointRef, Phase, Profile
+from ...protocol.messages import CheckpointRef, Phase, Profile, Profiling
 from ...simulator import Change, to_ns
 from ..core import Vitals, decide
 from ..core.commands import (
@@ -61,6 +61,7 @@ class World:
         self._asked: ComputePlan | None = None
         self._tick_ns: int | None = None
         self._profiler: str | None = None
+        self._profiles = 0  # the newest generation of kind `profile` that trainers are prepared for
         self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._counter = 0
 
@@ -271,6 +272,12 @@ class World:
     def _obey(self) -> None:
         """Profile, or trace, if that is what is ordered."""
         state = self.state
+        if state.profile is not None and state.profile.number > self._profiles:
+            self._profiles = state.profile.number
+            for worker, _ in state.profile.members:
+                if (trainer := self.fleet.trainers.get(worker)) is not None:
+                    trainer.profiling = Profiling(prepared=self._profiles, endpoint="replayed")
+                    self.dirty[worker.rpartition(".")[0]] = None
         if state.recipe is None and state.profiler is not None and state.profiler[0] != self._profiler:
             self._profiler = state.profiler[0]
             self.after(self.costs.profile_s, self._profiled, self._profiler)

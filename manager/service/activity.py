@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...protocol.messages import Phase, WorkerReport
-from ..core.state import Generation, JobState, Measuring, Status, wanted_vms
+from ..core.state import Generation, JobState, Status, wanted_vms
 from .runtime import Job
 
 
@@ -28,19 +28,17 @@ def activity(job: Job) -> str:
 
 
 def _before_recipe(job: Job) -> str:
-    state = job.state
-    if state.measuring is not None:
-        return _measuring(state.measuring)
-    if state.status is Status.PROFILING:
+    profile = job.state.profile
+    first = job.vitals.report_of(profile.members[0]) if profile is not None else None
+    told = first.profiling if first is not None else None
+    if profile is not None and told is not None and told.total:
+        if told.stage == "links" and told.generation == profile.number:
+            return f"profiling: the links between {len(profile.members)} workers"
+        done = sum(worker.profiling.done for worker in _workers(job) if worker.profiling is not None)
+        return f"profiling: {min(done, told.total)} of {told.total} sections measured"
+    if job.state.status is Status.PROFILING:
         return "one worker traces the model and cuts it into sections"
     return _coming(job)
-
-
-def _measuring(measuring: Measuring) -> str:
-    if measuring.probe is not None:
-        return f"profiling: the links between {len(measuring.probe.members)} workers"
-    total = sum(len(layout.cuts) + 1 for layout in measuring.survey.layouts)
-    return f"profiling: {len(measuring.done)} of {total} sections measured"
 
 
 def _before_plan(job: Job) -> str:

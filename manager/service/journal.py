@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from ...protocol.messages import StepMetrics
 from ..core.commands import Command
 from ..core.facts import Fact
+from ..core.old_facts import translated
 from .journal_text import Unreadable, read_back, readable_text
 
 SCHEMA_VERSION = 2
@@ -156,7 +157,7 @@ class SqliteJournal:
             job,
             after,
         )
-        return [StoredFact(int(sequence), read_back(_FACTS, at, text)) for sequence, at, text in rows]
+        return [StoredFact(int(row[0]), read_back(_FACTS, row[1], translated(row[2]))) for row in rows]
 
     def jobs(self) -> list[str]:
         """Every job ever submitted, oldest first."""

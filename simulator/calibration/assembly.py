@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
-from ...protocol.messages import Layout, Profile, Recipe, SectionRow, Share, Survey, Timed
+from ...protocol.messages import Profile, Recipe
+from ...protocol.survey import Layout, SectionRow, Share, Survey, Timed
 from .data import Calibration, Link
 from .links import AllReduce, Wire
 from .measurements import TIMES, Basis, Measurements, Row, best_microbatch_size, rows_for_job

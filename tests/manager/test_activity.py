@@ -8,7 +8,7 @@ from makara.manager.core.events import StopRequested
 from makara.manager.service.activity import activity
 from makara.manager.service.runtime import Job
 from makara.protocol.messages import CheckpointRef, Phase, Profile, WorkerReport
-from test_core_calibration import SURVEY
+from test_core_calibration import begin, enter, tell
 
 
 def at(script: Script) -> str:
@@ -50,14 +50,16 @@ def test_each_wait_from_the_submission_to_the_first_step_has_words() -> None:
 
 
 def test_a_calibration_counts_its_sections() -> None:
-    script = Script()
-    script.submit()
-    script.wait()
-    workers = [f"{vm.vm}.0" for vm in script.state.live_vms]
-    script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in workers))
-    script.report(script.change(workers[0], survey=SURVEY))
-    total = sum(len(layout.cuts) + 1 for layout in SURVEY.layouts)
-    assert at(script) == f"profiling: {len(SURVEY.rows)} of {total} sections measured"
+    script, workers = begin(2, 2)
+    enter(script, "survey")
+    assert at(script) == "one worker traces the model and cuts it into sections"
+    tell(script, workers[0], stage="sections", done=1, total=6)
+    assert at(script) == "profiling: 1 of 6 sections measured"
+    enter(script, "sections")
+    tell(script, workers[1], done=2, total=6)
+    assert at(script) == "profiling: 3 of 6 sections measured"
+    tell(script, workers[0], stage="links")
+    assert at(script) == "profiling: the links between 2 workers"
 
 
 def test_a_trained_job_exports() -> None:

@@ -1,57 +1,81 @@
-"""How the core has a model measured: shares, links, deaths in between, and what becomes of the pieces."""
+"""How the core has a model measured: newcomers, deaths in between, and when links are assumed."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cluster_trainers import GRAPH_HASH, SURVEY, WIRE, row
+from cluster_trainers import GRAPH_HASH, WIRE, measured_profile
 from core_script import Script
 from makara.manager.core.commands import StoreCalibration
 from makara.manager.core.events import ManagerStarted, VmTerminated
 from makara.manager.core.facts import (
+    EndReason,
+    GenerationClosed,
+    GenerationOpened,
+    GenerationPlanned,
     JobEnded,
-    ProbeDealt,
-    ProbeEnded,
-    ProfilerChosen,
     RecipeFixed,
-    SectionsMeasured,
-    ShareDealt,
-    Surveyed,
+    VmEnded,
+    WorkerFailed,
 )
 from makara.manager.core.orders import orders
 from makara.manager.core.state import Status, vm_of
-from makara.protocol.messages import Phase, ProbeReport, WorkerReport
+from makara.protocol.messages import Phase, Profiling, WorkerReport
 from makara.simulator import Measurements
 
 
-def begin(num_vms: int, **changes: dict[str, Any]) -> tuple[Script, list[str]]:
-    """A job whose VMs are there, and whose first worker has surveyed the model."""
+def idle(worker: str, incarnation: int = 1) -> WorkerReport:
+    return WorkerReport(worker=worker, incarnation=incarnation, phase=Phase.IDLE, profiling=Profiling())
+
+
+def begin(num_vms: int, num_ready: int = 1, **changes: dict[str, Any]) -> tuple[Script, list[str]]:
+    """A job whose VMs are there, and whose first worker is to survey the model."""
     script = Script()
     script.submit(**{"resources": {"max_nodes": num_vms}, **changes})
     script.wait()
     workers = [f"{vm}.0" for vm in script.state.vms][:num_vms]
-    script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in workers))
-    assert script.last(ProfilerChosen).worker == workers[0]
+    script.report(*(idle(worker) for worker in workers[:num_ready]))
+    assert members(script) == workers[:1]
     assert script.state.status is Status.PROFILING
-    script.report(script.change(workers[0], survey=SURVEY))
     return script, workers
 
 
-def measure(script: Script, *workers: str) -> None:
-    """These do all that they are ordered to."""
-    for worker in workers:
-        wanted = orders(script.state, vm_of(worker)).measure
-        rows = [row(o.layout.microbatch_size, s) for o in wanted for s in o.sections if o.worker == worker]
-        script.report(script.change(worker, rows=[*script.workers[worker].rows, *rows]))
+def members(script: Script) -> list[str]:
+    """Of the generation of kind `profile` that is planned or open."""
+    assert script.state.profile is not None
+    return [worker for worker, _ in script.state.profile.members]
 
 
-def answer_probe(script: Script, first: str, **found: Any) -> None:
-    number = script.last(ProbeDealt).number
-    script.report(script.change(first, probe=ProbeReport(number=number, endpoint="10.0.0.1:7")))
-    order = orders(script.state, vm_of(first)).probe
-    assert order is not None
-    assert order.endpoint == "10.0.0.1:7"
-    script.report(script.change(first, probe=ProbeReport(number=number, done=True, **found)))
+def tell(script: Script, worker: str, *, phase: Phase = Phase.PROFILING, **changes: Any) -> None:
+    before = script.workers[worker].profiling
+    assert before is not None
+    script.report(script.change(worker, phase=phase, profiling=before.model_copy(update=changes)))
+
+
+def enter(script: Script, stage: str = "survey") -> list[str]:
+    """All members get ready, as they are ordered, and go in, each as soon as it may."""
+    names = members(script)
+    for worker in names:
+        order = orders(script.state, vm_of(worker)).generation
+        assert order is not None
+        assert (order.kind, order.phase, order.plan_hash) == ("profile", "prepare", "")
+        tell(script, worker, prepared=order.number, endpoint=f"10.0.0.1:{order.number}")
+    for worker in names:
+        order = orders(script.state, vm_of(worker)).generation
+        assert order is not None
+        assert (order.phase, order.endpoint) == ("go", f"10.0.0.1:{order.number}")
+        script.report(script.change(worker, profile=None))
+        tell(script, worker, generation=order.number, broken="", stage=stage)
+    return names
+
+
+def find(script: Script, *, links: bool) -> None:
+    """The members have done all that there was to do."""
+    first, *others = members(script)
+    for worker in others:
+        tell(script, worker, phase=Phase.IDLE)
+    found = measured_profile(links=links)
+    script.report(script.change(first, phase=Phase.IDLE, profile=found))
 
 
 def pass_time(script: Script, seconds: float) -> None:
@@ -61,139 +85,187 @@ def pass_time(script: Script, seconds: float) -> None:
         script.report()
 
 
-def dealt(script: Script) -> dict[str, list[tuple[int, int]]]:
-    """(m, section) by worker."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    for fact in script.facts:
-        if isinstance(fact, ShareDealt):
-            parts = [(fact.share.microbatch_size, section) for section in fact.share.sections]
-            found.setdefault(fact.worker, []).extend(parts)
-    return found
+def break_off(script: Script) -> None:
+    for worker in members(script):
+        tell(script, worker, phase=Phase.IDLE, broken="links were not measured")
+    pass_time(script, script.timing.suspect_grace_s)
 
 
-def test_what_a_survey_leaves_is_dealt_to_all_workers_and_then_they_measure_links() -> None:
-    script, workers = begin(3)
-    assert script.last(Surveyed).worker == workers[0]
-    parts = [part for own in dealt(script).values() for part in own]
-    assert sorted(parts) == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 2)]
-    assert len(dealt(script)) == 3
-    measure(script, *workers)
-    assert not any(orders(script.state, vm_of(worker)).measure for worker in workers)
-    assert [worker for worker, _ in script.last(ProbeDealt).members] == workers
-    answer_probe(script, workers[0], wires=[WIRE])
+def test_the_first_worker_surveys_and_then_all_measure_together() -> None:
+    script, workers = begin(3, 3)
+    enter(script)
+    script.wait(30.0)
+    script.report()
+    assert members(script) == workers[:1]  # one that traces the model is not joined
+    tell(script, workers[0], stage="sections", total=6)
+    assert members(script) == workers
+    assert enter(script, "sections") == workers
+    find(script, links=True)
     fixed = script.last(RecipeFixed)
     measured = Measurements.from_json(fixed.measurements or {})
     assert measured.sizes == (1, 2)
     assert [wire.source for wire in measured.wires] == ["workers"]
     assert fixed.calibration == measured.at(fixed.recipe.microbatch_size).to_json()
     assert script.count(StoreCalibration) == 1
-    assert script.state.measuring is None
+    assert script.state.profile is None
+    assert script.state.last_generation == 0  # generations that train are numbered by themselves
 
 
 def test_one_worker_alone_measures_everything_and_links_are_assumed() -> None:
-    script, (worker,) = begin(1)
-    while script.state.recipe is None:
-        before = script.count(SectionsMeasured)
-        measure(script, worker)
-        script.wait(0.1)
-        assert script.count(SectionsMeasured) > before or script.state.recipe is not None
+    script, _ = begin(1)
+    enter(script)
+    find(script, links=False)
     measured = Measurements.from_json(script.last(RecipeFixed).measurements or {})
     assert [wire.source for wire in measured.wires] == ["loopback"]
-    assert not script.count(ProbeDealt)
+    assert script.count(GenerationPlanned) == 1
 
 
-def test_the_share_of_a_worker_that_dies_goes_to_another() -> None:
-    script, (first, second) = begin(2)
-    lost = dealt(script)[second]
-    script.event(VmTerminated(now=script.now, vm=vm_of(second)))
-    measure(script, first)  # its own share; then the dead one's
-    script.wait()
-    assert set(lost) <= set(dealt(script)[first])
-    for _ in range(3):
-        measure(script, first)
-        script.wait(0.1)
-    script.wait(5.0)
+def test_a_member_that_dies_is_replaced_by_the_next_generation() -> None:
+    script, workers = begin(3, 2)
+    enter(script, "sections")
+    assert members(script) == workers[:2]
+    enter(script, "sections")
+    script.event(VmTerminated(now=script.now, vm=vm_of(workers[1])))
+    assert script.last(GenerationClosed).reason == f"lost {workers[1]}"
+    assert members(script) == workers[:1]
+    enter(script, "sections")
+    script.report(idle(workers[2]))
+    assert members(script) == [workers[0], workers[2]]
+    enter(script, "sections")
+    find(script, links=True)
     assert script.state.recipe is not None
+
+
+def test_a_newcomer_does_not_end_what_is_under_way_before_it_is_ready() -> None:
+    script, workers = begin(2)
+    enter(script, "sections")
+    script.report(idle(workers[1]))
+    assert members(script) == workers
+    first = orders(script.state, vm_of(workers[0])).generation
+    assert first is not None
+    assert (first.number, first.phase) == (2, "prepare")
+    script.event(VmTerminated(now=script.now, vm=vm_of(workers[1])))
+    assert "while it was prepared" in script.last(GenerationClosed).reason
+    enter(script, "sections")
+    find(script, links=False)
+    pass_time(script, script.timing.settle_s)
+    assert script.state.recipe is not None
+
+
+def test_links_are_not_begun_anew_for_a_newcomer() -> None:
+    script, workers = begin(3, 2)
+    enter(script, "sections")
+    enter(script, "links")
+    script.report(idle(workers[2]))
+    assert members(script) == workers[:2]
 
 
 def test_a_new_manager_goes_on_where_the_last_one_was() -> None:
-    script, workers = begin(2)
-    measure(script, workers[0])
-    done = script.state.measuring
-    assert done is not None
-    script.event(ManagerStarted(now=script.now))
-    assert script.state.measuring == done
-    measure(script, *workers)
-    for _ in range(3):
-        measure(script, *workers)
-        script.wait(0.1)
+    script, workers = begin(2, 2)
+    enter(script, "sections")
+    enter(script, "sections")
+    before = script.state.profile
     script.event(ManagerStarted(now=script.now))
     script.report()
-    answer_probe(script, workers[0], wires=[WIRE])
+    assert script.state.profile == before
+    assert members(script) == workers
+    find(script, links=True)
     assert script.state.recipe is not None
-    assert script.count(Surveyed) == 1
+    assert script.count(GenerationOpened) == 2
 
 
-def test_an_m_that_can_be_missed_is_not_waited_for() -> None:
-    script, workers = begin(2)
-    likely = [w for w, parts in dealt(script).items() if any(m == 2 for m, _ in parts)]
-    measure(script, *likely)
-    for worker in likely:
-        script.report(script.change(worker, rows=[row(2, 0), row(2, 2)]))
-    pass_time(script, script.timing.measuring_s)
-    answer_probe(script, workers[0], wires=[WIRE])
-    assert 2 in Measurements.from_json(script.last(RecipeFixed).measurements or {}).sizes
-
-
-def test_a_probe_that_fails_twice_leaves_links_assumed_and_unshared() -> None:
-    script, workers = begin(2)
-    for _ in range(3):
-        measure(script, *workers)
-        script.wait(0.1)
-    answer_probe(script, workers[0], failure="it lost a peer")
-    assert script.count(ProbeDealt) == 2
-    pass_time(script, script.timing.probe_s)
-    assert script.last(ProbeEnded).failure == f"not over in {script.timing.probe_s:g} s"
+def test_generations_that_break_twice_leave_links_assumed_and_unshared() -> None:
+    script, workers = begin(2, 2)
+    enter(script, "sections")
+    for number in (1, 2):
+        assert enter(script, "links") == workers
+        break_off(script)
+        assert script.last(GenerationClosed).reason.endswith(": links were not measured")
+        assert script.state.broken_profiles == number
+    assert enter(script, "sections") == workers[:1]
+    find(script, links=False)
     measured = Measurements.from_json(script.last(RecipeFixed).measurements or {})
     assert [wire.source for wire in measured.wires] == ["loopback"]
     assert not script.count(StoreCalibration)
 
 
-def test_links_that_nobody_can_read_are_none() -> None:
-    script, workers = begin(2)
-    for _ in range(3):
-        measure(script, *workers)
-        script.wait(0.1)
-    answer_probe(script, workers[0], wires=[{**WIRE, "bytes_per_s": 3}])
-    assert "bytes_per_s: expected an object" in script.last(ProbeEnded).failure
+def test_a_break_is_known_as_a_death_if_one_is_told_in_time() -> None:
+    script, workers = begin(2, 2)
+    enter(script, "sections")
+    enter(script, "links")
+    tell(script, workers[0], phase=Phase.IDLE, broken="lost ranks [1]")
+    assert not script.count(GenerationClosed)
+    script.event(VmTerminated(now=script.now, vm=vm_of(workers[1])))
+    assert script.last(GenerationClosed).reason == f"lost {workers[1]}"
+
+
+def test_what_nobody_can_read_is_no_calibration_and_its_worker_unfit() -> None:
+    script, workers = begin(2, 2)
+    enter(script, "sections")
+    enter(script, "links")
+    found = measured_profile(links=True)
+    assert found.measurements is not None
+    bad = {**found.measurements, "wires": [{**WIRE, "bytes_per_s": 3}]}
+    script.report(script.change(workers[0], profile=found.model_copy(update={"measurements": bad})))
+    assert script.state.recipe is None
+    assert "what it measured cannot be read" in script.last(WorkerFailed).message
+    script.wait()
+    assert script.last(VmEnded).reason is EndReason.UNFIT
+    assert members(script) == workers[1:]
+
+
+def test_trainers_of_a_version_that_has_no_such_generations_are_replaced() -> None:
+    script, workers = begin(2, 1)
+    script.report(script.change(workers[0], profiling=None))
+    pass_time(script, script.timing.prepare_timeout_s)
+    assert "measures models in another way" in script.last(WorkerFailed).message
+    script.wait()
+    assert script.last(VmEnded).vm == vm_of(workers[0])
 
 
 def test_newcomers_take_part_in_the_links_if_they_are_about_to_come() -> None:
-    script = Script()
-    script.submit(resources={"max_nodes": 2})
-    script.wait()
-    first, second = (f"{vm}.0" for vm in script.state.vms)
-    whole = SURVEY.model_copy(update={"rows": [row(m, s) for m in (1, 2) for s in range(3)]})
-    script.report(WorkerReport(worker=first, incarnation=1, phase=Phase.IDLE))
-    script.report(script.change(first, survey=whole))
+    script, (first, second) = begin(2)
+    enter(script)
+    find(script, links=False)
     assert script.state.recipe is None
-    script.report(WorkerReport(worker=second, incarnation=1, phase=Phase.IDLE))
-    assert len(script.last(ProbeDealt).members) == 2
+    script.report(idle(second))
+    assert members(script) == [first, second]
+
+
+def test_newcomers_that_do_not_come_soon_are_not_waited_for() -> None:
+    script, _ = begin(2)
+    enter(script)
+    find(script, links=False)
+    pass_time(script, script.timing.settle_s)
+    assert script.state.recipe is not None
+    assert not script.count(StoreCalibration)
 
 
 def test_trainers_meet_the_recipe_that_was_measured() -> None:
-    script, workers = begin(2)
-    for _ in range(3):
-        measure(script, *workers)
-        script.wait(0.1)
-    answer_probe(script, workers[0], wires=[WIRE])
-    script.report(*(script.change(w, graph_hash=GRAPH_HASH, rows=[], survey=None) for w in workers))
+    script, workers = begin(2, 2)
+    enter(script, "sections")
+    enter(script, "links")
+    find(script, links=True)
+    script.report(*(script.change(w, graph_hash=GRAPH_HASH, profiling=None, profile=None) for w in workers))
     script.wait(5.0)
     assert script.vitals.planning is not None
 
 
+def test_who_waits_for_other_members_is_not_replaced_before_them() -> None:
+    script, workers = begin(2, 2)
+    enter(script, "sections")
+    enter(script, "sections")
+    waiting = {"progress": [{"count": 1, "at": "waiting for all members"}]}
+    script.extra[vm_of(workers[1])] = waiting
+    pass_time(script, script.timing.profile_wait_s)
+    assert [f.worker for f in script.facts if isinstance(f, WorkerFailed)] == workers[:1]
+
+
 def test_a_job_that_wants_more_stages_than_the_model_has_sections_ends_and_holds_no_vm() -> None:
     script, _ = begin(4, parallelism={"pipeline_parallel_degree": 4})
+    enter(script)
+    find(script, links=False)
+    pass_time(script, script.timing.settle_s)
     ended = script.last(JobEnded)
     assert ended.status == "failed"
     assert ended.reason.startswith(
@@ -205,5 +277,8 @@ def test_a_job_that_wants_more_stages_than_the_model_has_sections_ends_and_holds
 
 def test_as_many_stages_as_sections_are_measured() -> None:
     script, _ = begin(4, parallelism={"pipeline_parallel_degree": 3})
+    enter(script)
+    find(script, links=False)
+    pass_time(script, script.timing.settle_s)
     assert not script.count(JobEnded)
-    assert script.count(ShareDealt)
+    assert script.count(RecipeFixed)

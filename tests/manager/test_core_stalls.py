@@ -32,6 +32,7 @@ from makara.protocol.messages import (
     Failure,
     Formed,
     Phase,
+    Profiling,
     Progress,
     Stacks,
     StepMetrics,
@@ -190,7 +191,7 @@ def test_a_trainer_that_never_leaves_starting_is_replaced_and_counted() -> None:
     script.wait()
     a, b = (f"{vm}.0" for vm in script.state.vms)
     script.report(
-        WorkerReport(worker=a, incarnation=1, phase=Phase.IDLE),
+        WorkerReport(worker=a, incarnation=1, phase=Phase.IDLE, profiling=Profiling()),
         WorkerReport(worker=b, incarnation=1, phase=Phase.STARTING),
     )
     pass_time(script, 1800.0)
@@ -222,7 +223,7 @@ def test_a_trainer_that_profiles_for_ever_is_replaced() -> None:
     script.submit(resources={"max_nodes": 1})
     script.wait()
     worker = f"{next(iter(script.state.vms))}.0"
-    script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.IDLE))
+    script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.IDLE, profiling=Profiling()))
     script.report(script.change(worker, phase=Phase.PROFILING))
     pass_time(script, 1820.0)
     assert script.last(WorkerFailed).message == "no progress for 1805 s while profiling"

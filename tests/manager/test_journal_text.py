@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from core_script import RECIPE
 from makara.manager.core.commands import RequestVm
-from makara.manager.core.facts import ProbeEnded, RecipeFixed, StopOrdered, VmNoticed, VmRequested
+from makara.manager.core.facts import GenerationPlanned, RecipeFixed, StopOrdered, VmNoticed, VmRequested
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.journal_text import NotReadable, Unreadable
+
+
+def planned(plan: dict[str, Any]) -> GenerationPlanned:
+    return GenerationPlanned(
+        at=1.0, number=1, cause="", plan=plan, members=(), predicted_s=None, detected_at=1.0, decided_s=0.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -21,8 +28,8 @@ from makara.manager.service.journal_text import NotReadable, Unreadable
         VmNoticed.model_construct(at=1.0, vm="v", deadline=math.nan),
         VmNoticed.model_construct(at=1.0, vm=7, deadline=1.0),
         RecipeFixed(at=1.0, recipe=RECIPE, calibration={"forward_s": [math.inf]}),
-        ProbeEnded(at=1.0, number=1, wires=({"latency_s": math.nan},)),
-        ProbeEnded(at=1.0, number=1, wires=({"by_size": {1: "a key that JSON has not"}},)),
+        planned({"latency_s": math.nan}),
+        planned({"by_size": {1: "a key that JSON has not"}}),
     ],
 )
 def test_a_fact_that_would_not_read_back_is_refused_and_nothing_is_stored(tmp_path: Path, fact) -> None:

@@ -37,10 +37,10 @@ def test_one_worker_is_told_to_profile_until_the_recipe_is_known() -> None:
     script.report(
         *(WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE) for vm in (first, second))
     )
-    assert (orders(script.state, first).action, orders(script.state, first).profile_worker) == (
-        "profile",
-        f"{first}.0",
-    )
+    told = orders(script.state, first)
+    assert told.generation is not None
+    assert (told.action, told.generation.kind) == ("profile", "profile")
+    assert [member.worker for member in told.generation.members] == [f"{first}.0"]
     assert orders(script.state, second).action == "idle"
     done = Script()
     workers = done.start(2)

@@ -42,7 +42,7 @@ from makara.manager.core.facts import (
 )
 from makara.manager.core.state import VmStatus
 from makara.manager.spec.placement import Market, Offer, Placement, Price
-from makara.protocol.messages import Phase, WorkerReport
+from makara.protocol.messages import Phase, Profiling, WorkerReport
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
 CLOUD: dict[str, Any] = {"provider": "aws", "instance_type": ["small", "large"], "max_nodes": 3}
@@ -66,7 +66,7 @@ def rented(script: Script, *offers: Offer, joined: bool = True, **resources: Any
         script.wait()
         vm = script.last(RequestVm).vm
         succeed(script)
-        script.report(WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE))
+        script.report(WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE, profiling=Profiling()))
     return script
 
 
@@ -106,7 +106,9 @@ def succeed(script: Script) -> None:
 
 def join(script: Script) -> None:
     """The VM that was asked for last joins."""
-    report = WorkerReport(worker=f"{script.last(RequestVm).vm}.0", incarnation=1, phase=Phase.IDLE)
+    report = WorkerReport(
+        worker=f"{script.last(RequestVm).vm}.0", incarnation=1, phase=Phase.IDLE, profiling=Profiling()
+    )
     script.report(report)
 
 
@@ -255,7 +257,7 @@ def test_on_demand_vms_stand_in_up_to_a_number_once_spot_was_absent_for_long() -
     succeed(script)
     vm = script.last(RequestVm).vm
     for _ in range(100):
-        script.report(WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE))
+        script.report(WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE, profiling=Profiling()))
         script.wait(5.0)
         for other in script.state.live_vms:
             if other.status is VmStatus.REQUESTED:
@@ -437,7 +439,11 @@ def test_a_clouds_first_vm_is_asked_for_alone_until_it_joins() -> None:
     script.wait(5.0)
     assert script.count(RequestVm) == 1
     succeed(script)
-    script.report(WorkerReport(worker=f"{script.last(RequestVm).vm}.0", incarnation=1, phase=Phase.IDLE))
+    script.report(
+        WorkerReport(
+            worker=f"{script.last(RequestVm).vm}.0", incarnation=1, phase=Phase.IDLE, profiling=Profiling()
+        )
+    )
     script.wait()
     assert script.count(RequestVm) == 3
 
@@ -579,7 +585,7 @@ def test_a_vm_that_joins_soon_after_a_long_absence_of_the_manager_is_taken_in() 
     succeed(script)
     restart(script, 4.0 * script.timing.request_timeout_s)
     pass_time(script, 200.0)
-    script.report(WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE))
+    script.report(WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE, profiling=Profiling()))
     pass_time(script, script.timing.join_grace_s)
     assert script.state.vms[vm].joined
 
@@ -654,7 +660,7 @@ def test_a_vm_that_had_joined_and_whose_creation_is_answered_late_by_its_end_was
     script = rented(Script(), offer(), joined=False)
     script.wait()
     vm = script.last(RequestVm).vm
-    script.report(WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE))
+    script.report(WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE, profiling=Profiling()))
     script.workers.clear()
     fail(script, RefusalKind.ENDED, "it has ended")
     ended = script.last(VmEnded)
@@ -695,7 +701,9 @@ def test_a_vm_that_is_gone_in_the_instant_of_its_first_report_had_joined() -> No
     script.wait()
     vm = script.last(RequestVm).vm
     succeed(script)
-    script.workers = {f"{vm}.0": WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE)}
+    script.workers = {
+        f"{vm}.0": WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE, profiling=Profiling())
+    }
     report = ReportReceived(now=script.now, report=script._report(vm))
     script.event(Together(now=script.now, events=(report, VmTerminated(now=script.now, vm=vm))))
     assert script.last(VmEnded).reason is EndReason.PREEMPTED

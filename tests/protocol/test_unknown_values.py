@@ -11,7 +11,7 @@ import pytest
 from calibrations import uniform
 from core_script import RECIPE, Script, plan_json
 from makara.manager.core.commands import RequestVm
-from makara.manager.core.facts import EndReason, GenerationStalled, ProfilerChosen, RecipeFixed, VmEnded
+from makara.manager.core.facts import EndReason, GenerationPlanned, GenerationStalled, RecipeFixed, VmEnded
 from makara.manager.core.state import Status
 from makara.protocol.frames import UnknownOrder, read_from_trainer, read_report, read_to_agent
 from makara.protocol.messages import (
@@ -26,10 +26,10 @@ from makara.protocol.messages import (
     Orders,
     Phase,
     Profile,
+    Profiling,
     Progress,
     Report,
     StoreConfig,
-    Survey,
     WorkerReport,
 )
 from pydantic import BaseModel, ValidationError
@@ -40,9 +40,6 @@ Place = tuple[str, ...]
 
 def full_report() -> Report:
     """With something in each field that holds messages with enumerations."""
-    survey = Survey(
-        basis={}, recipe=RECIPE, layouts=[], rows=[], executor={}, wires=[], seconds=1.0
-    )  # its layouts and rows have none
     worker = WorkerReport(
         worker="v.0",
         incarnation=1,
@@ -50,7 +47,7 @@ def full_report() -> Report:
         formed=Formed(generation=1, step=0, rung="start", phases_s={}),
         failure=Failure(kind="user", message="oh"),
         profile=Profile(recipe=RECIPE, calibration={}),
-        survey=survey,
+        profiling=Profiling(),
     )
     return Report(
         vm="v",
@@ -222,7 +219,7 @@ def test_nothing_is_made_of_a_device_of_an_unknown_kind() -> None:
         recipe=RECIPE.model_copy(update={"device_kind": "other"}), calibration=uniform(2).to_json()
     )
     script.report(script.change(a, profile=strange))
-    assert script.last(ProfilerChosen).worker == b
+    assert script.last(GenerationPlanned).members == ((b, 1),)
     assert script.last(VmEnded).vm == a[:-2]
     script.report(script.change(b, profile=Profile(recipe=RECIPE, calibration=uniform(2).to_json())))
     assert script.last(RecipeFixed).recipe == RECIPE

@@ -15,7 +15,7 @@ from cluster_checks import check_end, check_facts, check_heard
 from cluster_effects import perform
 from cluster_protocol import die, obey
 from cluster_store import Broken, Store
-from cluster_trainers import Group, SimVm, Trainer
+from cluster_trainers import Group, ProfileGroup, SimVm, Trainer
 from makara.manager.core import Timing, Vitals, decide
 from makara.manager.core.commands import Command
 from makara.manager.core.events import (
@@ -44,8 +44,6 @@ TIMING = Timing(
     unused_s=15.0,
     grow_again_s=20.0,
     settle_s=1.0,
-    measuring_s=6.0,
-    probe_s=4.0,
     drift_s=2.0,
     drift_steps=3,
     recalibrate_s=4.0,
@@ -96,6 +94,7 @@ class Cluster:
         self.vms: dict[str, SimVm] = {}
         self.released: set[str] = set()
         self.groups: dict[int, Group] = {}
+        self.profiles: dict[int, ProfileGroup] = {}
         self.faults_until = self.now + pick.uniform(0.0, 30.0)
         self.facts: list[Fact] = []
         self.pending: dict[str, Command] = {}

@@ -52,7 +52,7 @@ def _check_fact(world: Cluster, fact: Fact) -> None:
             for trainer in (t for vm in world.vms.values() for t in vm.trainers):
                 if waiting.get(trainer.worker) == trainer.incarnation and trainer.prepared < fact.number:
                     raise Broken(f"generation {fact.number} is prepared, but not by {trainer.worker}")
-        case GenerationOpened() if fact.number != world.store.generation:
+        case GenerationOpened(kind="train") if fact.number != world.store.generation:
             raise Broken(f"generation {fact.number} goes, but the head is open at {world.store.generation}")
         case VmEnded(reason=EndReason.LEASE_EXPIRED) if fact.vm in world.vms:
             silent_s = world.now - world.vms[fact.vm].heard_at

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cluster_checks import check_formed
-from cluster_trainers import GRAPH_HASH, PROFILE, RECIPE, SURVEY, WIRE, Group, Trainer, row
-from makara.protocol.messages import CheckpointRef, Failure, Formed, Orders, Phase, ProbeOrder, ProbeReport
+from cluster_profiles import measure
+from cluster_trainers import GRAPH_HASH, RECIPE, Group, Trainer
+from makara.protocol.messages import CheckpointRef, Failure, Formed, Orders, Phase
 
 if TYPE_CHECKING:
     from cluster import Cluster
@@ -23,13 +24,12 @@ def obey(world: Cluster, trainer: Trainer, orders: Orders) -> None:
         break_off(world, trainer, ())
         if trainer.phase is Phase.BROKEN and world.random.random() < 0.5:
             trainer.phase = Phase.IDLE  # it was told before it noticed; it keeps its state all the same
-    if orders.recipe is None:
-        measure(world, trainer, orders)
+    measure(world, trainer, orders)
     if orders.recipe is not None and trainer.graph_hash is None and trainer.phase is Phase.IDLE:
         world.after(0.2, traced, world, trainer)
     order = orders.generation
     names = [member.worker for member in order.members] if order else []
-    if order is None or trainer.worker not in names or trainer.graph_hash is None:
+    if order is None or order.kind != "train" or trainer.worker not in names or trainer.graph_hash is None:
         return
     if order.number > trainer.prepared:
         trainer.prepared = order.number
@@ -38,54 +38,6 @@ def obey(world: Cluster, trainer: Trainer, orders: Orders) -> None:
         trainer.go = order
         if trainer.phase in (Phase.IDLE, Phase.BROKEN, Phase.HELD, Phase.LEFT, Phase.FINISHED):
             enter(world, trainer)
-
-
-def measure(world: Cluster, trainer: Trainer, orders: Orders) -> None:
-    """What a trainer does before there is a recipe: look at the model, measure its share, probe links."""
-    if trainer.phase is not Phase.IDLE:
-        return
-    done = {(measured.microbatch_size, measured.section) for measured in trainer.rows}
-    fresh = tuple(
-        row(order.layout.microbatch_size, section)
-        for order in orders.measure
-        for section in order.sections
-        if order.worker == trainer.worker and (order.layout.microbatch_size, section) not in done
-    )
-    changes: dict[str, Any] = {}
-    if orders.profile_worker == trainer.worker and trainer.profile is None and trainer.survey is None:
-        changes = {"survey": SURVEY} if world.surveys else {"profile": PROFILE}
-    elif fresh:
-        changes = {"rows": (*trainer.rows, *fresh)}
-    elif orders.probe is not None:
-        changes = probe(world, trainer, orders.probe)
-    if changes:
-        trainer.phase = Phase.PROFILING
-        world.after(world.random.uniform(0.1, 1.0), told, world, trainer, changes)
-
-
-def probe(world: Cluster, trainer: Trainer, order: ProbeOrder) -> dict[str, Any]:
-    """The first member listens, then all find the same; now and then it comes to nothing."""
-    names = [member.worker for member in order.members]
-    before = trainer.probe
-    if trainer.worker not in names or (before is not None and before.number > order.number):
-        return {}
-    first, known = names[0] == trainer.worker, before is not None and before.number == order.number
-    if order.endpoint is None:
-        report = ProbeReport(number=order.number, endpoint=f"{trainer.worker}:1")
-        return {"probe": report} if first and not known else {}
-    if (before is not None and known and before.done) or (first and not known) or world.random.random() < 0.1:
-        return {}
-    return {"probe": ProbeReport(number=order.number, done=True, wires=[WIRE] if first else [])}
-
-
-def told(world: Cluster, trainer: Trainer, changes: dict[str, Any]) -> None:
-    if trainer.phase is Phase.PROFILING:
-        trainer.phase = Phase.IDLE
-        for name, value in changes.items():
-            setattr(trainer, name, value)
-        world.changed(trainer.vm)
-        if trainer.vm.orders is not None:  # they came meanwhile
-            obey(world, trainer, trainer.vm.orders)
 
 
 def traced(world: Cluster, trainer: Trainer) -> None:

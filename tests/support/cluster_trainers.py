@@ -14,19 +14,17 @@ from makara.protocol.messages import (
     Failure,
     Formed,
     GenerationOrder,
-    Layout,
     Orders,
     Phase,
-    ProbeReport,
     Profile,
+    Profiling,
     Recipe,
     Report,
-    SectionRow,
-    Survey,
-    Timed,
     WorkerReport,
 )
+from makara.protocol.survey import Layout, SectionRow, Survey, Timed
 from makara.simulator import Wire
+from makara.simulator.calibration.assembly import measurements_of, profile_of
 from makara.simulator.calibration.statistics import Figure
 
 GRAPH_HASH = "5ec7"
@@ -89,6 +87,14 @@ SURVEY = Survey(
 DEVICES = [DeviceInfo(kind="cpu", name="cpu0", memory_bytes=1 << 30)]
 
 
+def measured_profile(*, links: bool) -> Profile:
+    """What a generation of kind `profile` finds; of one member, links are assumed."""
+    wires = [Wire.from_json(WIRE, "")] if links else []
+    rows = [row(m, section) for m in (1, 2) for section in range(3)]
+    found = measurements_of(SURVEY, rows, wires, [])
+    return profile_of(found, RECIPE, wanted=None, memory_bytes=1 << 30, most_workers=2)
+
+
 @dataclass(eq=False)
 class Trainer:
     """One incarnation of one worker."""
@@ -106,10 +112,8 @@ class Trainer:
     lost: tuple[str, ...] = ()
     published: CheckpointRef | None = None
     failure: Failure | None = None
+    profiling: Profiling = field(default_factory=Profiling)
     profile: Profile | None = None
-    survey: Survey | None = None
-    rows: tuple[SectionRow, ...] = ()
-    probe: ProbeReport | None = None
     graph_hash: str | None = None
     go: GenerationOrder | None = None
     hold: bool = False
@@ -137,9 +141,7 @@ class Trainer:
             profile=self.profile,
             forward_s=self.vm.pace * len(self.sections),
             backward_s=2 * self.vm.pace * len(self.sections),
-            survey=self.survey,
-            rows=list(self.rows),
-            probe=self.probe,
+            profiling=self.profiling,
         )
 
 
@@ -181,6 +183,14 @@ class SimVm:
             at_risk=self.at_risk,
             leaving=None,
         )
+
+
+@dataclass(eq=False)
+class ProfileGroup:
+    """The members of a generation of kind `profile`, as they meet."""
+
+    order: GenerationOrder
+    arrived: dict[str, Trainer] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ from makara.manager.core.events import (
     Tick,
     VmTerminated,
 )
-from makara.manager.core.facts import Fact, RefusalKind
+from makara.manager.core.facts import Fact, GenerationKind, GenerationPlanned, RefusalKind
 from makara.manager.core.fold import fold
 from makara.manager.core.state import JobState
 from makara.pipeline.plan import Range, grid
@@ -141,6 +141,12 @@ class Script:
 
     def count(self, kind: type[Any]) -> int:
         return sum(isinstance(value, kind) for value in [*self.facts, *self.commands])
+
+    @property
+    def num_plans(self) -> int:
+        """Generations that were planned to train."""
+        planned = (fact for fact in self.facts if isinstance(fact, GenerationPlanned))
+        return sum(fact.kind is GenerationKind.TRAIN for fact in planned)
 
     # ---- whole stretches of a job -------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
 from makara.manager.spec.job_spec import Resources, parse_spec
 from makara.manager.spec.placement import Attempt, Offer
-from makara.protocol.messages import BootConfig, DeviceInfo, Orders, Phase, Report, WorkerReport
+from makara.protocol.messages import BootConfig, DeviceInfo, Orders, Phase, Profiling, Report, WorkerReport
 
 NEVER_S = 3600.0  # the test ticks by hand
 
@@ -115,7 +115,7 @@ class Desk:
 
     def report_of(self, vm: str, phase: Phase = Phase.IDLE, **changes: Any) -> Report:
         self.sequence += 1
-        worker = WorkerReport(worker=f"{vm}.0", incarnation=1, phase=phase)
+        worker = WorkerReport(worker=f"{vm}.0", incarnation=1, phase=phase, profiling=Profiling())
         return Report(
             vm=vm,
             sequence=self.sequence,

@@ -31,7 +31,7 @@ from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
 from makara.manager.spec.job_spec import parse_spec
 from makara.manager.threads import Kind, Threads
-from makara.protocol.messages import DeviceInfo, Phase, Report, WorkerReport
+from makara.protocol.messages import DeviceInfo, Phase, Profiling, Report, WorkerReport
 from memory_journal import MemoryJournal
 
 T = TypeVar("T")
@@ -312,7 +312,7 @@ class History:
             orders_version=0,
             address="10.0.0.1",
             devices=[DeviceInfo(kind="cpu", name="cpu0", memory_bytes=MEMORY)],
-            workers=[WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE)],
+            workers=[WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE, profiling=Profiling())],
             notice_deadline_s=left_s,
         )
         self._watched(service.agents.report(JOB, report))

@@ -13,7 +13,7 @@ from makara.manager.core.commands import ComputeGrowth
 from makara.manager.core.events import AttemptSucceeded, Event, GrowthComputed, OffersSeen, Tick, VmTerminated
 from makara.manager.core.state import VmStatus
 from makara.manager.spec.placement import Market, Offer, Placement, Price
-from makara.protocol.messages import Phase, Profile, WorkerReport
+from makara.protocol.messages import Phase, Profile, Profiling, WorkerReport
 
 PLACE = Placement(provider="aws", market=Market.SPOT, region="r", zone="a", instance_type="small")
 OFFER = Offer(placement=PLACE, price=Price(hourly=0.5, ceiling=1.0, at=0.0, source="a test"))
@@ -50,7 +50,7 @@ class RentedScript(Script):
                 continue
             assert vm.attempt is not None
             self.event(AttemptSucceeded(now=self.now, vm=vm.vm, number=vm.attempt.number, id=f"i-{vm.vm}"))
-            worker = WorkerReport(worker=f"{vm.vm}.0", incarnation=1, phase=Phase.IDLE)
+            worker = WorkerReport(worker=f"{vm.vm}.0", incarnation=1, phase=Phase.IDLE, profiling=Profiling())
             self.workers[worker.worker] = worker.model_copy(update={"graph_hash": "5ec7" if ready else None})
         self.report()
 

@@ -109,11 +109,11 @@ class ScriptedAgent:
             self.change(phase=Phase.IDLE)
         if orders.recipe is not None:
             self.change(graph_hash=orders.recipe.graph_hash, profile=None)
-        elif orders.profile_worker == worker.worker:
+        elif orders.action == "profile":
             self.change(profile=self.profile(orders))
         if orders.abandoned >= worker.generation > 0 and worker.phase is Phase.RUNNING:
             self.change(phase=Phase.BROKEN)
-        if generation is not None and generation.number > worker.generation:
+        if generation is not None and generation.kind == "train" and generation.number > worker.generation:
             if generation.phase == "prepare":
                 self.change(prepared=generation.number, endpoint="127.0.0.1:1")
             else:

@@ -11,7 +11,8 @@ from makara.model.errors import RecipeMismatch
 from makara.model.partition.partition import split
 from makara.model.tracing.trace import trace
 from makara.model.training import load_entrypoint
-from makara.protocol.messages import JobSettings, Profile, Survey
+from makara.protocol.messages import JobSettings, Profile
+from makara.protocol.survey import Survey
 from makara.simulator import Calibration, Measurements
 from makara.simulator.calibration.assembly import done_in, left, measurements_of, shares
 from makara.worker.profiling.profiling import begin, conclude, profile, subject_of

@@ -3,5 +3,6 @@
 In: a job's `Training` and settings. Out: `Measurements`, or a part of them where several workers share the
 work. `section` measures one section, `subject` is the model traced and cut for one m at a time, `survey` what
 one worker does first (what there is to measure, and as much of it as is quick), `wires` and `probe` links and
-sums. `makara.simulator.calibration.assembly` puts the parts together, without torch: the manager does it too.
+sums, `generation` what several do together. `makara.simulator.calibration.assembly` puts the parts together,
+without torch: the manager does it too.
 """

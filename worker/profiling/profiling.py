@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
 from ...checkpoint import CheckpointError, Store, load_calibration, open_store, retrying
 from ...model.errors import RecipeMismatch
 from ...model.training import Training
-from ...protocol.messages import JobSettings, Profile, Recipe, Survey
+from ...protocol.messages import JobSettings, Profile, Recipe
+from ...protocol.survey import SectionRow, Survey
 from ...simulator.calibration.assembly import layout_of_row, measurements_of, profile_of
 from ...simulator.calibration.measurements import Measurements
 from ...simulator.calibration.parsing import InvalidCalibration
 from ...simulator.source_lines import decode
 from ..sections.ranges import configure_torch, pick_device
+from .probe import Found
 from .subject import Subject, memory_of
 from .survey import recipe_of, rest, survey
 
@@ -24,6 +27,7 @@ BUDGET_S = 60.0
 SURVEY_S = 20.0
 """Of one worker, before others help: by then a small model is measured."""
 _STORE_PATIENCE_S = 5.0
+_NO_LINKS = Found()
 
 
 def profile(training: Training, job: JobSettings, *, seconds: float = BUDGET_S) -> Profile:
@@ -37,9 +41,7 @@ def profile(training: Training, job: JobSettings, *, seconds: float = BUDGET_S) 
     found = begin(subject, seconds=seconds / 2)
     if isinstance(found, Profile):
         return found
-    return conclude(
-        subject, found.model_copy(update={"rows": [*found.rows, *rest(subject, found, seconds / 2)]})
-    )
+    return conclude(subject, found, rest(subject, found, seconds / 2))
 
 
 def measure(training: Training, job: JobSettings, *, seconds: float) -> Measurements:
@@ -74,10 +76,13 @@ def begin(subject: Subject, *, seconds: float) -> Profile | Survey:
     return survey(subject, seconds=seconds).model_copy(update={"note": note})
 
 
-def conclude(subject: Subject, found: Survey) -> Profile:
-    """What a survey comes to of which nothing is left, with this machine's loopback for a link."""
-    measured = measurements_of(found, [], [], [])
-    return _profile(subject, measured, found.recipe).model_copy(update={"note": found.note})
+def conclude(
+    subject: Subject, survey: Survey, rows: Sequence[SectionRow] = (), links: Found = _NO_LINKS
+) -> Profile:
+    """What the measurements come to, for a worker with this one's memory; without any links, they are taken
+    to be as inside this machine."""
+    measured = measurements_of(survey, rows, links.wires, links.allreduces)
+    return _profile(subject, measured, survey.recipe).model_copy(update={"note": survey.note})
 
 
 def _reused(subject: Subject, store: Store) -> Profile | None:

@@ -21,7 +21,8 @@ from ...model.partition.prices import measured_prices
 from ...model.tracing.trace import TracedModel, trace
 from ...model.training import Training, call_user_code
 from ...protocol.instruction_sets import InstructionSet
-from ...protocol.messages import JobSettings, Layout, SectionRow
+from ...protocol.messages import JobSettings
+from ...protocol.survey import Layout, SectionRow
 from ...simulator.calibration.assembly import timed_of
 from ...simulator.calibration.measurements import Basis
 from ..memory_watch import total_bytes

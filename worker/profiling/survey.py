@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 import torch
 
-from ...protocol.messages import Layout, Recipe, SectionRow, Survey
+from ...protocol.messages import Recipe
+from ...protocol.survey import Layout, SectionRow, Survey
 from ...simulator.calibration.assembly import done_in, left, section_time_s, shares
 from ...simulator.calibration.measurements import MAX_MICROBATCH_SIZE, STILL_IMPROVES
 from ..execution.costs import executor_costs

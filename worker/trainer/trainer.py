@@ -22,7 +22,16 @@ from ...model.errors import RecipeMismatch, UntraceableModel, UserCodeError, Wor
 from ...model.tracebacks import whole
 from ...model.tracing.trace import load_exporter
 from ...model.training import Training, load_entrypoint
-from ...protocol.messages import TRAINER_PROTOCOL, At, Failure, GenerationOrder, Orders, Phase, WorkerReport
+from ...protocol.messages import (
+    TRAINER_PROTOCOL,
+    At,
+    Failure,
+    GenerationOrder,
+    Orders,
+    Phase,
+    Profiling,
+    WorkerReport,
+)
 from ..execution.blocking import Abandoned, Interrupted, PeersLost
 from ..execution.commit import ANY_GENERATION
 from ..execution.gloo import Listener
@@ -47,7 +56,11 @@ class Trainer:
         self._bundle = bundle
         self._address = address
         report = WorkerReport(
-            worker=worker, incarnation=incarnation, phase=Phase.STARTING, trainer_protocol=TRAINER_PROTOCOL
+            worker=worker,
+            incarnation=incarnation,
+            phase=Phase.STARTING,
+            trainer_protocol=TRAINER_PROTOCOL,
+            profiling=Profiling(),
         )
         self.control = AgentPipe(connection, report, self._on_orders)
         self._training: Training | None = None
@@ -74,7 +87,7 @@ class Trainer:
     def _has_work(self, orders: Orders) -> bool:
         return (
             (orders.job is not None and self._training is None)
-            or self._measurer.has_work(orders)
+            or (self._training is not None and self._measurer.has_work(orders))
             or (orders.recipe is not None and self._model is None)
             or self._next_generation(orders) is not None
             or self._has_lost_more()
@@ -222,7 +235,7 @@ class Trainer:
         self.control.report(prepared=order.number, endpoint=endpoint)
 
     def _names_me(self, order: GenerationOrder) -> bool:
-        return any(member.worker == self.worker for member in order.members)
+        return order.kind == "train" and any(member.worker == self.worker for member in order.members)
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from types import MappingProxyType
@@ -10,7 +10,14 @@ from types import MappingProxyType
 from ....protocol.messages import Formed, Phase, WorkerReport
 from ..commands import OpenHead
 from ..events import HeadOpened
-from ..facts import EndReason, GenerationClosed, GenerationFormed, GenerationOpened, GenerationPrepared
+from ..facts import (
+    EndReason,
+    GenerationClosed,
+    GenerationFormed,
+    GenerationKind,
+    GenerationOpened,
+    GenerationPrepared,
+)
 from ..silence import losses
 from ..state import Generation, JobState, Seat, vm_of
 from ..turn import Turn
@@ -49,15 +56,15 @@ def close_failed(turn: Turn) -> None:
 
 
 def prepare(turn: Turn) -> None:
-    """When every member is prepared and rank 0 listens, have the head swapped."""
-    planned = turn.state.planned
-    if planned is None or planned.prepared_at is not None or turn.isolated:
-        return
-    reports = [turn.report_of(seat) for seat in planned.members]
-    if any(report is None or report.prepared < planned.number for report in reports):
-        return
-    endpoint = reports[0].endpoint if reports[0] is not None else None
-    if endpoint is not None:
+    """When every member is prepared and rank 0 listens, have the head swapped; without a head, open it."""
+    profile, planned = turn.state.profile, turn.state.planned
+    if profile is not None and profile.opened_at is None and (endpoint := _meeting_point(turn, profile)):
+        turn.fact(
+            GenerationOpened(
+                at=turn.now, kind=profile.kind, number=profile.number, endpoint=endpoint, checkpoints=()
+            )
+        )
+    if planned is not None and planned.prepared_at is None and (endpoint := _meeting_point(turn, planned)):
         turn.fact(GenerationPrepared(at=turn.now, number=planned.number, endpoint=endpoint))
         key = f"{turn.state.job}/head/{planned.number}"
         state = turn.state
@@ -70,6 +77,23 @@ def prepare(turn: Turn) -> None:
                 restart=state.restarting,
             )
         )
+
+
+def _meeting_point(turn: Turn, planned: Generation) -> str | None:
+    """Where rank 0 listens, once every member is prepared."""
+    if turn.isolated or late(turn, planned):
+        return None
+    first = turn.report_of(planned.members[0])
+    told = first.profiling if first is not None and planned.kind is GenerationKind.PROFILE else first
+    return told.endpoint if told is not None else None
+
+
+def late(turn: Turn, planned: Generation) -> list[Seat]:
+    """The members that are not prepared yet."""
+    profiles = planned.kind is GenerationKind.PROFILE
+    reports = {seat: turn.report_of(seat) for seat in planned.members}
+    told = {seat: report.profiling if report and profiles else report for seat, report in reports.items()}
+    return [seat for seat, where in told.items() if where is None or where.prepared < planned.number]
 
 
 def form(turn: Turn) -> None:
@@ -114,14 +138,9 @@ def _slowest(formed: list[Formed]) -> Formed:
 
 
 def _close_current(turn: Turn, current: Generation) -> None:
-    needed = current.members if current.formed is None else current.seats
-    dead = turn.dead(needed)
-    if dead:
-        close(turn, f"lost {_names(dead)}", turn.now)
-        return
-    silent = turn.silent(needed)
-    if silent:
-        close(turn, f"{_names(silent)} silent for {turn.timing.vm_lease_s:g} s", turn.now)
+    lost = why_lost(turn, current.members if current.formed is None else current.seats)
+    if lost:
+        close(turn, lost, turn.now)
         return
     reports = _reports(turn, current.seats)
     broken = [worker for worker in reports if _is_broken(worker, current)]
@@ -140,6 +159,15 @@ def _close_current(turn: Turn, current: Generation) -> None:
     if held and turn.state.planned is None:
         close(turn, f"{_names((w.worker, w.incarnation) for w in held)} held without an order", turn.now)
         return
+
+
+def why_lost(turn: Turn, needed: Sequence[Seat]) -> str:
+    """Which of the members are gone; empty if none is."""
+    dead = turn.dead(needed)
+    if dead:
+        return f"lost {_names(dead)}"
+    silent = turn.silent(needed)
+    return f"{_names(silent)} silent for {turn.timing.vm_lease_s:g} s" if silent else ""
 
 
 def idle_members(turn: Turn, current: Generation) -> list[Seat]:
@@ -171,24 +199,32 @@ def forms_since(turn: Turn, current: Generation) -> float:
 
 
 def _close_planned(turn: Turn, planned: Generation) -> None:
+    reason = why_not_opened(turn, planned)
+    if reason:
+        turn.fact(GenerationClosed(at=turn.now, number=planned.number, reason=reason))
+        cause = turn.vitals.cause or (reason, turn.now)
+        turn.vitals = replace(turn.vitals, planned_for=frozenset(), cause=cause)
+
+
+def why_not_opened(turn: Turn, planned: Generation) -> str:
+    """Why a generation that is being prepared is given up; empty if it is not. Members that are too late for
+    it are left out of the next ones."""
     dead = turn.dead(planned.members)
     if dead:
-        _give_up_planned(turn, planned, f"lost {_names(dead)} while it was prepared")
-        return
+        return f"lost {_names(dead)} while it was prepared"
     if planned.prepared_at is not None:
-        return
+        return ""
     unheard = turn.unheard(planned.members)
     if unheard:
-        _give_up_planned(turn, planned, f"{_names(unheard)} silent while it was prepared")
-        return
+        return f"{_names(unheard)} silent while it was prepared"
     noticed = turn.noticed(planned.seats)
     if noticed and not planned.saves_only:
-        _give_up_planned(turn, planned, f"notice for {_names(noticed)}")
-    elif not turn.isolated and turn.elapsed_s(planned.planned_at) > turn.timing.prepare_timeout_s:
-        reports = {seat: turn.report_of(seat) for seat in planned.members}
-        late = [seat for seat, r in reports.items() if r is None or r.prepared < planned.number]
-        leave_out(turn, late)
-        _give_up_planned(turn, planned, f"{_names(late)} not prepared in {turn.timing.prepare_timeout_s:g} s")
+        return f"notice for {_names(noticed)}"
+    if turn.isolated or turn.elapsed_s(planned.planned_at) <= turn.timing.prepare_timeout_s:
+        return ""
+    missing = late(turn, planned)
+    leave_out(turn, missing)
+    return f"{_names(missing)} not prepared in {turn.timing.prepare_timeout_s:g} s"
 
 
 def close(turn: Turn, reason: str, detected_at: float) -> None:
@@ -196,11 +232,6 @@ def close(turn: Turn, reason: str, detected_at: float) -> None:
     turn.close_generations(reason)
     cause = turn.vitals.cause or (reason, detected_at)
     turn.vitals = replace(turn.vitals, planned_for=frozenset(), cause=cause, broken_since=None)
-
-
-def _give_up_planned(turn: Turn, planned: Generation, reason: str) -> None:
-    turn.fact(GenerationClosed(at=turn.now, number=planned.number, reason=reason))
-    turn.vitals = replace(turn.vitals, planned_for=frozenset(), cause=turn.vitals.cause or (reason, turn.now))
 
 
 def leave_out(turn: Turn, seats: Iterable[Seat], for_s: float | None = None) -> None:

@@ -68,7 +68,7 @@ def record_failures(turn: Turn) -> None:
 
 def _failure(turn: Turn, worker: WorkerReport) -> Failure | None:
     recipe = turn.state.recipe
-    if any(found.recipe.device_kind == "other" for found in (worker.profile, worker.survey) if found):
+    if worker.profile is not None and worker.profile.recipe.device_kind == "other":
         return Failure(kind="recipe", message="its device is of a kind that this manager does not know")
     if recipe is not None and worker.graph_hash not in (None, recipe.graph_hash):
         message = f"its graph hash is {short(worker.graph_hash)}, the job's is {short(recipe.graph_hash)}"

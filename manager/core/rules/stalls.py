@@ -261,7 +261,8 @@ def _own_bound_s(turn: Turn, worker: WorkerReport) -> tuple[float | None, bool]:
     if worker.phase is Phase.STARTING:
         return turn.timing.start_wait_s, False
     if worker.phase is Phase.PROFILING:
-        return turn.timing.profile_wait_s, False
+        waits = turn.vitals.at_of(worker.worker) is At.MEMBERS  # whom it waits for is judged first
+        return turn.timing.profile_wait_s * (2 if waits else 1), False
     if _leaves_closed(turn.state, worker):
         return _closed_bound(turn.state, turn.vitals, worker, turn.timing).seconds, True
     return None, False

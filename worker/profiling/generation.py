@@ -1,0 +1,135 @@
+"""A generation of kind `profile` as one of its members lives it: what is left is measured, each its share.
+
+Nobody needs orders on the way: shares follow from the survey, from what is known and from the list of
+members. What a member has measured it keeps, and brings to the next generation if this one comes to nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...protocol.messages import At, Profile
+from ...protocol.survey import SectionRow, Survey
+from ...simulator.calibration.assembly import SHARE_S, done_in, section_time_s, shares
+from ..execution.meeting import Meeting
+from .probe import Found, probe
+from .profiling import SURVEY_S, begin, conclude
+from .subject import Subject
+
+Tell = Callable[[str, int, int], None]
+"""Is told the stage, how many sections this worker has measured itself, and how many there are."""
+
+
+@dataclass
+class Kept:
+    """What a worker knows of the model's measurements, from generation to generation."""
+
+    survey: Survey | None = None
+    surveyed_at: float = 0.0  # by the monotonic clock: when this worker first knew the survey
+    rows: dict[tuple[int, int], SectionRow] = field(default_factory=dict[tuple[int, int], SectionRow])
+    own: int = 0  # sections that it has measured itself
+
+    def take(self, survey: Survey) -> None:
+        """Go on from this survey; rows of another one are of other cuts, perhaps."""
+        if survey != self.survey:
+            self.survey, self.surveyed_at = survey, time.monotonic()
+            self.rows.clear()
+
+    @property
+    def all_rows(self) -> list[SectionRow]:
+        return [*(self.survey.rows if self.survey is not None else ()), *self.rows.values()]
+
+    def to_json(self) -> dict[str, Any]:
+        survey = self.survey.model_dump(mode="json") if self.survey is not None else None
+        return {"survey": survey, "rows": [row.model_dump(mode="json") for row in self.rows.values()]}
+
+
+def measure_together(
+    meeting: Meeting, subject: Subject, kept: Kept, tell: Tell, *, measuring_s: float, probe_s: float
+) -> Profile | None:
+    """Measure with all members; rank 0 gets what was found, the others nothing.
+
+    After `measuring_s` seconds, sections of an m that can be missed are not begun any more. Raises
+    `Interrupted`, also where links are not measured within `probe_s`, and what is wrong with the user's code.
+    """
+    with meeting.progress.being(At.MEMBERS):
+        meeting.rendezvous()
+    _exchange(meeting, kept, "held")
+    meeting.link([rank for rank in range(len(meeting.members)) if rank != meeting.rank])
+    if kept.survey is None:
+        stored = _survey(meeting, subject, kept)
+        if kept.survey is None:
+            return stored
+    survey = kept.survey
+    total = sum(len(layout.cuts) + 1 for layout in survey.layouts)
+    tell("sections", kept.own, total)
+    _measure_share(meeting, subject, kept, survey, measuring_s, lambda: tell("sections", kept.own, total))
+    _exchange(meeting, kept, "rows")
+    found = Found()
+    if len(meeting.members) > 1:
+        tell("links", kept.own, total)
+        found = meeting.run(
+            lambda store: probe(store, meeting.rank, meeting.members, meeting.address),
+            probe_s,
+            "the measuring of links is",
+        )
+    return conclude(subject, survey, list(kept.rows.values()), found) if meeting.rank == 0 else None
+
+
+def _exchange(meeting: Meeting, kept: Kept, name: str) -> None:
+    """Every member knows then what any of them does; of several surveys the lowest rank's is gone on from."""
+    told = meeting.gather(name, kept.to_json())
+    chosen = next((each["survey"] for each in told if each["survey"] is not None), None)
+    if chosen is None:
+        return
+    kept.take(Survey.model_validate(chosen))
+    for each in told:
+        if each["survey"] == chosen:
+            rows = [SectionRow.model_validate(row) for row in each["rows"]]
+            kept.rows |= {(row.microbatch_size, row.section): row for row in rows}
+
+
+def _survey(meeting: Meeting, subject: Subject, kept: Kept) -> Profile | None:
+    """Rank 0 looks at the model for all; or finds a profile in the store, and then there is no survey."""
+    stored, mine = None, None
+    if meeting.rank == 0:
+        found = begin(subject, seconds=SURVEY_S)
+        if isinstance(found, Profile):
+            stored = found
+        else:
+            mine = found.model_dump(mode="json")
+            kept.take(found)
+            kept.own = len(found.rows)
+    [survey, *_] = meeting.gather("survey", mine)
+    if survey is not None:
+        kept.take(Survey.model_validate(survey))
+    return stored
+
+
+def _measure_share(
+    meeting: Meeting,
+    subject: Subject,
+    kept: Kept,
+    survey: Survey,
+    measuring_s: float,
+    measured: Callable[[], None],
+) -> None:
+    num_members, done = len(meeting.members), done_in(kept.all_rows)
+    mine = shares(survey, done, num_members)[meeting.rank :: num_members]
+    section_s = section_time_s(SHARE_S, sum(len(share.sections) for share in mine))
+    layouts = {layout.microbatch_size: layout for layout in survey.layouts}
+    for share in mine:
+        m = share.microbatch_size
+        for section in share.sections:
+            late = time.monotonic() - kept.surveyed_at > measuring_s
+            if late and m != survey.recipe.microbatch_size:
+                break
+            meeting.interrupt.check()
+            subject.cut_exactly(layouts[m])
+            kept.rows[m, section] = subject.measure(section, section_s)
+            kept.own += 1
+            meeting.progress.operations += 1
+            measured()
