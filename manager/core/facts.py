@@ -198,16 +198,16 @@ class RecipeFixed(_Fact):
     note: str = ""
 
 
-class Former(_Fact):
+class Obsolete(_Fact):
     """Something that earlier versions decided and this one does not: it changes nothing; see `old_facts`."""
 
-    fact: Literal["former"] = "former"
+    fact: Literal["obsolete"] = "obsolete"
     name: str
-    said: dict[str, Any]  # all of it, as it was written
+    written: dict[str, Any]  # all of it, as it was
 
     @model_serializer
     def _as_written(self) -> dict[str, Any]:
-        return self.said
+        return self.written
 
 
 class BitsFixed(_Fact):
@@ -429,7 +429,7 @@ Fact = Annotated[
     | IsolationChanged
     | WorkerFailed
     | RecipeFixed
-    | Former
+    | Obsolete
     | BitsFixed
     | Recalibrated
     | WorkerPaced

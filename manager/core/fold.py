@@ -17,7 +17,6 @@ from .facts import (
     CheckpointRetired,
     EndReason,
     Fact,
-    Former,
     GenerationClosed,
     GenerationFormed,
     GenerationKind,
@@ -29,6 +28,7 @@ from .facts import (
     IsolationChanged,
     JobEnded,
     JobResumed,
+    Obsolete,
     PersonNeeded,
     PlanImpossible,
     RecipeFixed,
@@ -199,7 +199,7 @@ def _recipe_fixed(state: JobState, fact: RecipeFixed) -> JobState:
     )
 
 
-def _unchanged(state: JobState, fact: Former) -> JobState:
+def _unchanged(state: JobState, fact: Obsolete) -> JobState:
     return state
 
 
@@ -443,7 +443,7 @@ _RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
     VmEnded: _vm_ended,
     WorkerFailed: _worker_failed,
     RecipeFixed: _recipe_fixed,
-    Former: _unchanged,
+    Obsolete: _unchanged,
     BitsFixed: _bits_fixed,
     GenerationPlanned: _planned,
     GenerationPrepared: _prepared,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-_FORMER = ("surveyed", "share_dealt", "sections_measured", "probe_dealt", "probe_opened", "probe_ended")
-_MARKS = tuple(f'"fact":"{name}"' for name in ("profiler_chosen", *_FORMER))
+OBSOLETE = ("surveyed", "share_dealt", "sections_measured", "probe_dealt", "probe_opened", "probe_ended")
+_MARKS = tuple(f'"fact":"{name}"' for name in ("profiler_chosen", *OBSOLETE))
 
 
 def translated(text: str) -> str:
@@ -22,8 +22,8 @@ def translated(text: str) -> str:
     name = written["fact"]
     if name == "profiler_chosen":
         return json.dumps(_planned(written))
-    if name in _FORMER:
-        return json.dumps({"at": written["at"], "fact": "former", "name": name, "said": written})
+    if name in OBSOLETE:
+        return json.dumps({"at": written["at"], "fact": "obsolete", "name": name, "written": written})
     return text
 
 

@@ -25,7 +25,7 @@ const SAYS = {
   vm_ended: (f) => ["VM ended", `${f.vm}: ${f.detail || f.reason.replaceAll("_", " ")}`, f.reason === "released" ? "" : "warn"],
   isolation_changed: (f) => (f.isolated ? ["Isolated", `most of ${plural(f.num_vms, "VM")} fell silent at about the same time: the manager seems to be cut off, and changes nothing`, "warn"] : ["Heard again", "the manager is no longer isolated"]),
   worker_failed: (f) => ["Worker failed", `${f.worker}: ${f.message}`, "bad"],
-  former: (f) => [f.name.replaceAll("_", " "), JSON.stringify(f.said)],
+  obsolete: (f) => [f.name.replaceAll("_", " "), JSON.stringify(f.written)],
   recalibrated: (f) => ["Calibration changed", `steps took ${Math.min(...f.scales).toFixed(2)} to ${Math.max(...f.scales).toFixed(2)} times what was measured`, "warn"],
   worker_paced: (f) => (f.slowdown === 1 ? ["Pace", `${f.worker} counts as fast as its peers again`] : ["Slow worker", `${f.worker} takes ${f.slowdown} times as long as its peers`, "warn"]),
   recipe_fixed: (f) => {
@@ -66,7 +66,7 @@ const SAYS = {
 };
 
 // What earlier versions decided, as their journals have it.
-const FORMER = {
+const OBSOLETE = {
   surveyed: (f) => ["Surveyed", `${f.worker}: ${plural(f.survey.layouts[0].cuts.length + 1, "section")}, ${plural(f.survey.layouts.length, "size")} of micro-batches`],
   share_dealt: (f) => ["Share dealt", `${f.worker} measures ${plural(f.share.sections.length, "section")} at ${plural(f.share.microbatch_size, "sample")}`],
   sections_measured: (f) => ["Measured", `${plural(f.rows.length, "section")} by ${f.worker}`],
@@ -77,7 +77,7 @@ const FORMER = {
 
 // [title, text, class] of a fact; one that is not known here is shown as it is.
 function say(fact, job) {
-  const known = SAYS[fact.fact] || FORMER[fact.fact];
+  const known = SAYS[fact.fact] || OBSOLETE[fact.fact];
   if (!known) return [fact.fact.replaceAll("_", " "), JSON.stringify(fact), ""];
   const [title, text, style] = known(fact);
   return [title, bare(text, job), style || ""];

@@ -35,8 +35,9 @@ def begin(num_vms: int, num_ready: int = 1, **changes: dict[str, Any]) -> tuple[
     script.wait()
     workers = [f"{vm}.0" for vm in script.state.vms][:num_vms]
     script.report(*(idle(worker) for worker in workers[:num_ready]))
-    assert members(script) == workers[:1]
-    assert script.state.status is Status.PROFILING
+    if num_ready:
+        assert members(script) == workers[:1]
+        assert script.state.status is Status.PROFILING
     return script, workers
 
 
@@ -221,6 +222,40 @@ def test_trainers_of_a_version_that_has_no_such_generations_are_replaced() -> No
     assert "measures models in another way" in script.last(WorkerFailed).message
     script.wait()
     assert script.last(VmEnded).vm == vm_of(workers[0])
+
+
+def test_rank_0_stays_who_it_was_when_others_join() -> None:
+    script, (first, second, third) = begin(3, 0)
+    script.report(idle(second))
+    for newcomer, together in ((first, [second, first]), (third, [second, first, third])):
+        enter(script, "sections")
+        script.report(idle(newcomer))
+        assert members(script) == together
+
+
+def test_a_break_is_given_time_though_the_generation_before_broke_too() -> None:
+    script, workers = begin(3, 2)
+    enter(script, "sections")
+    enter(script, "sections")
+    tell(script, workers[1], phase=Phase.IDLE, broken="lost ranks [0]")
+    script.report(idle(workers[2]))
+    enter(script, "links")
+    script.wait(script.timing.suspect_grace_s)
+    script.report()
+    closed = script.count(GenerationClosed)
+    tell(script, workers[1], phase=Phase.IDLE, broken="lost ranks [2]")
+    script.report()
+    assert script.count(GenerationClosed) == closed
+    script.event(VmTerminated(now=script.now, vm=vm_of(workers[2])))
+    assert script.last(GenerationClosed).reason == f"lost {workers[2]}"
+
+
+def test_trainers_of_a_version_that_has_no_such_generations_keep_nobody_waiting() -> None:
+    script, (first, old, new) = begin(3)
+    enter(script)
+    script.report(idle(old).model_copy(update={"profiling": None}), idle(new))
+    script.event(VmTerminated(now=script.now, vm=vm_of(first)))
+    assert members(script) == [new]
 
 
 def test_newcomers_take_part_in_the_links_if_they_are_about_to_come() -> None:

@@ -11,7 +11,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from makara.manager.core.facts import Fact, Former, GenerationKind, RecipeFixed, Submitted, VmJoined
+from makara.manager.core.facts import Fact, GenerationKind, Obsolete, RecipeFixed, Submitted, VmJoined
 from makara.manager.core.fold import fold
 from makara.manager.core.state import JobState, Status, vm_of
 from makara.manager.service.journal import SqliteJournal
@@ -75,7 +75,7 @@ def test_a_calibration_that_was_under_way_begins_again(facts: list[Fact], name: 
 
 def test_what_is_no_more_decided_is_shown_as_it_was_written(facts: list[Fact]) -> None:
     shown = [(to_json(fact), json.loads(text)) for fact, text in zip(facts, WRITTEN, strict=True)]
-    former = [number for number, fact in enumerate(facts) if isinstance(fact, Former)]
-    assert len(former) > 5
-    assert all(shown[number][0] == shown[number][1] for number in former)
+    obsolete = [number for number, fact in enumerate(facts) if isinstance(fact, Obsolete)]
+    assert len(obsolete) > 5
+    assert all(shown[number][0] == shown[number][1] for number in obsolete)
     assert any(isinstance(fact, VmJoined) for fact in facts)

@@ -10,6 +10,7 @@ from typing import get_args
 import httpx
 import pytest
 from makara.manager.core.facts import Fact
+from makara.manager.core.old_facts import OBSOLETE
 from managers import Manager, release_all
 
 PAGE = Path(__file__).parents[2] / "manager" / "page"
@@ -64,12 +65,9 @@ def test_every_element_that_the_script_looks_for_is_in_the_page() -> None:
 
 def test_the_page_has_words_for_every_fact() -> None:
     kinds = {str(kind.model_fields["fact"].default) for kind in get_args(get_args(Fact)[0])}
-    said = set(
-        re.findall(
-            r"^  (\w+): \(", (PAGE / "words.js").read_text().partition("const FORMER")[0], re.MULTILINE
-        )
-    )
-    assert said == kinds
+    says, _, obsolete = (PAGE / "words.js").read_text().partition("const OBSOLETE")
+    assert set(re.findall(r"^  (\w+): \(", says, re.MULTILINE)) == kinds
+    assert set(re.findall(r"^  (\w+): \(", obsolete, re.MULTILINE)) == set(OBSOLETE)
 
 
 def test_only_files_of_the_page_are_served(browser: httpx.Client) -> None:

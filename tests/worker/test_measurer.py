@@ -12,7 +12,7 @@ from makara.checkpoint import open_store, save_calibration
 from makara.protocol.messages import GenerationOrder, Member, Phase, Profile, Profiling
 from makara.simulator import Measurements
 from makara.worker.profiling.probe import pairs_of, rings_of
-from trainer_processes import Fleet, settings
+from trainer_processes import TIMEOUT_S, Fleet, settings
 
 
 @pytest.fixture
@@ -39,7 +39,11 @@ def prepare(fleet: Fleet, number: int, *workers: str, without: str | None = None
 
 
 def go(fleet: Fleet, order: GenerationOrder, *workers: str, **changes: Any) -> None:
-    fleet.send(*workers, action="profile", generation=order, **changes)
+    bounds = {
+        "measuring_s": TIMEOUT_S,
+        "probe_s": TIMEOUT_S,
+    }  # not those of a machine with nothing else to do
+    fleet.send(*workers, action="profile", generation=order, **{**bounds, **changes})
 
 
 def begin(fleet: Fleet, number: int, *workers: str, without: str | None = None, **changes: Any) -> None:

@@ -9,11 +9,11 @@ from ...pipeline.plan import Plan
 from ...protocol.messages import GenerationOrder
 from ..progress import Progress
 from .buckets import Bucket
+from .communicator import Communicator
 from .gloo import Group, Listener
-from .meeting import Meeting
 
 
-class Session(Meeting):
+class Session(Communicator):
     """Ranks below `plan.num_workers` train; the others are donors, which hand over what they hold."""
 
     def __init__(
@@ -25,7 +25,7 @@ class Session(Meeting):
         progress: Progress | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """See `Meeting`."""
+        """See `Communicator`."""
         super().__init__(order, worker, listener, link_timeout_s, progress, on_lost)
         self.plan = Plan.from_json(order.plan)
         self.checkpoints = order.checkpoints

@@ -14,17 +14,17 @@ from typing import Any
 from ...protocol.messages import At, Profile
 from ...protocol.survey import SectionRow, Survey
 from ...simulator.calibration.assembly import SHARE_S, done_in, section_time_s, shares
-from ..execution.meeting import Meeting
+from ..execution.communicator import Communicator
 from .probe import Found, probe
 from .profiling import SURVEY_S, begin, conclude
 from .subject import Subject
 
-Tell = Callable[[str, int, int], None]
-"""Is told the stage, how many sections this worker has measured itself, and how many there are."""
+OnProgress = Callable[[str, int, int], None]
+"""Is called with the stage, how many sections this worker has measured itself, and how many there are."""
 
 
 @dataclass
-class Kept:
+class MeasuredSoFar:
     """What a worker knows of the model's measurements, from generation to generation."""
 
     survey: Survey | None = None
@@ -48,88 +48,96 @@ class Kept:
 
 
 def measure_together(
-    meeting: Meeting, subject: Subject, kept: Kept, tell: Tell, *, measuring_s: float, probe_s: float
+    comm: Communicator,
+    subject: Subject,
+    known: MeasuredSoFar,
+    on_progress: OnProgress,
+    *,
+    measuring_s: float,
+    probe_s: float,
 ) -> Profile | None:
     """Measure with all members; rank 0 gets what was found, the others nothing.
 
     After `measuring_s` seconds, sections of an m that can be missed are not begun any more. Raises
     `Interrupted`, also where links are not measured within `probe_s`, and what is wrong with the user's code.
     """
-    with meeting.progress.being(At.MEMBERS):
-        meeting.rendezvous()
-    _exchange(meeting, kept, "held")
-    meeting.link([rank for rank in range(len(meeting.members)) if rank != meeting.rank])
-    if kept.survey is None:
-        stored = _survey(meeting, subject, kept)
-        if kept.survey is None:
+    with comm.progress.being(At.MEMBERS):
+        comm.rendezvous()
+    _exchange(comm, known, "held")
+    comm.link([rank for rank in range(len(comm.members)) if rank != comm.rank])
+    if known.survey is None:
+        stored = _survey(comm, subject, known)
+        if known.survey is None:
             return stored
-    survey = kept.survey
+    survey = known.survey
     total = sum(len(layout.cuts) + 1 for layout in survey.layouts)
-    tell("sections", kept.own, total)
-    _measure_share(meeting, subject, kept, survey, measuring_s, lambda: tell("sections", kept.own, total))
-    _exchange(meeting, kept, "rows")
+    on_progress("sections", known.own, total)
+    _measure_share(
+        comm, subject, known, survey, measuring_s, lambda: on_progress("sections", known.own, total)
+    )
+    _exchange(comm, known, "rows")
     found = Found()
-    if len(meeting.members) > 1:
-        tell("links", kept.own, total)
-        found = meeting.run(
-            lambda store: probe(store, meeting.rank, meeting.members, meeting.address),
+    if len(comm.members) > 1:
+        on_progress("links", known.own, total)
+        found = comm.run(
+            lambda store, open_group: probe(store, open_group, comm.rank, comm.members),
             probe_s,
             "the measuring of links is",
         )
-    return conclude(subject, survey, list(kept.rows.values()), found) if meeting.rank == 0 else None
+    return conclude(subject, survey, list(known.rows.values()), found) if comm.rank == 0 else None
 
 
-def _exchange(meeting: Meeting, kept: Kept, name: str) -> None:
+def _exchange(comm: Communicator, known: MeasuredSoFar, name: str) -> None:
     """Every member knows then what any of them does; of several surveys the lowest rank's is gone on from."""
-    told = meeting.gather(name, kept.to_json())
+    told = comm.gather(name, known.to_json())
     chosen = next((each["survey"] for each in told if each["survey"] is not None), None)
     if chosen is None:
         return
-    kept.take(Survey.model_validate(chosen))
+    known.take(Survey.model_validate(chosen))
     for each in told:
         if each["survey"] == chosen:
             rows = [SectionRow.model_validate(row) for row in each["rows"]]
-            kept.rows |= {(row.microbatch_size, row.section): row for row in rows}
+            known.rows |= {(row.microbatch_size, row.section): row for row in rows}
 
 
-def _survey(meeting: Meeting, subject: Subject, kept: Kept) -> Profile | None:
+def _survey(comm: Communicator, subject: Subject, known: MeasuredSoFar) -> Profile | None:
     """Rank 0 looks at the model for all; or finds a profile in the store, and then there is no survey."""
     stored, mine = None, None
-    if meeting.rank == 0:
+    if comm.rank == 0:
         found = begin(subject, seconds=SURVEY_S)
         if isinstance(found, Profile):
             stored = found
         else:
             mine = found.model_dump(mode="json")
-            kept.take(found)
-            kept.own = len(found.rows)
-    [survey, *_] = meeting.gather("survey", mine)
+            known.take(found)
+            known.own = len(found.rows)
+    [survey, *_] = comm.gather("survey", mine)
     if survey is not None:
-        kept.take(Survey.model_validate(survey))
+        known.take(Survey.model_validate(survey))
     return stored
 
 
 def _measure_share(
-    meeting: Meeting,
+    comm: Communicator,
     subject: Subject,
-    kept: Kept,
+    known: MeasuredSoFar,
     survey: Survey,
     measuring_s: float,
-    measured: Callable[[], None],
+    on_measured: Callable[[], None],
 ) -> None:
-    num_members, done = len(meeting.members), done_in(kept.all_rows)
-    mine = shares(survey, done, num_members)[meeting.rank :: num_members]
+    num_members, done = len(comm.members), done_in(known.all_rows)
+    mine = shares(survey, done, num_members)[comm.rank :: num_members]
     section_s = section_time_s(SHARE_S, sum(len(share.sections) for share in mine))
     layouts = {layout.microbatch_size: layout for layout in survey.layouts}
     for share in mine:
         m = share.microbatch_size
         for section in share.sections:
-            late = time.monotonic() - kept.surveyed_at > measuring_s
+            late = time.monotonic() - known.surveyed_at > measuring_s
             if late and m != survey.recipe.microbatch_size:
                 break
-            meeting.interrupt.check()
+            comm.interrupt.check()
             subject.cut_exactly(layouts[m])
-            kept.rows[m, section] = subject.measure(section, section_s)
-            kept.own += 1
-            meeting.progress.operations += 1
-            measured()
+            known.rows[m, section] = subject.measure(section, section_s)
+            known.own += 1
+            comm.progress.operations += 1
+            on_measured()

@@ -22,6 +22,7 @@ import torch
 
 from ...simulator.calibration.links import AllReduce, Wire
 from ...simulator.calibration.statistics import Figure, summarise
+from ..execution.communicator import OpenGroup
 from ..execution.gloo import Group, Store
 
 _ROUND_TRIPS = 40
@@ -42,20 +43,20 @@ class Found:
     allreduces: tuple[AllReduce, ...] = ()
 
 
-def probe(store: Store, rank: int, workers: Sequence[str], address: str) -> Found:
+def probe(store: Store, open_group: OpenGroup, rank: int, workers: Sequence[str]) -> Found:
     """Measured together with all of `workers`, of which this is number `rank`; rank 0 gets what was found,
     the others nothing."""
-    return _Script(store, rank, workers, address).run()
+    return _Script(store, open_group, rank, workers).run()
 
 
 class _Script:
     """What each member does in one order; `_told` shares what a leader has decided or found."""
 
-    def __init__(self, store: Store, rank: int, workers: Sequence[str], address: str) -> None:
+    def __init__(self, store: Store, open_group: OpenGroup, rank: int, workers: Sequence[str]) -> None:
         self._store = store
+        self._open_group = open_group
         self._rank = rank
         self._vms = [worker.rpartition(".")[0] for worker in workers]
-        self._address = address
 
     def run(self) -> Found:
         wires: list[Wire] = []
@@ -75,7 +76,7 @@ class _Script:
         if self._rank not in pair:
             return None
         first, second = pair
-        group = Group(self._store, f"wire/{number}", self._rank, pair, self._address)
+        group = self._open_group(f"wire/{number}", pair)
         peer = second if self._rank == first else first
         byte, bulk = torch.zeros(1, dtype=torch.uint8), torch.zeros(_BULK_BYTES, dtype=torch.uint8)
 
@@ -93,7 +94,6 @@ class _Script:
             send(byte)
             small = [send(byte) for _ in range(_ROUND_TRIPS)]
             large = self._repeated(f"bulk/{number}", first, lambda: send(bulk))
-        group.close()
         if self._rank != first:
             return None
         latency = summarise([seconds / 2 for seconds in small])
@@ -107,12 +107,11 @@ class _Script:
     def _sums(self, ring: Sequence[int], number: int) -> list[dict[str, Any]] | None:
         if self._rank not in ring:
             return None
+        groups = [self._open_group(f"ring/{number}/{index}", ring) for index in range(2)]
         with _computing():
-            return self._sums_of(ring, number)
+            return self._sums_of(groups, ring, number)
 
-    def _sums_of(self, ring: Sequence[int], number: int) -> list[dict[str, Any]]:
-        names = [f"ring/{number}/{index}" for index in range(2)]
-        groups = [Group(self._store, name, self._rank, ring, self._address) for name in names]
+    def _sums_of(self, groups: Sequence[Group], ring: Sequence[int], number: int) -> list[dict[str, Any]]:
         found: list[AllReduce] = []
         for size_bytes, in_flight in [*((size, 1) for size in _SUM_BYTES), (_SUM_BYTES[1], 2)]:
             if found and found[-1].seconds.median > _TOO_SLOW_S and in_flight == 1:
@@ -134,8 +133,6 @@ class _Script:
                     seconds=Figure.from_json(figure, "seconds"),
                 )
             )
-        for group in groups:
-            group.close()
         return [entry.to_json() for entry in found]
 
     def _repeated(self, key: str, leader: int, once: Callable[[], float]) -> list[float]:

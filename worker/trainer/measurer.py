@@ -9,9 +9,9 @@ from typing import Any
 from ...model.training import Training
 from ...protocol.messages import At, GenerationOrder, Orders, Phase, Profiling
 from ..execution.blocking import Abandoned, Interrupted
+from ..execution.communicator import Communicator
 from ..execution.gloo import Listener
-from ..execution.meeting import Meeting
-from ..profiling.generation import Kept, measure_together
+from ..profiling.generation import MeasuredSoFar, measure_together
 from ..profiling.profiling import subject_of
 from ..profiling.subject import Subject
 from .agent_pipe import AgentPipe
@@ -27,13 +27,13 @@ class Measurer:
         self._address = address
         self._control = control
         self._subject: Subject | None = None
-        self._kept = Kept()
+        self._known = MeasuredSoFar()
         self._entered = 0  # the newest generation that it went into
-        self._left: Meeting | None = None  # the one before: slower members may still need its store
-        self._lock = threading.Lock()  # guards what the control thread touches: the three below
-        self._told = Profiling()
+        self._left: Communicator | None = None  # the one before: slower members may still need its store
+        self._lock = threading.RLock()  # guards what the control thread touches: the three below
+        self._status = Profiling()
         self._listener: Listener | None = None
-        self._meeting: Meeting | None = None
+        self._comm: Communicator | None = None
 
     def has_work(self, orders: Orders) -> bool:
         return self._next(orders) is not None
@@ -49,9 +49,11 @@ class Measurer:
             if order is None:
                 return
             listener, self._listener = self._listener, None
-            meeting = Meeting(order, self._worker, listener, orders.link_timeout_s, progress)
-            self._meeting, self._entered = meeting, order.number
-        self._tell(generation=order.number, broken="", phase=Phase.PROFILING, profile=None)
+            comm = Communicator(order, self._worker, listener, orders.link_timeout_s, progress)
+            self._comm, self._entered = comm, order.number
+        # Not that of the one before: newcomers would wait for links that nobody measures yet.
+        stage = "survey" if self._known.survey is None else "sections"
+        self._report(generation=order.number, broken="", stage=stage, phase=Phase.PROFILING, profile=None)
         if self._control.orders is not None:
             self.on_orders(self._control.orders)
         if self._left is not None:
@@ -60,29 +62,29 @@ class Measurer:
         try:
             with progress.being(At.COMPUTING):
                 found = measure_together(
-                    meeting,
+                    comm,
                     self._subject,
-                    self._kept,
-                    lambda stage, done, total: self._tell(stage=stage, done=done, total=total),
+                    self._known,
+                    lambda stage, done, total: self._report(stage=stage, done=done, total=total),
                     measuring_s=orders.measuring_s,
                     probe_s=orders.probe_s,
                 )
-            meeting.leave()
+            comm.leave()
         except Abandoned as cause:
             cause.__traceback__ = None  # its frames would keep the generation's groups
         except Interrupted as cause:
-            log.warning("profile %d: %s", meeting.number, cause)
+            log.warning("profile %d: %s", comm.number, cause)
             broken, cause.__traceback__ = str(cause), None
         finally:
             with self._lock:
-                self._meeting = None
-            meeting.close()
-            self._left = meeting
-        self._tell(broken=broken, phase=Phase.IDLE, profile=found)
+                self._comm = None
+            comm.close()
+            self._left = comm
+        self._report(broken=broken, phase=Phase.IDLE, profile=found)
 
     def finish(self) -> None:
         """There is a recipe: forget what was measured, here and in the reports."""
-        self._subject, self._kept, self._left = None, Kept(), None
+        self._subject, self._known, self._left = None, MeasuredSoFar(), None
         with self._lock:
             if self._listener is not None:
                 self._listener.close()
@@ -94,7 +96,7 @@ class Measurer:
         order = self._ordered(orders)
         if order is None or order.phase != "go" or order.number <= self._entered:
             return None
-        return order if order.number == self._told.prepared else None
+        return order if order.number == self._status.prepared else None
 
     def _ordered(self, orders: Orders) -> GenerationOrder | None:
         order = orders.generation
@@ -102,12 +104,12 @@ class Measurer:
             return None
         return order if any(member.worker == self._worker for member in order.members) else None
 
-    def _tell(self, **changes: Any) -> None:
+    def _report(self, **changes: Any) -> None:
         """Change what the worker reports, of `Profiling` and beside it."""
         with self._lock:
             own = {name: changes.pop(name) for name in list(changes) if name in Profiling.model_fields}
-            self._told = self._told.model_copy(update=own)
-            self._control.report(profiling=self._told, **changes)
+            self._status = self._status.model_copy(update=own)
+            self._control.report(profiling=self._status, **changes)
 
     # ---- the control thread --------------------------------------------------------------------------------
 
@@ -117,17 +119,17 @@ class Measurer:
         if order is not None and order.phase == "prepare":
             self._prepare(order)
         with self._lock:
-            meeting = self._meeting
-        if meeting is None:
+            comm = self._comm
+        if comm is None:
             return
         # While the next one is prepared this one goes on.
-        goes_on = order is not None and (order.number == meeting.number or order.phase == "prepare")
+        goes_on = order is not None and (order.number == comm.number or order.phase == "prepare")
         if not goes_on:
-            meeting.interrupt.trip(Abandoned())
+            comm.interrupt.trip(Abandoned())
 
     def _prepare(self, order: GenerationOrder) -> None:
         with self._lock:
-            if order.number <= self._told.prepared:
+            if order.number <= self._status.prepared:
                 return
             if self._listener is not None:
                 self._listener.close()
@@ -135,5 +137,5 @@ class Measurer:
             if order.members[0].worker == self._worker:
                 self._listener = Listener(self._address)
                 self._listener.serve()  # others may come while this one still measures a section
-        endpoint = self._listener.endpoint if self._listener is not None else None
-        self._tell(prepared=order.number, endpoint=endpoint)
+            endpoint = self._listener.endpoint if self._listener is not None else None
+            self._report(prepared=order.number, endpoint=endpoint)

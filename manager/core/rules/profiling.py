@@ -153,6 +153,7 @@ def _why_over(turn: Turn, profile: Generation) -> str:
         if (told := report.profiling) is not None and told.generation == profile.number and told.broken
     }
     if not broken:
+        turn.vitals = replace(turn.vitals, broken_since=None) if turn.vitals.broken_since else turn.vitals
         return ""
     since = turn.vitals.broken_since or turn.now
     turn.vitals = replace(turn.vitals, broken_since=since)
@@ -219,8 +220,8 @@ def _takes_newcomers(turn: Turn, profile: Generation) -> bool:
 
 
 def _ready(turn: Turn) -> list[WorkerReport]:
-    """Workers with nothing else to do."""
-    return [
+    """Workers with nothing else to do; of those, only whoever knows such generations, if any does."""
+    ready = [
         worker
         for vm, worker in turn.reports()
         if worker.phase in (Phase.IDLE, Phase.PROFILING)
@@ -230,14 +231,16 @@ def _ready(turn: Turn) -> list[WorkerReport]:
         and worker.worker not in turn.state.unfit
         and turn.vitals.left_out.get(seat_of(worker), turn.now) <= turn.now
     ]
+    return [worker for worker in ready if worker.profiling is not None] or ready
 
 
 def _members(ready: Sequence[WorkerReport], before: Sequence[Seat]) -> list[Seat]:
-    """Some of the workers, from several VMs if there are; those of the generation `before` come first, and
-    rank 0 stays who it was."""
+    """Some of the workers, from several VMs if there are; those of the generation `before` come first, in
+    their order: rank 0 stays who it was."""
     alike = [worker for worker in ready if worker.trainer_protocol == ready[0].trainer_protocol]
+    ranks = {seat: rank for rank, seat in enumerate(before)}
     by_vm: dict[str, list[Seat]] = {}
-    for seat in sorted(map(seat_of, alike), key=lambda seat: seat not in before):
+    for seat in sorted(map(seat_of, alike), key=lambda seat: ranks.get(seat, len(before))):
         by_vm.setdefault(vm_of(seat[0]), []).append(seat)
     each = min(_MOST_OF_A_VM, max(1, _MOST_MEMBERS // max(1, len(by_vm))))
     if len(by_vm) > 1:

@@ -1,9 +1,10 @@
-"""One generation as each member meets the others: the rendezvous, links, groups, and the way out."""
+"""How a member of one generation reaches the others: the rendezvous, links, groups, and the way out."""
 
 from __future__ import annotations
 
 import json
 import threading
+import zlib
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -15,9 +16,11 @@ from .gloo import Group, Listener, Store, connect, fetch
 from .links import Identity, Links
 
 T = TypeVar("T")
+OpenGroup = Callable[[str, Sequence[int]], Group]
+"""Opens a group of this name over these ranks; see `Communicator.group`."""
 
 
-class Meeting:
+class Communicator:
     """Made from a `go` order. Nothing blocks before `rendezvous`; everything that may block can be
     interrupted.
     """
@@ -66,7 +69,7 @@ class Meeting:
         """Every member's JSON value, in rank order; a barrier."""
         store = self._store
         assert store is not None
-        mine = json.dumps(value)
+        mine = zlib.compress(json.dumps(value).encode())  # a store takes 8 MB for one value, and no more
 
         def value_of(rank: int) -> bytes:
             return fetch(store, f"{name}/{rank}", lambda: self.interrupt.tripped)
@@ -75,16 +78,16 @@ class Meeting:
         # What fails here is the store on rank 0; one who is late or gone makes the others wait.
         with self.progress.being(At.MEMBERS):
             return [
-                json.loads(self.courier.call(partial(value_of, rank), [0]))
+                json.loads(zlib.decompress(self.courier.call(partial(value_of, rank), [0])))
                 for rank in range(len(self.members))
             ]
 
-    def run(self, script: Callable[[Store], T], within_s: float, what: str) -> T:
-        """What `script` makes of the store that all members have, while they all run theirs. Raises
-        `PeersLost` where that is not over within the bound; `what` says what it is."""
+    def run(self, script: Callable[[Store, OpenGroup], T], within_s: float, what: str) -> T:
+        """What `script` makes of the store that all members have and of groups that it opens, while they all
+        run theirs. Raises `PeersLost` where that is not over within the bound; `what` says what it is."""
         store = self._store
         assert store is not None
-        call = self.courier.start(lambda: script(store))
+        call = self.courier.start(lambda: script(store, self._open))
         with self.progress.being(At.PEER):
             self.interrupt.wait_for(lambda: call.done, within_s)
         if not call.done:
@@ -118,12 +121,8 @@ class Meeting:
 
     def group(self, name: str, ranks: Sequence[int]) -> Group:
         """A process group over `ranks`, of which this member is one; all of them must call, linked before."""
-        store = self._store
-        assert store is not None
         # Who is lost here its link tells; gloo names nobody.
-        group = self.courier.call(lambda: Group(store, f"groups/{name}", self.rank, ranks, self.address))
-        self._groups.append(group)
-        return group
+        return self.courier.call(lambda: self._open(name, ranks))
 
     def close(self) -> None:
         """Let the helper threads end; those still blocked in a group are woken, here and at the peers. The
@@ -140,3 +139,10 @@ class Meeting:
                 group.close()
         released = [group.release() for group in groups]
         threading.Thread(target=released.clear, name=f"closing-g{self.number}", daemon=True).start()
+
+    def _open(self, name: str, ranks: Sequence[int]) -> Group:
+        """As `group`, on the courier's thread."""
+        assert self._store is not None
+        group = Group(self._store, f"groups/{name}", self.rank, ranks, self.address)
+        self._groups.append(group)
+        return group
