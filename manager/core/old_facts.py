@@ -15,28 +15,32 @@ _MARKS = tuple(f'"fact":"{name}"' for name in ("profiler_chosen", *OBSOLETE))
 
 
 def translated(text: str) -> str:
-    """The JSON of a fact of any version, as this one reads it."""
+    """The JSON of a fact of any version, as this one reads it; what is damaged stays as it is."""
     if not any(mark in text for mark in _MARKS):
         return text
-    written: dict[str, Any] = json.loads(text)
-    name = written["fact"]
-    if name == "profiler_chosen":
-        return json.dumps(_planned(written))
-    if name in OBSOLETE:
-        return json.dumps({"at": written["at"], "fact": "obsolete", "name": name, "written": written})
-    return text
+    try:
+        written: Any = json.loads(text)
+    except ValueError:
+        return text
+    match written:
+        case {"fact": "profiler_chosen", "at": at, "worker": worker, "incarnation": incarnation}:
+            return json.dumps(_planned(at, worker, incarnation))
+        case {"fact": name, "at": at} if name in OBSOLETE:
+            return json.dumps({"at": at, "fact": "obsolete", "name": name, "written": written})
+        case _:
+            return text
 
 
-def _planned(chosen: dict[str, Any]) -> dict[str, Any]:
+def _planned(at: float, worker: str, incarnation: int) -> dict[str, Any]:
     return {
-        "at": chosen["at"],
+        "at": at,
         "fact": "generation_planned",
         "kind": "profile",
         "number": 1,
         "cause": "start",
         "plan": {},
-        "members": [[chosen["worker"], chosen["incarnation"]]],
+        "members": [[worker, incarnation]],
         "predicted_s": None,
-        "detected_at": chosen["at"],
+        "detected_at": at,
         "decided_s": 0.0,
     }

@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 from makara.manager.core.facts import Fact, GenerationKind, Obsolete, RecipeFixed, Submitted, VmJoined
 from makara.manager.core.fold import fold
+from makara.manager.core.old_facts import translated
 from makara.manager.core.state import JobState, Status, vm_of
 from makara.manager.service.journal import SqliteJournal
-from makara.manager.service.journal_text import Unreadable
+from makara.manager.service.journal_text import Unreadable, read_back
 from makara.manager.service.views import to_json
+from pydantic import TypeAdapter
 
+FACTS: TypeAdapter[Fact] = TypeAdapter(Fact)
 WRITTEN = (Path(__file__).parent / "journals" / "calibrated_in_parts.jsonl").read_text().splitlines()
 
 
@@ -79,3 +82,10 @@ def test_what_is_no_more_decided_is_shown_as_it_was_written(facts: list[Fact]) -
     assert len(obsolete) > 5
     assert all(shown[number][0] == shown[number][1] for number in obsolete)
     assert any(isinstance(fact, VmJoined) for fact in facts)
+
+
+@pytest.mark.parametrize("text", ['{"at":1.0,"fact":"surveyed","wor', '{"at":1.0,"fact":"profiler_chosen"}'])
+def test_what_is_damaged_is_kept_as_it_is_and_read_as_such(text: str) -> None:
+    found = read_back(FACTS, 1.0, translated(text))
+    assert isinstance(found, Unreadable)
+    assert found.text == text

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from cluster_trainers import SURVEY, row
-from makara.protocol.messages import GenerationOrder, Member, Orders, Phase, Profile
+from makara.protocol.messages import GenerationOrder, JobSettings, Member, Orders, Phase, Profile
 from makara.protocol.survey import Layout, SectionRow
 from makara.simulator import Measurements
 from makara.worker.execution.blocking import PeersLost
@@ -71,9 +71,7 @@ def measure(
 
     def lives(comm: Communicator, subject: Any, known: MeasuredSoFar) -> Profile | None:
         try:
-            return measure_together(
-                comm, subject, known, lambda *_: None, measuring_s=measuring_s, probe_s=TIMEOUT_S
-            )
+            return measure_together(comm, subject, known, unheard, measuring_s=measuring_s, probe_s=TIMEOUT_S)
         finally:
             comm.close()
 
@@ -83,6 +81,10 @@ def measure(
     assert others == [None] * len(others)
     assert first is not None
     return Measurements.from_json(first.measurements or {})
+
+
+def unheard(stage: str, done: int, total: int) -> None:
+    """What a member tells of its progress."""
 
 
 def surveyed() -> MeasuredSoFar:
@@ -209,8 +211,10 @@ def test_a_member_that_goes_into_the_next_one_is_not_at_its_links_yet(
         on_progress("links", 0, 6)
         raise PeersLost([1], "a test")
 
+    def subject_of(training: object, job: JobSettings) -> None: ...
+
     monkeypatch.setattr("makara.worker.trainer.measurer.measure_together", breaks)
-    monkeypatch.setattr("makara.worker.trainer.measurer.subject_of", lambda *_: None)
+    monkeypatch.setattr("makara.worker.trainer.measurer.subject_of", subject_of)
     stages: list[tuple[int, str, Phase]] = []
     for number in (1, 2):
         prepare = go(number, ["a.0"], "").model_copy(update={"phase": "prepare"})

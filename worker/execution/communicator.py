@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import zlib
@@ -69,7 +70,7 @@ class Communicator:
         """Every member's JSON value, in rank order; a barrier."""
         store = self._store
         assert store is not None
-        mine = zlib.compress(json.dumps(value).encode())  # a store takes 8 MB for one value, and no more
+        mine = _packed(value)
 
         def value_of(rank: int) -> bytes:
             return fetch(store, f"{name}/{rank}", lambda: self.interrupt.tripped)
@@ -78,7 +79,7 @@ class Communicator:
         # What fails here is the store on rank 0; one who is late or gone makes the others wait.
         with self.progress.being(At.MEMBERS):
             return [
-                json.loads(zlib.decompress(self.courier.call(partial(value_of, rank), [0])))
+                _unpacked(self.courier.call(partial(value_of, rank), [0]))
                 for rank in range(len(self.members))
             ]
 
@@ -146,3 +147,12 @@ class Communicator:
         group = Group(self._store, f"groups/{name}", self.rank, ranks, self.address)
         self._groups.append(group)
         return group
+
+
+def _packed(value: Any) -> str:
+    """A store takes 8 MB for one value, and what is measured of a model of many sections may be more."""
+    return base64.b85encode(zlib.compress(json.dumps(value).encode())).decode()
+
+
+def _unpacked(data: bytes) -> Any:
+    return json.loads(zlib.decompress(base64.b85decode(data)))
