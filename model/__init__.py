@@ -1,6 +1,6 @@
 """From a user's module to sections.
 
-In: the user's `Training`: the factory of a model, its data, loss and optimizer. `tracing` makes one static
-graph of it, `partition` a chain of sections, `data` and `seeds` say which samples and which random numbers
-each micro-batch has. Knows nothing of plans, workers or the manager.
+In: the user's `Training`: factories of model, data, loss and optimizer. `tracing` turns the model into one
+static graph, `partition` splits that into a chain of sections, `data` and `seeds` define the samples and the
+random numbers of each micro-batch. Knows nothing of plans, workers or the manager.
 """

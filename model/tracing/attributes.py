@@ -1,8 +1,8 @@
-"""What a forward leaves in plain attributes of modules: state from call to call, which a trace cannot hold.
+"""Detects state that a forward keeps in plain attributes of modules, which a trace cannot hold.
 
-An attribute that is set and read within one call (an auxiliary loss) is no state. To tell, the forward is
-traced a second time with the attributes as the first call left them: a graph that differs, or that reads what
-the first call left, depends on the calls before. Only models that set attributes are traced twice.
+An attribute that is set and read within one call (an auxiliary loss) is not state. To tell, the forward is
+traced a second time with the attributes as the first call left them: if the graph differs, or reads values
+that the first call left, it depends on earlier calls. Only models that set attributes are traced twice.
 
 Uses torch's private hook on attributes during export: checked with torch 2.13.
 """
@@ -27,7 +27,7 @@ _MISSING = object()
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 Snapshot = dict[tuple[str, str], Any]
-"""(module's name, attribute) -> value, containers copied."""
+"""{(module's name, attribute): value}, containers copied."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Attributes:
         return [_path(*key) for key in self.changed]
 
     def line(self) -> str | None:
-        """The user's line that set one of them, where it was set as an attribute."""
+        """The user's line that set one of them, if it was set as an attribute."""
         return next((line for key in self.changed if (line := self.lines.get(key))), None)
 
     def written(self) -> list[str]:
@@ -51,7 +51,7 @@ class Attributes:
         return [name for name, tensor, version in self.versions.values() if tensor._version != version]
 
     def keep(self, model: nn.Module, fake_mode: FakeTensorMode) -> list[Tensor]:
-        """Sets the changed attributes as the forward left them; returns the tensors among them, made anew."""
+        """Set the changed attributes as the forward left them; return the tensors among them, as new ones."""
         made: list[Tensor] = []
 
         def fresh(leaf: Any) -> Any:
@@ -67,13 +67,13 @@ class Attributes:
         return made
 
     def restore(self, model: nn.Module) -> None:
-        """Takes back what `keep` did."""
+        """Undo `keep`."""
         _restore(model, self.before, _snapshot(model))
 
 
 @contextmanager
 def watched(model: nn.Module) -> Generator[Attributes]:
-    """Notes what the forward that is exported inside does to plain attributes, and takes it back."""
+    """Record what a forward exported in this context does to plain attributes, and undo it."""
     found = Attributes()
     names = {id(module): name for name, module in model.named_modules()}
 

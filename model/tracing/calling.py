@@ -1,8 +1,8 @@
-"""How the user's model is called: entries of a collated sample go to the arguments of the same names,
+"""Decides how the user's model is called: entries of a collated sample go to the arguments of the same names,
 together with `Training.forward_kwargs`.
 
-Training wants no caches of keys and values (transformers): `use_cache=False` is passed where forward takes it
-and nobody else gives it.
+Training needs no caches of keys and values (transformers): `use_cache=False` is passed if forward takes it
+and neither the batch nor `forward_kwargs` gives it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ForwardCall:
     """The arguments of a model's forward, all by name."""
 
     inputs: tuple[str, ...]
-    """Entries of the batch that forward takes, in the order of its arguments."""
+    """Entries of the batch that forward takes, in the order of its parameters."""
     constants: Mapping[str, Any]
 
     def arguments(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -32,10 +32,10 @@ class ForwardCall:
 
 
 def forward_call(model: nn.Module, batch: Mapping[str, Tensor], constants: Mapping[str, Any]) -> ForwardCall:
-    """How `model` is called with `batch` and `constants` (`Training.forward_kwargs`).
+    """How to call `model` with `batch` and `constants` (`Training.forward_kwargs`).
 
-    Raises `UserCodeError` when an argument without a default is given by neither or by both, no entry fits at
-    all, or forward does not take a constant.
+    Raises `UserCodeError` if an argument without a default is given by neither or by both, no entry fits, or
+    forward does not take a constant.
     """
     parameters = inspect.signature(model.forward).parameters
     _check_constants(parameters, batch, constants)

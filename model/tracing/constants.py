@@ -1,7 +1,8 @@
-"""Tensors that forward uses and that are neither parameter, buffer nor entry of the batch.
+"""Handles tensors that forward uses and that are not parameters, buffers or entries of the batch.
 
 Those made while the model was built (a plain attribute) and real ones (a module's global) stay constants.
-`parameter.data` arrives as one, too: it is made a detached parameter again. Others are refused.
+torch.export also makes a constant of `parameter.data`; it becomes a detached parameter again. Others are
+refused.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ def settle_constants(
     constants: Mapping[str, str],
     lifted: Mapping[str, str],
 ) -> dict[str, str]:
-    """The constants that stay, placeholder -> name. Rewrites the graph for those that are `.data` of
-    parameters or buffers (`lifted`: placeholder -> name). `fake_mode`: in which the model was built.
+    """Return the constants that stay, {placeholder: name}; rewrite the graph for those that are `.data` of
+    parameters or buffers (`lifted`: {placeholder: name}). `fake_mode`: the mode in which the model was built.
 
-    Raises `UntraceableModel` with the user's line for a parameter of a module that is not registered, and a
-    tensor whose values nobody knows.
+    Raises `UntraceableModel` with the user's line for a parameter of an unregistered module, and for a tensor
+    whose values are unknown.
     """
     graph = program.graph
     places = {node.name: node for node in graph.find_nodes(op="placeholder")}
@@ -79,7 +80,7 @@ def _detach(graph: fx.Graph, node: fx.Node, value: Tensor, owner: fx.Node | None
 
 
 def _unregistered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters of modules that lie in plain lists and dicts."""
+    """Parameters of modules in plain lists and dicts, which are not registered."""
     registered = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():

@@ -1,8 +1,7 @@
-"""`model.to(...)`, `.half()`, `.cuda()` and `copy.deepcopy` while a model is built with fake tensors.
+"""Makes `model.to(...)`, `.half()`, `.cuda()` and `copy.deepcopy` work while a model has fake tensors.
 
-Types are converted, and the conversion is recorded like any operation. Devices are left out: where a section
-lies is Makara's decision. torch itself cannot swap fake parameters, nor copy fake buffers (checked with torch
-2.13).
+Types are converted, and the conversion is recorded like any operation. Devices are ignored: Makara places
+sections. torch itself cannot swap fake parameters, nor copy fake buffers (checked with torch 2.13).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _parse_to: Any = torch._C._nn._parse_to  # pyright: ignore[reportPrivateUsage, r
 
 @contextmanager
 def converting() -> Generator[None]:
-    """Gives modules built inside conversions that work on fake parameters; shared ones stay shared."""
+    """In this context, conversions of modules work on fake parameters; shared ones stay shared."""
     made: dict[tuple[int, int], tuple[Any, ...]] = {}
     original_to: Callable[..., nn.Module] = nn.Module.to
 
@@ -38,7 +37,7 @@ def converting() -> Generator[None]:
                 with torch.no_grad():
                     applied = fn(parameter)
                 new = parameter if applied is parameter else nn.Parameter(applied, parameter.requires_grad)
-                made[key] = (new, parameter, fn)  # what an id names must stay alive
+                made[key] = (new, parameter, fn)  # keep the objects alive, so that their ids stay unique
             parameters[name] = made[key][0]
         for name, buffer in buffers.items():
             if buffer is not None:
@@ -65,12 +64,12 @@ def converting() -> Generator[None]:
 
 
 def _held(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A module's own parameters and buffers, to be set without its checks."""
+    """A module's own parameters and buffers, as dicts that can be set without its checks."""
     return vars(module)["_parameters"], vars(module)["_buffers"]
 
 
 def _copied(self: Tensor, memo: dict[int, Any]) -> Tensor:
-    """`copy.deepcopy` of a fake tensor: torch's own looks at memory."""
+    """`copy.deepcopy` of a fake tensor; torch's own reads memory."""
     if id(self) not in memo:
         with torch.no_grad():
             copy = self.detach().clone(memory_format=torch.preserve_format)

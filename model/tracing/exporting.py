@@ -1,8 +1,8 @@
-"""torch.export, made to tell the truth about a training forward.
+"""Runs torch.export so that the graph is faithful to a training forward.
 
-Left alone it drops the backward of custom functions and hooks without a word, loses `no_grad` inside
-`autocast`, turns off an autocast for a device that is not here, and bakes in random numbers of Python and
-state that is kept from call to call. What it cannot hold is refused, with the user's line.
+By itself it silently drops the backward of custom functions and hooks, loses `no_grad` inside `autocast`,
+turns off an autocast for an absent device, and bakes in random numbers of Python and state kept between
+calls. What a graph cannot hold is refused, with the user's line.
 
 Uses private torch API (export passes, autocast's fields): checked with torch 2.13.
 """
@@ -52,7 +52,7 @@ _HINTS = (
     ((".numpy()",), "NumPy sees no values while the model is traced: use tensor operations"),
 )
 
-_ONE_VALUE = "Expected more than 1 value per channel when training"  # of torch.nn.functional.batch_norm
+_ONE_VALUE = "Expected more than 1 value per channel when training"  # by torch.nn.functional.batch_norm
 _TOO_FEW = (
     "batch norm cannot be trained on a micro-batch with one value per channel. Set "
     "training.global_batch_size and parallelism.microbatch_size to 2 or more (makara check: "
@@ -61,7 +61,7 @@ _TOO_FEW = (
 
 
 def export(model: nn.Module, arguments: Mapping[str, Any], fake_mode: FakeTensorMode) -> Program:
-    """`model`'s forward as a program; `no_grad` and `autocast` regions are marks in its graph.
+    """Export `model`'s forward; `no_grad` and `autocast` regions are marked in its graph.
 
     `fake_mode`: of the model's fake tensors. Raises `UntraceableModel` naming the operation, the user's line
     and what to change.
@@ -149,7 +149,7 @@ def _refuse_state(
     first: Program,
     attributes: Attributes,
 ) -> None:
-    """Traces the second call, which begins with the attributes that the first one left."""
+    """Trace a second call, which begins with the attributes that the first one left; refuse if it differs."""
     problem = UntraceableModel(
         f"forward keeps state from call to call in {_listed(attributes.names())}, so a micro-batch would "
         "depend on the ones before. Compute from arguments alone, or make it a buffer (register_buffer) and "
@@ -178,7 +178,7 @@ def _text(program: Program) -> list[str]:
 
 
 def _reads(program: Program, tensors: list[torch.Tensor]) -> bool:
-    """Whether the graph uses one of `tensors`, which it can only know as constants."""
+    """Whether the graph uses one of `tensors` (as a constant)."""
     kept = {tensor.untyped_storage()._cdata for tensor in tensors}  # pyright: ignore[reportPrivateUsage]
     used = {node.name for node in program.graph.find_nodes(op="placeholder") if node.users}
     return any(
@@ -191,7 +191,7 @@ def _reads(program: Program, tensors: list[torch.Tensor]) -> bool:
 
 @contextmanager
 def _regions_as_marks() -> Generator[None]:
-    """Leaves out the passes that make higher-order operations of regions: they lose some (see `regions`)."""
+    """Skip the export passes that turn regions into higher-order ones, and lose some (see `regions`)."""
 
     def leave(program: fx.GraphModule, signature: Any) -> tuple[fx.GraphModule, Any]:
         return program, signature
@@ -206,7 +206,7 @@ def _regions_as_marks() -> Generator[None]:
 
 @contextmanager
 def _autocast_of_any_device() -> Generator[None]:
-    """An autocast region for whatever device is one for the device that runs; it is traced on the CPU."""
+    """Trace autocast regions of any device as regions of the CPU; when run, they apply to the real device."""
     original: Callable[..., None] = torch.autocast.__init__
 
     def init(self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, **rest: Any) -> None:
@@ -218,7 +218,7 @@ def _autocast_of_any_device() -> Generator[None]:
 
 @contextmanager
 def _lines_of_helpers() -> Generator[None]:
-    """torch notes the lines of functions named `forward` only; the functions that they call count as well."""
+    """Record the lines of all the user's functions; torch records only functions named `forward`."""
 
     def keep(_: fx.Tracer, frames: traceback.StackSummary) -> traceback.StackSummary:
         first = next((n for n, frame in enumerate(frames) if frame.name == "forward"), len(frames))
@@ -232,7 +232,7 @@ def _lines_of_helpers() -> Generator[None]:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """torch prints the graph so far when it fails, which helps nobody whose model it is."""
+    """Keep torch from printing the partial graph when it fails, which does not help a user."""
 
     def say_nothing(*_: object, **__: object) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Through which values of a graph a gradient may flow to a trainable parameter."""
+"""Gradient flow: the values of a graph through which a gradient may reach a trainable parameter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gradient_flow(graph: fx.Graph, trainable: Iterable[str]) -> set[fx.Node]:
 
 
 def reached_parameters(graph: fx.Graph, candidates: Iterable[str]) -> set[str]:
-    """Those of the placeholders `candidates` to which a gradient flows from the graph's outputs."""
+    """The placeholders among `candidates` to which a gradient flows from the graph's outputs."""
     flowing = gradient_flow(graph, candidates)
     reached: set[fx.Node] = set()
     storages: set[int] = set()
@@ -40,8 +40,7 @@ def reached_parameters(graph: fx.Graph, candidates: Iterable[str]) -> set[str]:
 
 
 class GradientFlow:
-    """Follows a graph in its order. A tensor that is written with a flowing value flows, and so do its
-    views."""
+    """Visits a graph in order. A tensor into which a flowing value is written flows, and so do its views."""
 
     def __init__(self, trainable: Iterable[str]) -> None:
         """`trainable`: the placeholders of trainable parameters."""
@@ -70,7 +69,6 @@ class GradientFlow:
 
 
 def _may_require_grad(value: Any) -> bool:
-    """Of a value that is no tensor (a tuple of results), only the tensors count; of nothing, nothing is
-    known."""
+    """Whether a value may require a gradient: of a tuple of results, any tensor in it; if unknown, yes."""
     leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     return not leaves or any(leaf.dtype.is_floating_point or leaf.dtype.is_complex for leaf in leaves)

@@ -1,7 +1,7 @@
-"""In-place operations of a traced graph made functional, so that a value never changes after it was made.
+"""Makes in-place operations of a traced graph functional, so that a value never changes after it was made.
 
-A value that crosses a cut is a detached leaf on the far side, which must not be written. Where other views
-of the same memory are read afterwards the in-place operation stays, and the partition makes no cut inside
+A value that crosses a cut is a detached leaf in the next section, which must not be written. If other views
+of the same memory are read afterwards, the in-place operation stays, and the partition makes no cut inside
 its span (`written_spans`).
 """
 
@@ -17,22 +17,22 @@ from ..errors import UntraceableModel
 from .source import stack_line
 
 _aten = torch.ops.aten
-# Operations that write running statistics without saying so in their schema: position of (mean, variance,
-# training).
+# Operations that write running statistics though their schema does not say so: positions of (mean, variance,
+# training) among their arguments.
 _SILENT_WRITERS = {_aten.batch_norm.default: (3, 4, 5), _aten.instance_norm.default: (3, 4, 5)}
 STATISTICS = frozenset(
     [*_SILENT_WRITERS, _aten.native_batch_norm.default, _aten._native_batch_norm_legit.default]
 )
-"""Operations whose only writes are running statistics: means over samples, of which a mean can be taken."""
+"""Operations that write only running statistics: means over samples, which can be averaged."""
 
 
 def functionalise(
     graph: fx.Graph, lifted: Mapping[str, str], inputs: Mapping[str, str]
 ) -> dict[fx.Node, fx.Node]:
-    """Rewrites `graph` in place. Placeholder -> name: `lifted` for parameters, buffers, constants; `inputs`
-    for entries of the batch. Returns, for each value that was written, the node that now gives it.
+    """Rewrite `graph` in place. {placeholder: name}: `lifted` for parameters, buffers, constants; `inputs`
+    for entries of the batch. Returns {node that was written: node that now has the value}.
 
-    Raises `UntraceableModel` naming the parameter, constant or entry that the forward pass would change.
+    Raises `UntraceableModel` naming a parameter, constant or entry that the forward pass would change.
     """
     owners = _owners(graph, {**lifted, **inputs})
     successors: dict[fx.Node, fx.Node] = {}
@@ -96,7 +96,7 @@ def _update_spans(nodes: list[fx.Node]) -> list[tuple[int, int]]:
 
 
 def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    """Makes `node` functional if it can be; returns the node whose later uses now read `node` instead."""
+    """Make `node` functional if possible; return the node whose later uses now read `node` instead."""
     name: str = getattr(getattr(node.target, "_schema", None), "name", "")
     targets = written(node)
     if len(targets) != 1 or not name.startswith("aten::") or not name.endswith("_") or name.endswith("__"):
@@ -115,7 +115,7 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 
 def _seen_elsewhere(graph: fx.Graph, node: fx.Node, target: fx.Node) -> bool:
-    """Whether a view made before `node`, of the memory that it writes, is read after it."""
+    """Whether a view made before `node` of the memory that `node` writes is read after it."""
     storage = storage_of(target)
     return any(
         other is not target
@@ -127,7 +127,7 @@ def _seen_elsewhere(graph: fx.Graph, node: fx.Node, target: fx.Node) -> bool:
 
 
 def _same_form(overload: Any, node: fx.Node) -> bool:
-    """Whether the functional operation gives the type and shape that the in-place one keeps."""
+    """Whether the functional operation's result has the type and shape that the in-place one keeps."""
     expected = node.meta.get("val")
     if not isinstance(expected, Tensor):
         return False

@@ -1,11 +1,10 @@
-"""A custom `torch.autograd.Function` as one operation of the graph, with the backward that the user wrote.
+"""Makes a custom `torch.autograd.Function` one operation of the graph, with the backward that the user wrote.
 
-torch.export traces what the function's forward does and drops its backward without a word. So a call becomes
-an operator that autograd knows by the function itself: `apply` runs it, wherever the graph runs. On fake
-tensors it says which shapes it gives.
+torch.export traces the function's forward and silently drops its backward. So a call becomes an operator that
+runs the function's `apply` wherever the graph runs. On fake tensors it computes only shapes.
 
-Every process traces the model, and defines the same operators: a name follows from the function's, from its
-arguments that are no tensors, and where two functions of a trace have one name, from which is used first.
+Every process traces the model and defines the same operators: the name is derived from the function's name,
+its arguments that are not tensors, and, if two functions of a trace share a name, from their order of use.
 
 Registers operators with torch.library, reads `torch.autograd.function`: checked with torch 2.13.
 """
@@ -34,7 +33,7 @@ class Unheld(ValueError):
 
 @dataclass(slots=True)
 class _Call:
-    """A function with its arguments; tensors among them are given anew each time."""
+    """A function with its arguments; tensors are passed in at each call."""
 
     function: type[Function]
     apply: Callable[..., Any]
@@ -68,13 +67,13 @@ class _Call:
         results = [returned] if self.single else list(cast(Sequence[Any], returned))
         if not results or not all(isinstance(result, Tensor) for result in results):
             raise Unheld("it returns something else than tensors")
-        # An operator's results lie in memory of their own.
+        # An operator's results must have memory of their own.
         given = {_memory(tensor) for tensor in tensors}
         return [result.clone() if _memory(result) in given else result for result in results]
 
 
 class _Context:
-    """Stands in for the context of a forward whose backward nobody asks for."""
+    """The context of a forward that has no backward; ignores what it is told."""
 
     def __init__(self) -> None:
         self.needs_input_grad = (True,) * 64
@@ -97,8 +96,7 @@ class Operators:
         self._functions: dict[str, list[type[Function]]] = {}  # of one name, such as classes in closures
 
     def call(self, function: type[Function], apply: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """What `apply(*arguments)`, of `function`, gives, as one operation of the graph that is being traced.
-        Raises `Unheld`."""
+        """Run `apply(*arguments)` of `function` as one operation of the traced graph. Raises `Unheld`."""
         places = tuple(place for place, argument in enumerate(arguments) if isinstance(argument, Tensor))
         rest = tuple(None if place in places else argument for place, argument in enumerate(arguments))
         if not places:

@@ -1,4 +1,4 @@
-"""A traced graph as text without names that torch chose, for its hash and for comparing two traces."""
+"""A traced graph as canonical text, without names that torch chose, for hashing and comparing traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 
 def graph_lines(graph: fx.Graph, owner: nn.Module, known: Mapping[str, str]) -> list[str]:
-    """One line for each node; `known`: placeholder -> what it stands for."""
+    """One line for each node; `known`: {placeholder: the name of its input}."""
     numbers = {node: number for number, node in enumerate(graph.nodes)}
     lines: list[str] = []
     for node, number in numbers.items():

@@ -1,6 +1,6 @@
-"""Calls within a model's forward that a trace would drop or bake in, refused while the forward runs.
+"""Refuses calls within a model's forward that a trace would drop or bake in.
 
-Only calls from code outside torch count: torch's own modules know what they do.
+Only calls from code outside torch count, because torch's own modules use these functions correctly.
 
 Uses private torch API (_SingleLevelFunction): checked with torch 2.13.
 """
@@ -62,13 +62,13 @@ _REFUSED: tuple[tuple[Any, str, str], ...] = (
         "torch.inference_mode inside a model that trains would be lost. Use torch.no_grad",
     ),
 )
-# Functions of torch whose forward is all there is to them, or whose backward the graph keeps.
+# Functions of torch without a custom backward, or whose backward the graph keeps.
 _OPERATORS = ("torch._library.autograd", "torch._higher_order_ops")
 
 
 @contextmanager
 def guards() -> Generator[None]:
-    """While a forward is traced: refuses what the graph would not hold, naming the call and its line."""
+    """While a forward is traced, refuse calls that the graph would not hold, naming the call and its line."""
     with ExitStack() as stack:
         for owner, name, message in _REFUSED:
             stack.enter_context(replaced(owner, name, _refusing(getattr(owner, name), name, message)))
@@ -79,7 +79,7 @@ def guards() -> Generator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: object) -> Generator[None]:
-    """`owner.name` is `value` for a while; it may be inherited."""
+    """Set `owner.name`, which may be inherited, to `value` in this context."""
     own = name in vars(owner)
     original = inspect.getattr_static(owner, name)
     setattr(owner, name, value)
@@ -94,7 +94,7 @@ def replaced(owner: Any, name: str, value: object) -> Generator[None]:
 
 @contextmanager
 def unvalidated_distributions() -> Generator[None]:
-    """torch.distributions look at the values of their arguments, unless they are told not to."""
+    """Keep torch.distributions from reading the values of their arguments to validate them."""
     with replaced(Distribution, "_validate_args", False):
         yield
 
@@ -112,9 +112,9 @@ def _refusing(original: Callable[..., Any], name: str, message: str) -> Callable
 
 @contextmanager
 def _custom_backward() -> Generator[None]:
-    """torch.export drops the backward of a custom autograd.Function without a word: a call becomes one
-    operator, which keeps it. `Function.apply` itself stays, as the user's code may hold it under another
-    name (`quantise = Quantise.apply`); all calls of it go through the class below it."""
+    """Turn each call of a custom autograd.Function into one operator, which keeps its backward: torch.export
+    silently drops that. `Function.apply` itself is not replaced, as the user's code may hold it under another
+    name (`quantise = Quantise.apply`); all its calls go through the class below it."""
     operators = Operators()
 
     def call(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
@@ -159,7 +159,7 @@ def _no_switched_gradients() -> Generator[None]:
 
 @contextmanager
 def _no_saved_hooks() -> Generator[None]:
-    """Hooks on what autograd keeps may change it. torch's own ones (checkpoint, save_on_cpu) do not."""
+    """Refuse hooks on saved tensors, which may change them. torch's own (checkpoint, save_on_cpu) do not."""
     original = saved_tensors_hooks.__enter__
 
     def enter(self: saved_tensors_hooks) -> None:
@@ -194,9 +194,9 @@ def _no_new_parameters() -> Generator[None]:
 
 @contextmanager
 def python_randomness() -> Generator[list[str | None]]:
-    """Gives a list that at the end names the user's lines that drew from Python's or NumPy's generator.
+    """Yield a list of the user's lines that draw from Python's or NumPy's generator, complete on exit.
 
-    A trace bakes such numbers in: every step would use the same.
+    A trace bakes such numbers in, so every step would use the same.
     """
     found: list[str | None] = []
     python: object = random.random.__self__  # pyright: ignore

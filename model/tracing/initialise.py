@@ -1,11 +1,10 @@
-"""Initial weights as a pure function of (seed, tensor), with the distribution that the user's own code
-gives.
+"""Initial weights as a pure function of (seed, tensor), with the distribution of the user's own code.
 
 The user's model is built with fake tensors, which have shapes but no memory, while every operation on them
 is recorded. A parameter, buffer or constant is then made by replaying, on real memory, only the operations
-that touch its storage or what flows into it, each random one under a seed of its own. So a tensor comes out
-the same whichever worker makes it, and no worker ever holds more than its range. A number that is drawn once
-and flows into several tensors (a copied layer, a norm of a weight) is the same in all of them.
+that touch its storage or flow into it, each random one under a seed of its own. So a tensor is the same on
+whichever worker it is made, and no worker ever holds more than its range. A number that is drawn once and
+flows into several tensors (a copied layer, a norm of a weight) is the same in all of them.
 
 Uses private torch API (FakeTensorMode, _disable_current_modes, storage identity): checked with torch 2.13.
 """
@@ -51,7 +50,7 @@ _UNINITIALISED = {
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A fake tensor, as a view of the storage with this key."""
+    """A fake tensor as a view of a storage."""
 
     storage: int
     size: tuple[int, ...]
@@ -62,14 +61,14 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """Real data that the user's code brought in (lists, NumPy arrays, loaded weights)."""
+    """Real data from the user's code (lists, NumPy arrays, loaded weights)."""
 
     value: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What was read from a file, which nothing writes to."""
+    """A tensor read from a file and never written."""
 
     data: torch.UntypedStorage
     view: _View
@@ -87,21 +86,21 @@ class _Call:
 
 @dataclass
 class Recording:
-    """What the model's construction did, ready to be replayed one tensor at a time."""
+    """The operations of the model's construction, which can be replayed for one tensor at a time."""
 
     seed: int
     fake_mode: FakeTensorMode
     _calls: list[_Call] = field(default_factory=list)
     _calls_by_storage: dict[int, list[int]] = field(default_factory=dict)
-    _alive: list[Tensor] = field(default_factory=list)  # a storage's key stays unique while it lives
+    _alive: list[Tensor] = field(default_factory=list)  # kept alive, so that storages' keys stay unique
     _loaded: dict[int, torch.UntypedStorage] = field(default_factory=dict)  # from files, by fake storage
     _seeds: dict[int, int] = field(default_factory=dict)  # of random calls, by their number
 
     def tensor(self, fake: Tensor, name: str) -> Tensor:
-        """A new contiguous CPU tensor with what `fake` would hold; its random numbers come from (seed,
-        name), or from the name of another tensor that they flow into (`own`).
+        """A new contiguous CPU tensor with the values of `fake`. Random numbers come from (seed, name), or
+        from the name of another tensor that they flow into (`own`).
 
-        Raises `UntraceableModel` when `fake` was not made while the model was built.
+        Raises `UntraceableModel` if `fake` was not made while the model was built.
         """
         if not isinstance(fake, FakeTensor):
             return fake.detach().clone(memory_format=torch.contiguous_format)
@@ -117,18 +116,18 @@ class Recording:
             return _place(self._replay(view.storage, name), view).clone(memory_format=torch.contiguous_format)
 
     def own(self, fake: Tensor, name: str) -> None:
-        """Draw the random numbers of `fake` from (seed, name) for every tensor that they flow into, but for
-        those that have an owner."""
+        """Seed the random numbers of `fake` by (seed, name) for every tensor that they flow into, except
+        numbers that have an owner already."""
         for number, seed in self._drawn(self._slice(_key(fake)), name).items():
             self._seeds.setdefault(number, seed)
 
     def read(self, fake: Tensor) -> Tensor:
-        """What `fake` holds while the model is still being built."""
+        """The current values of `fake` while the model is being built."""
         self.own(fake, f"read {len(self._calls)}")
         return self.tensor(fake, "read")
 
     def _drawn(self, numbers: Sequence[int], name: str) -> dict[int, int]:
-        """Number of a random call -> its seed, if they are drawn for `name`."""
+        """{number of a random call: its seed}, if they are drawn for `name`."""
         random = [number for number in numbers if self._calls[number].random]
         return {
             number: seed64("initialise", self.seed, name, ordinal) for ordinal, number in enumerate(random)
@@ -144,19 +143,18 @@ class Recording:
             if call.random:
                 seed = seeds[number]
                 seed_everything(seed)
-                if "generator" in kwargs:  # the user's own generator is replaced by one of this tensor
+                if "generator" in kwargs:  # replace the user's generator by this tensor's
                     kwargs["generator"] = torch.Generator().manual_seed(seed)
             results = [
                 leaf for leaf in tree_leaves(call.function(*args, **kwargs)) if isinstance(leaf, Tensor)
             ]
             if getattr(call.function, "overloadpacket", None) in _UNINITIALISED:
-                results[0].zero_()  # what the user never fills would differ between machines
+                results[0].zero_()  # memory that the user never fills would differ between machines
             _store(real, call.outputs, results)
         return real
 
     def _slice(self, storage: int) -> list[int]:
-        """The calls that touch `storage` or a storage that flows into it, in the order of their
-        recording."""
+        """The calls that touch `storage` or a storage that flows into it, in recorded order."""
         found: set[int] = set()
         seen, waiting = {storage}, [storage]
         while waiting:
@@ -168,17 +166,17 @@ class Recording:
         return sorted(found)
 
     def adopt(self, real: Tensor) -> Tensor:
-        """A fake tensor that holds what `real` does, which is kept as it is: it may lie in a mapped file."""
+        """A fake tensor for `real`, which is kept without a copy, because it may lie in a mapped file."""
         if isinstance(real, FakeTensor):
             return real
-        with _disable_current_modes():  # an operation on it would be recorded, with a copy of it
+        with _disable_current_modes():  # else operations on it would be recorded, with a copy of it
             fake = self.fake_mode.from_tensor(real.detach())
         self._loaded.setdefault(_key(fake), real.untyped_storage())
         self._alive.append(fake)
         return fake
 
     def _own(self, leaf: Any) -> None:
-        """Something is written to what was loaded: from here on it is a copy, as in the user's program."""
+        """Replace a loaded tensor that is now written to by a copy, as in the user's program."""
         key = _key(leaf) if isinstance(leaf, FakeTensor) else None
         if key is None or key not in self._loaded:
             return
@@ -189,7 +187,7 @@ class Recording:
         self._calls.append(call)
 
     def add(self, function: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        """Records one call; a pure view or a metadata query leaves no trace."""
+        """Record a call; pure views and metadata queries are not recorded."""
         for leaf in _written(function, args, kwargs):
             self._own(leaf)
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, FakeTensor)]
@@ -230,11 +228,10 @@ class Recording:
 
 
 def record(build: Callable[[], T], seed: int) -> tuple[T, Recording]:
-    """`build()` under fake tensors, with a recording of all that it did. What `build` raises passes
-    through.
+    """Call `build()` under fake tensors and record its operations. Exceptions of `build` propagate.
 
-    Python's and NumPy's generators are seeded too, so that a structure drawn from them is the same
-    everywhere.
+    Python's and NumPy's generators are seeded too, so that a structure drawn from them is the same in every
+    process.
     """
     recording = Recording(seed, FakeTensorMode(allow_non_fake_inputs=True))
     before = _parameters_alive()
@@ -242,7 +239,7 @@ def record(build: Callable[[], T], seed: int) -> tuple[T, Recording]:
         seed_everything(seed64("construct", seed))
         with converting(), recording.fake_mode, _Recorder(recording), loading(recording.adopt):
             built = build()
-        if isinstance(built, nn.Module):  # what a library read in threads of its own
+        if isinstance(built, nn.Module):  # it may hold real tensors that a library read in its own threads
             _refuse_older(built, before)
             adopt_module(built, recording.adopt)
             for name, tensor in [*built.named_parameters(), *built.named_buffers()]:
@@ -251,12 +248,12 @@ def record(build: Callable[[], T], seed: int) -> tuple[T, Recording]:
 
 
 def _parameters_alive() -> dict[int, nn.Parameter]:
-    """All parameters of this process, by id; they live as long as the answer does."""
+    """All parameters of this process by id, kept alive by the result."""
     return {id(found): found for found in gc.get_objects() if issubclass(type(found), nn.Parameter)}
 
 
 def _refuse_older(model: nn.Module, before: Mapping[int, nn.Parameter]) -> None:
-    """The values of what was made before do not follow from the job's seed."""
+    """Refuse parameters made before `Training.model` was called: their values do not depend on the seed."""
     for name, parameter in model.named_parameters():
         if id(parameter) in before:
             raise UntraceableModel(
@@ -267,7 +264,7 @@ def _refuse_older(model: nn.Module, before: Mapping[int, nn.Parameter]) -> None:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Every parameter and buffer name -> the first name of the same tensor, in the model's order."""
+    """{each name of a parameter or buffer: the first name of the same tensor}, in the model's order."""
     first: dict[int, str] = {}
     names: dict[str, str] = {}
     for name, tensor in [
@@ -295,7 +292,7 @@ class _Recorder(TorchDispatchMode):
         return output
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What follows from values (`.item()`, `torch.unique`), from the real ones."""
+        """Compute operations that depend on values (`.item()`, `torch.unique`) on the real tensors."""
         real_args, real_kwargs = tree_map(self._read, (args, kwargs))
         with _disable_current_modes():
             output = func(*real_args, **real_kwargs)

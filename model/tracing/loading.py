@@ -1,7 +1,7 @@
-"""Weights that a model's construction reads from files: `torch.load`, pickle, safetensors, libraries' ways.
+"""Weights that a model's construction reads from files: `torch.load`, pickle, safetensors, libraries.
 
-What is read lies in a mapped file where its format allows that, and stays there: the model gets fake tensors,
-and a section's worker later reads the pages of its own parameters, no others.
+Where the format allows, the file is mapped into memory and not read: the model gets fake tensors, and a
+section's worker later reads only the pages of its own parameters.
 
 Uses private torch API (_disable_current_modes, _utils): checked with torch 2.13, safetensors 0.8,
 transformers 5.23.
@@ -29,15 +29,15 @@ from .guards import replaced
 _READS_IN_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers
 
 Adopt = Callable[[Tensor], Tensor]
-"""Makes the fake tensor that stands for a real one; a fake one stays."""
+"""Makes the fake tensor that stands for a real one; returns a fake one unchanged."""
 _Made = dict[
     int, tuple[Tensor, Tensor]
-]  # by id: what was there, which must live for that, and what stands for it
+]  # {id of a real tensor: (the tensor, kept alive for its id, its fake one)}
 
 
 @contextmanager
 def loading(adopt: Adopt) -> Generator[None]:
-    """While a model is built with fake tensors: files are read as ever, and what they hold is adopted."""
+    """While a model is built with fake tensors, replace tensors that are read from files by fake ones."""
     load, rebuild = torch.load, tensors._rebuild_tensor  # pyright: ignore[reportPrivateUsage]
 
     def load_real(
@@ -63,7 +63,7 @@ def loading(adopt: Adopt) -> Generator[None]:
 
 @contextmanager
 def _replaced_everywhere(original: object, value: object) -> Generator[None]:
-    """Also where a module took it by name (`from torch import load`), now or meanwhile."""
+    """Replace a function everywhere, also where a module imported it by name (`from torch import load`)."""
     _put(original, value)
     try:
         yield
@@ -80,7 +80,7 @@ def _put(old: object, new: object) -> None:
 
 @contextmanager
 def _in_this_thread() -> Generator[None]:
-    """transformers reads weights in threads of its own, where nothing is fake: all of them, into memory."""
+    """Have transformers read weights in this thread; in its own threads it would read all into memory."""
     before = os.environ.get(_READS_IN_THREADS)
     os.environ[_READS_IN_THREADS] = "1"
     try:
@@ -93,7 +93,7 @@ def _in_this_thread() -> Generator[None]:
 
 
 class _Storages(TorchFunctionMode):
-    """safetensors makes each tensor of a storage that maps the file, which no fake tensor can be made of."""
+    """Intercepts tensors that safetensors makes from a mapped storage, which cannot be made fake."""
 
     def __init__(self, adopt: Adopt) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class _Storages(TorchFunctionMode):
 
 
 def _adopted(value: Any, adopt: Adopt, made: _Made) -> Any:
-    """`value` with its tensors adopted, those in containers and modules in place."""
+    """`value` with its tensors replaced by fake ones, in containers and modules in place."""
     if isinstance(value, Tensor):
         return _standing_for(value, adopt, made)
     if isinstance(value, nn.Module):
@@ -130,7 +130,7 @@ def _adopted(value: Any, adopt: Adopt, made: _Made) -> Any:
 
 
 def adopt_module(module: nn.Module, adopt: Adopt) -> None:
-    """Put fake tensors in the place of a module's real parameters and buffers; shared ones stay shared."""
+    """Replace a module's real parameters and buffers by fake ones; shared ones stay shared."""
     made: _Made = {}
     for part in module.modules():
         held = vars(part)
@@ -144,7 +144,7 @@ def adopt_module(module: nn.Module, adopt: Adopt) -> None:
 
 def _standing_for(real: Tensor, adopt: Adopt, made: _Made) -> Tensor:
     if id(real) not in made:
-        fake = adopt(real)  # itself, if it is fake: its hooks must be found later
+        fake = adopt(real)  # the same object if it is fake, so that its hooks are found later
         if fake is not real and isinstance(real, nn.Parameter):
             fake = nn.Parameter(fake, real.requires_grad)
         made[id(real)] = real, fake

@@ -1,4 +1,4 @@
-"""What a model's forward returns: tensors and plain values, in containers that torch can take apart."""
+"""Checks what a model's forward returns: tensors and plain values, in containers registered with pytree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAIN = (Tensor, int, float, complex, bool, str, type(None))
 
 @contextmanager
 def checked_outputs(model: nn.Module) -> Generator[None]:
-    """While `model` runs: refuses what it returns if a part of it is neither tensor nor plain value."""
+    """While `model` runs, refuse an output with a part that is neither a tensor nor a plain value."""
 
     def check(_module: nn.Module, _arguments: Any, output: Any) -> None:
         leaves: list[tuple[KeyPath, Any]] = tree_flatten_with_path(output)[0]
@@ -47,7 +47,7 @@ def _message(place: str, kind: type) -> str:
 
 
 def _return_line(model: nn.Module) -> str | None:
-    """Of the model's forward: the line of its last `return`, or of its beginning."""
+    """The line of the last `return` of the model's forward, or of its beginning."""
     forward = inspect.unwrap(type(model).forward)
     filename = inspect.getsourcefile(forward)
     try:

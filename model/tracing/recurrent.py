@@ -1,8 +1,8 @@
-"""Layers of torch's LSTM, GRU and RNN as operations of their own, so that cuts may go between them.
+"""Splits torch's LSTM, GRU and RNN into one operation per layer, so that cuts may go between layers.
 
-torch runs all layers as one operation. Written out they are the same computation in the same order: on a
-CPU with the same bits, dropout included. A layer's module path is that of its module with ".l0", ".l1", ...
-behind it, as in the names of its parameters; `Training.cuts` may name it.
+torch runs all layers as one operation. Per layer it is the same computation in the same order: on a CPU with
+the same bits, dropout included. A layer's module path is its module's with ".l0", ".l1", ... appended, as in
+the names of its parameters; `Training.cuts` may name it.
 
 Uses the schema of aten.lstm and its siblings: checked with torch 2.13.
 """
@@ -26,9 +26,9 @@ _KEPT = ("nn_module_stack", "stack_trace", "torch_fn", "autocast")
 
 
 def split_layers(graph: fx.Graph, precision: Precision) -> None:
-    """Rewrites `graph` in place: each recurrent operation of several layers as one for each layer.
+    """Rewrite `graph` in place: each recurrent operation of several layers becomes one for each layer.
 
-    `precision`: of the trace, which decides the types of values.
+    `precision` of the trace determines the types of values.
     """
     for target in _RECURRENT:
         for node in graph.find_nodes(op="call_function", target=target):
@@ -38,7 +38,7 @@ def split_layers(graph: fx.Graph, precision: Precision) -> None:
 
 
 class _Layers:
-    """One operation of several layers, and how it is written out."""
+    """Rewrites one operation of several layers."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node, precision: Precision) -> None:
         self._graph = graph
@@ -52,7 +52,7 @@ class _Layers:
         each, directions = len(parameters) // num_layers, 2 if both_ways else 1
         ends: list[Sequence[fx.Node]] = []
         with self._graph.inserting_before(node):
-            if batch_first:  # as torch does it: time comes first from the first layer to the last
+            if batch_first:  # as in torch, layers run with time as the first dimension
                 x = self._add(_aten.transpose.int, x, 0, 1)
             for layer in range(num_layers):
                 self._layer = layer
@@ -73,11 +73,11 @@ class _Layers:
         self._graph.erase_node(node)
 
     def _part_of(self, first: int, count: int) -> Callable[[fx.Node], fx.Node]:
-        """Of the states of all layers those of one."""
+        """Selects one layer's states from those of all layers."""
         return lambda state: self._add(_aten.slice.Tensor, state, 0, first, first + count)
 
     def _run(self, x: fx.Node, begin: Any, own: Sequence[fx.Node]) -> list[fx.Node]:
-        """One layer: its output and its last states."""
+        """Add one layer; return its output and last states."""
         node: Any = self._node
         made = self._add(node.target, x, begin, own, node.args[3], 1, 0.0, node.args[6], node.args[7], False)
         return [self._add(operator.getitem, made, index) for index in range(len(made.meta["val"]))]
@@ -86,7 +86,7 @@ class _Layers:
         return self._add(_aten.cat.default, list(states), 0)
 
     def _add(self, target: Any, *args: Any) -> fx.Node:
-        """A node of the present layer, with the value that it has."""
+        """Add a node of the current layer, with its fake value."""
         node, graph = self._node, self._graph
         made = graph.call_function(target, args)
         made.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}

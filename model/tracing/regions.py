@@ -1,10 +1,10 @@
-"""The user's own `no_grad` and `autocast` regions, so that cuts may go through them.
+"""Flattens the user's `no_grad` and `autocast` regions, so that cuts may go through them.
 
-While tracing, a region is a pair of marks in the graph. `flatten` takes the marks out: inside `no_grad` every
-operation reads detached values, and an operation inside `autocast` remembers its region's setting
-(`meta["autocast"]`). `enter_regions` puts an autocast around the operations of a section that want one.
+While tracing, a region is a pair of marks in the graph. `flatten` removes the marks: inside `no_grad` every
+operation reads detached values, and an operation inside `autocast` records its region's setting
+(`meta["autocast"]`). `enter_regions` puts an autocast around such operations of a section.
 
-A region within a region is as in eager: the innermost setting holds, also against the job's own precision.
+Nested regions work as in eager: the innermost setting holds, also against the job's own precision.
 Uses torch.amp.autocast_mode._enter_autocast: checked with torch 2.13.
 """
 
@@ -40,13 +40,13 @@ class Autocast:
 
 
 def flatten(graph: fx.Graph, trainable: Iterable[str]) -> None:
-    """Takes the marks of regions out of `graph`. `trainable`: placeholders that gradients flow to."""
+    """Remove the marks of regions from `graph`. `trainable`: placeholders that gradients flow to."""
     _Flattening(graph, set(trainable)).run()
     graph.lint()
 
 
 def enter_regions(graph: fx.Graph) -> None:
-    """Puts the operations of a section's `graph` that remember an autocast inside one."""
+    """Put an autocast around the operations of a section's `graph` that recorded one."""
     current: Autocast | None = None
     entered: fx.Node | None = None
     for node in list(graph.nodes):
@@ -67,7 +67,7 @@ def enter_regions(graph: fx.Graph) -> None:
 def autocast_of(
     node: fx.Node, precision: Precision, device_type: str = "cpu"
 ) -> AbstractContextManager[object]:
-    """The context that `node` runs in: its own region's, or else the job's precision."""
+    """The context in which `node` runs: that of its own region, else of the job's precision."""
     region: Autocast | None = node.meta.get("autocast")
     if region is None:
         return autocast(device_type, precision)
@@ -75,7 +75,7 @@ def autocast_of(
 
 
 def set_device(node: fx.Node, device: torch.device) -> None:
-    """Rewrites `node`, traced for the CPU, for `device`: devices among its arguments, autocast regions."""
+    """Rewrite `node`, traced for the CPU, for `device`: devices among its arguments, autocast regions."""
 
     def moved(leaf: Any) -> Any:
         return device if isinstance(leaf, torch.device) else leaf
@@ -116,7 +116,7 @@ class _Flattening:
             self._graph.erase_node(node)
             self._graph.erase_node(opened)
         elif node.target is _aten._assert_tensor_metadata.default:
-            self._graph.erase_node(node)  # says the types and the device of the trace, which may be others
+            self._graph.erase_node(node)  # it checks types and device of the trace, which may differ when run
         else:
             if node.target is _aten.detach_.default:
                 self._make_detach(node)
@@ -127,7 +127,7 @@ class _Flattening:
             self._flow.visit(node, records=self._records)
 
     def _make_detach(self, node: fx.Node) -> None:
-        """`x.detach_()` writes no value: from here on x is what `x.detach()` gives."""
+        """Replace `x.detach_()`, which writes no value: later uses of x read `x.detach()`."""
         target = node.args[0]
         assert isinstance(target, fx.Node)
         node.target = _aten.detach.default
@@ -135,9 +135,9 @@ class _Flattening:
             user.replace_input_with(target, node)
 
     def _silence(self, node: fx.Node) -> None:
-        """Makes `node`, inside `no_grad`, read values through which no gradient flows."""
+        """Make `node`, inside `no_grad`, read detached values."""
         targets = [target for target in written(node) if target in self._flow.nodes]
-        if node.target is operator.getitem:  # of several results, which cannot be detached together
+        if node.target is operator.getitem:  # a tuple of results cannot be detached as a whole
             silent = self._detach(node, node.next)
             node.replace_all_uses_with(silent, delete_user_cb=lambda user: user is not silent)
             return
@@ -147,7 +147,7 @@ class _Flattening:
                     self._detached[used] = self._detach(used, node)
                 node.replace_input_with(used, self._detached[used])
         if len(targets) == 1 and isinstance(node.meta.get("val"), Tensor):
-            # As in eager, what was written inside the region stays what it was for autograd.
+            # As in eager, a tensor written inside the region keeps its autograd history.
             node.replace_all_uses_with(targets[0])
 
     def _detach(self, node: fx.Node, before: fx.Node) -> fx.Node:

@@ -1,4 +1,4 @@
-"""What of a built model a trace would drop or cannot hold, found before its forward runs."""
+"""Finds parts of a built model that a trace would drop or cannot hold, before its forward runs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LOST = (
 
 
 def refuse_unheld(model: nn.Module) -> None:
-    """Raises `UntraceableModel` naming the module, the parameter or the hook, and what to change.
+    """Raise `UntraceableModel` naming the module, the parameter or the hook, and what to change.
 
-    Backward hooks of modules and parameters (checked with torch 2.13, whose private fields hold them),
-    wrappers that replicate, cumulative averages, sparse gradients, parameters of types that
-    are not trained, and tensors that share memory.
+    Refused are backward hooks of modules and parameters (checked with torch 2.13, whose private fields hold
+    them), wrappers that replicate, cumulative averages, sparse gradients, parameters of types that are not
+    trained, and tensors that share memory.
     """
     for name, module in model.named_modules():
         _check_module(f"{name!r} ({type(module).__name__})" if name else type(module).__name__, module)
@@ -41,7 +41,7 @@ def refuse_unheld(model: nn.Module) -> None:
 
 
 def _check_type(name: str, parameter: nn.Parameter) -> None:
-    """Gradients are summed in fp32, and what is stored of a section is real numbers."""
+    """Refuse complex and float64: gradients are summed in fp32, and states are stored as real numbers."""
     if parameter.is_complex():
         raise UntraceableModel(
             f"the parameter {name!r} is {_type(parameter)}; parameters are real numbers here. Make it one "
@@ -90,7 +90,7 @@ def _check_hooks(whose: str, kind: str, hooks: Mapping[Any, Any] | None) -> None
 
 
 def _check_memory(model: nn.Module) -> None:
-    """Two tensors on one memory would become two; one tensor with two names stays one."""
+    """Refuse two tensors on one memory, which would become two; one tensor with two names stays one."""
     parameters = dict(model.named_parameters())
     owners: dict[int, str] = {}
     for name, tensor in _all(model):

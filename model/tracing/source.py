@@ -1,4 +1,4 @@
-"""Where in the user's code something happened: for messages that name a line to change."""
+"""Finds lines of the user's code, for messages that name a line to change."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OURS = str(Path(__file__).parent)
 
 
 def stack_line(node: fx.Node) -> str | None:
-    """The user's source line that made `node`: the last frame of its recorded stack outside torch."""
+    """The user's line that made `node`: the last frame of its recorded stack outside torch."""
     text: str = node.meta.get("stack_trace") or ""
     places = [match for match in _PLACE.finditer(text) if "/torch/" not in match["file"]]
     return line_of(places[-1]["file"], int(places[-1]["line"])) if places else None
 
 
 def user_call(error: BaseException) -> str | None:
-    """The user's line that `error` was raised under."""
+    """The user's line under which `error` was raised."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
     return location(frames[-1]) if frames else None
 
@@ -50,7 +50,7 @@ def called_by_user() -> bool:
 
 
 def defined_at(function: object) -> str | None:
-    """Where a function was written."""
+    """The line where a function is defined."""
     code: object = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
     return line_of(code.co_filename, code.co_firstlineno) if isinstance(code, CodeType) else None
 

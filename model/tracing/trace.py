@@ -1,10 +1,9 @@
-"""The user's model as one static graph of ATen operations, with parameters and buffers as inputs.
+"""Traces the user's model into one static graph of ATen operations, with parameters and buffers as inputs.
 
 The model is built with fake tensors (no memory, see `initialise`) and exported in training mode for
-micro-batches of m samples. Regions are taken apart, in-place operations are rewritten as functional ones
-where nothing else sees the change, and new values of buffers are returned. What a graph cannot hold
-truthfully is refused by name: control flow on values, custom backward passes, state from call to call (see
-docs/tracing.md).
+micro-batches of m samples. Regions are flattened, in-place operations are rewritten as functional ones where
+nothing else reads the change, and new values of buffers are returned. What a graph cannot hold is refused by
+name, such as control flow on values, gradient hooks and state kept between calls (see docs/tracing.md).
 
 Uses torch.export in non-strict mode and the storage identity of its fake values: checked with torch 2.13.
 """
@@ -43,24 +42,24 @@ _TRANSFORMS = "torch._functorch.predispatch"
 
 @dataclass(frozen=True)
 class TracedModel:
-    """One micro-batch's forward pass as a graph, and what its inputs are."""
+    """The forward pass of one micro-batch as a graph, and what its inputs are."""
 
     graph: fx.Graph
     owner: nn.Module
     """Holds the submodules that `get_attr` nodes name (bodies of no_grad regions)."""
     parameters: Mapping[str, str]
-    """Placeholder -> the parameter's canonical name (the first of its names in the model's order)."""
+    """{placeholder: the parameter's canonical name (the first of its names in the model's order)}."""
     buffers: Mapping[str, str]
     constants: Mapping[str, str]
     inputs: Mapping[str, str]
-    """Placeholder -> entry of the batch."""
+    """{placeholder: entry of the batch}."""
     tensors: Mapping[str, Tensor]
-    """Canonical name -> (fake) parameter, buffer or constant, parameters first, in the model's order."""
+    """{canonical name: fake parameter, buffer or constant}, parameters first, in the model's order."""
     parameter_names: tuple[str, ...]
     trainable: frozenset[str]
     persistent_buffers: frozenset[str]
     aliases: Mapping[str, str]
-    """Every further name of a tied parameter or buffer -> its canonical name."""
+    """{further name of a tied parameter or buffer: its canonical name}."""
     out_spec: TreeSpec
     microbatch_size: int
     updates: Mapping[str, Update]
@@ -70,10 +69,10 @@ class TracedModel:
     precision: Precision = "fp32"
     """Values have the types that autocast gives them; sections run under it, too."""
     graph_hash: str = ""
-    """SHA-256 over operations, arguments, shapes, types and names; equal in every process of one torch
+    """SHA-256 of operations, arguments, shapes, types and names; equal in every process of one torch
     version."""
     evaluating: tuple[str, ...] = ()
-    """The outermost modules in evaluation mode, where `Training.model` left them."""
+    """The outermost modules that `Training.model` put in evaluation mode."""
 
     def initial(self, name: str) -> Tensor:
         """The initial value of a parameter, buffer or constant: a pure function of (seed, name). New CPU
@@ -82,15 +81,15 @@ class TracedModel:
 
 
 def load_exporter() -> None:
-    """Import what torch.export needs, which it does at its first use: a second, and 100 MB."""
+    """Import torch.export's dependencies, which it otherwise does at first use: a second, and 100 MB."""
     torch.export.export(nn.Identity(), (torch.zeros(1),), strict=False)
 
 
 def trace(training: Training, m: int, seed: int = 0, precision: Precision = "fp32") -> TracedModel:
-    """Traces `training.model` for micro-batches of `m` samples, computed in `precision`.
+    """Trace `training.model` for micro-batches of `m` samples, computed in `precision`.
 
-    Raises `UserCodeError` when the model or data raises or does not fit together, `UntraceableModel` naming
-    the call when the model cannot be written as one graph.
+    Raises `UserCodeError` if the model or data raises or they do not fit together, `UntraceableModel` naming
+    the call if the model cannot be one graph.
     """
     dataset = call_user_code("Training.dataset", training.dataset)
     batch = Batches(dataset, seed, m, m).micro_batch(0, 0)
@@ -111,7 +110,7 @@ def trace(training: Training, m: int, seed: int = 0, precision: Precision = "fp3
     call = forward_call(model, batch, training.forward_kwargs)
     with recording.fake_mode:
         fakes = {name: torch.empty(batch[name].shape, dtype=batch[name].dtype) for name in call.inputs}
-    with autocast("cpu", precision):  # of the fake tensors: every operation's result has its type
+    with autocast("cpu", precision):  # so that fake tensors have the types that autocast gives
         program = export(model, call.arguments(fakes), recording.fake_mode)
         return _describe(program, model, recording, m, training.average_buffers, precision, evaluating)
 
@@ -173,7 +172,7 @@ def _describe(
 def _placeholders(
     program: torch.export.ExportedProgram, names: Mapping[str, str]
 ) -> dict[InputKind, dict[str, str]]:
-    """For each kind of input: placeholder -> canonical name."""
+    """{kind of input: {placeholder: canonical name}}."""
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     groups: dict[InputKind, dict[str, str]] = {kind: {} for kind in InputKind}
     for node in program.graph.find_nodes(op="placeholder"):
@@ -191,7 +190,7 @@ def _placeholders(
 
 
 def _join_tied(graph: fx.Graph, names: dict[str, str]) -> None:
-    """One placeholder for each tensor: torch.export gives a tied one several."""
+    """Merge the several placeholders that torch.export makes for a tied tensor."""
     first: dict[str, fx.Node] = {}
     for node in graph.find_nodes(op="placeholder"):
         if node.name in names and first.setdefault(names[node.name], node) is not node:

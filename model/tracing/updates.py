@@ -1,9 +1,9 @@
-"""Buffers that the forward pass changes (running statistics, counters), as values that it returns.
+"""Turns changes of buffers (running statistics, counters) into values that the forward pass returns.
 
-Forward never writes state. Every write to a buffer is turned on a private copy, made before the first use;
-what the copy holds at the end is the buffer's **new value**, computed from the value at the step's start.
-The step combines the new values of its micro-batches: the mean, in the order of the micro-batches, of
-running statistics; what depends on no sample (a counter, an average of weights) advances once.
+Forward never writes state. Every write to a buffer goes to a private copy, made before the first use; the
+copy's value at the end is the buffer's **new value**, computed from the value at the step's start. The step
+combines the new values of its micro-batches: running statistics become their mean, in the order of the
+micro-batches; a value that depends on no sample (a counter, an average of weights) advances once.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ class Update:
     node: fx.Node
     kind: Kind
     """mean: the step's new value is the mean over its micro-batches, in their order. counter: the new value
-    depends on no sample, so it is the same after every micro-batch, and is the step's."""
+    depends on no sample, so it is the same after every micro-batch, and becomes the step's."""
 
 
 @dataclass(slots=True)
 class Change:
-    """A buffer that forward changes, on its way to an `Update`."""
+    """A buffer that forward changes; `settle` makes an `Update` of it."""
 
     place: fx.Node
-    latest: fx.Node  # what holds the new value
+    latest: fx.Node  # the node of the new value
     writers: list[fx.Node]
     """The operations that change it, as the user wrote them."""
     only_statistics: bool
 
 
 def isolate(graph: fx.Graph, buffers: Mapping[str, str]) -> dict[str, Change]:
-    """Turns the writes to `buffers` (placeholder -> canonical name) on private copies. Rewrites `graph`."""
+    """Redirect writes to `buffers` ({placeholder: canonical name}) to private copies. Rewrites `graph`."""
     places: dict[int | None, list[fx.Node]] = {}
     for place in graph.find_nodes(op="placeholder"):
         if place.name in buffers:
@@ -78,7 +78,7 @@ def _isolate(graph: fx.Graph, place: fx.Node, writers: list[fx.Node]) -> Change:
         assert assigned is not None, "a buffer that is written has a writer"
         return Change(place, assigned, [assigned], only_statistics)
     copy = _copy(graph, place, min(place.users))
-    # Views of the buffer become views of the copy: it takes over the storage that they are known by.
+    # Views of the buffer become views of the copy: exchanged fake values give the copy the buffer's storage.
     copy.meta["val"], place.meta["val"] = place.meta["val"], copy.meta["val"]
     place.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
     named = [assigned if node is writers[-1] and assigned is not None else node for node in writers]
@@ -86,7 +86,7 @@ def _isolate(graph: fx.Graph, place: fx.Node, writers: list[fx.Node]) -> Change:
 
 
 def _assigned(place: fx.Node, node: fx.Node) -> fx.Node | None:
-    """The value that `node` puts whole into the buffer as the last thing that happens to it."""
+    """The value that `node` assigns to the whole buffer as its last change."""
     if node.target is not _aten.copy_.default or node.args[0] is not place or node.users:
         return None
     value = node.args[1]
@@ -115,11 +115,11 @@ def settle(
     samples: Collection[str],
     average: Sequence[str],
 ) -> dict[str, Update]:
-    """What kind of update each change is, once the graph is functional (`successors`: what `functionalise`
-    gave). `samples`: placeholders of the batch's entries; `average`: patterns of names.
+    """Make an `Update` of each change, once the graph is functional (`successors`: the result of
+    `functionalise`). `samples`: placeholders of the batch's entries; `average`: patterns of names.
 
-    Marks the node of a new value (`meta["new_value_of"]`), so that no cut parts it from its buffer. Raises
-    `UntraceableModel` naming the buffer and the user's line.
+    Marks the node of a new value (`meta["new_value_of"]`), so that no cut separates it from its buffer.
+    Raises `UntraceableModel` naming the buffer and the user's line.
     """
     updates: dict[str, Update] = {}
     writers = _writers(graph)
@@ -182,7 +182,7 @@ def _line(change: Change) -> str | None:
 
 
 def _writers(graph: fx.Graph) -> dict[int | None, list[fx.Node]]:
-    """Memory -> the operations that write it in place."""
+    """{memory: the operations that write it in place}."""
     writers: dict[int | None, list[fx.Node]] = {}
     for node in graph.nodes:
         for target in written(node):
@@ -193,7 +193,7 @@ def _writers(graph: fx.Graph) -> dict[int | None, list[fx.Node]]:
 def _depends_on_micro_batch(
     node: fx.Node, samples: Collection[str], writers: Mapping[int | None, Sequence[fx.Node]]
 ) -> bool:
-    """Whether `node` may follow from samples or random numbers."""
+    """Whether `node` may depend on samples or random numbers."""
     seen: set[fx.Node] = set()
     waiting = [node]
     while waiting:
