@@ -1,7 +1,7 @@
-"""The manager's own certificate authority, and the certificate that it shows, which is renewed while it runs.
+"""The manager's own certificate authority, and its server certificate, which is renewed while it runs.
 
-`<home>/ca.pem` is what agents and command lines are given and `<home>/ca.key` signs; the certificate and its
-key lie in `<home>/tls.pem`. Both keys have mode 0600. A VM that trusts this authority trusts nobody else.
+Agents and command lines get `<home>/ca.pem`; `<home>/ca.key` signs; the server certificate and its key are in
+`<home>/tls.pem`. Both keys have mode 0600. A VM that trusts this authority trusts no other.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ _AUTHORITY_LIFE = timedelta(days=20 * 365)
 _LIFE = timedelta(days=90)
 _RENEWED_BEFORE_END = timedelta(days=60)
 _LOOK_S = 3600.0
-_CLOCK_ERROR = timedelta(days=1)  # of a machine that has just booted
+_CLOCK_ERROR = timedelta(days=1)  # allowed for the clock of a machine that has just booted
 
 
 class Authority:
-    """Raises `ConfigError` if its files cannot be used. `wall` gives Unix seconds."""
+    """The authority of a home and its certificate. Raises `ConfigError` if its files cannot be used.
+
+    `wall` gives Unix seconds.
+    """
 
     def __init__(self, home: Path, names: Iterable[str], wall: Callable[[], float] = time.time) -> None:
         """`names`: host names and addresses by which the manager is reached."""
@@ -43,18 +46,18 @@ class Authority:
         self._wall = wall
         self._key, self._certificate = _authority(home, self._now())
         self.certificate = _pem(self._certificate)
-        """What is to be trusted, as PEM."""
+        """The authority's certificate, which clients are to trust, as PEM."""
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.renew()
 
     def renew(self) -> None:
-        """Show a new certificate on connections that begin from now on."""
+        """Use a new certificate for connections that begin from now on."""
         key = ec.generate_private_key(ec.SECP256R1())
         self._ends = min(self._now() + _LIFE, self._certificate.not_valid_after_utc)
         certificate = (
             _builder(self._certificate.subject, key.public_key(), self._key.public_key())
             .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Makara manager")]))
-            # Not from now on: the clock of this machine may be ahead of others'.
+            # Earlier than now, since this machine's clock may be ahead of others'.
             .not_valid_before(self._certificate.not_valid_before_utc)
             .not_valid_after(self._ends)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -66,17 +69,17 @@ class Authority:
         self.context.load_cert_chain(self._file)
 
     def offered(self, *_: object) -> ssl.SSLContext:
-        """With which the manager answers: always the same one."""
+        """The TLS context of the server; always the same object."""
         return self.context
 
     async def keep_renewed(self) -> None:
-        """For as long as the manager serves."""
+        """Renew the certificate when due, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self.renew_if_due()
 
     def renew_if_due(self) -> bool:
-        """Whether it was."""
+        """Renew the certificate if it is due; return whether it was."""
         due = self._ends - self._now() < _RENEWED_BEFORE_END
         if due:
             self.renew()
@@ -88,8 +91,8 @@ class Authority:
 
 
 def names_of(host: str, public_host: str | None = None) -> set[str]:
-    """By what a manager that listens on `host` can be reached: all of this machine's names and addresses if
-    it listens on all of them."""
+    """The names and addresses of a manager that listens on `host`; all of this machine's if it listens on all
+    interfaces."""
     names = {"localhost", "127.0.0.1", "::1", host.strip("[]")}
     if public_host is not None:
         names.add(public_host)
@@ -109,7 +112,7 @@ _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 def _authority(home: Path, now: datetime) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """Of this home; made at the first call."""
+    """The key and certificate of this home's authority, created at the first call."""
     file, key_file = home / CA_FILE, home / "ca.key"
     if not key_file.exists():
         _make_authority(file, key_file, now)

@@ -1,4 +1,4 @@
-"""The bounds of core, agents and manager, as whoever starts a manager sets them: `--bound NAME=VALUE`."""
+"""Settings of the bounds in time of core, agents and manager: `makara server --bound NAME=VALUE`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_SERVER = (
 )
 _PROGRESS = 3.0, "progress is told once a second, and several of these must be missing"
 _FACTOR = 1.0, "else what takes as long as expected counts as slower"
-# Shorter bounds would take what is healthy for dead, or find nothing. Each: the least value, and why.
+# {name: (the least value, why)}. Shorter bounds would take the healthy for dead, or detect nothing.
 _LEAST: Mapping[str, tuple[float, str]] = {
     "trainer_lease_s": (2.0, "a trainer beats every 0.5 s, and several beats must be missing"),
     "vm_lease_s": (5.0, "an agent reports every second, and several reports must be missing"),
@@ -56,12 +56,12 @@ def bounds_of(settings: Iterable[str]) -> Timing:
 
 
 def with_bounds(config: ServerConfig) -> ServerConfig:
-    """`config` with what its `bounds` say of its own. Raises `ConfigError`."""
+    """`config` with those of its `bounds` applied that are its own fields. Raises `ConfigError`."""
     return replace(config, **_among(OF_SERVER, values_of(config.bounds)))
 
 
 def values_of(settings: Iterable[str]) -> dict[str, float]:
-    """What `NAME=VALUE` say; names are those of `defaults`. Raises `ConfigError`."""
+    """Parse `NAME=VALUE` settings; names are those of `defaults`. Raises `ConfigError`."""
     known, values = defaults(), dict[str, float]()
     for setting in settings:
         name, _, text = setting.partition("=")
@@ -85,13 +85,13 @@ def differing(settings: Iterable[str]) -> dict[str, float]:
 
 
 def told(values: Mapping[str, float]) -> str:
-    """Bounds beside their defaults, for whoever starts a manager."""
+    """A message that shows bounds beside their defaults."""
     known = defaults()
     return ", ".join(f"{name}={value:g} (default {known[name]:g})" for name, value in values.items())
 
 
 def least(name: str) -> tuple[float, str] | None:
-    """The least value that a bound may be set to, and why; None: anything greater than 0."""
+    """(the least value of a bound, why); None if any value greater than 0 is accepted."""
     return _LEAST.get(name)
 
 
@@ -113,7 +113,7 @@ def _among(names: Iterable[str], values: Mapping[str, float]) -> dict[str, float
 
 
 def _number(setting: str, text: str, default: float) -> float:
-    """As precise as the default: a count stays a count."""
+    """Parse a number of the default's type: a count stays an integer."""
     try:
         value = int(text) if isinstance(default, int) else float(text)
     except ValueError:

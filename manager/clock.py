@@ -1,4 +1,4 @@
-"""The manager's clock: Unix seconds that never jump."""
+"""The manager's clock: Unix seconds that do not jump when the wall clock is set."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 
 def _uptime() -> float:
-    """Seconds that nobody sets, with those in which the machine was suspended where the system tells."""
+    """Monotonic seconds, including those in which the machine was suspended where the system counts them."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
 class SteadyClock:
-    """The wall clock's time when this was made, and the seconds that have passed since.
+    """The wall clock's time when this was made, plus the monotonic seconds since.
 
-    Every bound of a manager's life counts in it, so that a wall clock that is set changes none of them. The
-    next manager begins with the wall clock as it is then; the core begins bounds of an earlier life anew, all
-    but the wait for a VM to join.
+    All bounds of a manager count in it, so that setting the wall clock changes none of them. After a restart
+    the next manager starts from the wall clock as it is then, and the core restarts all bounds except the
+    wait for a VM to join.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, uptime: Callable[[], float] = _uptime) -> None:

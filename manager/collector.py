@@ -1,7 +1,7 @@
-"""Python's collector of reference cycles, in a process that keeps much and makes few cycles.
+"""Settings of Python's garbage collector for a process that keeps many objects and makes few cycles.
 
-It begins anew after so many objects as were made and not freed, and now and then looks at all that there are.
-A thousand reports that wait together for a decision are thirty thousand objects that nobody needs to look at.
+The collector runs after a number of allocations without a free, and now and then traverses all objects. A
+thousand reports that wait for a decision are thirty thousand objects, which it would traverse in vain.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-_NEW_OBJECTS = 100_000  # before the young are looked at; some 10 MB
+_NEW_OBJECTS = 100_000  # allocations before a collection of the young generation; some 10 MB
 
 
 @contextmanager
 def rare_collections() -> Generator[None]:
-    """Have the collector look for cycles rarely; as before at the end."""
+    """Make collections rare in this context."""
     before = gc.get_threshold()
     gc.set_threshold(_NEW_OBJECTS, *before[1:])
     try:

@@ -1,4 +1,4 @@
-"""What a manager process is started with; everything else a manager knows is in its journal."""
+"""The settings that a manager process is started with; all other state is in its journal."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .spec.store_uri import AWS, AZURE, EVERY_FOLDER, entry_faults
 from .threads import ThreadBounds
 
 DEFAULT_PORT = 8700
-CA_FILE = "ca.pem"  # in the home: whom to trust to be its manager
+CA_FILE = "ca.pem"  # in the home: the certificate by which clients trust this manager
 DEFAULT_BUNDLE_BYTES = 64 << 20
-_MOST_COMPRESSED = 8  # a bundle unpacks to so many times its size, if that is more than the default
+_MOST_COMPRESSED = 8  # a bundle may unpack to so many times its size, if that is more than the default
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be used; the message names it and says what would be accepted."""
+    """An invalid setting; the message names it and says what would be accepted."""
 
 
 def default_home() -> Path:
@@ -30,64 +30,65 @@ def default_home() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of one manager. Raises `ConfigError` when two of them do not go together."""
+    """Settings of one manager. Raises `ConfigError` if two of them contradict each other."""
 
     home: Path
     """Folder of everything that outlives the process: journal, tokens, bundles, local VMs."""
     host: str = "127.0.0.1"
     """Address to listen on; other than loopback needs `allow_remote`."""
     port: int = DEFAULT_PORT
-    """TCP port; 0 is any free one, kept over restarts so that agents find their way back."""
+    """TCP port; 0 is any free one, kept over restarts so that agents can reconnect."""
     allow_remote: bool = False
     """Listen beyond this machine. Every request needs a token either way."""
     tls: bool | None = None
-    """Speak TLS, by an authority of this home; None: beyond loopback, and for the VMs of clouds."""
+    """Serve TLS with the authority of this home; None: if listening beyond loopback or using clouds."""
     public_url: str | None = None
     """The URL by which agents reach this manager; None: the address it listens on."""
     local_vms: bool = True
-    """Whether there are VMs of `provider: local`, which run jobs' code on this machine as this user."""
+    """Whether to offer `provider: local`, whose VMs run jobs' code on this machine as this user."""
     names: tuple[str, ...] = ()
-    """Other names and addresses by which it is reached, for its certificate."""
+    """Further names and addresses of this manager, for its certificate."""
     journal_url: str | None = None
     """None: `journal.sqlite3` in `home`; else `sqlite:///path`."""
     heartbeat_s: float = 1.0
     """How often an agent reports when nothing changes."""
     heartbeats_per_s: float = 250.0
-    """Of one job, about: agents of a job with more VMs report less often, but four times in a VM's lease."""
+    """Target for one job: agents of larger jobs report less often, but four times in a VM's lease."""
     tick_s: float = 0.25
-    """How often time passes for the core, and how often this machine is asked for dead VMs."""
+    """How often the core gets a tick, and how often this machine is checked for dead VMs."""
     quarantine_retry_s: float = 10.0
-    """After so long a job that the manager failed to decide about is taken up again; doubles each time."""
+    """Delay before a job that the manager failed to decide about is tried again; doubles each time."""
     quarantine_longest_retry_s: float = 600.0
-    """The longest of these waits."""
+    """The longest of these delays."""
     allow_stores: tuple[str, ...] | None = None
-    """For what the manager's own credentials sign, and folders that jobs may use: `s3://[bucket[/prefix]]` at
-    AWS, `az://` (Azure), `http(s)://host[:port][/bucket[/prefix]]`, `file:///folder`. None: AWS and Azure; on
-    loopback folders, too."""
+    """Stores that the manager's own credentials may sign for, and folders that jobs may use:
+    `s3://[bucket[/prefix]]` at AWS, `az://` (Azure), `http(s)://host[:port][/bucket[/prefix]]`,
+    `file:///folder`. None: AWS and Azure; on loopback also folders."""
     rest_factor: float = 100.0
-    """A job's reports are gathered for so many times as long as its last decision took; so are ticks."""
+    """A job's reports and ticks are gathered for this many times the duration of its last decision."""
     longest_rest_s: float = 1.0
-    """But for so long at most."""
+    """The longest time for which they are gathered."""
     slow_call_s: float = 30.0
     """A call of a provider or a store that takes longer is shown as trouble."""
     cloud_list_s: float = 15.0
-    """How often a cloud is asked what VMs it has, for all jobs together; more rarely while it has none."""
+    """How often a cloud's VMs are listed, for all jobs together; more rarely while it has none."""
     cloud_check_s: float = 45.0
-    """How long a submission waits for what clouds say of it; the command line waits for 60 s in all."""
+    """How long a submission waits for the clouds' answers; the command line waits for 60 s in all."""
     close_timeout_s: float = 10.0
-    """A manager that ends waits for its journal for so long at most."""
+    """How long a manager that ends waits for its journal."""
     threads: ThreadBounds = field(default_factory=ThreadBounds)
-    """How many calls of a kind may block at a time."""
+    """How many calls of each kind may block at a time."""
     max_bundle_bytes: int = DEFAULT_BUNDLE_BYTES
     """Largest code bundle that a submission may carry."""
     max_report_bytes: int = 16 * 1024 * 1024
-    """Largest report of an agent; it is told, and sends what is more in pieces."""
+    """Largest report of an agent, which is told this and splits larger ones."""
     store_patience_s: float = 600.0
     """How long a store may refuse to open a head or take an export before the job waits for a person."""
     bounds: tuple[str, ...] = ()
-    """`NAME=VALUE`: bounds of the core (`Timing`), of agents (`Leases`) and of these, other than defaults."""
+    """`NAME=VALUE` for bounds of the core (`Timing`), of agents (`Leases`) and of this class."""
     agent_command: tuple[str, ...] | None = None
-    """Local provider: what a VM runs before its boot file; None: this Python, `-m makara.worker.agent`."""
+    """Local provider: the command to which a VM's boot file is appended; None: this Python,
+    `-m makara.worker.agent`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -116,7 +117,7 @@ class ServerConfig:
 
     @property
     def stores(self) -> tuple[str, ...]:
-        """What `allow_stores` comes to."""
+        """`allow_stores`, or its default."""
         if self.allow_stores is not None:
             return self.allow_stores
         # Whoever has a token of a manager on loopback is a user of this machine.
@@ -141,7 +142,7 @@ class ServerConfig:
 
     @property
     def server_file(self) -> Path:
-        """Where a running manager says how it is reached, and its bounds: `{"url": ..., "pid": ...}`."""
+        """The file with a running manager's URL, process id and bounds: `{"url": ..., "pid": ...}`."""
         return self.home / "server.json"
 
     @property
@@ -172,7 +173,7 @@ def is_loopback(host: str) -> bool:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only this user can read: whole, durable, in place of an older one."""
+    """Write a file that only this user can read, atomically and durably, replacing an older one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

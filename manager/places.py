@@ -1,7 +1,7 @@
-"""Where the VMs of a journal are, compared with the settings that a manager is started with.
+"""Checks that the settings cover every place where VMs of the journal may be.
 
-A VM in a place that `clouds.yaml` no longer names cannot be listed nor ended: it would be taken for gone, and
-be paid for.
+A VM in a place that `clouds.yaml` no longer names can neither be listed nor ended: it would be taken for
+gone, and billed on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_TOLD = 5  # VMs
 
 
 def check_places(settings: CloudSettings, states: Iterable[JobState]) -> None:
-    """Raises `ConfigError` with each field without which VMs that may exist cannot be reached."""
+    """Raise `ConfigError` naming each missing field without which VMs that may exist cannot be reached."""
     lacking: dict[str, list[str]] = {}
     for state in states:
         for vm in state.counted_vms:

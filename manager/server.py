@@ -1,4 +1,4 @@
-"""A manager process: its home, its port, and its end."""
+"""Runs a manager process: its home, its port, and its shutdown."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from .service.tokens import TokenStore
 
 log = logging.getLogger("makara.manager")
 
-_QUIET_S = 20.0  # by then the jobs of an earlier manager are taken up again
-_KEEP_ALIVE_S = 60  # httpx keeps idle connections for 5 s: who closes first must not be a matter of chance
-_PING_S = 60.0  # agents speak, and ask as well: this only clears away the connections of VMs that are gone
+_QUIET_S = 20.0  # by then the jobs of the previous manager are resumed
+_KEEP_ALIVE_S = 60  # longer than httpx's 5 s, so that the client closes an idle connection, not both at once
+_PING_S = 60.0  # agents send anyway; pings only detect connections of VMs that are gone
 
 
 def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda url, token: None) -> None:
     """Run a manager until SIGINT or SIGTERM; its VMs live on. `on_ready` gets the URL and the admin token.
 
-    Raises `JournalLocked` when another manager uses this home, `ConfigError` when the port is taken or
-    `clouds.yaml` lacks a place where VMs of the journal may exist, and whatever made it impossible to go on.
+    Raises `JournalLocked` if another manager uses this home, `ConfigError` if the port is taken or
+    `clouds.yaml` lacks a place where VMs of the journal may exist, and any error that stops the manager.
     """
     timing, config = bounds_of(config.bounds), with_bounds(config)
     os.umask(0o077)
@@ -80,21 +80,21 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
 
 
 class AgentSocket(WebSocketsSansIOProtocol):
-    """uvicorn's (0.54) fails to end where a peer has begun to close, which takes a while over TLS."""
+    """A workaround: uvicorn's (0.54) fails on shutdown if a peer has begun to close (likely over TLS)."""
 
     def shutdown(self) -> None:
         if not self.transport.is_closing():
             super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The parser of websockets (17) waits for ever within the connection that has it: such a cycle keeps
-        the memory of its compression until the collector comes, which is rarely."""
+        """Break a reference cycle of the websockets (17) parser and its connection, which would keep the
+        memory of its compression until the collector runs, which is rare."""
         super().connection_lost(exc)
         self.conn.parser.close()
 
 
 async def run(service: Service, listener: socket.socket, authority: Authority | None = None) -> None:
-    """Serve until told to end, or until the manager must not go on. `authority`: over TLS, by this one."""
+    """Serve until told to end, or until the manager must stop; over TLS if an `authority` is given."""
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(service),
@@ -127,7 +127,7 @@ async def run(service: Service, listener: socket.socket, authority: Authority | 
 
 
 def _authority(config: ServerConfig) -> Authority | None:
-    """None: plain HTTP. TLS unless told otherwise where others than this machine are to reach the manager."""
+    """The authority for TLS, or None for plain HTTP; by default TLS if other machines reach the manager."""
     reached = not is_loopback(config.host) or (config.home / CLOUDS).exists()
     if not (reached if config.tls is None else config.tls):
         return None
@@ -135,7 +135,7 @@ def _authority(config: ServerConfig) -> Authority | None:
 
 
 def _listen(config: ServerConfig) -> socket.socket:
-    """The listening socket. With port 0, this home's last one if it is free: agents know it."""
+    """Open the listening socket. With port 0, take this home's last port if it is free: agents know it."""
     ports = [config.port] if config.port else [*_earlier_port(config), 0]
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     for port in ports:
@@ -153,7 +153,8 @@ def _listen(config: ServerConfig) -> socket.socket:
 
 
 def _tell_bounds(config: ServerConfig) -> dict[str, float]:
-    """The bounds that are not at their defaults, which the log tells, as what the manager before had set."""
+    """Log bounds that differ from their defaults, and those that the previous manager had set; return the
+    former."""
     bounds = differing(config.bounds)
     if bounds:
         log.info("bounds: %s", told(bounds))
@@ -169,7 +170,7 @@ def _earlier_port(config: ServerConfig) -> list[int]:
 
 
 def _earlier(config: ServerConfig) -> dict[str, Any]:
-    """What the manager before said of itself."""
+    """The server file of the previous manager."""
     try:
         return json.loads(config.server_file.read_bytes())
     except FileNotFoundError:
@@ -177,7 +178,7 @@ def _earlier(config: ServerConfig) -> dict[str, Any]:
 
 
 def _local(host: str) -> str:
-    """`host` as a URL by which this machine reaches it has it."""
+    """`host` as it is written in a URL for this machine."""
     if is_wildcard(host):
         return "[::1]" if ":" in host else "127.0.0.1"
     return f"[{host}]" if ":" in host and not host.startswith("[") else host

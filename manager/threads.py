@@ -1,8 +1,8 @@
-"""Threads for what blocks: each kind of call, for each owner, has its own and a bound on them.
+"""Threads for blocking calls: each kind of call has, for each owner, a bounded number of its own.
 
-A call that hangs (a mount that is gone, a cloud that does not answer) keeps a thread of its own kind and
-nothing else: the journal, other jobs' stores and other providers go on. Threads are daemons: a manager ends
-though some of them never return.
+A call that hangs (a mount that is gone, a cloud that does not answer) blocks only threads of its own kind:
+the journal, other jobs' stores and other providers go on. Threads are daemons, so that a manager can end
+while some of them hang.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
-_IDLE_S = 30.0  # a thread with nothing to do ends after so long
+_IDLE_S = 30.0  # an idle thread ends after this
 
 
 class Kind(StrEnum):
-    """What is called. `owner` in `Threads.run` tells providers, or jobs, apart."""
+    """The kind of a call. `owner` in `Threads.run` distinguishes providers, or jobs."""
 
-    JOURNAL = "journal"  # what changes it: one at a time, in order
-    HISTORY = "history"  # what reads it
+    JOURNAL = "journal"  # writes, one at a time, in order
+    HISTORY = "history"  # reads of the journal
     TOKENS = "tokens"
     FILES = "files"  # bundles, secrets and logs
     SUBMISSION = "submission"  # checking bundles and stores of jobs that are submitted
     PLANNING = "planning"
-    GROWTH = "growth"  # whether more VMs would pay: no plan is held up by it
-    RANKING = "ranking"  # of plans, for those who look at one
+    GROWTH = "growth"  # whether more VMs would pay; separate, so that it delays no plan
+    RANKING = "ranking"  # of plans, for the API
     LIST_VMS = "list_vms"  # by provider
     OFFERS = "offers"  # by provider
-    CHECK_WISH = "check_wish"  # by provider: what is wrong with a job before it is accepted
+    CHECK_WISH = "check_wish"  # by provider: checks of a job before it is accepted
     REQUEST_VM = "request_vm"  # by provider
     RELEASE_VM = "release_vm"  # by provider
-    CONSOLE = "console"  # by provider: what a VM wrote
+    CONSOLE = "console"  # by provider: a VM's console output
     STORE = "store"  # by job and command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadBounds:
-    """How many calls of a kind may be under way at a time, for each owner."""
+    """How many calls of each kind may run at a time, for each owner."""
 
     journal: int = 1  # its transactions come one after the other in any case
     history: int = 2
@@ -68,7 +68,7 @@ class _Call(NamedTuple):
 
 
 class Lane:
-    """At most `size` calls at a time, in the order in which they came, each in a thread of this lane."""
+    """Runs at most `size` calls at a time, first come first served, in threads of its own."""
 
     def __init__(self, name: str, size: int) -> None:
         self._name = name
@@ -79,7 +79,7 @@ class Lane:
         self._idle = 0
 
     async def run(self, call: Callable[[], T]) -> T:
-        """What `call` returns or raises. Cancelling gives up waiting; a call that has begun goes on."""
+        """Run `call` in a thread. Cancelling stops waiting; a call that has begun continues."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         with self._changed:
@@ -93,18 +93,18 @@ class Lane:
 
     @property
     def unused(self) -> bool:
-        """No thread, and nothing waits for one."""
+        """Whether there is no thread and no waiting call."""
         return self._threads == 0
 
     def _work(self) -> None:
         while (item := self._next()) is not None:
             try:
                 result, error = item.call(), None
-            except BaseException as raised:  # the caller's, who awaits it
+            except BaseException as raised:  # passed to the caller, who awaits it
                 result, error = None, raised
             with contextlib.suppress(RuntimeError):  # the manager ended meanwhile, and its loop is closed
                 item.loop.call_soon_threadsafe(_settle, item.future, result, error)
-            del item, result, error  # a thread that waits keeps nothing alive
+            del item, result, error  # so that an idle thread keeps nothing alive
 
     def _next(self) -> _Call | None:
         with self._changed:
@@ -129,7 +129,7 @@ class Threads:
         self._lanes: dict[tuple[Kind, str], Lane] = {}
 
     async def run(self, kind: Kind, call: Callable[..., T], *values: Any, owner: str = "") -> T:
-        """`call(*values)` in a thread of its kind and owner."""
+        """Run `call(*values)` in a thread of its kind and owner."""
         key = kind, owner
         if key not in self._lanes:
             self._lanes = {other: lane for other, lane in self._lanes.items() if not lane.unused}
@@ -139,7 +139,7 @@ class Threads:
 
 
 async def told_when_slow(work: Coroutine[Any, Any, T], after_s: float, tell: Callable[[], None]) -> T:
-    """What `work` gives; `tell` is called if it is not over after so many seconds."""
+    """Await `work`; call `tell` if it takes longer than `after_s`."""
     task = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait({task}, timeout=after_s)

@@ -1,9 +1,9 @@
 """The agents' side of the API: one WebSocket for each VM, the job's code, and its secrets.
 
 A VM shows its join token until it has shown the worker token that it gets in return. Frames are JSON:
-`Report` and `Beat` from the agent, `ToAgent` to it. A VM that is no longer wanted is let in, to be told so.
-One whose token is not good is refused with a `Refusal`: only that tells a VM that this manager does not know
-it.
+`Report` and `Beat` from the agent, `ToAgent` to it. A VM that is no longer wanted is admitted, so that it can
+be told. One whose token is not valid is refused with a `Refusal`: only that tells a VM that this manager does
+not know it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ router = APIRouter(prefix="/api/v1", tags=["agents"])
 
 _REPLACED, _MALFORMED = 4000, 4002
 _CLOSED = (WebSocketDisconnect, RuntimeError)  # what is raised when a connection has closed
-_WORDS = 20  # in the time after which an agent without a word of its manager ends its VM
+_WORDS = 20  # acknowledgements in the time after which an agent without any ends its VM
 
 
 @router.websocket("/agents/{vm}")
@@ -71,7 +71,7 @@ async def _refuse(websocket: WebSocket, vm: str, reason: str) -> None:
 
 
 class AgentConnection:
-    """Three concerns of one connection: reading reports, sending what is newest, renewing the token."""
+    """One agent's connection: reads reports, sends the newest orders, renews the token."""
 
     def __init__(self, service: Service, websocket: WebSocket, job: str, vm: str) -> None:
         self._service = service
@@ -80,8 +80,8 @@ class AgentConnection:
         self._vm = vm
         self._orders: Orders | None = None
         self._acknowledged: int | None = None
-        self._report: Report | None = None  # the newest, as the beats after it have changed it
-        self._plans: deque[str] = deque(maxlen=PLANS_KEPT)  # that this connection carried
+        self._report: Report | None = None  # the newest, updated by the beats after it
+        self._plans: deque[str] = deque(maxlen=PLANS_KEPT)  # sent on this connection
         self._said_at = time.monotonic()
         self._renewal_due = True
         self._wake = asyncio.Event()
@@ -96,8 +96,8 @@ class AgentConnection:
             service.agents.connect(self._job, self._vm, self)
             tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._renew())]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # Raised here, an error would hold this frame, and the frame the tasks that hold the error: such a
-            # cycle keeps all of a closed connection until the collector comes, which is rarely.
+            # An error raised here would hold this frame, and the frame the tasks that hold the error: such a
+            # cycle keeps all of a closed connection until the collector runs, which is rare.
             for error in [task.exception() for task in done]:
                 self._tell_end(error)
         except _CLOSED as error:
@@ -109,7 +109,7 @@ class AgentConnection:
             await service.agents.disconnect(self._job, self._vm, self)
 
     def _tell_end(self, error: BaseException | None) -> None:
-        """Raises what is no sign of a closed connection."""
+        """Raise errors other than those of a closed connection."""
         if isinstance(error, _CLOSED):
             log.info("VM %s: connection closed: %r", self._vm, error)
         elif error is not None:
@@ -149,7 +149,7 @@ class AgentConnection:
             self._acknowledge(frame.sequence)
 
     def _take_beat(self, beat: Beat) -> None:
-        """Nothing of it has to be stored; so the agent has to hear of it only now and then."""
+        """Take in a beat. Nothing of it is stored, so it is acknowledged only now and then."""
         if self._report is None:
             return  # what it refers to was of another protocol
         carried = {"metrics": [], "deaths": [], "sequence": beat.sequence, "progress": beat.progress}
@@ -163,7 +163,7 @@ class AgentConnection:
         self._wake.set()
 
     async def _write(self) -> None:
-        """Only the newest orders and acknowledgement matter, so nothing queues up for a slow agent."""
+        """Send the newest orders and acknowledgement; older ones are dropped, so nothing queues up."""
         while self._close_code is None:
             await self._wake.wait()
             self._wake.clear()

@@ -1,4 +1,4 @@
-"""The web application of a manager: API, agents, page, health and metrics, with one form for every error."""
+"""The web application of a manager: API, agents, page, health and metrics, with one format for errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .continuing import CannotGoOn
 from .submission import KeyUsed
 
 _OVERHEAD_BYTES = 4 << 20  # of a multipart body besides its bundle
-_UNKNOWN_BYTES = 64 << 10  # of a body that is read before anybody asks who sends it
+_UNKNOWN_BYTES = 64 << 10  # of a body that is read before authentication
 
 
 def create_app(service: Service) -> FastAPI:
@@ -47,9 +47,9 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(module.router)
     app.middleware("http")(_guard)
     if is_loopback(service.config.host):
-        # A page of another site that rebinds its name to 127.0.0.1 still sends its own name.
+        # Against DNS rebinding: another site that resolves to 127.0.0.1 still sends its own name.
         known = ["127.0.0.1", "localhost", "[::1]", "[", "::1"]
-        public = service.config.public_host  # of a proxy that ends TLS before this manager
+        public = service.config.public_host  # of a proxy that terminates TLS
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*known, *([public] if public else [])])
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
@@ -57,8 +57,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Refuse a body before it is read that is too large, or large and a stranger's; name what a browser may
-    do with what we send."""
+    """Refuse a body that is too large, or large and unauthenticated, unread; set security headers."""
     limit = cast(Service, request.app.state.service).config.max_bundle_bytes + _OVERHEAD_BYTES
     length = request.headers.get("Content-Length")
     if length is not None and (not length.isdigit() or int(length) > limit):

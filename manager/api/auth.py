@@ -1,7 +1,7 @@
-"""Who is asking, and may they: FastAPI dependencies over `TokenStore`.
+"""Authentication and authorisation: FastAPI dependencies over `TokenStore`.
 
 Programs send `Authorization: Bearer <token>`. The page signs in once and has a same-site, HttpOnly cookie;
-what it changes must carry `X-CSRF-Token` as well, which another site can neither read nor guess.
+its changes must carry `X-CSRF-Token` as well, which another site can neither read nor guess.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def bearer(connection: HTTPConnection) -> str | None:
 
 
 async def user(request: Request) -> Grant:
-    """A user, an administrator, or a signed-in page; else 401, or 403 for a page without its CSRF token."""
+    """Require a user, an administrator, or a signed-in page; else 401, or 403 without the CSRF token."""
     token = bearer(request)
     if token is not None:
         return await _check(request, token, Scope.USER, Scope.ADMIN)
@@ -49,7 +49,7 @@ async def user(request: Request) -> Grant:
 
 
 async def admin(request: Request) -> Grant:
-    """The administrator, by bearer token only; else 401, or 403 for somebody else."""
+    """Require the administrator, by bearer token only; else 401, or 403 for others."""
     token = bearer(request)
     if token is None:
         raise HTTPException(401, "send Authorization: Bearer <admin token>", {"WWW-Authenticate": "Bearer"})

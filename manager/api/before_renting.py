@@ -1,4 +1,4 @@
-"""What a job that rents VMs is asked before it is accepted: what is refused here has cost nothing."""
+"""Checks of a job that rents VMs, before it is accepted and anything is rented."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ T = TypeVar("T")
 
 
 class Machine(BaseModel):
-    """A type of VM that a job may get, and the memory of each of its workers there; None: not known."""
+    """A type of VM that a job may get, and the memory of each of its workers there (None: unknown)."""
 
     instance_type: str
     worker_bytes: int | None
 
 
 class CloudAway(Exception):
-    """A cloud has no answer now, though it may have one later; the message names it."""
+    """A cloud does not answer now; the message names it."""
 
 
 async def check_renting(service: Service, spec: JobSpec, spent: float = 0.0) -> tuple[Offer, ...]:
-    """What the clouds of a job offer it; nothing where it rents nothing. Rents nothing itself.
+    """The offers of the job's clouds; empty if it rents nothing. Only checks, and rents nothing.
 
-    `spent`: USD of the job's budget that are gone. Raises `JobSpecError` with every fault, `CloudAway`.
+    `spent`: USD of the job's budget already spent. Raises `JobSpecError` with every fault, `CloudAway`.
     """
     resources, now = spec.resources, service.clock()
     if not resources.clouds:
@@ -62,7 +62,7 @@ async def check_renting(service: Service, spec: JobSpec, spent: float = 0.0) -> 
 
 
 async def _address_faults(service: Service) -> list[str]:
-    """Why a VM elsewhere could not connect to this manager, as far as that is known here."""
+    """Reasons why a VM elsewhere cannot connect to this manager, as far as they are known here."""
     url = service.manager_url
     parts = urlsplit(url)
     why = "plain HTTP" if parts.scheme != "https" else await _unusable(service, parts.hostname or "")
@@ -74,7 +74,7 @@ async def _unusable(service: Service, host: str) -> str:
     """What is wrong with that name or address; empty if nothing is."""
     try:
         found = await _bounded(service, "names", partial(socket.getaddrinfo, host, None))
-    except OSError as error:  # that nothing answers in time is one
+    except OSError as error:  # includes time-outs
         return f"{host} cannot be resolved ({error or 'no answer'})"
     addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
     if all(address.is_loopback for address in addresses):
@@ -89,7 +89,7 @@ async def _unusable(service: Service, host: str) -> str:
 async def _answer(
     service: Service, name: str, resources: Resources
 ) -> tuple[Sequence[Fault], Sequence[Offer]]:
-    """What is wrong with the wish, and what can be had. Raises `CloudAway`."""
+    """(faults of the request, offers) of one cloud. Raises `CloudAway`."""
     try:
         return await _bounded(service, name, partial(_ask, service.providers[name], resources))
     except (NotAllowed, Unauthenticated) as error:
@@ -107,7 +107,7 @@ def _ask(provider: Provider, resources: Resources) -> tuple[Sequence[Fault], Seq
 
 
 async def _bounded(service: Service, owner: str, call: partial[T]) -> T:
-    """In a thread, for as long as whoever submits waits. Raises `TimeoutError`."""
+    """Run `call` in a thread, for as long as a submission waits. Raises `TimeoutError`."""
     asked = service.threads.run(Kind.CHECK_WISH, call, owner=owner)
     return await asyncio.wait_for(asked, service.config.cloud_check_s)
 
@@ -116,7 +116,7 @@ async def _bounded(service: Service, owner: str, call: partial[T]) -> T:
 
 
 def _without_price(resources: Resources, prices: Sequence[Priced]) -> Iterator[Fault]:
-    """Types of which no offer has a price, by the cloud or by the user."""
+    """Faults of types for which neither the cloud nor the user states a price."""
     priced = {place.instance_type for _, place in prices}
     for cloud in resources.clouds:
         for name in resources.types_of(cloud):
@@ -128,7 +128,7 @@ def _without_price(resources: Resources, prices: Sequence[Priced]) -> Iterator[F
 def _cap_faults(
     resources: Resources, prices: Sequence[Priced], needed_s: float, spent: float
 ) -> Iterator[Fault]:
-    """Caps that do not pay for `min_nodes` of the cheapest VM: with fewer nothing is trained."""
+    """Faults of caps that do not pay for `min_nodes` of the cheapest VM."""
     price, place = min(prices, key=lambda found: found[0].ceiling)
     hourly = resources.min_nodes * price.ceiling
     what = f"min_nodes ({resources.min_nodes}) of {place.instance_type} may cost {hourly:.4g} USD an hour"
@@ -146,7 +146,7 @@ def _cap_faults(
 
 
 def machines_of(resources: Resources, offers: Sequence[Offer]) -> list[Machine]:
-    """Each type that is offered, once."""
+    """The offered types, each once."""
     by_type = {offer.placement.instance_type: offer for offer in offers}
     return [
         Machine(instance_type=name, worker_bytes=_worker_bytes(resources, offer))

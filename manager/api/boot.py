@@ -1,4 +1,4 @@
-"""What a VM fetches before it has an agent, with its join or worker token."""
+"""Routes from which a VM fetches its software before it has an agent, with its join or worker token."""
 
 from __future__ import annotations
 

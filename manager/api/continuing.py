@@ -1,4 +1,4 @@
-"""Having a job go on that was stopped or failed: checked whole before any of it is stored."""
+"""Continues a job that was stopped or failed; everything is checked before anything is stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .submission import check_providers, check_secrets, check_store
 
 
 class CannotGoOn(Exception):
-    """The job is in no state to go on from; the message says in which one it is."""
+    """The job's status, which the message names, does not allow it to continue."""
 
 
 async def go_on(
@@ -25,10 +25,10 @@ async def go_on(
     secrets: Mapping[str, str],
     changes: Mapping[str, float],
 ) -> None:
-    """Have an ended job train on, with these `changes` of its `resources`. Durable on return.
+    """Continue an ended job, with these `changes` of its `resources`. Durable on return.
 
-    `secrets`: the values of all that its job file names; those of an ended job are forgotten. Raises
-    `CannotGoOn`, `JobSpecError` with every fault, `StoreUnavailable`, `CloudAway`; then nothing was stored.
+    `secrets`: the values of all that its job file names, since those of an ended job are deleted. Raises
+    `CannotGoOn`, `JobSpecError` with every fault, `StoreUnavailable`, `CloudAway`; then nothing is stored.
     """
     spec = _changed(_spec_of(job), changes)
     check_providers(spec, service)
@@ -49,7 +49,7 @@ async def is_going_on(
     secrets: Mapping[str, str],
     changes: Mapping[str, float],
 ) -> bool:
-    """Whether this very request has taken effect before: whoever lost its answer asks again."""
+    """Whether this same request took effect before: a client that lost the answer repeats it."""
     state = job.state
     if state.spec is None or state.ended is not None or state.waiting is not None or state.answered != how:
         return False
@@ -76,7 +76,7 @@ def _spec_of(job: Job) -> JobSpec:
 
 
 def _changed(spec: JobSpec, changes: Mapping[str, float]) -> JobSpec:
-    """The same job with other `resources`. Raises `JobSpecError` if it cannot run on these."""
+    """The same job with changed `resources`. Raises `JobSpecError` if they are invalid."""
     value = spec.model_dump(mode="json")
     value["resources"] |= changes
     return parse_spec(value)

@@ -1,4 +1,4 @@
-"""Having a VM hand over at a person's wish."""
+"""The route that drains a VM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
 @router.post("/vms/{vm}/drain", status_code=202)
 async def drain(vm: str, request: Request, _: User) -> VmView:
-    """Have a VM hand over and released, and another asked for in its place. Idempotent. 404: no job has it;
+    """Move the work off a VM, release it, and request another in its place. Idempotent. 404: no job has it;
     409: its job is not training, or the VM has ended."""
     service = service_of(request)
     job = next((job for job in service.jobs.values() if vm in job.state.vms), None)

@@ -1,4 +1,4 @@
-"""Weights of a published checkpoint, exported when somebody asks for them."""
+"""Exports the weights of a published checkpoint on request."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from ..spec.job_spec import JobSpecError
 class ExportView(BaseModel):
     """Exported weights: `uri` is the file to load, or the index of its shards; `sha256` the weight hash.
 
-    `num_bytes` counts the files of weights. `store`, and `endpoint` and `region` if it has them, are how to
-    open it.
+    `num_bytes` counts the files of weights. `store`, with `endpoint` and `region` if any, is how to open it.
     """
 
     job: str
@@ -42,11 +41,11 @@ class ExportView(BaseModel):
 
 
 async def export_now(service: Service, job: Job, step: int | None, secrets: Mapping[str, str]) -> ExportView:
-    """Export the newest checkpoint that the head lists, or the one of `step`; done already, nothing is
-    written.
+    """Export the newest checkpoint that the head lists, or that of `step`; an existing export is not written
+    again.
 
-    `secrets`: keys of its store, of an ended job; they are not kept. Raises `JobSpecError` saying which
-    steps there are or what cannot be read, `StoreUnavailable`.
+    `secrets`: for an ended job, the keys of its store, which are not kept. Raises `JobSpecError` saying which
+    steps exist or what cannot be read, `StoreUnavailable`.
     """
     unknown = sorted(set(secrets) - set(CREDENTIALS))
     if unknown:

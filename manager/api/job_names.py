@@ -1,4 +1,4 @@
-"""The job that a request means: by its id, or by its name, which then means the newest job of that name."""
+"""Finds the job of a request, by its id or its name (the newest job of that name)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .auth import User, service_of
 
 
 def find(jobs: dict[str, Job], said: str) -> Job | None:
-    """`jobs` are by id, oldest first."""
+    """Find a job by id or name. `jobs` are by id, oldest first."""
     by_id = jobs.get(said)
     if by_id is not None and by_id.submitted:
         return by_id
@@ -20,7 +20,7 @@ def find(jobs: dict[str, Job], said: str) -> Job | None:
 
 
 def similar(jobs: dict[str, Job], said: str) -> str | None:
-    """The id that begins like it, of the newest job, else the id or name that is spelled most like it."""
+    """A suggestion: the newest job's id with this prefix, else the id or name of most similar spelling."""
     known = [id_ for id_, job in reversed(jobs.items()) if job.submitted]
     names = list(dict.fromkeys(name for job in reversed(jobs.values()) if (name := _name(job))))
     begins = [id_ for id_ in known if said and id_.startswith(said)]
@@ -32,7 +32,7 @@ def _name(job: Job) -> str | None:
 
 
 async def _asked(job: str, request: Request, _: User) -> Job:
-    """Asks who it is before it says what there is. 404 if there is no such job."""
+    """Find the job of a request, after authentication. 404 if there is no such job."""
     jobs = service_of(request).jobs
     found = find(jobs, job)
     if found is None:

@@ -35,19 +35,19 @@ from .submission import Submission, accept, check_settings
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 _LOG_TAIL_BYTES = 256 * 1024  # of one log
-_LOGS_BYTES = 8 << 20  # of all that are asked for at a time
+_LOGS_BYTES = 8 << 20  # of all logs in one answer
 
 
 class Submitted(BaseModel):
-    """The job that a submission became."""
+    """The job created by a submission."""
 
     job: str
     new: bool
 
 
 class Accepted(BaseModel):
-    """The largest bundle of code that this manager takes, what the job starts from (None: step 0), the types
-    of VM that it may rent, and at what price (None: it rents nothing, or was submitted before)."""
+    """The largest code bundle accepted, what the job starts from (None: step 0), the types of VM that it may
+    rent, and their price (None: it rents nothing, or was submitted before)."""
 
     packed_bytes: int
     unpacked_bytes: int
@@ -105,11 +105,11 @@ class Fault(BaseModel):
 
 
 class Answer(BaseModel):
-    """`again`: what was wrong is put right; `from_head`: from what the head lists; `restart`: from step 0.
+    """`again`: the cause is fixed; `from_head`: from what the head lists; `restart`: from step 0.
 
-    The others are for a job that was stopped or failed, which goes on `again`: the values of the secrets that
-    its job file names, and other numbers of VMs and caps in USD than it had. `budget` is for its whole life,
-    what it has cost included.
+    The other fields are for a job that was stopped or failed, which continues with `again`: the values of the
+    secrets that its job file names, and new numbers of VMs and caps in USD. `budget` is for its whole life,
+    including what it has cost.
     """
 
     how: Resumption = Resumption.AGAIN
@@ -121,12 +121,12 @@ class Answer(BaseModel):
 
     @property
     def changes(self) -> dict[str, float]:
-        """Of the job's `resources`."""
+        """The changes of the job's `resources`."""
         return self.model_dump(exclude={"how", "secrets"}, exclude_none=True)
 
 
 class Wanted(BaseModel):
-    """`step`: of the checkpoint; None is the newest. `secrets`: keys of the store of a job that has ended."""
+    """`step` of the checkpoint (None: the newest); `secrets`: for an ended job, the keys of its store."""
 
     step: int | None = Field(default=None, ge=0)
     secrets: dict[str, str] = Field(default_factory=dict)
@@ -162,8 +162,8 @@ async def check(
     secrets: Annotated[str, Form(max_length=1 << 20)] = "{}",
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Accepted:
-    """Whether a job would be accepted, but for its code, and how much code there may be. Its store is tried,
-    no job stored. 422: faults."""
+    """Check whether a job would be accepted, except for its code, and return the limit on its size. Tries its
+    store; stores no job. 422: faults."""
     service = service_of(request)
     preview = await check_settings(service, spec, secrets, idempotency_key)
     bounds = service.config.bundle_bounds
@@ -193,7 +193,7 @@ async def job(job: AskedJob, request: Request) -> JobView:
 
 @router.post("/jobs/{job}/stop", status_code=202)
 async def stop(job: AskedJob, request: Request) -> JobView:
-    """Have the job publish a checkpoint and release its VMs. Idempotent."""
+    """Stop a job: it publishes a checkpoint and releases its VMs. Idempotent."""
     service = service_of(request)
     await service.stop(job.job)
     return _view(service, job)
@@ -201,8 +201,8 @@ async def stop(job: AskedJob, request: Request) -> JobView:
 
 @router.post("/jobs/{job}/resume", status_code=202)
 async def resume(job: AskedJob, body: Answer, request: Request) -> JobView:
-    """Have a job go on that was stopped or failed, or say how one that waits for a person is to: one of its
-    `waiting.offers`. A repeated request changes nothing. 409: it can do neither."""
+    """Continue a job that was stopped or failed, or answer one that waits for a person with one of its
+    `waiting.offers`. Idempotent. 409: the job can do neither."""
     service = service_of(request)
     if await is_going_on(service, job, body.how, body.secrets, body.changes):
         return _view(service, job)
@@ -225,7 +225,7 @@ async def resume(job: AskedJob, body: Answer, request: Request) -> JobView:
 
 @router.post("/jobs/{job}/export")
 async def export(job: AskedJob, body: Wanted, request: Request) -> ExportView:
-    """Export the weights of a published checkpoint, and answer when that is done. Idempotent."""
+    """Export the weights of a published checkpoint; answers when done. Idempotent."""
     if job.state.spec is None:
         raise HTTPException(409, f"job {job.job}: not all of its history can be read")
     return await export_now(service_of(request), job, body.step, body.secrets)
@@ -251,7 +251,7 @@ async def metrics(job: AskedJob, request: Request, since: Annotated[int, Query(g
 
 @router.get("/jobs/{job}/calibration")
 async def calibration(job: AskedJob) -> dict[str, Any]:
-    """What was measured of the job's model (`simulator.Measurements`, or the one calibration there is)."""
+    """The measurements of the job's model (`simulator.Measurements`, or a single calibration)."""
     if job.state.calibration is None:
         raise HTTPException(404, f"calibration: job {job.job} has not been measured yet")
     return dict(job.state.measurements or job.state.calibration)
@@ -264,7 +264,7 @@ async def vms(
     offset: Annotated[int, Query(ge=0)] = 0,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
 ) -> VmsView:
-    """Every VM that the job ever requested, in that order; `limit` of them from `offset` on."""
+    """All VMs that the job ever requested, in order; `limit` of them from `offset` on."""
     names = islice(job.state.vms, offset, offset + limit)
     costs = Costs(job, service_of(request).clock())
     return VmsView(vms=[vm_view(job, job.state.vms[name], costs) for name in names])
@@ -299,7 +299,7 @@ async def stream(
 
 @router.post("/vms/{vm}/fault", status_code=202)
 async def fault(vm: str, body: Fault, request: Request, _: Admin) -> dict[str, str]:
-    """Do harm to a local VM, for demonstrations and tests. Admin token only."""
+    """Inject a fault into a local VM, for demonstrations and tests. Admin token only."""
     service = service_of(request)
     try:
         await service.threads.run(Kind.FILES, _local(service).inject, vm, body.kind, body.deadline_s)
@@ -310,7 +310,7 @@ async def fault(vm: str, body: Fault, request: Request, _: Admin) -> dict[str, s
 
 @router.post("/providers/local/capacity", status_code=202)
 async def capacity(body: Capacity, request: Request, _: Admin) -> Capacity:
-    """How many VMs the local market offers from now on; VMs that live are not taken. Admin token only."""
+    """Set how many VMs the local provider offers from now on; living VMs stay. Admin token only."""
     _local(service_of(request)).set_capacity(body.vms)
     return body
 
@@ -334,7 +334,7 @@ async def _history(service: Service, job: str, since: int) -> list[FactView]:
 async def _updates(
     service: Service, runtime: Job, after: int | None, grant: Grant
 ) -> AsyncIterator[dict[str, str]]:
-    """The present, the facts since `after`, then what happens, each fact once; as long as the token lives."""
+    """Yield the current status, the facts since `after`, then live updates, while the token is valid."""
     with service.hub.subscribe(runtime.job, grant.token_id) as subscription:
         yield {"event": "status", "data": _view(service, runtime).model_dump_json()}
         sent = runtime.sequence if after is None else after

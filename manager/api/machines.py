@@ -1,7 +1,7 @@
-"""`/api/v1/machines`: the pool of machines of people's own, and the one connection of each.
+"""`/api/v1/machines`: the pool of machines that users join, and the connection of each.
 
-A machine proves who it is before its connection is accepted: it signs a nonce of this manager's, and one that
-is not known shows a join token as well. One that has no place here is refused with a `Refusal`.
+A machine authenticates before its connection is accepted: it signs a nonce of this manager, and an unknown
+one shows a join token as well. Others are refused with a `Refusal`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _MALFORMED, _NOT_THIS_ONE = 4002, 4003
 
 
 class MachineView(BaseModel):
-    """Times in Unix seconds. `vm`: which VM it is at the moment; None: it is free, if it is connected and
-    `unwiped` is empty and it is not `leaving`: the one says why something of a VM that ended is still there,
-    the other that its `makara join` was told to end."""
+    """Times in Unix seconds. `vm`: the VM that it runs. With None it is free if it is connected, `unwiped`
+    (why files of an ended VM could not be removed) is empty, and it is not `leaving` (`makara join` was told
+    to end)."""
 
     machine: str
     name: str
@@ -68,7 +68,7 @@ async def machines(request: Request, _: User) -> MachinesView:
 
 @router.delete("/{machine}", status_code=204)
 async def remove(machine: str, request: Request, _: Admin) -> None:
-    """Forget a machine: its VM ends, and it comes back with a join token only. Admin token only."""
+    """Remove a machine: its VM ends, and it needs a join token to come back. Admin token only."""
     service = service_of(request)
     if not await service.threads.run(Kind.RELEASE_VM, pool_of(service).remove, machine, owner="static"):
         raise HTTPException(404, f"machine: there is no {machine!r}")
@@ -76,7 +76,7 @@ async def remove(machine: str, request: Request, _: Admin) -> None:
 
 @router.get("/challenge")
 async def challenge(request: Request) -> Challenge:
-    """What a machine signs, for its next connection. Nothing is remembered of it."""
+    """The nonce that a machine signs for its next connection; stateless."""
     service = service_of(request)
     return Challenge(manager=service.tokens.identity, nonce=pool_of(service).nonces.new())
 
@@ -104,7 +104,7 @@ async def connection(websocket: WebSocket) -> None:
 
 
 def _admit(service: Service, machine: str, public_key: bytes, token: str | None) -> None:
-    """Raises `TokenRefused` for a machine that is neither known nor has a token that is good."""
+    """Raise `TokenRefused` for a machine that is neither known nor has a valid token."""
     pool = pool_of(service)
     if pool.knows(machine):
         return
@@ -116,7 +116,7 @@ def _admit(service: Service, machine: str, public_key: bytes, token: str | None)
 
 
 class MachineConnection:
-    """Two concerns of one connection: sending the newest orders, and reading reports."""
+    """One machine's connection: sends the newest orders, reads reports."""
 
     def __init__(self, service: Service, websocket: WebSocket, machine: str) -> None:
         self._threads = service.threads
@@ -144,7 +144,7 @@ class MachineConnection:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _send(self, orders: MachineOrders | None) -> None:
-        """From any thread. Only the newest matter, and the pool numbers them."""
+        """Send orders; may be called from any thread. Only the newest are sent."""
         self._loop.call_soon_threadsafe(self._put, orders)
 
     def _put(self, orders: MachineOrders | None) -> None:
@@ -182,7 +182,7 @@ class MachineConnection:
 
 
 def _proven(service: Service, authorization: str) -> bytes | None:
-    """The public key of whoever signed; None for anybody else."""
+    """The public key that signed the nonce; None if the signature is not valid."""
     parts = authorization.split(" ")
     if len(parts) != 4 or parts[0] != SCHEME:
         return None

@@ -1,4 +1,4 @@
-"""`GET /api/v1/jobs/{job}/plan`: the plan that runs, predicted beside measured, among what else there was."""
+"""`GET /api/v1/jobs/{job}/plan`: the running plan, predicted and measured, and its alternatives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
 
 class PlanRow(BaseModel):
-    """The best plan at one P. Seconds and bytes as predicted; `running`: it has the shape that runs."""
+    """The best plan at one P, with predicted seconds and bytes; `running`: its shape is the running one."""
 
     shape: str
     pipeline_parallel_degree: int
@@ -41,9 +41,8 @@ class PlanRow(BaseModel):
 
 
 class PlanView(BaseModel):
-    """The plan that runs, and the ranking for the workers that there are now; the first row is what the
-    planner would choose. `why` says why, in a sentence or two; `no_plan` names depths without a plan, and
-    `num_slower` counts those that are slower than all rows."""
+    """The running plan, and the ranking for the current workers; the first row is the planner's choice, `why`
+    explains it. `no_plan` names depths without a plan; `num_slower` counts those slower than all rows."""
 
     generation: int
     shape: str
@@ -61,7 +60,7 @@ class PlanView(BaseModel):
 
 @router.get("/jobs/{job}/plan")
 async def plan(job: AskedJob, request: Request) -> PlanView:
-    """The plan that runs, and why: what the planner would choose for each P with the workers of now."""
+    """The running plan, and what the planner would choose for each P with the current workers."""
     current = job.state.current
     if current is None or job.state.calibration is None:
         raise HTTPException(404, f"plan: job {job.job} runs no plan")
@@ -84,7 +83,7 @@ async def plan(job: AskedJob, request: Request) -> PlanView:
 
 
 def _question(runtime: Job) -> Question:
-    """About the workers of the open generation and those that wait beside it."""
+    """The planner's question about the open generation's workers and those that wait."""
     state, current = runtime.state, runtime.state.current
     assert current is not None, "something runs"
     seats = dict.fromkeys((*current.seats, *sorted(runtime.vitals.usable)))
@@ -93,7 +92,7 @@ def _question(runtime: Job) -> Question:
 
 
 async def _ranked(threads: Threads, runtime: Job, question: Question) -> Ranking | Infeasible:
-    """Off the event loop, for it takes a sweep for each P; once for each set of workers and calibration."""
+    """Rank in a thread, as it takes a sweep for each P; cached by workers and calibration."""
     key = (question.calibration, tuple(question.workers))
     async with runtime.ranking_lock:
         if runtime.ranking is None or runtime.ranking[0] != key:
@@ -104,7 +103,7 @@ async def _ranked(threads: Threads, runtime: Job, question: Question) -> Ranking
 def _rows(
     ranking: Ranking | Infeasible, question: Question, current: Generation, plan: Plan
 ) -> list[PlanRow]:
-    """The plan that runs is one of them, also where it is no grid, or was chosen for other workers."""
+    """The rows; one is the running plan, even if it is not a grid, or was chosen for other workers."""
     batch = question.num_micro_batches * question.calibration.microbatch_size
 
     def row(candidate: Candidate) -> PlanRow:

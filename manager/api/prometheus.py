@@ -19,7 +19,7 @@ router = APIRouter(tags=["operations"])
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """Answers while the manager serves requests. No token needed, and nothing is told."""
+    """Answers while the manager serves requests. Needs no token, and reveals nothing."""
     return {"status": "ok"}
 
 
@@ -50,7 +50,7 @@ def _lines(service: Service) -> Iterable[str]:
 
 
 def _values(job: Job) -> dict[str, float | None]:
-    """A few numbers of a job's state: its steps and its VMs are not gone through."""
+    """A job's gauges, computed without iterating over its steps or VMs."""
     state, last, seconds = job.state, job.recent[-1] if job.recent else None, measured_s(job)
     morphs = [g for g in (*state.history, state.current) if g is not None and g.formed_at is not None]
     return {

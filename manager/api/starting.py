@@ -1,4 +1,4 @@
-"""What `checkpoint.start_from` of a submission means, looked up in the store before anything is stored."""
+"""Resolves `checkpoint.start_from` of a submission in the store, before anything is stored."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _FIELD = "checkpoint.start_from"
 
 
 class StartView(BaseModel):
-    """The checkpoint that a submission would start from: `weights` are the shapes of its weights, by name.
+    """The checkpoint that a submission would start from; `weights`: {name: shape}.
 
-    It goes on with the recipe of the steps made so far: a model that is traced with `microbatch_size` and
-    `num_sections` must have this `graph_hash`, if it is traced by this version of torch.
+    The job continues with that checkpoint's recipe: its model, traced with `microbatch_size` and
+    `num_sections` by this version of torch, must have this `graph_hash`.
     """
 
     job: str
@@ -48,13 +48,13 @@ class StartView(BaseModel):
 
 
 async def start_of(service: Service, spec: JobSpec, secrets: Mapping[str, str]) -> StartSource | None:
-    """What the job starts from; None if it begins at step 0. Raises `JobSpecError`, `StoreUnavailable`."""
+    """The checkpoint that the job starts from; None for step 0. Raises `JobSpecError`, `StoreUnavailable`."""
     found = await _look(service, spec, secrets, None)
     return found[0] if found is not None else None
 
 
 async def start_view(service: Service, spec: JobSpec, secrets: Mapping[str, str]) -> StartView | None:
-    """The same, for whoever is to compare a model with it."""
+    """The same with shapes and hash, so that a client can compare its model."""
     weights: dict[str, tuple[int, ...]] = {}
     found = await _look(service, spec, secrets, weights)
     if found is None:
@@ -73,7 +73,7 @@ async def start_view(service: Service, spec: JobSpec, secrets: Mapping[str, str]
 
 
 def pinned(spec: JobSpec, source: StartSource | None) -> JobSpec:
-    """The job with the micro-batches and sections of what it starts from."""
+    """The job with m and K of the checkpoint that it starts from."""
     if source is None:
         return spec
     sizes = {
@@ -147,7 +147,7 @@ def _newest(store: Store, job: str, step: int | None) -> Manifest:
 
 
 def _check_fits(spec: JobSpec, recipe: Recipe, checkpoint: CheckpointId) -> None:
-    """Raises `JobSpecError` naming each field with which the job could not go on from there."""
+    """Raise `JobSpecError` naming each field with which the job could not continue from there."""
     made, parallel, training = f"checkpoint {checkpoint} was made with", spec.parallelism, spec.training
     faults: list[tuple[str, str]] = []
     for name, there in (("microbatch_size", recipe.microbatch_size), ("num_sections", recipe.num_sections)):

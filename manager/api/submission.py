@@ -1,4 +1,4 @@
-"""A submission, checked whole before any of it is stored."""
+"""Checks a submission completely before any of it is stored."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .starting import StartView, pinned, start_of, start_view
 
 
 class KeyUsed(Exception):
-    """The Idempotency-Key was used before, for something else."""
+    """The Idempotency-Key was used before with different content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What a user hands over: the job file's content, the code, and the values of the secrets it names."""
+    """What a user submits: the job file's content, the code, and the values of the secrets it names."""
 
     spec_text: str
     bundle: bytes
@@ -37,8 +37,8 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What becomes of a job if it is submitted: what it starts from (None is step 0), the types of VM that it
-    may rent, and at what price (None: it rents nothing)."""
+    """What a submission would lead to: what the job starts from (None: step 0), the types of VM that it may
+    rent, and their price (None: it rents nothing)."""
 
     start: StartView | None = None
     machines: Sequence[Machine] = ()
@@ -46,7 +46,7 @@ class Preview:
 
 
 async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
-    """The id of the job, durably stored, and whether it is new (False: this very submission came before).
+    """Store the job durably; returns (its id, whether it is new; False: this submission was accepted before).
 
     Raises `JobSpecError` with every fault that was found, `KeyUsed`, `StoreUnavailable`, `CloudAway`.
     """
@@ -69,9 +69,9 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
 
 
 async def check_settings(service: Service, spec_text: str, secrets_text: str, key: str | None) -> Preview:
-    """Raises what `accept` would, as far as that can be told without the job's code; stores nothing.
+    """Raise what `accept` would, as far as possible without the job's code; stores nothing.
 
-    Of a job that was submitted before it tells nothing.
+    For a job that was submitted before, the preview is empty.
     """
     spec = _spec(spec_text)
     check_providers(spec, service)
@@ -105,7 +105,7 @@ def _parsed(text: str) -> object:
 
 
 def check_providers(spec: JobSpec, service: Service) -> None:
-    """Raises `JobSpecError` for those that this manager was not set up with."""
+    """Raise `JobSpecError` for providers that this manager does not have."""
     known = ", ".join(service.providers)
     faults = [
         ("resources.provider", f"this manager has no provider {name}; it has {known}{_how(name)}")
@@ -121,7 +121,7 @@ def _how(name: str) -> str:
 
 
 def check_secrets(spec: JobSpec, value: object) -> dict[str, str]:
-    """The values of exactly those secrets that the job file names. Raises `JobSpecError`."""
+    """The values of exactly the secrets that the job file names. Raises `JobSpecError`."""
     if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value.values()):
         raise JobSpecError([("secrets", "expected an object of names to strings")])
     if any("\0" in str(item) or not _encodable(str(item)) for item in value.values()):
@@ -145,7 +145,7 @@ def _encodable(text: str) -> bool:
 
 
 def _check_bundle(data: bytes, bounds: BundleBounds) -> None:
-    """The bundle must be a tar.gz of plain files that stay inside it; it is never unpacked here."""
+    """Check that the bundle is a tar.gz of plain files inside it, without unpacking it to disk."""
     try:
         check(data, bounds)
     except BadArchive as error:
@@ -171,13 +171,13 @@ def check_store(
 
 
 def _field_and_rest(message: str) -> tuple[str, str]:
-    """A store's refusal as a fault: it begins with the field that is wrong, which a fault names by itself."""
+    """Split a store's refusal, which begins with the wrong field, into (field, message)."""
     field, _, rest = message.partition(" ")
     return (field, rest) if field.startswith("checkpoint.") else ("checkpoint.uri", message)
 
 
 def _job_id(spec: JobSpec, key: str | None) -> str:
-    """The name and six hex digits; a key gives the same ones, so that a repetition finds its job."""
+    """The name and six hex digits, derived from the key if given, so that a repetition finds its job."""
     suffix = hashlib.sha256(f"{spec.name}\0{key}".encode()).hexdigest()[:12] if key else random.token_hex(3)
     return f"{spec.name}-{suffix}"
 

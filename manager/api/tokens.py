@@ -1,4 +1,4 @@
-"""`/api/v1/tokens`: tokens of users and of machines, made, listed and revoked by the administrator."""
+"""`/api/v1/tokens`: the administrator makes, lists and revokes tokens of users and machines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ router = APIRouter(prefix="/api/v1", tags=["tokens"])
 
 
 class NewToken(BaseModel):
-    """`ttl_s`: for how long it is good; None: until it is revoked. `uses`: how many machines may join with
-    it; for scope `machine`, and no other."""
+    """`ttl_s`: how long the token is valid (None: until revoked). `uses`: how many machines may join with it,
+    for scope `machine` only."""
 
     name: str = Field(min_length=1, max_length=100)
     scope: Literal["user", "machine"] = "user"
@@ -26,14 +26,14 @@ class NewToken(BaseModel):
 
 
 class IssuedToken(BaseModel):
-    """`id` names it wherever it is listed or revoked; `token` is shown this once."""
+    """`id` names the token in lists and for revoking; `token` itself is shown only here."""
 
     id: str
     token: str
 
 
 class TokenView(BaseModel):
-    """Times in Unix seconds; `expires_at` None: it is good until it is revoked."""
+    """Times in Unix seconds; `expires_at` None: valid until revoked."""
 
     id: str
     name: str
@@ -50,7 +50,7 @@ class TokensView(BaseModel):
 
 @router.post("/tokens", status_code=201)
 async def new_token(body: NewToken, request: Request, _: Admin) -> IssuedToken:
-    """A token for a user, or for machines that are to join, shown this once. Admin token only."""
+    """Make a token for a user, or for machines to join; it is shown only here. Admin token only."""
     service = service_of(request)
     scope = Scope(body.scope)
     if (scope is Scope.MACHINE) != (body.uses is not None):
@@ -62,7 +62,7 @@ async def new_token(body: NewToken, request: Request, _: Admin) -> IssuedToken:
 
 @router.get("/tokens")
 async def tokens(request: Request, _: Admin) -> TokensView:
-    """The tokens of users and machines and the admin's own that are good, oldest first. Admin token only."""
+    """The valid tokens of users, machines and the admin, oldest first. Admin token only."""
     service = service_of(request)
     found = await service.threads.run(Kind.TOKENS, service.tokens.listed)
     used = {
@@ -88,7 +88,7 @@ async def tokens(request: Request, _: Admin) -> TokensView:
 
 @router.delete("/tokens/{token_id}", status_code=204)
 async def revoke_token(token_id: str, request: Request, _: Admin) -> None:
-    """Forget a token; `token_id` is its part before the dot. Admin token only."""
+    """Revoke a token; `token_id` is its part before the dot. Admin token only."""
     service = service_of(request)
     if not await service.threads.run(Kind.TOKENS, service.tokens.revoke, token_id):
         raise HTTPException(404, f"token: there is no {token_id!r}")

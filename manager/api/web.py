@@ -1,4 +1,4 @@
-"""The status page: static files of this package, and signing in to the session that they use."""
+"""The status page: static files of this package, and its login sessions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _FILES = {
 
 @router.get("/")
 async def index() -> HTMLResponse:
-    """The page; it holds no data, and asks for a token if there is no session."""
+    """The page, which contains no data and asks for a token if there is no session."""
     return HTMLResponse(_FILES["index.html"])
 
 
 @router.get("/docs")
 async def docs() -> HTMLResponse:
-    """The API's description, drawn from /openapi.json without scripts from elsewhere."""
+    """The API's description, rendered from /openapi.json without external scripts."""
     return HTMLResponse(_FILES["docs.html"])
 
 
@@ -67,7 +67,7 @@ async def login(request: Request, token: Annotated[str, Form(max_length=200)] = 
 
 @router.get("/session")
 async def session(request: Request, _: User) -> dict[str, str]:
-    """The CSRF token of the present session, for a page that was loaded again."""
+    """The CSRF token of the current session, for a page that was reloaded."""
     return {"csrf": csrf_token(request.cookies.get(COOKIE, ""))}
 
 

@@ -1,4 +1,4 @@
-"""What a job is at while it makes no steps, in words for whoever waits."""
+"""What a job waits for while it makes no steps, in words for users."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _before_plan(job: Job) -> str:
 
 
 def _coming(job: Job) -> str:
-    """VMs boot, then their trainers start."""
+    """The message while VMs boot or their trainers start."""
     state = job.state
     joined = sum(vm.joined for vm in state.live_vms)
     workers = _workers(job)

@@ -1,7 +1,7 @@
-"""Effects: commands of the core, carried out, and their results turned into events.
+"""Effects: carry out the core's commands and turn their results into events.
 
-Every command is idempotent and keyed. It is marked done only after its result was decided on and journalled,
-so a crash anywhere in between means that it is run again, which harms nobody.
+Every command is idempotent and has a key. It is marked done only after its result was decided on and
+journalled; a crash before that runs it again, which is harmless.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _FAILED = (CommandStuck, JobCommandFailed)
 
 
 class Effects:
-    """Runs commands as tasks of the event loop, with everything that blocks in threads.
+    """Runs commands as tasks of the event loop, with blocking calls in threads.
 
-    `emit` hands an event to the core and returns when it is journalled; `mark_done` settles a command by
-    its key; `state_of` is the job's present state. `trouble` says what is being retried, for each job.
+    `emit` passes an event to the core and returns when it is journalled; `mark_done` settles a command by
+    its key; `state_of` gives the job's current state. `trouble` holds, for each job, what is being retried.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Effects:
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, Command] = {}
-        self._held: dict[str, list[Command]] = {}  # of jobs that are set aside: run again when taken up
+        self._held: dict[str, list[Command]] = {}  # of jobs that are set aside; run again when resumed
         self._job_of: dict[str, str] = {}
         self._planner = Planner(threads, state_of, clock)
         self._renting = Renting(
@@ -109,7 +109,7 @@ class Effects:
         )
 
     def start(self, job: str, command: Command) -> None:
-        """Begin `command`, or do nothing if it is already being run."""
+        """Begin `command`; does nothing if it is already running."""
         if command.key not in self._tasks:
             task = asyncio.create_task(self._settle(job, command), name=command.key)
             self._tasks[command.key] = task
@@ -117,44 +117,44 @@ class Effects:
             self._job_of[command.key] = job
 
     async def export(self, job: str, call: Callable[[], Export]) -> Export:
-        """Run an export that somebody asked for, beside no other of the job."""
+        """Run a requested export; only one at a time for each job."""
         async with self._store.exports[job]:
             return await self._threads.run(Kind.STORE, call, owner=f"{job} export")
 
     def needs_store(self, job: str) -> bool:
-        """Whether a command of the job is under way that may read or write its store."""
+        """Whether a running command of the job may read or write its store."""
         return any(
             self._job_of[key] == job and not isinstance(command, RequestVm | ReleaseVm)
             for key, command in self._running.items()
         )
 
     def hold(self, job: str, command: Command) -> None:
-        """Keep `command` of a job that is set aside until `resume`."""
+        """Keep a command of a job that is set aside, until `resume`."""
         self._held.setdefault(job, []).append(command)
 
     def resume(self, job: str) -> None:
-        """The job can be decided on again: run what was held."""
+        """Run the held commands of a job that is no longer set aside."""
         for command in self._held.pop(job, []):
             self.start(job, command)
 
     def inherit(self, command: Command) -> None:
-        """It is from the journal: the manager before this one may have begun it."""
+        """Note a command from the journal that the previous manager may have begun."""
         if isinstance(command, RequestVm):
             self._renting.inherit(command)
 
     def may_appear(self, state: JobState, vm: Vm) -> bool:
-        """Whether a VM that its cloud does not list may be there all the same."""
+        """Whether a VM that its cloud does not list may exist all the same."""
         return self._renting.may_appear(state, vm)
 
     def requesting(self, vm: str) -> bool:
-        """Whether a request for this VM is still under way: its absence means nothing yet."""
+        """Whether a request for this VM is in progress, so that its absence means nothing yet."""
         return self._renting.requesting(vm)
 
     def releasing(self, vm: str) -> bool:
         return f"{vm}/release" in self._tasks
 
     async def close(self) -> None:
-        """Stop; what was not finished is pending in the journal and is run by the next manager."""
+        """Stop; unfinished commands stay pending in the journal for the next manager."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -172,7 +172,7 @@ class Effects:
             raise
         except Quarantined:
             self.hold(job, command)
-        except BaseException as error:  # the journal is unusable: the manager must not go on
+        except BaseException as error:  # the journal is unusable: the manager must stop
             self._fatal(error)
         finally:
             self._tasks.pop(command.key, None)
@@ -190,14 +190,14 @@ class Effects:
         except Exception as error:
             log.exception("job %s: %s failed", job, command.command)
             if isinstance(command, HOUSEKEEPING):
-                return None  # the next sweep sees to it
+                return None  # left to the next sweep
             message = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
             return JobCommandFailed(
                 now=self._clock(), command=command.command, error=message, key=command.key
             )
 
     async def _released(self, job: str, command: ReleaseVm) -> Event:
-        """Whatever is raised, the release is tried again: the VM is paid for until it is gone."""
+        """Release a VM, retrying after any error, because the VM is billed until it is gone."""
         delay_s = _FIRST_DELAY_S
         while True:
             try:
@@ -214,7 +214,7 @@ class Effects:
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 
     def _is_past(self, job: str, command: Command) -> bool:
-        """Whether the job does without what this was for: it ended and went on, or changed its mind."""
+        """Whether the command is obsolete: its job ended and went on, or no longer wants its result."""
         state = self._state_of(job)
         if command.ordered_after < state.continued_after:
             return True
@@ -254,9 +254,9 @@ class Effects:
         longest_delay_s: float = _LONGEST_DELAY_S,
         alone: asyncio.Lock | None = None,
     ) -> T:
-        """`call` in a thread, again while it raises `temporary` and is `wanted` (None: the job goes on).
+        """Run `call` in a thread, and retry while it raises `temporary` and `wanted` (None: the job goes on).
 
-        `alone` is held by each attempt, and by nobody between two.
+        Each attempt holds the lock `alone`, which is free between attempts.
         """
         delay_s = _FIRST_DELAY_S
         while True:
@@ -281,7 +281,7 @@ class Effects:
             delay_s = min(2 * delay_s, longest_delay_s)
 
     def _thread_of(self, job: str, command: Command) -> tuple[Kind, str]:
-        """Which threads run `command`: those of its provider, or of the job's store for this command."""
+        """The threads for `command`: those of its provider, or of the job's store for this command."""
         if isinstance(command, RequestVm | ReleaseVm):
             return self._renting.thread_of(job, command)
         return Kind.STORE, f"{job} {command.command}"

@@ -1,4 +1,4 @@
-"""What belongs to a job besides its journal: its code bundle, and the values of its secrets until it ends."""
+"""A job's files: its code bundle, and the values of its secrets until it ends."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class JobFiles:
         self._home = home
 
     def generation_secret(self) -> bytes:
-        """What the keys of generations are made of; made at the first call, and the same ever after."""
+        """The secret from which keys of generations are derived; created at the first call."""
         return self._made_once("generations.secret")
 
     def join_secret(self) -> bytes:
-        """What join tokens are derived from; made at the first call, and the same ever after."""
+        """The secret from which join tokens are derived; created at the first call."""
         return self._made_once("join.secret")
 
     def store(self, job: str, bundle: bytes, secrets: Mapping[str, str]) -> str:
-        """Keep both, durably; the bundle's SHA-256."""
+        """Store both durably; returns the bundle's SHA-256."""
         self.store_secrets(job, secrets)
         write_private(self.bundle(job), bundle)
         return hashlib.sha256(bundle).hexdigest()
 
     def store_secrets(self, job: str, secrets: Mapping[str, str]) -> None:
-        """Keep these in place of those that there are, durably."""
+        """Replace the stored secrets, durably."""
         write_private(self._secrets(job), json.dumps(dict(secrets)).encode())
 
     def forget(self, job: str) -> None:
@@ -43,13 +43,13 @@ class JobFiles:
         self.bundle(job).parent.rmdir()
 
     def forget_others(self, jobs: Collection[str]) -> None:
-        """Forget secrets of jobs that never came to be: the process ended before they were journalled."""
+        """Delete secrets of jobs that were never journalled, because the process ended before."""
         for folder in self._folder.glob("*"):
             if folder.name not in jobs:
                 self.forget_secrets(folder.name)
 
     def forget_secrets(self, job: str, but: Collection[str] = ()) -> None:
-        """Forget all but those of these names."""
+        """Delete all secrets except those named in `but`."""
         secrets = self.secrets(job)
         kept = {name: value for name, value in secrets.items() if name in but}
         if not kept:
@@ -61,7 +61,7 @@ class JobFiles:
         return self._folder / job / "bundle.tar.gz"
 
     def secrets(self, job: str) -> dict[str, str]:
-        """The values by name; none once the job has ended."""
+        """The values by name; empty once the job has ended."""
         path = self._secrets(job)
         return json.loads(path.read_bytes()) if path.exists() else {}
 

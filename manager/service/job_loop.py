@@ -1,10 +1,10 @@
-"""One job's events, one after the other: decided on, made durable, and only then carried out and told.
+"""The event loop of each job: decides on events one by one, journals the decision, then carries it out.
 
-What VMs report is gathered, so that a thousand of them that tell of a step call for a few decisions. The
-first report after a quiet time is decided on at once; then a job rests for `rest_factor` times as long as
-that took the event loop, and what comes meanwhile is decided on together. So no job takes more than its part
-of the loop, however many VMs it has. Beats, which carry no news, wait for the next decision or tick. All else
-is decided on at once, after what came before it.
+Reports of VMs are gathered, so that a thousand reports of a step need only a few decisions. The first report
+after a quiet time is decided on at once; then the job rests for `rest_factor` times as long as that decision
+took, and reports that arrive meanwhile are decided on together. So no job takes more than its share of the
+loop, however many VMs it has. Beats, which carry no news, wait for the next decision or tick. All other
+events are decided on at once, in order.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ log = logging.getLogger("makara.manager")
 
 
 class ManagerFailed(Exception):
-    """What is in the journal is not known: no job can be decided on any more."""
+    """The journal's content is unknown: no job can be decided on any more."""
 
 
 class Outlets(NamedTuple):
-    """Where decisions go."""
+    """Where decisions are sent."""
 
     append: Callable[[str, Sequence[Fact], Sequence[Command], int], Awaitable[int]]
     start: Callable[[str, Command], None]
     resume: Callable[[str], None]
-    """Run the commands again whose results came while the job was set aside."""
+    """Runs again the commands whose results came while the job was set aside."""
     tell: Callable[[Job, Sequence[Fact]], None]
     fatal: Callable[[BaseException], None]
     clock: Callable[[], float]
 
 
 class JobLoops:
-    """The events of all jobs: those of one job in order, none waiting for another job's.
+    """The events of all jobs: those of one job in order, independent of other jobs.
 
-    A fault while one job is decided on sets that job aside (`quarantine`). Runs on the event loop.
+    An error while deciding on a job sets that job aside (`quarantine`). Runs on the event loop.
     """
 
     def __init__(self, outlets: Outlets, timing: Timing, config: ServerConfig) -> None:
@@ -61,22 +61,22 @@ class JobLoops:
         self._ticking: dict[str, asyncio.Task[None]] = {}
 
     async def handle(self, job: Job, event: Event) -> None:
-        """Decide on `event` and make the decision durable. Raises `Quarantined` when that cannot be done."""
-        # A caller that is cancelled (a closed connection) must not leave the state behind the journal.
+        """Decide on `event` and journal the decision. Raises `Quarantined` if that is impossible."""
+        # A cancelled caller (a closed connection) must not leave the state behind the journal.
         if isinstance(event, ReportReceived | ConnectionClosed | VmTerminated):
             await asyncio.shield(self._gather(job, event).decided)
         else:
             await asyncio.shield(self._begin(self._turn(job, lambda: event)))
 
     def tick(self, job: Job) -> None:
-        """Have time pass for the job, unless it is still at its last tick or rests after it."""
+        """Give the job a tick, unless it is still busy with its last one or rests after it."""
         if job.job not in self._ticking and time.monotonic() >= job.next_tick:
             task = self._begin(self._tick(job))
             self._ticking[job.job] = task
             task.add_done_callback(lambda task: self._ticked(job.job, task))
 
     async def close(self, timeout_s: float) -> None:
-        """Wait for what is being decided on, unless the journal hangs."""
+        """Wait for decisions in progress, for at most `timeout_s` in case the journal hangs."""
         if self._turns:
             _, hanging = await asyncio.wait(self._turns, timeout=timeout_s)
             for turn in hanging:
@@ -85,7 +85,7 @@ class JobLoops:
     def _ticked(self, job: str, task: asyncio.Task[None]) -> None:
         del self._ticking[job]
         if not task.cancelled() and task.exception() is not None:
-            log.debug("job %s: its tick: %r", job, task.exception())  # it was told where it was raised
+            log.debug("job %s: its tick: %r", job, task.exception())  # reported where it was raised
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         turn = asyncio.create_task(work)
@@ -126,7 +126,7 @@ class JobLoops:
             await self._decide_gathered(job)
 
     async def _decide_gathered(self, job: Job) -> None:
-        """Decide on what was observed so far; those who wait for it are told if that cannot be done."""
+        """Decide on the gathered observations; waiting callers get the error if that fails."""
         beats, job.beats = job.beats, {}
         gathered, job.gathered = job.gathered, None
         if gathered is None and not beats:
@@ -138,7 +138,7 @@ class JobLoops:
             await self._take_in(job, events[0] if len(events) == 1 else Together(now=now, events=events))
         except Exception as error:
             decided.set_exception(error)
-            decided.exception()  # nobody may be left who waits for it
+            decided.exception()  # mark it retrieved: no caller may be waiting
         else:
             decided.set_result(None)
         job.rests_until = time.monotonic() + self._rest_s(job)
@@ -161,7 +161,7 @@ class JobLoops:
             raise Quarantined(str(error)) from error
 
     async def _take(self, job: Job, decision: Decision) -> None:
-        """Store the decision, then take it over and have it carried out."""
+        """Journal the decision, then apply it and have it carried out."""
         if decision.facts or decision.commands:
             try:
                 job.sequence = await self._out.append(
@@ -169,7 +169,7 @@ class JobLoops:
                 )
             except NotReadable:
                 raise
-            except Exception as error:  # what is in the journal is not known any more
+            except Exception as error:  # whether it was journalled is unknown
                 self._out.fatal(error)
                 raise ManagerFailed("the journal failed") from error
         job.dirty |= decision.vitals.unheard is not job.vitals.unheard
@@ -194,7 +194,7 @@ class JobLoops:
         log.error("job %s is set aside for %.0f s", job.job, wait_s, exc_info=error)
 
     async def _set_aside(self, job: Job, quarantine: Quarantine, event: Event) -> None:
-        """Take the job up again if it is time or a person wants something; else drop the event."""
+        """Resume the job if it is time or a person asks for something; else drop the event."""
         now = event.now
         due = quarantine.retry_at is not None and now >= quarantine.retry_at
         asked = isinstance(event, StopRequested)
@@ -214,7 +214,7 @@ class JobLoops:
         await self._take(job, decision)
 
     async def _take_up(self, job: Job, event: Event) -> bool:
-        """Go on as after a restart: every lease begins anew. False if that fails again."""
+        """Resume as after a restart, with all leases anew. Returns False if that fails again."""
         job.quarantine, job.vitals = None, _as_reported(job, event.now, since=event.now)
         try:
             await self._decide(job, event)
@@ -227,13 +227,13 @@ class JobLoops:
 
 
 def _told(vitals: Vitals) -> tuple[str | None, str]:
-    """What users are told of a lack of progress, and of VMs."""
+    """What users are told about lack of progress, and about VMs."""
     progress = vitals.no_progress.describe() if vitals.no_progress is not None else None
     return progress, vitals.why_no_vm
 
 
 def _as_reported(job: Job, now: float, since: float) -> Vitals:
-    """What the VMs said last, with leases from `since`. The job's own vitals may be what went wrong."""
+    """New vitals from the VMs' last reports, with leases from `since`; the old ones may be the problem."""
     vms = {vm.vm for vm in job.state.live_vms}
     pulses = {vm: Pulse(report, now) for vm, report in job.reports.items() if vm in vms}
     return Vitals(started_at=since).with_pulses(pulses)

@@ -1,4 +1,4 @@
-"""The journal: facts and the commands they caused, stored together before anything is done about them."""
+"""The journal: stores facts and the commands they caused in one transaction, before they are carried out."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class JournalLocked(JournalError):
 
 
 class JournalConflict(JournalError):
-    """Facts were appended by somebody else since this manager read them."""
+    """Another process appended facts since this manager read the journal."""
 
 
 class StoredFact(NamedTuple):
@@ -80,7 +80,7 @@ class PendingCommand(NamedTuple):
 
 
 class Journal(Protocol):
-    """What a manager needs of its durable memory. Every method has taken effect durably when it returns."""
+    """A manager's durable memory. Every change is durable when its method returns."""
 
     def append(
         self, job: str, facts: Sequence[Fact], commands: Sequence[Command], expected: int | None = None
@@ -117,7 +117,7 @@ class SqliteJournal:
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._prepare()
-            # A reader of its own: whoever reads a long history holds up nobody who writes.
+            # A separate connection for reading, so that reading a long history does not delay writes.
             self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._reader.execute("PRAGMA query_only = ON")
         except BaseException:
@@ -129,9 +129,9 @@ class SqliteJournal:
     ) -> int:
         """Store facts and commands in one transaction; returns the job's newest sequence number.
 
-        `expected`: the sequence number that the caller's state stands at; anything else in the journal raises
-        `JournalConflict` and stores nothing. A command whose key is stored already is not stored again.
-        Raises `NotReadable`, and stores nothing, for what would not read back as it is.
+        `expected`: the sequence number of the caller's state. A command whose key is stored already is not
+        stored again. Stores nothing and raises `JournalConflict` if the journal has another sequence number,
+        `NotReadable` if a value would not read back as it is.
         """
         fact_texts = [(fact.at, readable_text(_FACTS, fact)) for fact in facts]
         command_texts = [(command.key, job, readable_text(_COMMANDS, command)) for command in commands]
@@ -151,7 +151,7 @@ class SqliteJournal:
         return newest + len(facts)
 
     def facts(self, job: str, after: int = 0) -> list[StoredFact]:
-        """The facts of a job in order, from the one after sequence number `after`."""
+        """The facts of a job after sequence number `after`, in order."""
         rows = self._read(
             "SELECT sequence, at, fact FROM facts WHERE job = ? AND sequence > ? ORDER BY sequence",
             job,
@@ -175,7 +175,7 @@ class SqliteJournal:
             db.execute("UPDATE commands SET done = 1 WHERE key = ?", (key,))
 
     def record_metrics(self, job: str, metrics: Sequence[StepMetrics]) -> None:
-        """Keep one row a step; a step done again replaces its row, unless an older generation reports it."""
+        """Keep one row per step; a repeated step replaces its row, unless an older generation reports it."""
         rows = [
             (job, m.step, m.generation, m.loss, m.grad_norm, m.seconds, m.samples, m.loss_scale, m.skipped)
             for m in metrics
@@ -202,7 +202,7 @@ class SqliteJournal:
         return [_metrics(row) for row in reversed(rows)]
 
     def close(self) -> None:
-        """Unless a thread hangs in it: the end of the process closes it then."""
+        """Close the database, unless a thread hangs in it; then the end of the process closes it."""
         if self._reading.acquire(timeout=_CLOSE_S):
             self._reader.close()
             self._reading.release()
@@ -239,8 +239,8 @@ class SqliteJournal:
 
 
 def hold(journal: Path) -> IO[str]:
-    """A file by which this process alone has the journal, until it is closed or the process ends, however it
-    ends. Raises `JournalLocked`."""
+    """Lock the journal for this process, until the returned file is closed or the process ends in any way.
+    Raises `JournalLocked`."""
     path = journal.with_name(f"{journal.name}.lock")
     file = path.open("a+")
     try:

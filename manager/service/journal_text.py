@@ -1,4 +1,4 @@
-"""Facts and commands as the journal stores them: JSON that was read back before it is kept."""
+"""Facts and commands as JSON for the journal; each is parsed again before it is stored."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ V = TypeVar("V", bound=BaseModel)
 
 
 class NotReadable(ValueError):
-    """A fact or command would not read back as it is; nothing was stored."""
+    """A fact or command would not read back as it is; nothing is stored."""
 
 
 class Unreadable(Frozen):
-    """Stands for a fact or command that this version of Makara cannot read."""
+    """A fact or command that this version of Makara cannot read."""
 
     fact: Literal["unreadable"] = "unreadable"
     at: float  # Unix seconds
@@ -37,7 +37,7 @@ def readable_text(kind: TypeAdapter[Any], value: BaseModel) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """With lists for tuples, which JSON does not tell apart."""
+    """Replace tuples by lists, since JSON does not distinguish them."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

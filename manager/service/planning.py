@@ -1,4 +1,4 @@
-"""`ComputePlan` and `ComputeGrowth`, carried out: the job's state put as questions to `makara.morphing`."""
+"""Carries out `ComputePlan` and `ComputeGrowth`: turns a job's state into requests to `makara.morphing`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ..threads import Kind, Threads
 
 
 class Planner:
-    """Computes plans for all jobs: one at a time for each, and of those that wait the one asked for last.
+    """Computes plans for all jobs: one at a time for each job, and of waiting requests only the newest.
 
-    A big job whose workers change while it is planned asks again and again. Its questions wait for each
-    other, and leave a thread to other jobs. Used on the event loop.
+    A big job whose workers keep changing asks again and again; its requests wait for each other, and leave a
+    thread for other jobs. Used on the event loop.
     """
 
     def __init__(
@@ -30,13 +30,13 @@ class Planner:
         self._threads = threads
         self._state_of = state_of
         self._clock = clock
-        self._turns: dict[str, asyncio.Lock] = {}  # by job, while it has questions
-        self._newest: dict[str, str] = {}  # the key of the question that the job asked last
+        self._turns: dict[str, asyncio.Lock] = {}  # by job, while it has requests
+        self._newest: dict[str, str] = {}  # the key of each job's newest request
 
     async def answer(self, job: str, command: ComputePlan) -> PlanComputed | None:
-        """The answer; None if nobody waited for it any more when its turn came."""
+        """Compute the plan; None if the request was obsolete when its turn came."""
         self._newest[job] = command.key
-        turn = self._turns.setdefault(job, asyncio.Lock())  # questions take turns in the order they came
+        turn = self._turns.setdefault(job, asyncio.Lock())  # first come, first served
         async with turn:
             answer = await self._threads.run(Kind.PLANNING, self._compute, job, command)
         if self._newest.get(job) == command.key:
@@ -44,7 +44,7 @@ class Planner:
         return answer
 
     async def answer_growth(self, job: str, command: ComputeGrowth) -> GrowthComputed | None:
-        """Whether more VMs would pay; None if the job has ended meanwhile."""
+        """Compute whether more VMs would pay; None if the job has ended meanwhile."""
         return await self._threads.run(Kind.GROWTH, self._compute_growth, job, command)
 
     def _compute_growth(self, job: str, command: ComputeGrowth) -> GrowthComputed | None:
@@ -52,7 +52,7 @@ class Planner:
         return None if state.ended is not None else compute_growth(state, command, self._clock)
 
     def _compute(self, job: str, command: ComputePlan) -> PlanComputed | None:
-        """In a thread, which may have been waited for: what has changed meanwhile is looked at here."""
+        """Compute in a thread; the wait for that thread may have been long, so check for changes first."""
         state = self._state_of(job)
         superseded = self._newest.get(job) != command.key or state.last_generation >= command.generation
         return None if superseded or state.ended is not None else compute_plan(state, command, self._clock)
@@ -80,10 +80,10 @@ def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], floa
 
 
 def compute_growth(state: JobState, command: ComputeGrowth, clock: Callable[[], float]) -> GrowthComputed:
-    """The fewest VMs more that save enough of a step. Blocks. Raises `InvalidCalibration`.
+    """The fewest additional VMs that save enough of a step. Blocks. Raises `InvalidCalibration`.
 
-    With more workers no plan is slower, for each may leave some out: so the number is found by halving, with
-    as many sweeps as it has binary digits, and two.
+    More workers never make the best plan slower, because a plan may leave some out. So the number is found by
+    bisection, in as many sweeps as it has binary digits, plus two.
     """
     now = request_of(state, command.workers, generation=0)
 
@@ -113,8 +113,8 @@ def compute_growth(state: JobState, command: ComputeGrowth, clock: Callable[[], 
 
 
 def _predicted_now(state: JobState, command: ComputePlan) -> float | None:
-    """Seconds of a step of the plan that runs, as workers and sections now are; None if it does not run on
-    workers that the question is about."""
+    """Predicted seconds of a step of the running plan with the current paces; None if it does not run on the
+    command's workers."""
     if state.current is None or state.calibration is None:
         return None
     slots = {slot.worker: slot for slot in command.workers}
@@ -131,7 +131,7 @@ def _predicted_now(state: JobState, command: ComputePlan) -> float | None:
 
 
 def request_of(state: JobState, workers: Iterable[WorkerSlot], generation: int) -> Request:
-    """What the planner is asked: the job's settings and these workers."""
+    """The planner's request: the job's settings and these workers."""
     assert state.spec is not None, "only a submitted job is planned"
     assert state.recipe is not None, "a plan needs the recipe"
     assert state.calibration is not None, "a recipe comes with its calibration"
@@ -156,15 +156,15 @@ def _slots(workers: Iterable[WorkerSlot]) -> list[Slot]:
 
 
 def offload(spec: JobSpec) -> Literal["auto", "on", "off"]:
-    """What the planner is asked. `auto` must not change from plan to plan with `exact`: a device rounds
-    otherwise than its host."""
+    """The planner's setting for optimizer offload. With `exact`, `auto` means `off`: a device may round
+    differently than its host, so plans must not switch."""
     wanted = spec.parallelism.optimizer_offload
     return "off" if wanted == "auto" and spec.training.numerics == "exact" else wanted
 
 
 def holding(state: JobState) -> dict[str, Range]:
-    """The sections that workers hosted when a generation last formed, by worker: they hold them still, also
-    where a death has closed it since. A trainer that has failed since holds nothing."""
+    """{worker: the sections that it hosted when a generation last formed}. Workers still hold them after a
+    death closed that generation; a trainer that has failed since holds nothing."""
     return {
         worker: Range(start, stop)
         for (worker, incarnation), (start, stop) in state.hosts.items()

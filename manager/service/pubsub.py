@@ -1,4 +1,4 @@
-"""Live updates: what happens to a job, handed to all who watch it. Memory only; the journal is history."""
+"""Live updates of jobs for all who watch them. In memory only; the journal has the history."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Update:
 
 
 class Subscription:
-    """What waits for one watcher: the newest status, and a bounded number of facts and steps.
+    """The queue of one watcher: the newest status, and a bounded number of facts and steps.
 
-    Facts that it does not read in time are left out, and it is told so. It ends (None) when that happens to
-    steps: the watcher connects again and reads what it missed.
+    Facts that are not read in time are dropped, and the watcher is told so. If steps would have to be
+    dropped, the subscription ends (None): the watcher reconnects and reads what it missed.
     """
 
     def __init__(self, token_id: str = "") -> None:
@@ -41,7 +41,7 @@ class Subscription:
         self._changed = asyncio.Event()
 
     def offer(self, update: Update | None) -> bool:
-        """Whether the watcher keeps up. None ends it."""
+        """Queue an update (None ends the subscription); returns whether the watcher keeps up."""
         if update is None or len(self._steps) >= _MOST_STEPS:
             self._ended = True
             self._facts.clear()
@@ -93,7 +93,7 @@ class Hub:
 
     @contextmanager
     def subscribe(self, job: str, token_id: str = "") -> Generator[Subscription]:
-        """Updates of `job` from now on, for who showed this token."""
+        """Subscribe to updates of `job` from now on, with this token."""
         subscription = Subscription(token_id)
         if self._closed:
             subscription.offer(None)
@@ -104,7 +104,7 @@ class Hub:
             self._watchers.get(job, set()).discard(subscription)
 
     def token_ids(self) -> set[str]:
-        """Whose tokens they are that watch anything."""
+        """The tokens of all subscriptions."""
         return {watcher.token_id for watchers in self._watchers.values() for watcher in watchers}
 
     def end(self, token_ids: Collection[str]) -> None:

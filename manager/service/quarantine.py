@@ -1,8 +1,8 @@
-"""A job that the manager cannot decide about is set aside; the manager and all other jobs go on.
+"""Quarantine: sets aside a job that the manager cannot decide about; all other jobs go on.
 
-Its VMs and its training go on with the orders that they have. Observations of it are dropped, as rules look
-at what is and not at what just happened; results of commands are held until they can be decided on. It is
-taken up again as by a restart, after a wait that doubles with each failure. `makara stop` works meanwhile.
+Its VMs and its training continue with the orders that they have. Observations are dropped, since rules are
+level-triggered; results of commands are held until they can be decided on. The job is resumed as after a
+restart, after a delay that doubles with each failure. `makara stop` works meanwhile.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ STATUS = "quarantined"
 
 
 class Quarantined(Exception):
-    """The job is set aside: this was not decided on."""
+    """The job is set aside, so the event was not decided on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Why a job is set aside. `retry_at` None: facts of it cannot be read, so only a restart tries again."""
+    """Why a job is set aside. `retry_at` None: some facts cannot be read, so only a restart tries again."""
 
     error: str
     traceback: str
@@ -34,7 +34,7 @@ class Quarantine:
 
     @property
     def readable(self) -> bool:
-        """Whether its state is known whole."""
+        """Whether all of the job's facts could be read."""
         return self.retry_at is not None
 
     @property
@@ -48,13 +48,13 @@ class Quarantine:
 
 
 def quarantine_for(error: Exception, now: float, retry_at: float | None) -> Quarantine:
-    """What is shown of `error`."""
+    """The quarantine for `error`, with the text to show."""
     text = "".join(traceback.format_exception(error))
     return Quarantine(f"{type(error).__name__}: {error}", text, now, retry_at)
 
 
 def fold_readable(stored: Iterable[StoredFact]) -> tuple[JobState, Quarantine | None]:
-    """The fold of the facts that can be read, and a quarantine if there are others."""
+    """(the fold of the readable facts, a quarantine if some are not readable)."""
     state, found = JobState(), None
     for sequence, fact in stored:
         try:

@@ -1,4 +1,4 @@
-"""Every pipeline depth at its best, the fastest first, and why that one wins. Pure."""
+"""Ranks the best plan of every pipeline depth, and explains why the fastest wins. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _COUNTS = 0.2  # a reason is told if it makes at least this share of the differe
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """`rows`: for each P the fastest plan, the fastest first; the first one is the choice's own. `refused`:
-    (P, why) of those for which there is none. `num_slower` more depths are slower than all rows. `why` is a
-    sentence or two for people."""
+    """`rows`: the fastest plan of each P, fastest first; the first is the planner's choice. `refused`: (P,
+    why) for each P without a plan. `num_slower`: number of depths slower than all rows. `why`: a sentence or
+    two for people."""
 
     choice: Choice
     rows: tuple[Candidate, ...]
@@ -26,8 +26,8 @@ class Ranking:
 
 
 def rank(request: Request, most_rows: int) -> Ranking | Infeasible:
-    """What the planner chooses, among what it would choose at each other P: the fastest `most_rows` of them.
-    Takes a sweep for each P that may be among these."""
+    """Rank the planner's choice among its choices at each other P; keep the fastest `most_rows`. Takes a
+    sweep for each P that may be among these."""
     choice = choose(request)
     if isinstance(choice, Infeasible):
         return choice
@@ -51,12 +51,12 @@ def rank(request: Request, most_rows: int) -> Ranking | Infeasible:
 
 
 def _other_depths(request: Request, chosen: int) -> list[tuple[float, int]]:
-    """(at least how long a step takes, P) in the order in which they are worth a look. Those that no plan is
-    seen for at first sight are told to take for ever; the planner says why."""
+    """[(lower bound of a step's time, P)], most promising first. A P without an obvious plan has an infinite
+    bound; the planner then says why."""
     if request.pipeline_parallel_degree is not None:
         return []
     options = Options(request, on_host=request.optimizer_offload == "on")
-    # Where some have more memory, fewer of them may do without recomputation: no bound holds for these.
+    # If memory differs, fewer workers may do without recomputation, so the bounds do not hold.
     alike = len({slot.memory_bytes for slot in request.workers}) == 1
     depths = [depth for depth in options.depths if depth != chosen]
     most = {depth: min(len(request.workers) // depth, request.num_micro_batches) for depth in depths}
@@ -104,7 +104,7 @@ def _tie(best: Candidate, other: Candidate) -> str:
 
 
 def _reasons(best: Candidate, other: Candidate) -> str:
-    """Where the time is won, the most first, and where some of it is lost again."""
+    """Where the best plan gains time, most first, and where it loses some again."""
     won = [
         (theirs - ours, words)
         for words, ours, theirs in zip(
@@ -135,7 +135,7 @@ def _parts(row: Candidate) -> tuple[float, float, float]:
 
 
 def _limits(best: Candidate, refused: list[tuple[int, str]]) -> list[str]:
-    """What kept other depths out of the comparison."""
+    """Why other depths are not in the comparison."""
     shallower = [(depth, why) for depth, why in refused if depth < best.pipeline_parallel_degree]
     if not shallower:
         return []
@@ -145,7 +145,7 @@ def _limits(best: Candidate, refused: list[tuple[int, str]]) -> list[str]:
 
 
 def _too_few_sections(best: Candidate, request: Request) -> list[str]:
-    """That a deeper pipeline was not possible, though there are workers for one."""
+    """The message that too few sections prevent a deeper pipeline, though there are workers for one."""
     depth, count = best.pipeline_parallel_degree, request.num_sections
     if request.pipeline_parallel_degree is not None or not depth == count < len(request.workers):
         return []

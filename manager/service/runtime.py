@@ -1,4 +1,4 @@
-"""What a manager holds in memory of one job: the fold of its facts, and what was observed since."""
+"""A job in a manager's memory: the fold of its facts, and observations since the manager started."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ RECENT_STEPS = 20
 
 
 class Connection(Protocol):
-    """An agent's connection, as the service sees it."""
+    """The service's view of an agent's connection."""
 
     def push(self, orders: Orders) -> None:
-        """Have these orders sent; newer ones replace them if they were not sent yet."""
+        """Send these orders; newer ones replace them if they were not sent yet."""
         ...
 
     def replaced(self) -> None:
-        """A newer connection of the same VM has taken its place."""
+        """Called when a newer connection of the same VM has replaced this one."""
         ...
 
 
@@ -36,7 +36,7 @@ Observation = ReportReceived | ConnectionClosed | VmTerminated
 
 
 class Gathered(NamedTuple):
-    """What was observed of a job and waits to be decided on together."""
+    """Observations of a job that wait to be decided on together."""
 
     events: list[Observation]
     decided: asyncio.Future[None]
@@ -50,30 +50,30 @@ class Job:
         self.state: JobState
         self.quarantine: Quarantine | None
         self.state, self.quarantine = fold_readable(facts)
-        self.failures = 0  # to decide about it, in a row
+        self.failures = 0  # decisions that failed in a row
         self.failed_at = 0.0
         self.sequence = facts[-1].sequence if facts else 0
         self.vitals = Vitals()
         self.reports: dict[str, Report] = {}
-        self.not_understood: dict[str, str] = {}  # VM -> why what its agent says cannot be read
+        self.not_understood: dict[str, str] = {}  # {VM: why its agent's messages cannot be read}
         self.connections: dict[str, Connection] = {}
-        self.told: dict[str, Orders] = {}  # by VM, what its connection was sent last
+        self.told: dict[str, Orders] = {}  # by VM, the last orders sent
         self.parts = OrderParts()
         self.recent: deque[StepMetrics] = deque(metrics, RECENT_STEPS)
-        self.first_steps: dict[int, float] = {}  # generation -> when its first step was reported
+        self.first_steps: dict[int, float] = {}  # {generation: when its first step was reported}
         self.lock = asyncio.Lock()
         self.gathered: Gathered | None = None
-        self.beats: dict[str, ReportReceived] = {}  # by VM, since the last decision on what was observed
-        self.spent_s = 0.0  # on the event loop, by the newest decision
-        self.rests_until = 0.0  # what is observed before is gathered; monotonic seconds
-        self.next_tick = 0.0  # likewise
-        self.dirty = False  # something to show changed since the last snapshot
+        self.beats: dict[str, ReportReceived] = {}  # by VM, since the last decision on observations
+        self.spent_s = 0.0  # time on the event loop of the newest decision
+        self.rests_until = 0.0  # observations are gathered until then; monotonic seconds
+        self.next_tick = 0.0  # monotonic seconds
+        self.dirty = False  # whether views changed since the last snapshot
         self.ranking: tuple[Hashable, Ranking | Infeasible] | None = None  # the last one shown, and of what
         self.ranking_lock = asyncio.Lock()
 
     @property
     def submitted(self) -> bool:
-        """Durably; that is known also of one whose submission cannot be read."""
+        """Whether the job is durably submitted; also true if its submission cannot be read."""
         return self.state.spec is not None or self.quarantine is not None
 
     @property
@@ -85,22 +85,22 @@ class Job:
         return self.quarantine is not None and self.state.ended is None
 
     def may_own(self, vm: str) -> bool:
-        """Whether a VM of this name may be one of those that facts which cannot be read are about."""
+        """Whether a VM of this name may belong to this job by facts that cannot be read."""
         hidden = self.active and self.quarantine is not None and not self.quarantine.readable
         return hidden and vm.startswith(f"{self.job}-vm")
 
     def has_use_of(self, vm: str) -> bool:
-        """Whether what this VM reports matters: it lives, as far as is known."""
+        """Whether this VM's reports matter: it lives, as far as is known."""
         return vm in self.state.vms.live or self.may_own(vm)
 
     def new_vms(self) -> tuple[str, ...]:
-        """Names that no VM of the job ever had, as many as it could want."""
+        """Unused VM names, as many as the job could need."""
         spec, known = self.state.spec, len(self.state.vms)
         most = spec.resources.max_nodes if spec is not None else 0
         return tuple(f"{self.job}-vm{known + n}" for n in range(most))
 
     def add_steps(self, metrics: list[StepMetrics], now: float) -> list[StepMetrics]:
-        """Those of the steps that are new: two agents tell of each, and repeat it until acknowledged."""
+        """Add and return the new steps: two agents report each step, and repeat it until acknowledged."""
         new: list[StepMetrics] = []
         for step in metrics:
             last = self.recent[-1] if self.recent else None

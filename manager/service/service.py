@@ -1,7 +1,7 @@
-"""The manager at work: one event loop that feeds the core, journals what it decides, and has it carried out.
+"""The running manager: one event loop that feeds the core, journals its decisions, and carries them out.
 
 For each event of a job, one at a time: `decide`, then facts and commands into the journal in one transaction,
-then the new state, the effects, orders to the agents whose orders changed, and word to those who watch.
+then the new state, the effects, orders to the agents whose orders changed, and updates for watchers.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _BEATS_IN_A_LEASE = 4  # as a Kubernetes node renews its lease: every 10 s of 40
 class Service:
     """All jobs of one manager. Use: `await start()`, ..., `await close()`.
 
-    `clock` gives Unix seconds, by which all bounds count: one that never jumps, such as a `SteadyClock`.
+    `clock` gives Unix seconds for all bounds and must not jump, like a `SteadyClock`.
 
-    `failed()` raises when the manager must not go on: its journal failed or was changed by another, or
-    `clouds`, its settings, lack a place where it may have VMs. Public methods run on the event loop that
-    called `start`.
+    `failed()` raises when the manager must stop: its journal failed or was changed by another process, or its
+    settings (`clouds`) lack a place where it may have VMs. Public methods run on the event loop that called
+    `start`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Service:
         self.jobs: dict[str, Job] = {}
         self.manager_url = config.public_url or f"http://{config.host}:{config.port}"
         self.manager_ca: str | None = None
-        """PEM of whom agents trust; None: plain HTTP, or the authorities of their system."""
+        """PEM of the authority that agents trust; None: plain HTTP, or the system's authorities."""
         self.clock = clock or SteadyClock()
         self._failure: BaseException | None = None
         self._has_failed = asyncio.Event()
@@ -185,7 +185,7 @@ class Service:
         return open_for(spec, self.files.secrets(job), self.config.stores)
 
     def _open_source(self, job: str, source: StartSource) -> Store:
-        """The store of what a job starts from, with the job's own keys. Blocking."""
+        """The store of the checkpoint that a job starts from, with the job's own keys. Blocking."""
         spec = self.jobs[job].state.spec
         assert spec is not None, "only a submitted job starts from something"
         there = at_source(spec, source.uri, source.endpoint, source.region)
@@ -194,9 +194,9 @@ class Service:
     # ---- life ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Read the journal, begin every lease anew, and go on with whatever was under way.
+        """Read the journal, start every lease anew, and run pending commands.
 
-        Nothing is done, and `failed()` raises `ConfigError`, where VMs of the journal cannot be reached.
+        If VMs of the journal cannot be reached, does nothing, and `failed()` raises `ConfigError`.
         """
         for job in await self.threads.run(Kind.HISTORY, self.journal.jobs):
             facts = await self.threads.run(Kind.HISTORY, self.journal.facts, job)
@@ -212,7 +212,7 @@ class Service:
         await self.threads.run(Kind.TOKENS, self.tokens.begin_anew, self.leases.worker_token_s)
         await self._start_pending()
         for runtime in self.jobs.values():
-            self._forget_secrets(runtime)  # of those that ended in the very moment in which this process did
+            self._forget_secrets(runtime)  # of a job that ended just before the previous process did
         for job in self.active():
             with contextlib.suppress(Quarantined):  # what it is, the job shows
                 await self.handle(job.job, ManagerStarted(now=self.clock()))
@@ -222,7 +222,7 @@ class Service:
         self._tasks = [asyncio.create_task(self._guard(loop)) for loop in loops]
 
     async def _start_pending(self) -> None:
-        """Run what was under way again; of a job that is set aside, once it is taken up."""
+        """Run pending commands again; those of a job that is set aside once it is resumed."""
         for job, command in await self.threads.run(Kind.HISTORY, self.journal.pending_commands):
             runtime = self.jobs[job]
             if isinstance(command, Unreadable):
@@ -240,7 +240,7 @@ class Service:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._submissions:  # one that has no time left to end is taken up or forgotten by the next manager
+        if self._submissions:  # the next manager accepts or drops those that cannot finish in time
             await asyncio.wait(self._submissions, timeout=self.config.close_timeout_s)
         await self.effects.close()
         await self._loops.close(self.config.close_timeout_s)
@@ -259,14 +259,14 @@ class Service:
         secrets: Mapping[str, str],
         start: StartSource | None = None,
     ) -> None:
-        """Accept a job under a new id. Durable, with its files, when this returns; on an error nothing is.
+        """Accept a job under a new id. Durable, with its files, on return; on an error nothing is stored.
 
-        A caller that is cancelled (the server ends, and with it its requests) does not cancel it half way.
+        Cancelling the caller (the server ends, and with it its requests) does not interrupt this half way.
         """
         await self._whole(self._submit(job, spec, bundle, secrets, start))
 
     async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns; it goes on to its end also when the caller is cancelled."""
+        """Await `work`, which runs to its end even if the caller is cancelled."""
         task = asyncio.create_task(work)
         self._submissions.add(task)
         task.add_done_callback(self._submissions.discard)
@@ -290,23 +290,23 @@ class Service:
                 submitted = JobSubmitted(now=now, job=job, spec=value, bundle_sha256=sha256, start=start)
                 await self.handle(job, submitted)
             except Exception:
-                # In the line of those who write, so that what is being appended is seen.
+                # In the writers' queue, so that an append in progress is seen.
                 if not await self.threads.run(Kind.JOURNAL, self.journal.facts, job):
                     del self.jobs[job]
                     await self.threads.run(Kind.FILES, self.files.forget, job)
                 raise
 
     async def stop(self, job: str) -> None:
-        """Have the job publish a checkpoint and end; one that has ended stays as it is."""
+        """Have the job publish a checkpoint and end; does nothing if it has ended."""
         if self.jobs[job].state.ended is not None:
             return
         try:
             await self.handle(job, StopRequested(now=self.clock()))
-        except Quarantined:  # just now: it is stopped as a job that is set aside
+        except Quarantined:  # it was set aside just now: stop it as such
             await self.handle(job, StopRequested(now=self.clock()))
 
     async def resume(self, job: str, how: Resumption) -> bool:
-        """Answer a job that waits for a person; False, and nothing happens, if it does not offer that."""
+        """Answer a job that waits for a person; returns False, and does nothing, if it does not offer it."""
         waiting = self.jobs[job].state.waiting
         if waiting is None or how not in waiting.offers:
             return False
@@ -314,9 +314,9 @@ class Service:
         return True
 
     async def go_on(self, job: str, resources: Resources, secrets: Mapping[str, str]) -> bool:
-        """Have a job that was stopped or failed go on with these caps; False if it is no such job.
+        """Continue a job that was stopped or failed, with these caps; False if it is not such a job.
 
-        Durable, with its secrets, when this returns, also if the caller is cancelled.
+        Durable, with its secrets, on return, even if the caller is cancelled.
         """
         return await self._whole(self._go_on(self.jobs[job], resources, secrets))
 
@@ -353,7 +353,7 @@ class Service:
     # ---- one event -----------------------------------------------------------------------------------------
 
     async def handle(self, job: str, event: Event) -> None:
-        """Decide on one event and make the decision durable; the rest follows. Raises `Quarantined`."""
+        """Decide on one event and journal the decision; carrying out follows. Raises `Quarantined`."""
         await self._loops.handle(self.jobs[job], event)
 
     async def _append(
@@ -373,7 +373,7 @@ class Service:
             self._publish_status(runtime)
 
     def _forget_secrets(self, runtime: Job) -> None:
-        """Once the job has ended; keys of its store are needed a little longer to tidy it up."""
+        """Delete secrets once the job has ended; keys of its store are kept until its cleanup is done."""
         if runtime.state.ended is not None and runtime.job not in self._continuing:
             needed = CREDENTIALS if self.effects.needs_store(runtime.job) else ()
             self.files.forget_secrets(runtime.job, but=needed)
@@ -400,7 +400,7 @@ class Service:
         self._has_failed.set()
 
     async def failed(self) -> None:
-        """Wait until the manager must not go on, and raise what made it so."""
+        """Wait until the manager must stop, and raise the reason."""
         await self._has_failed.wait()
         assert self._failure is not None, "set together with the event"
         raise self._failure
@@ -411,7 +411,7 @@ class Service:
             self.tick()
 
     def tick(self) -> None:
-        """Have time pass for every job, and show what changed."""
+        """Give every job a tick, and publish changes."""
         for runtime in self.active():
             self._loops.tick(runtime)
         for runtime in self.jobs.values():
@@ -419,7 +419,7 @@ class Service:
                 self._publish_status(runtime)
 
     async def end_streams(self) -> None:
-        """End live updates for those whose token has ended since they asked."""
+        """End live updates of watchers whose token has become invalid."""
         shown = self.hub.token_ids()
         lives = await self.threads.run(
             Kind.TOKENS, lambda: {token for token in shown if self.tokens.lives(token)}

@@ -1,8 +1,8 @@
-"""Which stores this manager signs for with its own credentials, and whose keys are used for a job's store.
+"""Decides whose keys are used for a job's store: the manager's own, or the job's.
 
-A job names its store, so whoever may submit decides where requests go. The manager's own credentials (of its
-environment, of its machine's role) sign only for what the administrator allowed. For any other store a job
-brings keys of its own among its secrets; where it does, they are used in any case.
+A job names its store, so whoever may submit decides where requests go. The manager's own credentials (from
+its environment or its machine's role) sign only for stores that the administrator allowed. For any other
+store a job brings keys among its secrets; if it brings keys, those are always used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..spec.store_uri import covers
 
 
 class NotAllowed(ValueError):
-    """A store for which this manager must not use its own credentials; `field` is the one to change."""
+    """The manager must not use its own credentials for this store; `field` is the one to change."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class NotAllowed(ValueError):
 
 
 def check_allowed(checkpoint: CheckpointSpec, environment: Mapping[str, str], allowed: Sequence[str]) -> None:
-    """Raises `NotAllowed` if the job has no keys for its store, and the manager must not use its own."""
+    """Raise `NotAllowed` if the job has no keys for its store, and the manager must not use its own."""
     if credentials_in(checkpoint.uri, environment) is not None:
         return
     if any(covers(entry, checkpoint.uri, checkpoint.endpoint) for entry in allowed):
@@ -56,10 +56,10 @@ def check_allowed(checkpoint: CheckpointSpec, environment: Mapping[str, str], al
 
 
 def open_for(spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str]) -> Store:
-    """The store of a job that was accepted. Blocking.
+    """The store of an accepted job. Blocking.
 
-    Raises `StoreUnavailable` while the manager must not use it: another administrator's setting, or secrets
-    that are gone since the job ended, can be mended.
+    Raises `StoreUnavailable` (to be retried) while the manager must not use it: the administrator's setting,
+    or missing secrets of an ended job, may be corrected.
     """
     checkpoint, environment = spec.checkpoint, {**spec.envs, **secrets}
     try:
@@ -76,7 +76,7 @@ def open_for(spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str]) 
 
 
 def at_source(spec: JobSpec, uri: str, endpoint: str | None, region: str | None) -> JobSpec:
-    """The job as if its checkpoints were there: for reading what it starts from, by the same rules."""
+    """The job as if its checkpoints were at `uri`, to apply the same rules to the store it starts from."""
     place = {"uri": uri, "endpoint": endpoint, "region": region}
     return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update=place)})
 
@@ -84,9 +84,9 @@ def at_source(spec: JobSpec, uri: str, endpoint: str | None, region: str | None)
 def check_usable(
     spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str], *, make_folders: bool = True
 ) -> None:
-    """Try the store of a job that is being submitted; see `check_writable`. Blocking.
+    """Try the store of a submitted job; see `check_writable`. Blocking.
 
-    Raises `NotAllowed` before anything was sent, and what `check_writable` raises.
+    Raises `NotAllowed` before anything is sent, and what `check_writable` raises.
     """
     checkpoint, environment = spec.checkpoint, {**spec.envs, **secrets}
     check_allowed(checkpoint, environment, allowed)
@@ -102,7 +102,7 @@ def check_usable(
 
 @contextmanager
 def _saying_whose_credentials(checkpoint: CheckpointSpec) -> Generator[None]:
-    """Whoever submits is told that it is the manager that has none: the reader's own shell may have some."""
+    """Say in errors that the manager lacks credentials, since the user's own shell may have some."""
     try:
         yield
     except NoCredentials as error:

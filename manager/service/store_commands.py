@@ -1,8 +1,8 @@
-"""Commands that concern a job's store: its head, its checkpoints, its weights, its leftovers.
+"""Carries out commands on a job's store: its head, its checkpoints, its export, its cleanup.
 
-What a job hangs on (opening its head, exporting its weights, copying what it starts from) is tried again
-while the store is away, and for a while when it, or this machine's disk, refuses; then the job waits for a
-person. Everything else is housekeeping: it is tried again whatever the store says, and no job hangs on it.
+Commands that a job depends on (opening its head, exporting its weights, copying its first checkpoint) are
+retried while the store is unavailable, and for a while if it, or this machine's disk, refuses; then the job
+waits for a person. All others are housekeeping: retried whatever the store says, and no job depends on them.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ T = TypeVar("T")
 
 HOUSEKEEPING = (DeleteCheckpoint, StoreCalibration, SweepStore)
 _HOUSEKEEPING_DELAY_S = 300.0
-_REFUSALS = (StoreRefused, OSError)  # an error of the system: this machine's disk is full, for one
+_REFUSALS = (StoreRefused, OSError)  # OSError: this machine's disk is full, for example
 _SWEEP_PATIENCE_S = 3600.0  # the next one finds the same
 
 StoreCommand = OpenHead | DeleteCheckpoint | SweepStore | ExportWeights | CopyCheckpoint | StoreCalibration
 
 
 class Persist(Protocol):
-    """Run `call` in a thread, again while it raises `temporary` and is `wanted` (None: the job goes on).
+    """Run `call` in a thread, and retry while it raises `temporary` and `wanted` (None: the job goes on).
 
-    `alone` is held by each attempt, and by nobody between two.
+    Each attempt holds the lock `alone`, which is free between attempts.
     """
 
     def __call__(
@@ -97,11 +97,11 @@ class Persist(Protocol):
 
 
 class _Refused(Exception):
-    """The store or the system refuses, and it is not for long enough yet to give up."""
+    """The store or the system refuses, but not yet for long enough to give up."""
 
 
 class StoreCommands:
-    """Carries them out; each is idempotent. `clock` gives Unix seconds."""
+    """Carries out store commands; each is idempotent. `clock` gives Unix seconds."""
 
     def __init__(
         self,
@@ -123,10 +123,10 @@ class StoreCommands:
         self._clock = clock
         self._patience_s = patience_s
         self._sleep = sleep
-        self.exports: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # or a deletion, of a job
+        self.exports: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by job: export or deletion
 
     async def carry_out(self, job: str, command: StoreCommand) -> Event | None:
-        """What comes of `command`; None if nothing needs to be said."""
+        """Carry out `command`; returns its event, or None."""
         match command:
             case OpenHead():
                 return await self._open_head(job, command)
@@ -199,10 +199,10 @@ class StoreCommands:
         checkpoint = _id(command.checkpoint)
         # A base is kept only until the next generation opens: then the retirement goes through.
         await self._keep_house(job, command, lambda store: retire(store, job, checkpoint, now=self._clock()))
-        # From now, not from when it was decided: this manager or the store may have been away since then, and
-        # another manager's clock may have been another.
+        # The lease counts from now, not from the decision: manager or store may have been away since, and
+        # the previous manager's clock may have differed.
         await self._sleep(command.lease_s)
-        # An export that began before reads them still.
+        # An export that began before may still read the parts.
         alone = self.exports[job]
         await self._keep_house(job, command, lambda store: delete_parts(store, job, checkpoint), alone=alone)
         return CheckpointDeleted(now=self._clock(), checkpoint=command.checkpoint)
@@ -271,7 +271,7 @@ class StoreCommands:
         return CheckpointCopied(now=self._clock(), checkpoint=_ref(own), source=was)
 
     async def _store_calibration(self, job: str, command: StoreCalibration) -> None:
-        """A store that refuses it costs the next job a minute, and this one nothing."""
+        """Store a calibration. A refusal does not affect this job; a later one has to measure again."""
         state = self._state_of(job)
         assert state.measurements is not None, "it follows measurements"
         measured = Measurements.from_json(state.measurements)
@@ -283,10 +283,10 @@ class StoreCommands:
     # ---- trying again --------------------------------------------------------------------------------------
 
     async def _insist(self, job: str, command: Command, call: Callable[[Store], T]) -> T:
-        """`call` with the job's store, again while that is away, and while it or this machine refuses until
-        patience ends.
+        """Call with the job's store; retry while it is unavailable, and for `store_patience_s` while it or
+        this machine refuses.
 
-        The store is opened anew each time: credentials that were replaced meanwhile are found.
+        The store is opened again each time, so that replaced credentials are found.
         """
         give_up_at = self._clock() + self._patience_s
 
@@ -309,7 +309,7 @@ class StoreCommands:
         wanted: Callable[[], bool] | None = None,
         alone: asyncio.Lock | None = None,
     ) -> T:
-        """`call` with the job's store, again whatever the store says: a job does not hang on it."""
+        """Call with the job's store, and retry whatever the store says; no job depends on it."""
         return await self._persist(
             job,
             command,

@@ -1,4 +1,4 @@
-"""Tokens: who may do what. 256 random bits each, of which only the SHA-256 is stored.
+"""Tokens and what they permit. Each has 256 random bits, of which only the SHA-256 is stored.
 
 A token is written `<id>.<secret>`; the id finds the row, the secret is compared in constant time. Tokens
 live in a small SQLite file of their own, so that agents and users stay signed in when the manager restarts.
@@ -25,23 +25,23 @@ from ..config import write_private
 
 
 class Scope(StrEnum):
-    """What a token is good for."""
+    """What a token permits."""
 
     ADMIN = "admin"  # everything, other tokens and fault injection included
     USER = "user"  # submit, stop and read jobs
     SESSION = "session"  # a browser that signed in with a user or admin token
-    JOIN = "join"  # connections of one VM of one job, until it shows its worker token; then it is used
+    JOIN = "join"  # connections of one VM of one job, until that shows its worker token
     WORKER = "worker"  # later connections of that VM, its bundle and its secrets
-    MACHINE = "machine"  # machines of people's own join the pool with it: so many, once each
+    MACHINE = "machine"  # joining the pool, for a number of machines, once each
 
 
 class TokenRefused(Exception):
-    """Unknown, expired, used up, or not good for this. Says no more than that to whoever shows it."""
+    """The token is unknown, expired, used up, or of the wrong scope; the message does not say which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a shown token turned out to be. `name` is for people; join and worker tokens are bound to a VM."""
+    """A validated token. `name` is for people; join and worker tokens are bound to a VM."""
 
     token_id: str
     scope: Scope
@@ -59,7 +59,7 @@ class TokenStore:
     def __init__(
         self, path: Path, clock: Callable[[], float] = time.time, identity: str | None = None
     ) -> None:
-        """`identity`: of a manager whose file is made now; None: a new one."""
+        """`identity`: for a new file, the manager's identity (None: a random one)."""
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         self._clock = clock
@@ -76,7 +76,7 @@ class TokenStore:
             "INSERT OR IGNORE INTO identity VALUES (0, ?)", (identity or secrets.token_hex(16),)
         )
         self.identity: str = self._database.execute("SELECT name FROM identity").fetchone()[0]
-        """Which manager this is: made with the file. Whoever lost it cannot judge the tokens of before."""
+        """The manager's identity, created with the file: without the file, older tokens cannot be checked."""
 
     def close(self) -> None:
         with self._lock:
@@ -93,7 +93,7 @@ class TokenStore:
         parent: str | None = None,
         uses: int | None = None,
     ) -> str:
-        """A new token, shown this once. `ttl_s` None: it does not expire; it ends with its `parent`."""
+        """Create a token; returned only here. `ttl_s` None: no expiry; it ends with its `parent`, if any."""
         assert (scope is Scope.MACHINE) == (uses is not None), "machines are counted, and nothing else"
         if scope in (Scope.JOIN, Scope.WORKER):
             assert None not in (job, vm, ttl_s), "bound to a VM of a job, and short-lived"
@@ -102,10 +102,10 @@ class TokenStore:
         return f"{token_id}.{secret}"
 
     def issue_join(self, secret: bytes, *, job: str, vm: str, attempt: str, ttl_s: float) -> str:
-        """The join token of this attempt, good for `ttl_s` from now unless it has been used.
+        """The join token of this attempt, valid for `ttl_s` from now unless it has been used.
 
-        It is derived from `secret`, so that an attempt that is repeated, by a later manager too, boots its VM
-        with the same bytes.
+        Derived from `secret`, so that a repeated attempt, even by a later manager, boots its VM with the same
+        bytes.
         """
         token_id = _derived(secret, "id", job, attempt)[:8].hex()
         text = urlsafe_b64encode(_derived(secret, "secret", job, attempt)).decode().rstrip("=")
@@ -113,15 +113,15 @@ class TokenStore:
         return f"{token_id}.{text}"
 
     def admit(self, token_id: str, digest: bytes, name: str) -> None:
-        """Let in, as an administrator, who holds a token of `new_token`. It need not be known here."""
+        """Admit a token of `new_token` as an administrator's, by its hash alone."""
         with self._lock:
             row = (token_id, digest, Scope.ADMIN.value, name, None, None, self._clock(), None, None, None)
             self._database.execute(_INSERT, row)
 
     def check(self, token: str, *scopes: Scope) -> Grant:
-        """The grant behind `token` if it is one of `scopes`. Raises `TokenRefused`.
+        """The grant of `token` if it has one of `scopes`. Raises `TokenRefused`.
 
-        A worker token that is shown was delivered: the join token of its VM has been used then.
+        A worker token that is shown was delivered, so its VM's join token becomes used.
         """
         token_id, _, secret = token.partition(".")
         with self._lock:
@@ -144,10 +144,7 @@ class TokenStore:
         return grant
 
     def spend(self, token: str, machine: str) -> None:
-        """Let `machine` join with `token`; shown twice by one machine, it is used once.
-
-        Raises `TokenRefused`.
-        """
+        """Let `machine` join with `token`; repeated use by one machine counts once. Raises `TokenRefused`."""
         grant = self.check(token, Scope.MACHINE)
         assert grant.uses is not None
         with self._lock:
@@ -163,12 +160,12 @@ class TokenStore:
             return len(self._database.execute(_JOINED, (token_id,)).fetchall())
 
     def lives(self, token_id: str) -> bool:
-        """Whether a token that was good still is."""
+        """Whether a token that was valid still is."""
         with self._lock:
             return self._lives(token_id)
 
     def listed(self) -> list[tuple[Grant, float]]:
-        """What people made and is good, oldest first, each with when it was made, Unix seconds."""
+        """Valid tokens made by people, oldest first: [(grant, Unix seconds of creation)]."""
         with self._lock:
             people = (Scope.ADMIN.value, Scope.USER.value, Scope.MACHINE.value)
             rows = self._database.execute(_LISTED, people).fetchall()
@@ -179,21 +176,21 @@ class TokenStore:
             ]
 
     def revoke(self, token_id: str) -> bool:
-        """Forget one token, and with it the sessions that it signed in; whether there was one."""
+        """Revoke a token and the sessions that it signed in; returns whether there was one."""
         with self._lock:
             self._database.execute("DELETE FROM joined WHERE token = ?", (token_id,))
             return self._database.execute("DELETE FROM tokens WHERE id = ?", (token_id,)).rowcount > 0
 
     def revoke_vm(self, job: str, vm: str) -> None:
-        """Forget all tokens of one VM."""
+        """Revoke all tokens of one VM."""
         with self._lock:
             self._database.execute("DELETE FROM tokens WHERE job = ? AND vm = ?", (job, vm))
 
     def begin_anew(self, ttl_s: float) -> None:
-        """Let tokens of VMs last `ttl_s` from now, as long as they are not revoked.
+        """Extend tokens of VMs that are not revoked to `ttl_s` from now.
 
-        For a manager that starts: its wall clock may have been set since they were made, and a VM is not
-        refused for that.
+        Called when a manager starts: its wall clock may have been set since they were made, which must not
+        get a VM refused.
         """
         with self._lock:
             self._database.execute(
@@ -201,13 +198,13 @@ class TokenStore:
             )
 
     def sweep(self) -> None:
-        """Forget what has expired; join tokens a day later, so that who is late is told that."""
+        """Delete expired tokens; join tokens a day later, so that a late VM is told that it is late."""
         now = self._clock()
         with self._lock:
             self._database.execute(_SWEEP, (now, Scope.JOIN.value, now - _LATE_S))
 
     def ensure_admin(self, path: Path) -> str:
-        """The admin token: the one in `path` if it is good, else a new one written there with mode 0600."""
+        """The admin token: that in `path` if valid, else a new one written there with mode 0600."""
         if path.exists():
             token = path.read_text().strip()
             try:
@@ -242,7 +239,7 @@ class TokenStore:
 
 
 def identity_in(path: Path) -> str | None:
-    """Which manager the tokens of this file are of; None if no manager has run there."""
+    """The identity of the manager of this file; None if no manager has run there."""
     if not path.exists():
         return None
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
@@ -251,7 +248,7 @@ def identity_in(path: Path) -> str | None:
 
 
 def new_token() -> tuple[str, str, bytes]:
-    """(a token, its id, what is stored of it)."""
+    """(a new token, its id, the hash to store)."""
     token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
     return f"{token_id}.{secret}", token_id, _hash(secret)
 
@@ -261,12 +258,12 @@ def id_of(token: str) -> str:
 
 
 def csrf_token(session: str) -> str:
-    """What a page sends in `X-CSRF-Token` beside its session cookie; derived from it, so not stored."""
+    """The value of `X-CSRF-Token` for a session cookie; derived from it, so not stored."""
     return hmac.new(session.encode(), b"makara csrf", hashlib.sha256).hexdigest()
 
 
 def _derived(secret: bytes, *names: str) -> bytes:
-    """Of lists of names that differ, different ones."""
+    """A secret derived from `secret` and names; different lists of names give different secrets."""
     return hmac.new(secret, json.dumps(["makara join", *names]).encode(), hashlib.sha256).digest()
 
 

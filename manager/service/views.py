@@ -1,4 +1,4 @@
-"""What users see of a job: projections of its state and of the newest reports, as the API sends them."""
+"""Views of a job for users: projections of its state and of the newest reports, as the API sends them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StepView(BaseModel):
 
 
 class SeatView(BaseModel):
-    """One worker of the running plan: stage `stage` of path `replica`, hosting sections start..stop-1."""
+    """A worker of the running plan: stage `stage` of path `replica`, hosting sections start..stop-1."""
 
     worker: str
     vm: str
@@ -51,8 +51,8 @@ class SeatView(BaseModel):
 
 
 class MorphView(BaseModel):
-    """A change of plan. `phases_s`: detect and decide, prepare, open, form, first_step, as far as known;
-    `inside_form_s` is how one worker spent `form`."""
+    """A change of plan. `phases_s`: decide (with detection), prepare, open, form, first_step, as far as
+    known; `inside_form_s`: the phases of `form` on one worker."""
 
     generation: int
     shape: str
@@ -76,7 +76,7 @@ class VmView(BaseModel):
     joined_at: float | None
     ended_at: float | None
     deadline: float | None
-    notice: str  # why it is to hand over, or may have to: the cloud's word, "drained" or "at risk"
+    notice: str  # why it hands over, or may have to: the cloud's word, "drained" or "at risk"
     reason: str | None
     detail: str
     workers: list[str]
@@ -84,7 +84,7 @@ class VmView(BaseModel):
 
 
 class JobView(BaseModel):
-    """A job as `GET /api/v1/jobs/{job}` shows it: of VMs that ended and of morphs, the last hundred.
+    """A job as `GET /api/v1/jobs/{job}` shows it, with the last hundred ended VMs and morphs.
 
     `num_vms` and `num_morphs` count all; `/vms` lists all VMs.
     """
@@ -93,13 +93,13 @@ class JobView(BaseModel):
     name: str
     status: str
     reason: str | None
-    doing: str  # what is waited for while no steps are made
+    doing: str  # what the job waits for while it makes no steps
     waiting: WaitingView | None
     traceback: str | None
     trouble: list[str]
-    notes: list[str]  # what is as it should be, and worth knowing
-    stalled: str | None  # no member makes progress: for how long, of how long, and what each is at
-    isolated: str | None  # the manager seems to be cut off from most VMs, and waits to hear of them
+    notes: list[str]  # no faults, but worth knowing
+    stalled: str | None  # no member makes progress: for how long, the bound, and what each is doing
+    isolated: str | None  # the manager seems to be cut off from most VMs, and waits to hear from them
     step: int
     steps: int
     loss: float | None
@@ -125,11 +125,11 @@ class JobView(BaseModel):
     checkpoint_uri: str
     max_nodes: int
     cost: JobCost | None
-    secrets: list[str]  # names: their values are needed to have it go on once it has ended
+    secrets: list[str]  # names; their values are needed to resume the job after its end
 
 
 def to_json(value: BaseModel) -> dict[str, Any]:
-    """Plain JSON values; a number that is none becomes null."""
+    """Plain JSON values; NaN and infinities become null."""
     return json.loads(value.model_dump_json())
 
 
@@ -228,7 +228,7 @@ def _not_saved(workers: Iterable[WorkerReport]) -> set[str]:
 
 
 def _unfit(job: Job) -> list[str]:
-    """That VMs are asked for one at a time, since the newest were unfit."""
+    """The note that VMs are requested one at a time, since the newest were unfit."""
     wait_s = job.vitals.asks_singly_s
     if wait_s is None or not job.state.active:
         return []
@@ -246,13 +246,13 @@ def _notes(job: Job) -> list[str]:
 
 
 def measured_s(job: Job) -> float | None:
-    """What a step of the newest generation takes, on average over the last ones."""
+    """Mean seconds of the newest generation's last steps."""
     newest = job.recent[-1].generation if job.recent else None
     return _mean([metrics.seconds for metrics in job.recent if metrics.generation == newest])
 
 
 def newest_step(state: JobState, last: StepMetrics | None) -> int:
-    """The newest step of the history that the job is on; steps that are being done again do not count."""
+    """The newest step of the job's current history; steps that are being repeated do not count."""
     number, step = max(_beginnings(state), default=(0, 0))
     steps = [step] + [c.step for c in state.published if c.generation >= number]
     if last is not None and last.generation >= number:
@@ -261,10 +261,10 @@ def newest_step(state: JobState, last: StepMetrics | None) -> int:
 
 
 def surviving(state: JobState, rows: Iterable[StepMetrics]) -> list[StepMetrics]:
-    """Without the steps of generations after which a later one began at an earlier step."""
+    """The rows without steps that were lost because a later generation began at an earlier step."""
     beginnings = sorted(_beginnings(state))
     numbers = [number for number, _ in beginnings]
-    # What the generations from each place on left of the steps before them.
+    # For each generation, the first step of it and all later ones: earlier rows beyond that are lost.
     left = list(accumulate((step for _, step in reversed(beginnings)), min))[::-1]
     places = ((row, bisect_right(numbers, row.generation)) for row in rows)
     return [row for row, place in places if place == len(left) or row.step <= left[place]]
@@ -277,7 +277,7 @@ def _beginnings(state: JobState) -> list[tuple[int, int]]:
 
 
 def placement(generation: Generation, workers: Mapping[str, WorkerReport]) -> list[SeatView]:
-    """The grid: one seat for each hop of each path; a worker on several paths is shown on each."""
+    """One seat for each hop of each path; a worker on several paths is shown on each."""
     plan = Plan.from_json(generation.plan)
     seats: list[SeatView] = []
     for replica, path in enumerate(plan.paths):
@@ -301,9 +301,9 @@ def placement(generation: Generation, workers: Mapping[str, WorkerReport]) -> li
 
 
 def morphs(state: JobState, first_steps: Mapping[int, float]) -> list[MorphView]:
-    """The last generations that were planned, in order of their numbers; `before` is what ran when one was.
+    """The last planned generations by number; `before` is the plan that ran when each was planned.
 
-    The history is in the order in which they ended: one that never formed ends before the one that ran.
+    (The history is ordered by end: a generation that never formed ends before the one that ran.)
     """
     present = tuple(g for g in (state.current, state.planned) if g is not None)
     shown = state.history[-_MOST_MORPHS:]
@@ -377,7 +377,7 @@ def _notice(vm: Vm) -> str:
 
 
 def _shown_vms(job: Job, costs: Costs) -> list[VmView]:
-    """Those that are there and the last that ended, in the order in which they were requested."""
+    """The living VMs and the last that ended, in the order of their requests."""
     vms = {vm.vm: vm for vm in (*job.state.counted_vms, *job.state.vms.ended(-_MOST_ENDED))}
     return [vm_view(job, vm, costs) for vm in sorted(vms.values(), key=lambda vm: vm.number)]
 

@@ -1,4 +1,4 @@
-"""What users see of a job that waits for a person, and of one that waits for VMs."""
+"""Views of a job that waits for a person, or for VMs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from .runtime import Job
 
 
 class WaitingView(BaseModel):
-    """What a person must decide: answer with `POST /api/v1/jobs/{job}/resume` and one of `offers`.
+    """A decision for a person: answer with `POST /api/v1/jobs/{job}/resume` and one of `offers`.
 
-    `vms_until`, Unix seconds: then its VMs are saved from and released; None: not while its generation steps.
-    `unsaved_steps`: the first and the last of the steps that no checkpoint has and that cannot be saved as
-    things are; only VMs that live hold them. `start_from`: the job whose checkpoint it began with, which
-    `restart` does not go back to. `console`: the end of what the last VM wrote that did not join, where that
-    is the reason. It is that VM's text, which nobody vouches for.
+    `vms_until`, Unix seconds: when its VMs save and are released; None: not while its generation steps.
+    `unsaved_steps`: the first and the last step that only living VMs hold, and that cannot be saved for now.
+    `start_from`: the job whose checkpoint it began with, to which `restart` does not return. `console`: the
+    end of the output of the last VM that did not join, if that is the reason; untrusted text.
     """
 
     since: float
@@ -29,7 +28,7 @@ class WaitingView(BaseModel):
 
 
 def waiting_view(state: JobState, step: int) -> WaitingView | None:
-    """`step`: the newest that was committed. None for a job that does not wait for a person."""
+    """The view, or None if the job does not wait for a person. `step`: the newest committed one."""
     waiting = state.waiting
     if waiting is None or state.ended is not None:
         return None
@@ -47,7 +46,7 @@ def waiting_view(state: JobState, step: int) -> WaitingView | None:
 
 
 def waits_for_vms(job: Job) -> str | None:
-    """How many VMs are on their way to a job that nothing runs of; None if something runs or none is."""
+    """How many VMs are starting for a job that does not run yet; None if it runs, or none is starting."""
     if job.state.current is not None or not job.state.active:
         return None
     asked_for = sum(vm.status is VmStatus.REQUESTED for vm in job.state.live_vms)
@@ -74,7 +73,7 @@ def unused_vms(job: Job) -> str:
 
 
 def beyond_use(state: JobState) -> str:
-    """That fewer VMs are asked for than the job may have; empty if not so."""
+    """The note that fewer VMs are requested than the job may have, and why; else empty."""
     if state.spec is None or state.recipe is None or not state.active:
         return ""
     wanted, most = wanted_vms(state), state.spec.resources.max_nodes

@@ -1,1 +1,1 @@
-"""What users ask for: the job file and its fields, and what is wrong with them, by line and field."""
+"""The job file: its fields, reading it, and its faults by line and field. Begin with `job_spec`."""

@@ -1,4 +1,4 @@
-"""What the values of a job file are made of: texts, sizes, times."""
+"""Types of a job file's values: texts, sizes, times."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Section(BaseModel):
-    """A mapping in a job file: strict types, and no key that it does not know."""
+    """A mapping in a job file: strict types, unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def size_of(text: str) -> int:
-    """The bytes that "16GB" or "512MiB" is. Raises `ValueError`."""
+    """Parse "16GB" or "512MiB" into bytes. Raises `ValueError`."""
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B|B)\s*", text)
     if match is None:
         raise ValueError(f"{text!r} is no size; expected a number with a unit of {', '.join(_SIZES)}")
@@ -36,7 +36,7 @@ def split_number(text: str) -> tuple[float, str] | None:
 
 
 def seconds_of(text: str) -> float | None:
-    """The seconds that "90s", "10m" or "2h" is; None for anything else."""
+    """Parse "90s", "10m" or "2h" into seconds; None for anything else."""
     number, unit = split_number(text) or (0.0, "")
     return number * _TIMES[unit] if unit else None
 

@@ -1,4 +1,4 @@
-"""What events, commands and facts are made of."""
+"""The base class of events, commands and facts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Frozen(BaseModel):
-    """Never changes; fields that it does not know are an error."""
+    """An immutable model; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

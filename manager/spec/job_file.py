@@ -1,4 +1,4 @@
-"""A job file on the disk of whoever runs a command: read, and its faults told with file and line."""
+"""Reads a job file from disk; faults name file and line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)*(?=[:\s])")
 
 
 def read_spec(file: Path) -> JobSpec:
-    """A job file's specification with an absolute `checkpoint.uri`. Raises `JobSpecError`."""
+    """Read a job file; `checkpoint.uri` becomes absolute. Raises `JobSpecError`."""
     try:
         text = decode(file.read_bytes(), FileFault)
     except OSError as error:
@@ -24,7 +24,7 @@ def read_spec(file: Path) -> JobSpec:
 
 
 def read_job(file: Path) -> tuple[JobSpec, Path]:
-    """(a job file's specification, the folder of its code). Raises `JobSpecError`."""
+    """Read a job file: (specification, folder of its code). Raises `JobSpecError`."""
     spec = read_spec(file)
     workdir = (file.resolve().parent / spec.workdir).resolve()
     if not workdir.is_dir():
@@ -33,12 +33,12 @@ def read_job(file: Path) -> tuple[JobSpec, Path]:
 
 
 def told(error: JobSpecError, file: Path | None) -> str:
-    """All faults of a job file, one line each. Those found after it was read get their lines as well."""
+    """All faults of a job file, one line each; adds the lines of faults found after reading it."""
     return str(error) if file is None else error.located(_text(file)).in_file(file)
 
 
 def placed(message: str, file: Path | None) -> str:
-    """A message with file and line before it, if it begins with a key of the job file."""
+    """Prefix a message with file and line, if it begins with a key of the job file."""
     field = _FIELD.match(message)
     if file is None or field is None or field[0].partition(".")[0] not in JobSpec.model_fields:
         return message
@@ -49,5 +49,5 @@ def placed(message: str, file: Path | None) -> str:
 def _text(file: Path) -> str:
     try:
         return file.read_text()
-    except (OSError, UnicodeDecodeError):  # that is the fault which is being told: it has no line
+    except (OSError, UnicodeDecodeError):  # this is the reported fault itself, which has no line
         return ""

@@ -1,4 +1,4 @@
-"""The job file: one YAML document, checked whole before anything is stored or rented."""
+"""`JobSpec`: the job file, one YAML document, checked completely before anything is stored or rented."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def parse_yaml(text: str) -> JobSpec:
-    """The job that a YAML text describes. Raises `JobSpecError` with the line of each fault."""
+    """Parse a YAML text. Raises `JobSpecError` with the line of each fault."""
     value = read_yaml(text)
     twice = list(Lines(text).repeated())
     if twice:
@@ -48,7 +48,7 @@ def parse_yaml(text: str) -> JobSpec:
 
 
 def parse_spec(value: object) -> JobSpec:
-    """The job that a mapping describes (the body of a submission). Raises `JobSpecError`."""
+    """Parse a mapping (the body of a submission). Raises `JobSpecError`."""
     if not isinstance(value, Mapping):
         given = "nothing" if value is None else shown(value)
         raise JobSpecError([(WHOLE, f"expected a mapping of keys to values, got {given}")])
@@ -67,7 +67,7 @@ def parse_spec(value: object) -> JobSpec:
 
 
 def to_settings(spec: JobSpec, job: str, bundle_sha256: str) -> JobSettings:
-    """What a trainer needs of the job. Raises `JobSpecError` when `checkpoint.uri` is still relative."""
+    """The settings that a trainer needs. Raises `JobSpecError` if `checkpoint.uri` is still relative."""
     uri = spec.checkpoint.uri
     if not is_absolute(uri):
         raise JobSpecError(
@@ -112,7 +112,7 @@ def resolve_uri(spec: JobSpec, folder: Path) -> JobSpec:
 
 
 def _no_file(entrypoint: object) -> object:
-    """Raises `ValueError` where the module is written as a file."""
+    """Raise `ValueError` if the module is written as a file name."""
     module, _, function = entrypoint.partition(":") if isinstance(entrypoint, str) else ("", "", "")
     if "/" in module or module.endswith(".py"):
         name = module.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
@@ -134,7 +134,7 @@ def _auto(value: object) -> object:
 
 
 def _switch(value: object) -> object:
-    """YAML reads a bare `on` or `off` as a truth value."""
+    """Turn booleans back into text: YAML reads a bare `on` or `off` as one."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
@@ -156,7 +156,7 @@ class TrainingSpec(Section):
     steps: Positive
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     numerics: Literal["exact", "fast"] = "fast"
-    instruction_set: InstructionSet = "native"  # that trainers are held to on every VM
+    instruction_set: InstructionSet = "native"  # to which trainers are limited on every VM
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
 
 
@@ -172,7 +172,7 @@ class Parallelism(Section):
 
 
 class CheckpointSpec(Section):
-    """Where checkpoints go, how often (steps, or a time with its unit) and how many are kept."""
+    """Where checkpoints are stored, how often (steps, or a time with its unit), and how many are kept."""
 
     uri: Annotated[str, Field(min_length=1)]
     endpoint: str | None = None
@@ -194,7 +194,7 @@ class CheckpointSpec(Section):
 
 
 class Retry(Section):
-    """How often the job begins again after an error of its own code; preemptions are not counted."""
+    """How often the job restarts after an error of its own code; preemptions are not counted."""
 
     max_restarts_on_errors: Annotated[int, Field(ge=0, lt=2**31)] = 0
 

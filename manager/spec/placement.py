@@ -1,4 +1,4 @@
-"""Where a VM is asked for, at what price, and the tries that are made to have it."""
+"""Placements, prices, offers, and attempts to get a VM."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .frozen import Frozen
 class Market(StrEnum):
     """How a VM is paid for."""
 
-    SPOT = "spot"  # cheaper, and taken back at any time
+    SPOT = "spot"  # cheaper, and may be preempted at any time
     ON_DEMAND = "on_demand"
 
 
 class Placement(Frozen):
-    """One place to ask: empty texts where a provider has no such thing."""
+    """A place where a VM can be requested; fields that a provider does not have are empty."""
 
     provider: str
     market: Market = Market.ON_DEMAND
@@ -27,20 +27,20 @@ class Placement(Frozen):
 
 
 STATED = "the job file"
-"""The source of a price that the user says."""
+"""The source of a price that the user states."""
 
 
 class Price(Frozen):
-    """What a VM costs, in USD an hour, with disk and address as far as they are known."""
+    """A VM's price in USD an hour, including disk and address as far as known."""
 
-    hourly: float = Field(ge=0)  # as it is expected
-    ceiling: float = Field(ge=0)  # never more: the bid if there is one, else the on-demand price
-    at: float  # Unix seconds: when it was so
-    source: str  # who says so
+    hourly: float = Field(ge=0)  # expected
+    ceiling: float = Field(ge=0)  # the most that it can be: the bid if there is one, else the on-demand price
+    at: float  # Unix seconds at which it was valid
+    source: str  # where it comes from, for people
 
 
 class Offer(Frozen):
-    """A VM that can be asked for. None: not known."""
+    """A kind of VM that can be requested at a placement. None: unknown."""
 
     placement: Placement
     price: Price | None
@@ -51,9 +51,9 @@ class Offer(Frozen):
 
 
 class Attempt(Frozen):
-    """One try to have a VM, written to the journal before it is made.
+    """One attempt to get a VM, written to the journal before the provider is called.
 
-    Its `name` is the provider's key of idempotence: made again with the same name, it makes no second VM.
+    `name` is the idempotency key for the provider: repeating a call with it creates no second VM.
     """
 
     vm: str

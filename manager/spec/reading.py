@@ -1,4 +1,4 @@
-"""What a command is given: files, read whole and refused with file and line; numbers."""
+"""Reads a command's inputs: files, whose errors name file and line, and numbers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class BadFile(ValueError):
-    """A file that cannot be used. The message begins with the file, and the line if there is one."""
+    """An unusable file. The message begins with the file, and the line if there is one."""
 
 
 def read_file(path: Path, parse: Callable[[str], T]) -> T:
-    """What `parse` makes of a file's text. Raises `BadFile`."""
+    """Read and parse a file. Raises `BadFile`."""
     try:
         return parse(decode(path.read_bytes(), FileFault))
     except OSError as error:
@@ -27,7 +27,7 @@ def read_file(path: Path, parse: Callable[[str], T]) -> T:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Raises `BadFile`."""
+    """Write a file. Raises `BadFile`."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -65,16 +65,16 @@ ListsByProvider = Annotated[list[str] | dict[str, list[str]], BeforeValidator(_l
 
 
 class Resources(Section):
-    """Machines. `max_nodes` VMs are asked for; the job trains while `min_nodes` of them are usable.
+    """Machines. `max_nodes` VMs are requested; the job trains while at least `min_nodes` are usable.
 
-    Money is in USD. What can be given for each provider is read by `region_of` and its like.
+    Money is in USD. Fields that may differ by provider are read by `region_of` and similar methods.
     """
 
     provider: OneOrMore
     min_nodes: Positive = 1
     max_nodes: Annotated[int, Field(ge=1, le=4096)]
     workers_per_node: Annotated[int, Field(ge=1, le=64)] = 1  # trainers (devices) on each VM
-    threads: Positive = 1  # of each trainer; part of the recipe, for sums depend on it
+    threads: Positive = 1  # of each trainer; part of the recipe, because sums depend on it
     device_memory: Size | None = None  # bytes that a worker may use; None: all that its device has
     region: ByProvider | None = None
     zones: ListsByProvider | None = None  # in the order in which they are tried
@@ -82,12 +82,12 @@ class Resources(Section):
     image: ByProvider | None = None
     disk_gb: Annotated[int, Field(ge=1, le=65536)] | None = None
     use_spot: bool | None = None  # None: on clouds
-    max_price: Amount | None = None  # the bid for a spot VM, an hour
-    hourly_price: Amount | None = None  # of a VM, where the provider tells none
+    max_price: Amount | None = None  # the bid for a spot VM, per hour
+    hourly_price: Amount | None = None  # of a VM, if the provider states none
     max_hourly_cost: Amount | None = None  # of all VMs together
     budget: Amount | None = None  # of the whole job
-    on_demand_nodes: Annotated[int, Field(ge=0, le=4096)] = 0  # at most, while spot VMs are not to be had
-    on_demand_after: Time | None = None  # ... for so long
+    on_demand_nodes: Annotated[int, Field(ge=0, le=4096)] = 0  # at most, while no spot VMs are available
+    on_demand_after: Time | None = None  # how long they must have been unavailable
 
     @property
     def most_workers(self) -> int:
@@ -100,12 +100,12 @@ class Resources(Section):
 
     @property
     def clouds(self) -> tuple[str, ...]:
-        """Those of its providers that bill."""
+        """The providers that bill."""
         return tuple(provider for provider in self.providers if provider in CLOUDS)
 
     @property
     def spot(self) -> bool:
-        """Whether spot VMs are wanted first."""
+        """Whether spot VMs are requested first."""
         return bool(self.clouds) and self.use_spot is not False
 
     @property

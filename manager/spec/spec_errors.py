@@ -1,4 +1,4 @@
-"""How a job file's faults are said: the line, the field, what is wrong, and what would be accepted."""
+"""Faults of a job file: the line, the field, what is wrong, and what would be accepted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from ...simulator.source_lines import Lines
 
 WHOLE = "job file"
-"""The field of a fault that no one key has."""
+"""The field name of faults that concern no single key."""
 
 _WORDED = {
     "entrypoint": "expected module:function, for example train:build",
@@ -23,8 +23,8 @@ _WORDED = {
 
 
 class JobSpecError(ValueError):
-    """A job file that cannot be accepted. `errors` holds one (field path, message) for each fault, `lines`
-    the line of each; None where it is not known."""
+    """An invalid job file. `errors` holds one (field path, message) per fault, `lines` the line of each
+    (None: unknown)."""
 
     def __init__(self, errors: Sequence[tuple[str, str]], lines: Sequence[int | None] = ()) -> None:
         self.errors = tuple(errors)
@@ -43,7 +43,7 @@ class JobSpecError(ValueError):
         return JobSpecError([(field, text) for _, field, text in known], [line for line, _, _ in known])
 
     def in_file(self, path: Path | str) -> str:
-        """As editors and compilers write it, one line each: "job.yaml:12: training.steps: ..."."""
+        """One line per fault, as compilers write them: "job.yaml:12: training.steps: ..."."""
         return "\n".join(
             (f"{path}:" if line is None else f"{path}:{line}:")
             + (f" {message}" if field == WHOLE else f" {field}: {message}")
@@ -64,7 +64,7 @@ class FieldFaults(ValueError):
 
 
 def explain(error: ValidationError, form: type[BaseModel]) -> JobSpecError:
-    """Pydantic's findings about `form` in our words."""
+    """Translate pydantic's errors about `form` into our messages."""
     return JobSpecError([fault for details in error.errors() for fault in _explain(dict(details), form)])
 
 
@@ -93,7 +93,7 @@ def _explain(fault: dict[str, Any], form: type[BaseModel]) -> list[tuple[str, st
 
 
 def _hint(kind: str, given: object) -> str:
-    """What to write where a value was meant that YAML 1.1 reads as one of another type."""
+    """How to write a value that YAML 1.1 has read as another type than was meant."""
     if kind == "string_type" and isinstance(given, bool | int | float):
         return "; text that looks like something else is written in quotes" + (
             f': "{given}"' if not isinstance(given, bool) else ""

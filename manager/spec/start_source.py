@@ -16,9 +16,9 @@ _JOB = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
 
 
 class StartSource(Frozen):
-    """What `checkpoint.start_from` means: a job's folder in a store; `step` None is its newest checkpoint.
+    """A resolved `checkpoint.start_from`: a job's folder in a store, and a step (None: the newest).
 
-    `recipe` is that of the steps made so far, which the job goes on with.
+    `recipe` is the source job's, with which the new job continues.
     """
 
     uri: str
@@ -29,7 +29,7 @@ class StartSource(Frozen):
     recipe: Recipe
 
     def differs(self, recipe: Recipe) -> str:
-        """In what a job of this recipe is another model; empty if it is the same."""
+        """How the model of `recipe` differs; empty if it is the same."""
         then, now = self.recipe, recipe
         pairs = {
             "graph hash": (short(then.graph_hash), short(now.graph_hash)),
@@ -43,7 +43,7 @@ class StartSource(Frozen):
         return "; ".join(found)
 
     def other_bits(self, recipe: Recipe) -> str:
-        """Why a job of this recipe cannot train to the same bits; empty if it may: its workers show it."""
+        """Why a job of this recipe cannot reach the same bits; empty if it may (its workers prove it)."""
         then, now = self.recipe, recipe
         pairs = {
             "resources.threads": (then.threads, now.threads),
@@ -52,7 +52,7 @@ class StartSource(Frozen):
         return "; ".join(f"{name} {a}, here {b}" for name, (a, b) in pairs.items() if a != b)
 
     def other_choices(self, bits_hash: str | None) -> str:
-        """What a person may want to know of a job with these bits, whose kernels are as those of before."""
+        """A note on a job whose kernels agree with the source's but whose bits hash differs; may be empty."""
         then = self.recipe
         if bits_hash is None or then.kernels_hash is None or then.bits_hash in (None, bits_hash):
             return ""
@@ -77,7 +77,7 @@ def split_job(uri: str) -> tuple[str, str]:
 def start_faults(
     start_from: str | None, own_uri: str, endpoint: str | None, region: str | None
 ) -> list[tuple[str, str]]:
-    """(field, message) of what is wrong with a job file's `checkpoint.start_from`."""
+    """[(field, message)]: faults of a job file's `checkpoint.start_from`."""
     if start_from is None:
         return []
     place, _ = split_step(start_from)
@@ -101,7 +101,7 @@ def start_faults(
 
 
 def resolved(start_from: str, folder: Path) -> str:
-    """A path (it begins with `.`, `/` or `~`) as a URI; relative ones are below `folder`."""
+    """A path (one that begins with `.`, `/` or `~`) as a URI; relative paths are below `folder`."""
     place, step = split_step(start_from)
     if not place.startswith((".", "/", "~")):
         return start_from
@@ -110,7 +110,7 @@ def resolved(start_from: str, folder: Path) -> str:
 
 
 def other_weights(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """In what names and shapes of weights differ: of a checkpoint, and of this model; empty if in none."""
+    """How names and shapes of weights differ between a checkpoint and this model; empty if they do not."""
     found: list[str] = []
     lacks, surplus = [n for n in here if n not in there], [n for n in there if n not in here]
     if lacks:

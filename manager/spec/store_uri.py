@@ -1,5 +1,4 @@
-"""Where a job file says that checkpoints go, and where an administrator says that they may: what can be told
-without asking the store."""
+"""Checks of a job's store URI, and of an administrator's `allow_stores`, without contacting the store."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def is_absolute(uri: str) -> bool:
 def place_of(
     uri: str, own_uri: str, endpoint: str | None, region: str | None
 ) -> tuple[str | None, str | None]:
-    """`endpoint` and `region` of a job at `own_uri`, for another store at `uri`: if both are of one kind."""
+    """(endpoint, region) of a job at `own_uri`, reused for another store at `uri` if both are of one kind."""
     return (endpoint, region) if _scheme(uri) == _scheme(own_uri) else (None, None)
 
 
@@ -37,7 +36,7 @@ def _scheme(uri: str) -> str:
 
 
 def uri_faults(uri: str, endpoint: str | None, region: str | None) -> list[Fault]:
-    """(field, message) of what is wrong with the three fields of a job file's `checkpoint`."""
+    """[(field, message)]: faults of these three fields of a job file's `checkpoint`."""
     if "\0" in unquote(uri):
         return [("checkpoint.uri", f"{uri!r} holds a NUL character, which no name can")]
     scheme = uri.split("://", 1)[0] if "://" in uri else None
@@ -84,7 +83,7 @@ def _azure_faults(uri: str, endpoint: str | None, region: str | None) -> list[Fa
     if endpoint is None:
         faults.append(("checkpoint.endpoint", f"is required with az://: the account, {_AZURE_ENDPOINT}"))
     elif not _is_account(endpoint):
-        shown = endpoint.partition("?")[0]  # behind it, a signature may stand
+        shown = endpoint.partition("?")[0]  # the query may hold a signature
         message = f"{shown!r} is no account; expected {_AZURE_ENDPOINT}, or http(s)://host[:port]/<account>"
         faults.append(("checkpoint.endpoint", message))
     if region is not None:
@@ -114,7 +113,7 @@ def _is_endpoint(url: str) -> bool:
 
 
 def entry_faults(allowed: Sequence[str]) -> list[str]:
-    """What is wrong with entries of `ServerConfig.allow_stores`."""
+    """Faults of entries of `ServerConfig.allow_stores`."""
     expected = "s3://[bucket[/prefix]], az://, http(s)://host[:port][/bucket[/prefix]] or file:///folder"
     return [f"{entry!r} is no store; expected {expected}" for entry in allowed if not _is_entry(entry)]
 
@@ -157,7 +156,7 @@ def covers(entry: str, uri: str, endpoint: str | None) -> bool:
 
 
 def _covers_azure(entry: str, path: str, endpoint: str | None) -> bool:
-    """Only accounts of Azure itself: with an identity's token, others could sign in elsewhere."""
+    """Whether the entry covers an account; only Azure's own hosts, since others could reuse a token."""
     if endpoint is None or not is_azure(endpoint):
         return False
     if entry == AZURE:

@@ -1,4 +1,4 @@
-"""The value of a YAML text, or the line where it stops being one."""
+"""Parses YAML; errors name the line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .spec_errors import WHOLE, JobSpecError
 
 
 def read_yaml(text: str) -> Any:
-    """The value of the one document in `text`. Raises `JobSpecError` naming the line."""
+    """Parse the one document in `text`. Raises `JobSpecError` naming the line."""
     try:
         loader = _Loader(text)
         try:
@@ -33,12 +33,12 @@ def read_yaml(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """What Python or JSON cannot hold (a 99th month, half a character, a list that holds itself) is a fault
-    of the text as well, and has a line."""
+    """A loader that also reports, with a line, values that Python or JSON cannot hold (a 99th month, half a
+    character, a list that contains itself)."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._around: list[str | None] = []  # anchors of the nodes that are being composed
+        self._around: list[str | None] = []  # anchors of the enclosing nodes
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()

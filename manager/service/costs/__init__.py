@@ -1,1 +1,1 @@
-"""What jobs cost, as users see it: so far, an hour, and at most; and before they begin."""
+"""Costs of jobs for users: so far, per hour, and at most; and quotes before they begin."""

@@ -1,4 +1,4 @@
-"""What a job would rent, and what that would cost: told before it is submitted."""
+"""Quotes: what a job would rent, and what that would cost, before it is submitted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROUNDING = 1e-9
 
 
 class QuotedOffer(BaseModel):
-    """One place where VMs are asked for, and what one costs an hour there, in USD; None: not known."""
+    """A place where VMs can be requested, and a VM's price there in USD an hour (None: unknown)."""
 
     provider: str
     market: Market
@@ -32,9 +32,9 @@ class QuotedOffer(BaseModel):
 
 
 class Quote(BaseModel):
-    """`offers`: those with a price, in the order in which they are tried. `num_vms`: how many the job may
-    have of the first at a time, by `max_nodes` and `max_hourly_cost`; `hourly`: what they cost, as expected.
-    `hourly_at_most`: what the job may cost, whichever it gets."""
+    """`offers`: those with a price, in the order in which they are tried. `num_vms`: how many VMs of the
+    first offer the job may have, by `max_nodes` and `max_hourly_cost`; `hourly`: their expected cost.
+    `hourly_at_most`: the most that the job may cost with any offers."""
 
     offers: list[QuotedOffer]
     num_vms: int
@@ -48,7 +48,7 @@ class Quote(BaseModel):
 
 
 def quote_of(resources: Resources, offers: Sequence[Offer], now: float) -> Quote | None:
-    """None for a job that rents nothing."""
+    """The quote; None for a job that rents nothing."""
     priced = [(offer, price) for offer in offers if (price := price_of(resources, offer, now)) is not None]
     if not resources.clouds or not priced:
         return None
@@ -71,7 +71,7 @@ def quote_of(resources: Resources, offers: Sequence[Offer], now: float) -> Quote
 
 
 def _ceiling(resources: Resources, priced: Sequence[tuple[Offer, Price]]) -> float:
-    """Of `max_nodes` VMs, each of the dearest kind that it may be of."""
+    """The ceiling of `max_nodes` VMs, each of the dearest kind that it may be."""
     ceilings = {
         market: max(
             (price.ceiling for offer, price in priced if offer.placement.market is market), default=0.0

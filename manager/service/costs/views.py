@@ -1,4 +1,4 @@
-"""What a job and its VMs have cost and cost now. All in USD, from what the core counts (`core.cost`)."""
+"""Views of what a job and its VMs cost so far and per hour, in USD, from the core's count (`core.cost`)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..runtime import Job
 
 
 class VmCost(BaseModel):
-    """What one VM of a cloud costs, disk and address included as far as `price_source` says no else.
+    """The cost of a cloud's VM, including disk and address unless `price_source` says otherwise.
 
-    `hourly` and `hourly_at_most` are 0 once it is gone. `price_at`: when the price was so, Unix seconds.
+    `hourly` and `hourly_at_most` are 0 once it is gone. `price_at`: Unix seconds of the price.
     """
 
     provider: str
@@ -33,7 +33,7 @@ class VmCost(BaseModel):
 
 
 class MarketCost(BaseModel):
-    """What the VMs of one market have cost, and what those that are there cost an hour."""
+    """What the VMs of one market have cost, and what the living ones cost an hour."""
 
     spent: float
     hourly: float
@@ -42,8 +42,8 @@ class MarketCost(BaseModel):
 
 class JobCost(BaseModel):
     """`spent` and `hourly` are expected; `at_most` and `hourly_at_most` count every VM at its ceiling until
-    it is gone. What is left of a cap is counted at ceilings; None: there is no such cap. `prices`: by source,
-    when the oldest price was so of those VMs that are there, Unix seconds."""
+    it is gone. What is left of a cap is counted at ceilings; None: no such cap. `prices`: {source: Unix
+    seconds of the oldest price among living VMs}."""
 
     spot: MarketCost
     on_demand: MarketCost
@@ -59,7 +59,7 @@ class JobCost(BaseModel):
 
 
 class Costs:
-    """Of one job at one moment."""
+    """The costs of one job at one moment."""
 
     def __init__(self, job: Job, now: float) -> None:
         self._state = job.state
@@ -71,7 +71,7 @@ class Costs:
             self._prices = {place: price for place, price in priced if price is not None}
 
     def of_job(self) -> JobCost | None:
-        """None for a job without clouds: nobody bills."""
+        """The job's costs; None for a job without clouds."""
         state, spec = self._state, self._state.spec
         if spec is None or not spec.resources.clouds:
             return None
@@ -99,7 +99,7 @@ class Costs:
         )
 
     def of_vm(self, vm: Vm) -> VmCost | None:
-        """None for one that nobody bills, or of which nothing came."""
+        """The VM's costs; None if it is not billed, or was never created."""
         if vm.attempt is None or vm.price is None or vm.attempt.placement.provider not in CLOUDS:
             return None
         spent = cost_of(self._state, vm, self._now)
@@ -120,7 +120,7 @@ class Costs:
         )
 
     def _price_now(self, vm: Vm) -> Price | None:
-        """The newest that is known; None if it is paid no more."""
+        """The newest known price; None if the VM is no longer billed."""
         if vm.attempt is None or vm.price is None or not is_paid(self._state, vm):
             return None
         if vm.attempt.placement.provider not in CLOUDS:
@@ -129,7 +129,7 @@ class Costs:
 
 
 def not_released(job: Job, now: float) -> list[str]:
-    """Of each VM that has ended and could not be released: why, and what it costs until it is gone."""
+    """A note on each ended VM that could not be released: why, and what it costs until it is gone."""
     return [
         f"{vm.vm} has ended, and is paid for until its cloud says that it is gone: at most "
         f"{vm.price.ceiling:g} USD an hour, {cost_of(job.state, vm, now).at_most:.2f} USD so far "

@@ -1,13 +1,13 @@
-"""VMs of one cloud whose connections closed: gathered for a moment, then asked about once."""
+"""Gathers VMs of one cloud whose connections closed, and asks the cloud about them together."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-MOST_LOOKS = 3  # at a time: for more VMs a list costs less
-SETTLE_S = 1.0  # an agent whose connection alone broke has connected anew by then
-_APART_S = 4.0  # as clouds count calls
+MOST_LOOKS = 3  # VMs asked for by name at a time: for more, a list is cheaper
+SETTLE_S = 1.0  # by then an agent that lost only its connection has reconnected
+_APART_S = 4.0  # between two queries, because clouds limit calls
 
 
 class Closings:
@@ -23,7 +23,7 @@ class Closings:
         self._has_any.set()
 
     async def follow(self, look: Callable[[Mapping[str, str]], Awaitable[None]]) -> None:
-        """Have `look` ask about them, by VM the job of each, for ever."""
+        """Call `look` with {VM: job} of the closed connections, until cancelled."""
         while True:
             await self._has_any.wait()
             await asyncio.sleep(SETTLE_S)

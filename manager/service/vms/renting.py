@@ -1,4 +1,4 @@
-"""The commands that have VMs exist, and be gone: what the provider answers, and what is made of it."""
+"""Carries out `RequestVm` and `ReleaseVm`: calls the provider until the outcome is known."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from ..tokens import TokenStore
 
 log = logging.getLogger("makara.manager")
 JOIN_TTL_S = 1800.0
-ABSENCE_S = 180.0  # after a cloud was asked for a VM, its not being listed means nothing for so long
-_IN_FLIGHT_S = 60.0  # a call whose answer was lost, or whose caller died, may take effect for so long
-SLOW_RELEASE_S = 120.0  # a VM that is not gone by then is shown, with what it costs
-CONSOLE_S = 10.0  # a cloud is waited for so long to say what a VM wrote
+ABSENCE_S = 180.0  # for so long after a request, absence from a cloud's list means nothing
+_IN_FLIGHT_S = 60.0  # for so long a call whose answer was lost, or whose caller died, may take effect
+SLOW_RELEASE_S = 120.0  # a VM that is not gone by then is shown, with its cost
+CONSOLE_S = 10.0  # how long to wait for a VM's console output
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
 _KINDS: Mapping[type[ProviderError], RefusalKind] = {
@@ -54,7 +54,7 @@ _KINDS: Mapping[type[ProviderError], RefusalKind] = {
 
 
 class Abandoned(Exception):
-    """Nobody waits any more for the result of a command that was being tried again."""
+    """The result of a retried command is no longer needed."""
 
 
 class Renting:
@@ -87,22 +87,22 @@ class Renting:
         self._emit = emit
         self._clock = clock
         self._requesting: Counter[str] = Counter()
-        # The manager before this one may have asked for any VM until this one began.
+        # The previous manager may have requested any VM until this one began.
         self._began_at = clock()
         self._asked_at: dict[str, float] = {}  # by VM of a cloud, when a call for it last began or ended
-        self._lost_at: dict[str, float] = {}  # by attempt, when the outcome of a call was last not known
+        self._lost_at: dict[str, float] = {}  # by attempt, when a call last ended with unknown outcome
 
     def requesting(self, vm: str) -> bool:
-        """Whether a request for this VM is under way."""
+        """Whether a request for this VM is in progress."""
         return self._requesting[vm] > 0
 
     def inherit(self, command: RequestVm) -> None:
-        """The manager before this one may have begun this, and nobody heard its answer."""
+        """Note a request that the previous manager may have begun without hearing the answer."""
         if command.attempt is not None:
             self._lost_at[command.attempt.name] = self._began_at
 
     def may_appear(self, state: JobState, vm: Vm) -> bool:
-        """Whether a cloud was asked for the VM so lately that it may be there though it is not listed."""
+        """Whether the VM was requested so recently that it may exist though it is not listed."""
         if vm.attempt is None or vm.attempted_at is None or vm.attempt.placement.provider not in CLOUDS:
             return False
         if not vm.live and vm.vm not in state.leaving:
@@ -113,7 +113,7 @@ class Renting:
         return now - asked_at <= ABSENCE_S
 
     def thread_of(self, job: str, command: RequestVm | ReleaseVm) -> tuple[Kind, str]:
-        """Which threads call the provider."""
+        """The threads in which the provider is called."""
         names = self._providers_of(job, command.vm)
         kind = Kind.REQUEST_VM if isinstance(command, RequestVm) else Kind.RELEASE_VM
         return kind, names[0] if names else ""
@@ -121,7 +121,7 @@ class Renting:
     # ---- to have a VM --------------------------------------------------------------------------------------
 
     async def request(self, job: str, command: RequestVm) -> Event | None:
-        """Make the attempt until its outcome is known."""
+        """Call the provider for the attempt until its outcome is known."""
         self._requesting[command.vm] += 1
         try:
             return await self._request(job, command)
@@ -135,7 +135,7 @@ class Renting:
     async def _request(self, job: str, command: RequestVm) -> Event | None:
         attempt = self._attempt(job, command)
         if not self._wants(job, attempt):
-            return None  # it was given up before this manager came to it
+            return None  # it was given up before this manager began
         boot = await self._boot(job, attempt)
         answer = await self._answer(job, command, attempt, boot)
         while not isinstance(answer, str | Ended) and (wait_s := self._in_doubt_s(attempt)) > 0.0:
@@ -167,9 +167,9 @@ class Renting:
         )
 
     def _create(self, attempt: Attempt, boot: BootConfig) -> str | ProviderError:
-        """The VM's id, or why there is none; raises `ProviderError` if the same is to be asked again.
+        """The VM's id, or why there is none; raises `ProviderError` if the call is to be repeated.
 
-        Blocking. Where there is one place alone to have VMs from, one is waited for there.
+        Blocking. If VMs can come from only one place, lack of capacity there is retried.
         """
         self._note_asked(attempt)
         try:
@@ -182,7 +182,7 @@ class Renting:
             return error
         except Unauthenticated as error:
             if attempt.name in self._lost_at:
-                raise  # what an earlier call did is known only to who may ask
+                raise  # whether an earlier call took effect is unknown until the provider can be asked
             return error
         except Throttled:
             raise
@@ -193,24 +193,25 @@ class Renting:
             self._note_asked(attempt)
 
     def _note_asked(self, attempt: Attempt) -> None:
-        """Until the VM is released. Other providers list what they have at once, and not all of it is."""
+        """Note the call until the VM is released; only clouds have lists that lag."""
         if attempt.placement.provider in CLOUDS:
             self._asked_at[attempt.vm] = self._clock()
 
     def _is_lost(self, attempt: Attempt) -> bool:
-        """Whether the outcome of an earlier call of this attempt is not known."""
+        """Whether the outcome of an earlier call of this attempt is unknown."""
         return attempt.name in self._lost_at and attempt.placement.provider in CLOUDS
 
     def _in_doubt_s(self, attempt: Attempt) -> float:
-        """For how long an earlier call of this attempt may still make the VM that a later one was refused."""
+        """Seconds for which an earlier call of this attempt may still create the VM, though a later call was
+        refused."""
         return self._lost_at[attempt.name] + _IN_FLIGHT_S - self._clock() if self._is_lost(attempt) else 0.0
 
     async def _outcome(
         self, job: str, command: RequestVm, attempt: Attempt, refusal: NotAllowed
     ) -> str | ProviderError | None:
-        """What came of an earlier call of which a later one, refused before it was looked at, says nothing: a
-        right may have been taken away in between. `refusal` once nothing exists by the provider's own word;
-        None if nobody wants the VM any more."""
+        """The outcome of an earlier call, after a later one was refused for lack of a right, which says
+        nothing about the earlier one. `refusal` once the provider says that nothing exists; None if the VM is
+        no longer wanted."""
         provider, wanted = self._provider(attempt.placement.provider), partial(self._wants, job, attempt)
         vm, number = attempt.vm, attempt.number
         while wanted():
@@ -235,7 +236,7 @@ class Renting:
         return Attempt(vm=command.vm, placement=Placement(provider=spec.resources.providers[0]))
 
     def _wants(self, job: str, attempt: Attempt) -> bool:
-        """Whether the VM lives, and this is its newest attempt, which has not been answered."""
+        """Whether the VM lives, and this is its newest attempt and still open."""
         vm = self._state_of(job).vms.get(attempt.vm)
         return vm is not None and vm.live and vm.attempt in (None, attempt) and not vm.id
 
@@ -264,10 +265,10 @@ class Renting:
     # ---- to have one be gone -------------------------------------------------------------------------------
 
     async def release(self, job: str, command: ReleaseVm) -> Event:
-        """For ever: a VM that is not released bills for ever."""
+        """Retry the release without limit, because the VM is billed until it is released."""
         if command.console:
             text = await self._console(job, command.vm)
-            with contextlib.suppress(Quarantined):  # a person is asked without it
+            with contextlib.suppress(Quarantined):  # then the question to the person lacks the console
                 await self._emit(job, ConsoleRead(now=self._clock(), vm=command.vm, text=text))
         for name in self._providers_of(job, command.vm):
             await self._release_at(job, command, self._provider(name))
@@ -276,18 +277,18 @@ class Renting:
         return VmTerminated(now=self._clock(), vm=command.vm)
 
     async def _console(self, job: str, vm: str) -> str:
-        """The end of what it wrote; empty if its cloud does not say so in time."""
+        """The end of the VM's console output; empty if its cloud does not give it in time."""
         try:
             name = self._providers_of(job, vm)[0]
             call = partial(self._provider(name).console, vm, self._num_attempts(job, vm))
             async with asyncio.timeout(CONSOLE_S):
                 return last_lines(await self._threads.run(Kind.CONSOLE, call, owner=name))
-        except Exception as error:  # whatever it is: the VM is to be released
+        except Exception as error:  # any error: the release must go on
             log.warning("VM %s: what it wrote cannot be read: %r", vm, error)
             return ""
 
     async def _release_at(self, job: str, command: ReleaseVm, provider: Provider) -> None:
-        """Until nothing is left, and nothing more can come of what was asked for."""
+        """Release until nothing is left, and no open request can create anything."""
         delay_s, settled_at = _FIRST_DELAY_S, None
         while True:
             settled = self._is_settled(job, command.vm)
@@ -304,16 +305,16 @@ class Renting:
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 
     async def not_released(self, job: str, name: str, why: str) -> None:
-        """Have the job know, once, that a VM that has ended is paid for still."""
+        """Tell the job, once, that an ended VM is still billed."""
         vm = self._state_of(job).leaving.get(name)
         if vm is not None and not vm.not_released:
-            with contextlib.suppress(Quarantined):  # it is told when the job is decided about again
+            with contextlib.suppress(Quarantined):  # it is told when the job is resumed
                 await self._emit(job, ReleaseRefused(now=self._clock(), vm=name, error=why))
 
     def _is_settled(self, job: str, name: str) -> bool:
-        """Whether no attempt is under way, nor one whose VM a cloud may not show yet.
+        """Whether no attempt is open, and no VM may exist that the cloud does not list yet.
 
-        That a VM whose id is known is gone is the provider's own word.
+        For a VM whose id is known, the provider's word that it is gone is enough.
         """
         state = self._state_of(job)
         vm = state.vms.get(name)
@@ -326,7 +327,7 @@ class Renting:
         return vm.num_attempts if vm is not None else 1
 
     def _provider(self, name: str) -> Provider:
-        """Raises `ProviderError` if there is none of this name: the next manager may have it again."""
+        """The provider. Raises `ProviderError` (to be retried) if this manager does not have it."""
         if name not in self._providers:
             raise ProviderError(f"{FILE} has no section {name}")
         return self._providers[name]

@@ -35,7 +35,7 @@ _PATIENCE = 2  # lists in a row without a VM before it counts as gone: a cloud's
 
 
 class Pace:
-    """How long to wait before a provider is asked again: ever longer while it throttles."""
+    """The interval between calls to a provider, which grows while it throttles."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -43,7 +43,7 @@ class Pace:
 
     @property
     def is_slowed(self) -> bool:
-        """Whether the provider has throttled a while ago."""
+        """Whether the provider has throttled recently."""
         return self.wait_s > self._every_s
 
     def answered(self, *, throttled: bool) -> None:
@@ -55,7 +55,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a provider told. `unknown`: VMs of which it told nothing; `trouble`: why, or empty."""
+    """A provider's answer. `unknown`: VMs about which it said nothing; `trouble`: why, or empty."""
 
     resources: list[Resource]
     unknown: Collection[str]
@@ -63,9 +63,9 @@ class Seen:
 
 
 class ProviderWatch:
-    """One provider's list, compared with the jobs again and again. Runs on the event loop.
+    """Repeatedly compares one provider's list with the jobs. Runs on the event loop.
 
-    A provider that fails or hangs is shown as trouble of its jobs, and holds up no other provider.
+    A provider that fails or hangs is shown as trouble of its jobs, and delays no other provider.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ProviderWatch:
         self._releasing: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Ask for the list, and act on it, for ever."""
+        """Get the list and act on it, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(self._pace.wait_s * (_IDLE if self._is_idle() else 1.0))
@@ -109,7 +109,7 @@ class ProviderWatch:
                 task.cancel()
 
     def _is_idle(self) -> bool:
-        """Whether this is a cloud that had nothing, and of which no job has a VM."""
+        """Whether this is a cloud whose list was empty and from which no job has a VM."""
         return self._name in CLOUDS and not self._is_used and not any(self._counted())
 
     def _counted(self) -> Iterator[Vm]:
@@ -117,7 +117,7 @@ class ProviderWatch:
             yield from (vm for vm in job.state.counted_vms if provider_of(job.state, vm) == self._name)
 
     async def look(self) -> bool:
-        """Once. Whether the provider says that it is asked too often."""
+        """Get the list once and act on it; returns whether the provider throttled."""
         states = [job.state for job in self._jobs.values()]
         self._expected = {
             vm.vm: vm.num_attempts
@@ -148,13 +148,13 @@ class ProviderWatch:
         return False
 
     async def follow_closings(self) -> None:
-        """Ask about VMs whose connections closed, for ever: a cloud's next list may be long in coming."""
+        """Ask about VMs whose connections closed, until cancelled, since the next list may be far off."""
         await self.closings.follow(self._look_at)
 
     async def _look_at(self, closed: Mapping[str, str]) -> None:
-        """Ask what became of VMs whose connections closed; `closed`: by VM, its job.
+        """Ask for the status of VMs whose connections closed; `closed` is {VM: job}.
 
-        Those that connected anew are left out. While the provider throttles, its list will tell.
+        VMs that reconnected are left out. While the provider throttles, nothing is asked before its list.
         """
         away: dict[str, int] = {}
         for name, job in closed.items():
@@ -180,8 +180,8 @@ class ProviderWatch:
         return [found for vm, attempts in vms.items() for found in self._provider.look(vm, attempts)]
 
     def _list(self) -> Seen:
-        """VMs that the list lacks are asked for by name, as lists of clouds lag behind; and some of those
-        without a connection, where the list does not tell whether they have shut themselves down."""
+        """Get the list. VMs that it lacks are asked for by name, since clouds' lists lag; so are some VMs
+        without a connection, if the list does not tell whether they have shut themselves down."""
         trouble = ""
         try:
             listed = list(self._provider.list())
@@ -205,15 +205,15 @@ class ProviderWatch:
         return Seen(listed, unknown, trouble)
 
     def _next_away(self, running: Collection[str]) -> list[str]:
-        """A few of them, those first that were asked for least often."""
+        """A few of the VMs without a connection, those least often asked for first."""
         self._asked = {vm: self._asked.get(vm, 0) for vm in self._away if vm in running}
         turn = sorted(self._asked, key=lambda vm: self._asked[vm])[:MOST_LOOKS]
         self._asked |= {vm: self._asked[vm] + 1 for vm in turn}
         return turn
 
     async def compare(self, resources: Sequence[Resource], unknown: Collection[str] = ()) -> None:
-        """Tell jobs which of their VMs are gone; release what nobody wants. `unknown`: VMs of which nothing
-        could be learned."""
+        """Tell jobs which of their VMs are gone; release unwanted resources. `unknown`: VMs of unknown
+        status."""
         present, attempts = statuses(resources), newest_attempts(resources)
         live = {vm.vm for job in self._jobs.values() for vm in job.state.live_vms}
         await self._tell_ended(present, live.difference(unknown) if unknown else None)
@@ -234,7 +234,7 @@ class ProviderWatch:
         for job, vms in ending(jobs, self._name, present).items():
             events.setdefault(job, []).extend(VmEnding(now=now, vm=vm) for vm in vms)
         for job, told in events.items():
-            with contextlib.suppress(Quarantined):  # the next list says it again
+            with contextlib.suppress(Quarantined):  # the next list repeats it
                 await self._handle(job, Together(now=now, events=tuple(told)))
 
     async def _release(self, vm: str, attempts: int) -> None:
@@ -266,9 +266,9 @@ def vanished(
     missing: dict[str, int],
     among: Collection[str] | None = None,
 ) -> dict[str, list[str]]:
-    """By job, live VMs that `provider` no longer has, `among` these or all.
+    """{job: its live VMs that `provider` no longer has}, restricted to `among` if given.
 
-    `missing` counts absences from call to call.
+    `missing` counts absences over successive calls.
     """
     found: dict[str, list[str]] = {}
     states = list(states)
@@ -290,7 +290,7 @@ def vanished(
 
 
 def ending(jobs: Iterable[Job], provider: str, present: Mapping[str, ResourceStatus]) -> dict[str, list[str]]:
-    """By job, VMs that had joined, whose connections have closed, and that their cloud is ending."""
+    """{job: its VMs that had joined, lost their connection, and are being ended by their cloud}."""
     found: dict[str, list[str]] = {}
     for job in jobs if provider in CLOUDS else ():
         for vm in job.state.live_vms:
@@ -301,15 +301,14 @@ def ending(jobs: Iterable[Job], provider: str, present: Mapping[str, ResourceSta
 
 
 def provider_of(state: JobState, vm: Vm) -> str | None:
-    """Where the VM was asked for; None if that cannot be known."""
+    """The provider from which the VM was requested; None if unknown."""
     if vm.attempt is not None:
         return vm.attempt.placement.provider
     return state.spec.resources.providers[0] if state.spec is not None else None
 
 
 def unwanted(jobs: Iterable[Job], effects: Effects, present: Mapping[str, ResourceStatus]) -> list[str]:
-    """VMs, and parts of some, that no job has, and whose release is not under way: left over from the
-    unforeseen."""
+    """VMs, and parts of VMs, that belong to no job and are not being released: leftovers of failures."""
     jobs = [job for job in jobs if job.state.ended is None]
     wanted = {vm.vm for job in jobs for vm in job.state.live_vms}
     there = [vm for vm, status in present.items() if status is not ResourceStatus.GONE and vm not in wanted]
