@@ -1,9 +1,10 @@
-"""Providers: where VMs come from. In go the core's commands to create and release; out come VMs that boot
-into an agent (`BootConfig`), and word of what there is.
+"""Providers create and release VMs on one cloud each. In: the core's commands. Out: VMs that boot into an
+agent (`BootConfig`), and lists of what exists.
 
-A provider holds no decision and no memory that matters: whatever it creates carries its manager's and its
-VM's name as tags, so that a manager that lost everything but its journal finds it again. All of them pass
-tests/providers/test_conformance.py.
+To add a cloud: implement `Provider` in a package here, open it in `opening.open_clouds`, and add it to
+`PROVIDERS` in `manager.spec.resources` and to tests/providers/test_conformance.py, which all providers pass.
+A provider decides nothing and remembers nothing essential: all that it creates is tagged with the names of
+manager and VM, so that a manager that lost everything but its journal finds it again.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from ..spec.placement import Attempt, Offer, Placement
 
 
 class ResourceStatus(StrEnum):
-    """What the provider says of something that it created."""
+    """The status of something that the provider created."""
 
     PENDING = "pending"
     RUNNING = "running"
-    ENDING = "ending"  # it may be billed still
-    GONE = "gone"  # authoritative: it was here and has ended
+    ENDING = "ending"  # may still be billed
+    GONE = "gone"  # authoritative: it existed and has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """A VM, or something that belongs to one, with this manager's tag."""
+    """A VM, or a part of one (a disk, an interface), with this manager's tag."""
 
     vm: str
     attempt: int
@@ -37,19 +38,19 @@ class Resource:
     status: ResourceStatus
     kind: Literal["vm", "interface", "disk", "address"] = "vm"
     created_at: float | None = None  # Unix seconds
-    placement: Placement | None = None  # of a VM, where a cloud tells it
-    private_address: str = ""  # by which it is reached in its network, where a cloud tells it
+    placement: Placement | None = None  # of a VM, if the cloud tells it
+    private_address: str = ""  # in its network, if the cloud tells it
     public_address: str = ""
-    shows_power: bool = True  # False: told by a list that calls a VM running which has shut itself down
+    shows_power: bool = True  # False: from a list that reports a VM that has shut itself down as running
 
 
 class ProviderError(Exception):
-    """The provider could not do it; the message says why in its words. By itself: for an unknown reason, and
-    what was asked may or may not be done."""
+    """The call failed; the message says why in the provider's words. The base class itself means an unknown
+    reason: the call may or may not have taken effect."""
 
 
 class NoCapacity(ProviderError):
-    """None to be had there now, and nothing was created; another place, or a later time, may have one."""
+    """No capacity there now, and nothing was created; try another place, or later."""
 
 
 class QuotaExceeded(ProviderError):
@@ -57,20 +58,20 @@ class QuotaExceeded(ProviderError):
 
 
 class NotAllowed(ProviderError):
-    """Refused for good, and nothing was created: a right is missing, or the request can never succeed."""
+    """Refused permanently, and nothing was created: a right is missing, or the request can never succeed."""
 
 
 class Unauthenticated(ProviderError):
-    """The manager could not sign in, and this call did nothing: credentials have expired, are not there yet,
-    or are wrong. They may be renewed: the same call is worth making again later."""
+    """Authentication failed, and this call did nothing: credentials have expired, do not exist yet, or are
+    wrong. They may be renewed, so retry the call later."""
 
 
 class Throttled(ProviderError):
-    """Asked too often: nothing was done, and the same call is to be made again later."""
+    """Rate limit exceeded, and this call did nothing; retry it later."""
 
 
 class Partial(ProviderError):
-    """Some places of a cloud could not be asked; `found` is what the others have."""
+    """Some places of a cloud could not be asked; `found` holds the resources of the others."""
 
     def __init__(self, message: str, found: Sequence[Resource]) -> None:
         super().__init__(message)
@@ -78,66 +79,66 @@ class Partial(ProviderError):
 
 
 class Ended(ProviderError):
-    """What this attempt created has ended already: it is never created again.
+    """The VM of this attempt has ended already, and is never created again.
 
-    A cloud that forgets VMs at once (Azure) can tell so only in the process that saw the VM."""
+    For a cloud that forgets VMs at once (Azure), only the process that saw the VM can raise this."""
 
 
 class Provider(Protocol):
     """Blocking calls, run off the event loop; safe to use from several threads. All raise `ProviderError`."""
 
     def create(self, attempt: Attempt, boot: BootConfig) -> str:
-        """Have the VM of this attempt exist, or do nothing if it does; its id. The VM boots with `boot`, in
-        which this provider says how its VMs hear of notices and how they end.
+        """Create the VM of this attempt if it does not exist; returns its id. The VM boots with `boot`, which
+        the provider completes with how its VMs hear of notices and how they end.
 
         Raises `NoCapacity`, `QuotaExceeded`, `NotAllowed` (nothing of it exists), `Ended`; `Throttled` and
-        `Unauthenticated` (this call did nothing). After any other error the outcome is unknown, and the same
-        call is made again until it is known.
+        `Unauthenticated` (this call did nothing). After any other error the outcome is unknown, and the
+        caller repeats the call until it is known.
         """
         ...
 
     def release(self, vm: str, attempts: int = 1) -> bool:
-        """Have nothing of VM `vm` exist, whichever attempt created it.
+        """Delete everything of VM `vm`, whichever attempt created it.
 
         `attempts`: how many were made, as far as the caller knows; the provider may know of later ones.
-        True once the provider says that all of it is gone, or never was; until then it is called again.
+        Returns True once all of it is gone, or never existed; the caller repeats the call until then.
         """
         ...
 
     def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
-        """What there is of one VM, asked for by name: newer than `list`, which may lag behind. `attempts`: as
-        for `release`."""
+        """The resources of one VM, asked for by name: newer than `list`, which may lag. `attempts`: as for
+        `release`."""
         ...
 
     def list(self) -> Sequence[Resource]:
-        """Whatever carries this manager's tag, of all VMs. What is gone may be in it for a while, or not.
+        """All resources with this manager's tag. It may or may not include those that are gone.
 
-        Raises `Partial` if some places alone cannot be asked."""
+        Raises `Partial` if only some places cannot be asked."""
         ...
 
     def check(self, resources: Resources) -> Sequence[tuple[str, str]]:
-        """What is wrong with the wish for these VMs, as (field of `resources`, message), before any is
-        rented: credentials, unknown types, quota."""
+        """Faults of a request for these VMs as (field of `resources`, message), before any is rented:
+        credentials, unknown types, quota."""
         ...
 
     def offers(self, resources: Resources) -> Sequence[Offer]:
-        """What can be asked for, in the order in which it is to be tried, with prices."""
+        """What can be requested, with prices, in the order in which to try."""
         ...
 
     def console(self, vm: str, attempts: int = 1) -> str:
-        """The end of what the VM wrote while it booted; empty if there is none.
+        """The end of the VM's console output; empty if there is none.
 
         `attempts`: as for `release`.
         """
         ...
 
     def close(self) -> None:
-        """Forget connections and timers; VMs live on."""
+        """Close connections and timers; VMs live on."""
         ...
 
 
 def statuses(resources: Iterable[Resource]) -> dict[str, ResourceStatus]:
-    """By VM, the status of whichever of its resources is furthest from gone."""
+    """{VM: the status of its resource that is furthest from gone}."""
     found: dict[str, ResourceStatus] = {}
     for resource in resources:
         known = found.get(resource.vm, ResourceStatus.GONE)
@@ -146,7 +147,7 @@ def statuses(resources: Iterable[Resource]) -> dict[str, ResourceStatus]:
 
 
 def newest_attempts(resources: Iterable[Resource]) -> dict[str, int]:
-    """By VM, the number of its newest attempt that anything is of."""
+    """{VM: the newest attempt of which a resource exists}."""
     found: dict[str, int] = {}
     for resource in resources:
         found[resource.vm] = max(resource.attempt, found.get(resource.vm, 1))
@@ -159,11 +160,11 @@ FaultKind = Literal["kill", "notice", "stop", "continue"]
 
 
 class FaultInjector(Protocol):
-    """What the demo and the tests do to VMs; only the local provider offers it."""
+    """Faults that the demo and tests inject into VMs; only the local provider implements it."""
 
     def inject(self, vm: str, kind: FaultKind, deadline_s: float = 0.0) -> None:
-        """`kill`: the whole VM at once. `notice`: word of a kill `deadline_s` from now, and then the kill.
-        `stop`/`continue`: its trainers hang and wake (SIGSTOP, SIGCONT). Raises `ProviderError`."""
+        """`kill`: kill the whole VM at once. `notice`: announce a kill `deadline_s` from now, then kill.
+        `stop`/`continue`: suspend and resume its trainers (SIGSTOP, SIGCONT). Raises `ProviderError`."""
         ...
 
 

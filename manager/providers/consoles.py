@@ -1,4 +1,4 @@
-"""What VMs wrote while they booted, made fit to be shown: it is any VM's own words, and not to be trusted."""
+"""Sanitises console output of VMs, which is untrusted, for display."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 
 MOST_LINES = 40
 _MOST_COLUMNS = 200
-# Sequences that set colours, titles and what else a terminal obeys (ECMA-48, 5.3 to 5.6).
+# Control sequences of terminals, for colours, titles and more (ECMA-48, 5.3 to 5.6).
 _CONTROLS = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\r\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
 )
 
 
 def last_lines(console: str) -> str:
-    """The end of it: printable characters in at most 40 lines of 200, none of them empty."""
+    """The end of the output: at most 40 lines of 200 printable characters, without empty lines."""
     lines = (_printable(line) for line in _CONTROLS.sub("", console).splitlines())
     return "\n".join([line[:_MOST_COLUMNS] for line in lines if line][-MOST_LINES:])
 
 
 def _printable(line: str) -> str:
-    """Without what moves a cursor or turns the direction of text."""
+    """Remove characters that move a cursor or change the direction of text."""
     return "".join(c if c.isprintable() else " " for c in line).rstrip()

@@ -1,4 +1,4 @@
-"""A provider whose faults end no job: whatever it raises is a `ProviderError`."""
+"""Wraps a provider so that whatever it raises is a `ProviderError`, and no error fails a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("makara.manager")
 
 
 def guarded(providers: Mapping[str, Provider]) -> dict[str, Provider]:
-    """Each of them, guarded."""
+    """Wrap each of them."""
     return {
         name: provider if isinstance(provider, Guarded) else Guarded(name, provider)
         for name, provider in providers.items()
@@ -23,8 +23,8 @@ def guarded(providers: Mapping[str, Provider]) -> dict[str, Provider]:
 
 
 class Guarded:
-    """Another provider. Of its calls an error that nobody foresaw (an answer of an unknown form, a fault of a
-    library) is one whose outcome is not known: it is shown, and the call is made again."""
+    """Wraps a provider. An unforeseen error (an answer of unknown form, a fault of a library) means that the
+    call's outcome is unknown: it is shown, and the call is repeated."""
 
     def __init__(self, name: str, provider: Provider) -> None:
         self._name = name

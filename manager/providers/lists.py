@@ -1,4 +1,4 @@
-"""A list of a cloud's that several ask for at about the same time: one of them asks the cloud."""
+"""Shares one list request to a cloud among callers that need the list at about the same time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class SharedList(Generic[T]):
         self._failure: Exception | None = None  # the newest
 
     def get(self, *, since: float) -> tuple[float, T]:
-        """One that was asked for at `since` or later, and when that was. Raises what asking raised, also for
-        those who waited for it: they do not ask one after another while the cloud has no answer."""
+        """(when it was requested, a list requested at `since` or later). Raises the request's error, also for
+        callers that waited for it, so that they do not ask one after another while the cloud is down."""
         failures = self._failures
         with self._asking:
             if self._failure is not None and self._failures != failures:
@@ -41,6 +41,6 @@ class SharedList(Generic[T]):
             return found
 
     def forget(self) -> None:
-        """Something was changed: what is known, and what is being asked for, may not tell it."""
+        """Discard the list, and the one being requested, because something was changed."""
         self._changes += 1
         self._known = None

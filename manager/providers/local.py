@@ -1,10 +1,10 @@
-"""VMs that are process groups on this machine: one session each, a folder of its own, found again by a tag.
+"""VMs that are process groups on this machine, each with a session and a folder of its own.
 
 `<home>/vms/<vm>/` holds `boot.json` (mode 0600), `vm.json` (process id and start time), `agent.log`, and
-whatever the agent and its trainers write; once the VM has ended, its logs alone. VMs outlive the manager: a
-new one finds them by `vm.json`, or by the tag in their environment, if the old one died before it could write
-that: MAKARA_VM is the VM's name, and MAKARA_VM_FOLDER its folder, since other managers on this machine may
-have VMs of the same name.
+files of the agent and its trainers; once the VM has ended, only its logs. VMs outlive the manager. A new
+manager finds them by `vm.json`, or, if the old one died before writing that, by their environment: MAKARA_VM
+is the VM's name, and MAKARA_VM_FOLDER its folder, since other managers on this machine may have VMs of the
+same name.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class LocalProvider:
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*/vm.json"):
             if self._record(path.parent.name) == _ENDED:
-                _clear(path.parent)  # what could not be removed at its end, or is of an earlier version
+                _clear(path.parent)  # files that could not be removed before, or are of an earlier version
         self._adopt()
         self._resume_notices()
 
     # ---- the provider's contract ---------------------------------------------------------------------------
 
     def create(self, attempt: Attempt, boot: BootConfig) -> str:
-        """A VM that has ended is not created again, whatever the attempt."""
+        """Create a VM; one that has ended is not created again by any attempt."""
         directory = self._folder / boot.vm
         with self._lock:
             if (directory / RECORD).exists():
@@ -99,7 +99,7 @@ class LocalProvider:
         return []
 
     def offers(self, resources: Resources) -> Sequence[Offer]:
-        """As many as this machine can bear, for nothing."""
+        """This machine, at no cost."""
         price = Price(hourly=0.0, ceiling=0.0, at=time.time(), source="this machine")
         return [Offer(placement=Placement(provider="local", market=Market.ON_DEMAND), price=price)]
 
@@ -110,7 +110,7 @@ class LocalProvider:
             return ""
 
     def set_capacity(self, vms: int | None) -> None:
-        """How many VMs may live at a time from now on; None is any number. None that lives is taken."""
+        """Set how many VMs may live at a time (None: any number). Living VMs stay."""
         self._capacity = vms
 
     # ---- faults --------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class LocalProvider:
             self._processes(vm).signal(number, to_leader=False)
 
     def close(self) -> None:
-        """Forget timers; VMs live on, and nothing is written of them from here on."""
+        """Cancel timers; VMs live on, and nothing about them is written from now on."""
         with self._ending:
             self._closed = True
         for timer in self._notices.values():
@@ -152,7 +152,7 @@ class LocalProvider:
         self._changed()
 
     def _adopt(self) -> None:
-        """Write down VMs that an earlier manager started and had no time to record."""
+        """Record VMs that an earlier manager started but did not record."""
         for path in self._folder.glob("*/boot.json"):
             vm = path.parent.name
             if self._record(vm) is None:
@@ -164,7 +164,7 @@ class LocalProvider:
         if self._processes(vm).leader() is not None:
             return ResourceStatus.RUNNING
         if self._record(vm) != _ENDED:
-            self._kill(vm)  # a VM whose agent is gone is gone: no trainer stays behind
+            self._kill(vm)  # a VM without its agent has ended: no trainer may remain
             self._remember_end(vm)
         return ResourceStatus.GONE
 
@@ -183,9 +183,9 @@ class LocalProvider:
         write_private(self._folder / vm / RECORD, record(pid))
 
     def _remember_end(self, vm: str) -> None:
-        """From now on nobody looks for its processes; and a repeated request does not bring it back."""
+        """Record the end, so that its processes are not looked for and a repeated request has no effect."""
         directory = self._folder / vm
-        with self._ending:  # its watcher and whoever releases it may both be here
+        with self._ending:  # called by its watcher and by a release, perhaps at once
             if directory.is_dir() and self._record(vm) != _ENDED:
                 write_private(directory / RECORD, json.dumps(_ENDED).encode())
                 _clear(directory)
@@ -210,7 +210,7 @@ class LocalProvider:
 
 
 def _clear(directory: Path) -> None:
-    """Remove what a VM that ended has no more use for: its code and whatever that wrote; logs stay."""
+    """Remove an ended VM's files except logs."""
     for path in directory.iterdir():
         if path.name == RECORD or path.match("*.log") or path.match("*.log.1"):
             continue
@@ -219,5 +219,5 @@ def _clear(directory: Path) -> None:
                 wipe(path)
             else:
                 path.unlink(missing_ok=True)
-        except OSError as error:  # a process that was just killed may be in it still
+        except OSError as error:  # a process that was just killed may still use it
             log.warning("VM folder %s: %s is left behind: %s", directory, path.name, error)

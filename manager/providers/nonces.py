@@ -1,4 +1,4 @@
-"""What a machine signs to prove who it is."""
+"""Nonces that a machine signs to authenticate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GOOD_FOR_S = 60.0
 
 
 class Nonces:
-    """Each is good once, for a minute. Only those that were used are remembered, for as long."""
+    """Each is valid once, for a minute. Stateless except for used ones, which are remembered for a minute."""
 
     def __init__(self, steady: Callable[[], float] = time.monotonic) -> None:
         self._steady = steady
@@ -24,7 +24,7 @@ class Nonces:
         return f"{made}.{self._mark(made)}"
 
     def use(self, nonce: str) -> bool:
-        """Whether it is good; it is not from now on."""
+        """Use a nonce; returns whether it was valid. It is invalid from now on."""
         made, _, mark = nonce.rpartition(".")
         if not hmac.compare_digest(mark.encode(), self._mark(made).encode()):
             return False

@@ -1,4 +1,4 @@
-"""The providers of one manager: this machine, those that joined it, and each cloud that its settings name."""
+"""Opens the providers of a manager: this machine, joined machines, and each cloud that its settings name."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .settings import FILE, CloudSettings, read_settings
 from .static import StaticProvider
 
 Render = Callable[[Attempt, BootConfig], bytes]
-"""The user data with which the VM of an attempt boots: for one attempt always the same bytes."""
+"""Makes the user data of an attempt's VM; the same bytes for the same attempt."""
 
 
 def open_providers(config: ServerConfig, identity: str, render: Render) -> dict[str, Provider]:
-    """By the name that a job file gives them. `identity` tags whatever a cloud creates for this manager.
+    """{name in job files: provider}. `identity` tags whatever a cloud creates for this manager.
 
     A cloud's library is imported only if the settings name that cloud. Raises `ConfigError`.
     """
@@ -32,7 +32,7 @@ def open_providers(config: ServerConfig, identity: str, render: Render) -> dict[
 
 
 def open_clouds(settings: CloudSettings, identity: str, render: Render) -> dict[str, Provider]:
-    """Those that the settings name. Raises `ConfigError`."""
+    """The clouds that the settings name. Raises `ConfigError`."""
     providers: dict[str, Provider] = {}
     if settings.aws is not None:
         from .aws import AwsProvider

@@ -1,7 +1,7 @@
-"""The machines that joined: who they are, which of them are leased, and which are there now.
+"""The pool of joined machines: their keys, their leases, and which are connected.
 
-Machines and leases outlive the manager, in a small SQLite file. Which machines are connected, and what they
-last said, is memory only: it is all said again on the next connection.
+Machines and leases are in a small SQLite file and outlive the manager. Connections and last reports are only
+in memory, since machines repeat them on the next connection.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ...protocol.machines import Lease, MachineOrders, MachineReport
 from ...protocol.messages import BootConfig
 from .nonces import Nonces
 
-_KEPT_S = 3600.0  # leases that ended are told for so long
+_KEPT_S = 3600.0  # how long ended leases are listed
 _AWAY_S = 300.0
 
 
 Send = Callable[[MachineOrders | None], None]
-"""On one connection, from any thread; None: the machine was removed, and the connection is to end."""
+"""Sends on one connection, from any thread; None: the machine was removed, so close the connection."""
 
 
 class Stage(StrEnum):
-    """Of a lease."""
+    """The stage of a lease."""
 
-    GIVEN = "given"  # the machine has not said yet that the agent runs
+    GIVEN = "given"  # the machine has not reported yet that the agent runs
     RUNNING = "running"
     ENDING = "ending"
     GONE = "gone"
@@ -38,7 +38,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """One VM on one machine. Its row stays for ever: what was is never created again."""
+    """One VM on one machine. Its row is never deleted, so that the VM is never created again."""
 
     name: str
     vm: str
@@ -51,7 +51,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineState:
-    """One machine as people see it."""
+    """One machine, for display."""
 
     machine: str
     name: str
@@ -67,7 +67,7 @@ class MachineState:
 
 @dataclass
 class _Line:
-    """A connection: how to send on it, what was sent last, and what was said."""
+    """A connection: how to send on it, the last orders sent, and the last report."""
 
     send: Send
     version: int = 0
@@ -75,9 +75,9 @@ class _Line:
 
 
 class MachinePool:
-    """Safe to use from several threads. `wall` gives Unix seconds, `steady` seconds that nobody sets.
+    """Safe to use from several threads. `wall` gives Unix seconds, `steady` monotonic seconds.
 
-    A machine that is away for `away_s` gives its lease up; when it comes back, it is told to wipe it.
+    A machine that is away for `away_s` loses its lease; when it comes back, it is told to wipe it.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class MachinePool:
         self._consoles: dict[str, str] = {}
         self._started_at = steady()
         self._left_at: dict[str, float] = {}
-        self._seen_at: dict[str, float] = {}  # when connections closed, of this manager's
+        self._seen_at: dict[str, float] = {}  # when this manager's connections closed
         self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")
@@ -123,7 +123,7 @@ class MachinePool:
             self._database.execute(_ADMIT, (machine, public_key.hex(), now, now))
 
     def remove(self, machine: str) -> bool:
-        """Forget a machine, with its lease; whether there was one. It may come back by a join token only."""
+        """Remove a machine and its lease; returns whether it existed. It needs a join token to come back."""
         with self._lock:
             line = self._lines.pop(machine, None)
             if line is not None:
@@ -134,7 +134,7 @@ class MachinePool:
             return self._database.execute("DELETE FROM machines WHERE machine = ?", (machine,)).rowcount > 0
 
     def connect(self, machine: str, send: Send) -> None:
-        """An earlier connection is not used any more. One that was removed meanwhile ends."""
+        """Register a connection; replaces an earlier one. A machine removed meanwhile is disconnected."""
         with self._lock:
             if not self.knows(machine):
                 send(None)
@@ -152,10 +152,10 @@ class MachinePool:
                 self._seen_at[machine] = self._wall()
                 lease = self._lease_of(machine)
                 if lease is not None and line.report is not None and _has_left(line.report):
-                    self._become(lease, Stage.GONE)  # it has not heard of it, and never will
+                    self._become(lease, Stage.GONE)  # the machine has not heard of it, and never will
 
     def take(self, machine: str, report: MachineReport, send: Send) -> bool:
-        """What a machine says that it is; False if this is not its connection any more."""
+        """Take in a machine's report; False if this is no longer its connection."""
         with self._lock:
             line = self._lines.get(machine)
             if line is None or line.send != send:
@@ -169,7 +169,7 @@ class MachinePool:
             return True
 
     def machines(self) -> list[MachineState]:
-        """All that are known, in the order in which they joined."""
+        """All machines, in the order in which they joined."""
         with self._lock:
             self._give_up_lost()
             found: list[MachineState] = []
@@ -196,7 +196,7 @@ class MachinePool:
     # ---- leases --------------------------------------------------------------------------------------------
 
     def lease(self, name: str, vm: str, attempt: int, boot: BootConfig) -> Leased | None:
-        """A free machine for this attempt, or the one that it was given already; None if none is free."""
+        """Lease a free machine to this attempt, or return its existing lease; None if none is free."""
         with self._lock:
             found = self.find(name)
             if found is not None:
@@ -218,7 +218,7 @@ class MachinePool:
             return _leased(row) if row is not None else None
 
     def release(self, vm: str) -> bool:
-        """Have the leases of this VM end; whether they have."""
+        """End the leases of this VM; returns whether they have ended."""
         with self._lock:
             self._give_up_lost()
             for lease in self._held():
@@ -228,7 +228,7 @@ class MachinePool:
             return not any(lease.vm == vm for lease in self._held())
 
     def leases(self) -> list[Leased]:
-        """All that are held, and what ended a while ago at most."""
+        """All current leases, and those that ended recently."""
         with self._lock:
             self._give_up_lost()
             since = self._wall() - _KEPT_S
@@ -284,7 +284,7 @@ class MachinePool:
                 self._become(lease, Stage.GONE)
 
     def _become(self, lease: Leased, stage: Stage) -> None:
-        kept = lease.boot if stage is Stage.GIVEN else None  # it holds a secret: no longer than needed
+        kept = lease.boot if stage is Stage.GIVEN else None  # it holds a secret: keep it only while needed
         self._store(replace(lease, stage=stage, changed_at=self._wall(), boot=kept))
         if stage is Stage.GONE and lease.machine in self._lines:
             self._tell(lease.machine)
@@ -296,7 +296,7 @@ class MachinePool:
         self._leases[lease.name] = lease
 
     def _tell(self, machine: str) -> None:
-        """Send the machine all that it should be doing."""
+        """Send the machine its complete orders."""
         line = self._lines.get(machine)
         if line is None:
             return

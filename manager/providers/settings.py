@@ -1,4 +1,4 @@
-"""What a manager knows of the accounts that it rents VMs in: `<home>/clouds.yaml`, a section for each cloud.
+"""The settings of cloud accounts: `<home>/clouds.yaml`, with a section for each cloud.
 
 A cloud without a section is not used. Credentials are not in it: each cloud's library finds them where that
 cloud's own tools do.
@@ -20,17 +20,17 @@ FILE = "clouds.yaml"
 
 
 class Section(BaseModel):
-    """A mapping of the file: strict types, and no key that it does not know."""
+    """A mapping of the file: strict types, unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class AwsRegion(Section):
-    """Where VMs are put in one region. All of it is made once, before (docs/clouds/aws.md)."""
+    """Where VMs are placed in one region; the user creates all of it once (docs/clouds/aws.md)."""
 
     subnets: Annotated[
         dict[str, str], Field(min_length=1)
-    ]  # zone -> subnet; the first is used if none is named
+    ]  # {zone: subnet}; the first is used if none is named
     security_groups: Annotated[list[str], Field(min_length=1, max_length=5)]
     image: str | None = None  # an AMI; None: each job names one
 
@@ -44,7 +44,7 @@ class AwsManager(Section):
     instance_type: str = "t3.medium"
     image: str | None = None  # None: the region's
     disk_gb: Annotated[int, Field(ge=8, le=65536)] = 30
-    public_address: bool = True  # False: it is reached by its address in the network
+    public_address: bool = True  # False: it is reached by its private address
     port: Annotated[int, Field(ge=1024, le=65535)] = DEFAULT_PORT  # below, only root may listen
 
 
@@ -56,7 +56,7 @@ class AwsSettings(Section):
     disk_gb: Annotated[int, Field(ge=1, le=65536)] = 100
     public_addresses: bool = True  # each VM gets one; False: the subnets have another way out
     manager: AwsManager | None = None  # None: there is no `makara up aws`
-    endpoint_url: str | None = None  # of something that speaks as AWS does; None: AWS
+    endpoint_url: str | None = None  # of a compatible service; None: AWS
 
 
 class CloudSettings(Section):
@@ -67,7 +67,7 @@ class CloudSettings(Section):
 
 
 def read_settings(home: Path) -> CloudSettings:
-    """An absent file names no cloud. Raises `ConfigError` with file, line and field of each fault."""
+    """Read the file; if absent, no clouds. Raises `ConfigError` with file, line and field of each fault."""
     path = home / FILE
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Whether a type of VM has what each of a job's workers needs."""
+"""Checks that a type of VM is large enough for a job's workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def size_faults(
     num_gpus: int,
     gpu_memory_bytes: int | None,
 ) -> Iterator[tuple[str, str]]:
-    """(field of `resources`, message). `gpu_memory_bytes`: of each; None: not known."""
+    """Yield faults as (field of `resources`, message). `gpu_memory_bytes`: of each GPU; None: unknown."""
     workers = resources.workers_per_node
     if num_gpus and workers > num_gpus:
         yield "instance_type", f"{name} has {num_gpus} GPUs, fewer than workers_per_node ({workers})"

@@ -1,7 +1,7 @@
-"""Machines of a person's own, which joined by themselves (`makara join`) and are leased one VM at a time.
+"""Machines that users joined (`makara join`), each leased to one VM at a time.
 
-A VM is a lease: its name is new each time, and ending it wipes the job's folder on the machine and puts the
-machine back into the pool. No machine is ever powered off.
+A VM is a lease with a new name; ending it wipes the job's folder on the machine and returns the machine to
+the pool. No machine is ever powered off.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StaticProvider:
         self.pool = pool
 
     def create(self, attempt: Attempt, boot: BootConfig) -> str:
-        # `makara join` writes the file when it is told to end.
+        # `makara join` writes the notice file when it is told to end.
         boot = boot.model_copy(update={"notices": NoticeSource(kind="file")})
         lease = self.pool.lease(attempt.name, attempt.vm, attempt.number, boot)
         if lease is None:
@@ -49,11 +49,11 @@ class StaticProvider:
         return [_resource(lease) for lease in self.pool.leases()]
 
     def check(self, resources: Resources) -> Sequence[tuple[str, str]]:
-        """Nothing: machines that are not there yet may join while the job waits."""
+        """No faults: machines may still join while the job waits."""
         return []
 
     def offers(self, resources: Resources) -> Sequence[Offer]:
-        """Any machine, for nothing: its owner pays for it in any case."""
+        """Any machine, at no cost: its owner pays for it anyway."""
         price = Price(hourly=0.0, ceiling=0.0, at=time.time(), source="your own machines")
         return [Offer(placement=Placement(provider="static", market=Market.ON_DEMAND), price=price)]
 

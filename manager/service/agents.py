@@ -1,4 +1,4 @@
-"""What agents report of their VMs, and the orders that each is sent."""
+"""Takes in agents' reports and sends each agent its orders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Agents:
         self._leases = leases
 
     def connect(self, job: str, vm: str, connection: Connection) -> None:
-        """A VM's agent is there: give it its orders. An earlier connection of the VM gives way."""
+        """Register a VM's agent and send its orders; replaces an earlier connection of the VM."""
         runtime = self._jobs[job]
         earlier = runtime.connections.get(vm)
         if earlier is not None:
@@ -58,7 +58,7 @@ class Agents:
             self._push(runtime, vm, connection)
 
     async def disconnect(self, job: str, vm: str, connection: Connection) -> None:
-        """The connection closed. Suspicion only, and none if the VM has another one by now."""
+        """Note that a connection closed: only a suspicion, and none if the VM has another one by now."""
         runtime = self._jobs[job]
         if runtime.connections.get(vm) is not connection:
             return
@@ -67,7 +67,7 @@ class Agents:
         if not runtime.has_use_of(vm):
             runtime.not_understood.pop(vm, None)
         if runtime.state.ended is None:
-            with contextlib.suppress(Quarantined):  # silence will tell, once the job is taken up
+            with contextlib.suppress(Quarantined):  # the VM's silence is noticed once the job is resumed
                 await self._handle(job, ConnectionClosed(now=self._clock(), vm=vm))
         known = runtime.state.vms.live.get(vm)
         provider = provider_of(runtime.state, known) if known is not None else None
@@ -75,7 +75,7 @@ class Agents:
             self._watches[provider].closings.add(job, vm)
 
     async def report(self, job: str, report: Report) -> None:
-        """Take in what a VM is now. When this returns, all that the report carried is stored."""
+        """Take in a VM's report. On return, everything in it that has to be durable is stored."""
         runtime = self._jobs[job]
         if report.metrics:
             await self._threads.run(Kind.JOURNAL, self._journal.record_metrics, job, report.metrics)
@@ -86,11 +86,11 @@ class Agents:
         runtime.not_understood.pop(report.vm, None)
         runtime.dirty = True
         if runtime.state.ended is None:
-            with contextlib.suppress(Quarantined):  # it is kept above, for when the job is taken up
+            with contextlib.suppress(Quarantined):  # it is kept above, for when the job is resumed
                 await self._handle(job, ReportReceived(now=self._clock(), report=report))
 
     def beat(self, job: str, report: Report) -> None:
-        """Take in that a VM lives and gets on, and is else what it was; counts from the next tick on."""
+        """Take in a beat: the VM lives, perhaps with progress, else unchanged. Used from the next tick on."""
         runtime = self._jobs[job]
         if runtime.has_use_of(report.vm):
             runtime.reports[report.vm] = report
@@ -98,7 +98,7 @@ class Agents:
             runtime.beats[report.vm] = ReportReceived(now=self._clock(), report=report)
 
     def not_understood(self, job: str, vm: str, why: str) -> None:
-        """A VM's agent says what this manager cannot read; shown until it says something that can be."""
+        """Note that a VM's message cannot be read; shown until one can be."""
         runtime = self._jobs[job]
         if runtime.not_understood.get(vm) != why:
             log.error("VM %s: %s", vm, why)
@@ -106,7 +106,7 @@ class Agents:
             runtime.dirty = True
 
     def tell(self, runtime: Job, facts: Sequence[Fact]) -> None:
-        """Send those whose orders `facts` changed the new ones, and forget what ended VMs reported."""
+        """Send new orders to agents whose orders `facts` changed, and drop reports of ended VMs."""
         for vm, connection in runtime.connections.items():
             self._push(runtime, vm, connection)
         for fact in facts:
@@ -115,7 +115,7 @@ class Agents:
                 runtime.not_understood.pop(fact.vm, None)
 
     def _push(self, runtime: Job, vm: str, connection: Connection) -> None:
-        """Send the VM its orders, unless they say what this connection was told already."""
+        """Send the VM its orders, unless this connection was sent the same already."""
         now, before = orders(runtime.state, vm, self._leases, runtime.parts), runtime.told.get(vm)
         if before is None or not is_same(now, before):
             runtime.told[vm] = now

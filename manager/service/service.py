@@ -327,7 +327,7 @@ class Service:
             self._continuing.add(runtime.job)
             try:
                 await self.threads.run(Kind.FILES, self.files.store_secrets, runtime.job, secrets)
-                runtime.quarantine = None  # what it was set aside for is judged anew
+                runtime.quarantine = None  # whether it can be decided about is tried again
                 asked = ContinueRequested(
                     now=self.clock(),
                     min_nodes=resources.min_nodes,
@@ -337,17 +337,17 @@ class Service:
                 )
                 await self.handle(runtime.job, asked)
             except Quarantined:
-                # Nothing was stored. After any other error the next manager looks at what was.
+                # Nothing was stored. After any other error the next manager checks the journal.
                 self._continuing.discard(runtime.job)
                 self._forget_secrets(runtime)
                 raise
             finally:
                 self._continuing.discard(runtime.job)
-            self._forget_secrets(runtime)  # if it does not go on after all
+            self._forget_secrets(runtime)  # in case it does not continue after all
             return runtime.state.ended is None
 
     async def export(self, job: str, call: Callable[[], Export]) -> Export:
-        """Run an export of the job's weights in a thread, beside no other of the job."""
+        """Run an export of the job's weights in a thread; only one at a time for each job."""
         return await self._whole(self.effects.export(job, call))
 
     # ---- one event -----------------------------------------------------------------------------------------

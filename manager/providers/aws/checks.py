@@ -1,4 +1,4 @@
-"""What is wrong with a wish, before any VM is rented. Nothing here creates anything."""
+"""Checks a request for VMs before any is rented. Creates nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .offers import NAME, Kind, Offers, region_of
 
 Fault = tuple[str, str]
 
-# Quotas count vCPUs of the running VMs of some families. Codes as in Service Quotas' own list for EC2, read
+# Quotas count vCPUs of the running VMs of some families. Codes are those of Service Quotas for EC2, taken
 # from the tables of other projects; families that are missing here are not checked.
 _QUOTAS = {
     Market.ON_DEMAND: {
@@ -39,7 +39,7 @@ _QUOTAS = {
     },
 }
 _STANDARD = frozenset("acdhimrtz")
-_OWN_SPOT_QUOTA = 5  # p5 and later are counted apart
+_OWN_SPOT_QUOTA = 5  # p5 and later have quotas of their own
 
 
 class Checks:
@@ -50,7 +50,7 @@ class Checks:
         self._offers = offers
 
     def faults(self, resources: Resources) -> list[Fault]:
-        """Those of the account and the place first: with one of them the others cannot be known.
+        """All faults. If account or place are at fault, only those: then the others cannot be checked.
 
         Raises `ProviderError` while AWS does not answer.
         """
@@ -118,7 +118,7 @@ class Checks:
         try:
             needed = self._images.of(region, image).architecture
         except NotAllowed:
-            return  # said of the image
+            return  # reported as a fault of the image
         if kind.architectures and needed not in kind.architectures:
             yield "instance_type", f"{name} is {'/'.join(kind.architectures)}, but image {image} is {needed}"
 
@@ -154,7 +154,7 @@ class Checks:
 
 
 def quota_code(instance_type: str, market: Market) -> str | None:
-    """The quota that counts VMs of this type; None: not known."""
+    """The code of the quota that counts VMs of this type; None: unknown."""
     match = re.match(r"([a-z]+)(\d+)", instance_type)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Connections to AWS, one for each region and service, made at their first use."""
+"""Clients of AWS, one for each region and service, created at first use."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from botocore.config import Config
 from .. import Unauthenticated
 from . import errors
 
-_PRICE_REGION = "us-east-1"  # one of the few that answer for the price list, which is the same in all
-# Calls are made again by whoever knows whether they are still wanted, never by the library.
+_PRICE_REGION = "us-east-1"  # one of the few regions that serve the price list, which is the same in all
+# The library never retries: callers do, as they know whether a call is still wanted.
 _CONFIG = Config(
     connect_timeout=5, read_timeout=30, retries={"total_max_attempts": 1}, max_pool_connections=32
 )
 
 
 class Clients:
-    """Safe to use from several threads. Raises `NotAllowed` for a profile that is not there.
+    """Safe to use from several threads. Raises `NotAllowed` for a missing profile.
 
-    boto3 looks for credentials once, and keeps what it found, or that it found none. So session and clients
-    are made anew after AWS has not accepted them; a session that was given is kept.
+    boto3 looks for credentials once and keeps the result, even if it found none. So session and clients are
+    replaced after AWS has refused them, except for a session that was passed in.
     """
 
     def __init__(self, endpoint_url: str | None, session: boto3.Session | None = None) -> None:
@@ -49,7 +49,7 @@ class Clients:
 
     @contextmanager
     def translated(self, what: str) -> Generator[None]:
-        """Around calls by these clients: errors of the library become `ProviderError`s."""
+        """A context for calls by these clients, which turns the library's errors into `ProviderError`s."""
         used = self._session
         try:
             with errors.translated(what):
@@ -65,7 +65,7 @@ class Clients:
             self._clients.clear()
 
     def _forget(self, used: boto3.Session | None) -> None:
-        """Unless another thread did so since. Calls that are under way keep the clients that they have."""
+        """Discard the session, unless another thread has done so. Running calls keep their clients."""
         with self._lock:
             if self._session is used:
                 self._session = self._given

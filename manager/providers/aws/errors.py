@@ -1,8 +1,8 @@
-"""Which kind of error each of AWS's codes is.
+"""Classifies AWS's error codes.
 
-The codes and what they mean: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html.
-Not listed: with a status of 4xx the request was refused and nothing was done; anything else says nothing of
-what was done, as a lost connection does.
+The codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html. An unlisted code with
+status 4xx means that the request was refused and nothing was done; after anything else, as after a lost
+connection, the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KINDS: dict[type[ProviderError], tuple[str, ...]] = {
         "InsufficientFreeAddressesInSubnet",
         "SpotMaxPriceTooLow",
         "UnfulfillableCapacity",
-        "Unsupported",  # the type is not to be had in this zone
+        "Unsupported",  # the type is not available in this zone
     ),
     QuotaExceeded: (
         "InstanceLimitExceeded",
@@ -44,7 +44,7 @@ _KINDS: dict[type[ProviderError], tuple[str, ...]] = {
         "MaxIOPSLimitExceeded",
         "VolumeLimitExceeded",
         "AddressLimitExceeded",
-        "PendingVerification",  # of a new account: minutes to hours
+        "PendingVerification",  # a new account, for minutes to hours
     ),
     Throttled: (
         "RequestLimitExceeded",
@@ -60,7 +60,7 @@ _KINDS: dict[type[ProviderError], tuple[str, ...]] = {
         "ExpiredTokenException",
         "InvalidAccessKeyId",
         "InvalidClientTokenId",
-        "RequestExpired",  # the clock of this machine is wrong, too
+        "RequestExpired",  # also if this machine's clock is wrong
         "SignatureDoesNotMatch",
         "UnrecognizedClientException",
     ),
@@ -68,7 +68,7 @@ _KINDS: dict[type[ProviderError], tuple[str, ...]] = {
 }
 _BY_CODE = {code: kind for kind, codes in _KINDS.items() for code in codes}
 _WITHOUT_A_CALL = (ParamValidationError, ProfileNotFound)
-_NOT_SIGNED = (  # nor sent
+_NOT_SIGNED = (  # and not sent
     CredentialRetrievalError,
     NoAuthTokenError,
     NoCredentialsError,
@@ -76,20 +76,20 @@ _NOT_SIGNED = (  # nor sent
     SSOError,
     TokenRetrievalError,
 )
-_LONGEST = 400  # a refusal for lack of rights carries a long encoded text
+_LONGEST = 400  # a refusal for lack of rights contains a long encoded text
 
 
 class Mismatch(ProviderError):
-    """The client token was used with other parameters: something was created with it."""
+    """The client token was used before with other parameters, so something was created with it."""
 
 
 class NotFound(ProviderError):
-    """AWS knows nothing of that name, or not yet."""
+    """AWS does not know that name, or not yet."""
 
 
 @contextmanager
 def translated(what: str) -> Generator[None]:
-    """Errors of the library inside become `ProviderError`s that begin with `what`."""
+    """Turn the library's errors into `ProviderError`s that begin with `what`."""
     try:
         yield
     except ClientError as error:

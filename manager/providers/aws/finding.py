@@ -1,4 +1,4 @@
-"""What there is at EC2 with this manager's tag, and what its states mean."""
+"""Finds resources at EC2 with this manager's tag, and maps their states."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _STATES = {
     "stopping": ResourceStatus.ENDING,
     "stopped": ResourceStatus.ENDING,  # its disk is billed
     "shutting-down": ResourceStatus.ENDING,
-    "terminated": ResourceStatus.GONE,  # told for about an hour
+    "terminated": ResourceStatus.GONE,  # listed for about an hour
 }
 _PAGE = 500
 
 
 def instances(ec2: Any, manager: str, vm: str | None = None, token: str | None = None) -> list[Resource]:
-    """By tag, and so as late as EC2's lists are."""
+    """Find instances by tag; EC2's lists may lag."""
     filters = _filters(manager, vm)
     if token is not None:
         filters.append({"Name": "client-token", "Values": [token]})
@@ -38,12 +38,12 @@ def instances(ec2: Any, manager: str, vm: str | None = None, token: str | None =
 
 
 def instance(ec2: Any, identity: str) -> Resource:
-    """By its id. Raises botocore's `ClientError` when EC2 does not know it, or not yet."""
+    """Find an instance by id. Raises botocore's `ClientError` if EC2 does not know it, or not yet."""
     return next(map(resource_of, _raw_instances([ec2.describe_instances(InstanceIds=[identity])])))
 
 
 def leftovers(ec2: Any, manager: str, vm: str | None = None) -> list[Resource]:
-    """Disks and interfaces that hang on no instance: those that do are ended with it."""
+    """Disks and interfaces without an instance; attached ones are deleted with theirs."""
     filters = _filters(manager, vm)
     volumes = ec2.get_paginator("describe_volumes").paginate(
         Filters=filters, PaginationConfig={"PageSize": _PAGE}
@@ -62,7 +62,7 @@ def leftovers(ec2: Any, manager: str, vm: str | None = None) -> list[Resource]:
 
 
 def resource_of(raw: Mapping[str, Any]) -> Resource:
-    """An instance as `run_instances` and `describe_instances` tell of it."""
+    """Convert an instance of `run_instances` or `describe_instances`."""
     tags, launched = _tags(raw.get("Tags", [])), raw.get("LaunchTime")
     return Resource(
         vm=tags.get(VM, ""),
@@ -78,7 +78,7 @@ def resource_of(raw: Mapping[str, Any]) -> Resource:
 
 def _placement(raw: Mapping[str, Any]) -> Placement:
     zone = str(raw.get("Placement", {}).get("AvailabilityZone", ""))
-    region = re.match(r"[a-z]+(-[a-z]+)+-\d+", zone)  # of a zone in a city as well: us-west-2-lax-1a
+    region = re.match(r"[a-z]+(-[a-z]+)+-\d+", zone)  # also of a local zone: us-west-2-lax-1a
     return Placement(
         provider="aws",
         market=Market.SPOT if raw.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND,
@@ -101,20 +101,20 @@ def _leftover(identity: str, kind: Any, tags: Mapping[str, str]) -> Resource:
 
 
 def _attempt(tags: Mapping[str, str]) -> int:
-    """The first, if the tag was taken away or changed: what is ended is ended by its VM's name."""
+    """The attempt's number; 1 if the tag was removed or changed, since releases go by the VM's name."""
     told = tags.get(ATTEMPT, "1")
     return int(told) if told.isdecimal() and int(told) else 1
 
 
 def _status(identity: str, state: str) -> ResourceStatus:
-    """What is in a state that is not known here is there still."""
+    """The status; an instance in an unknown state counts as existing."""
     if state not in _STATES:
         _warn(f"{identity} is in a state that is not known: {state}")
     return _STATES.get(state, ResourceStatus.PENDING)
 
 
 def _is_named(resource: Resource) -> bool:
-    """Whether it tells its VM. What was stripped of that tag is left alone: it cannot be told whose it is."""
+    """Whether it has the tag of its VM. A resource without it is left alone, since its VM is unknown."""
     if not resource.vm:
         _warn(f"{resource.kind} {resource.id} has the tag {MANAGER} and no {VM}: it is left alone")
     return bool(resource.vm)
@@ -122,7 +122,7 @@ def _is_named(resource: Resource) -> bool:
 
 @functools.lru_cache(maxsize=1000)
 def _warn(text: str) -> None:
-    """Once: lists are asked for again and again."""
+    """Log a warning once, since lists are repeated."""
     log.warning("AWS: %s", text)
 
 

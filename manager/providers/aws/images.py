@@ -1,4 +1,4 @@
-"""What must be known of an image before a VM is made of it."""
+"""Properties of images that are needed to create VMs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .errors import NotFound
 class Image:
     root_device: str
     architecture: str  # as EC2 writes it: x86_64, arm64
-    disk_gb: int  # a VM's disk can be no smaller
+    disk_gb: int  # the least size of a VM's disk
 
 
 class Images:
-    """Asked for once: an image never changes."""
+    """Images, each looked up once, because images do not change."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -29,7 +29,7 @@ class Images:
         return self.of(region, image).root_device
 
     def of(self, region: str, image: str) -> Image:
-        """Raises `NotAllowed` when there is no such image, or none that this account may use."""
+        """Look up an image. Raises `NotAllowed` if it does not exist, or this account may not use it."""
         with self._lock:
             known = self._known.get((region, image))
         if known is not None:

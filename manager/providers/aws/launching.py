@@ -1,4 +1,4 @@
-"""What is asked of EC2 for one attempt: the same request each time."""
+"""Builds the request to EC2 for an attempt; the same each time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_TOKEN = 64  # ASCII characters
 
 
 def token_of(manager: str, attempt: Attempt) -> str:
-    """EC2's key of idempotence, which holds within a zone; other managers of the account have other ones."""
+    """EC2's client token (idempotency key), valid within a zone; unique per manager of the account."""
     token = f"{attempt.name}.{manager}"
     if len(token) <= _MOST_TOKEN:
         return token
@@ -24,7 +24,7 @@ def token_of(manager: str, attempt: Attempt) -> str:
 
 
 def zone_of(attempt: Attempt, region: AwsRegion) -> str:
-    """Raises `NotAllowed` when the settings have no subnet there."""
+    """The attempt's zone. Raises `NotAllowed` if the settings have no subnet there."""
     zone = attempt.placement.zone or next(iter(region.subnets))
     if zone not in region.subnets:
         raise NotAllowed(
@@ -44,7 +44,7 @@ def launch_request(
     root_device: str,
     user_data: bytes,
 ) -> dict[str, Any]:
-    """The parameters of `run_instances`. Raises `NotAllowed` for what EC2 would never take."""
+    """The parameters of `run_instances`. Raises `NotAllowed` for values that EC2 never accepts."""
     if len(user_data) > _MOST_USER_DATA:
         raise NotAllowed(f"user data of {len(user_data)} bytes; EC2 takes {_MOST_USER_DATA}")
     if not attempt.placement.instance_type:
@@ -93,7 +93,7 @@ def _disk(device: str, size_gb: int) -> dict[str, Any]:
 
 
 def _spot(max_price: float | None) -> dict[str, Any]:
-    """A VM that was taken back is asked for anew, as another attempt: EC2 never brings it back by itself."""
+    """The spot options: one-time, so that EC2 never restarts a preempted VM (the manager replaces it)."""
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     if max_price is not None:
         options["MaxPrice"] = f"{max_price:.6f}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""What EC2's lists may not tell yet. A manager that forgets it waits longer, and leaves nothing behind."""
+"""Notes recent changes that EC2's lists may not show yet. A manager without these notes only waits longer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ...spec.placement import Attempt
 from .. import Ended, NoCapacity, NotAllowed, QuotaExceeded, Throttled, Unauthenticated
 
-LAG_S = 300.0  # absence counts after so long
+LAG_S = 300.0  # absence from lists counts only after this
 _END_AGAIN_S = 30.0
 _NOTHING_DONE = (Ended, NoCapacity, NotAllowed, QuotaExceeded, Throttled, Unauthenticated)
 
@@ -30,14 +30,14 @@ class Memory:
         self._clock = clock
         self._started = clock()
         self._lock = threading.Lock()
-        self._made: dict[str, dict[str, Made]] = {}  # VM -> id -> what
-        self._unknown: dict[tuple[str, str], float] = {}  # (VM, attempt) -> when it was last tried
-        self._ended: dict[str, float] = {}  # id -> when AWS was last told to end it
-        self._told: set[str] = set()  # ids of what this process made, that AWS was told to end
+        self._made: dict[str, dict[str, Made]] = {}  # {VM: {id: what was created}}
+        self._unknown: dict[tuple[str, str], float] = {}  # {(VM, attempt): when it was last tried}
+        self._ended: dict[str, float] = {}  # {id: when AWS was last told to end it}
+        self._told: set[str] = set()  # ids created by this process that AWS was told to end
 
     @contextmanager
     def trying(self, attempt: Attempt) -> Generator[None]:
-        """Around a creation: one whose outcome stays unknown may appear later."""
+        """A context for a creation: if its outcome stays unknown, the VM may appear later."""
         key = (attempt.vm, attempt.name)
         with self._lock:
             before = self._unknown.get(key)
@@ -59,18 +59,18 @@ class Memory:
             return [made for made in self._made.get(vm, {}).values() if made.region == region]
 
     def regions_of(self, vm: str) -> set[str]:
-        """Where this process made something of a VM."""
+        """The regions where this process created something for a VM."""
         with self._lock:
             return {made.region for made in self._made.get(vm, {}).values()}
 
     def never_ended(self, vm: str, region: str) -> list[str]:
-        """The ids of what this process made of a VM there, and AWS was never told to end."""
+        """Ids that this process created for a VM there, and that AWS was never told to end."""
         with self._lock:
             made = self._made.get(vm, {}).values()
             return [one.id for one in made if one.region == region and one.id not in self._told]
 
     def end_is_due(self, identity: str) -> bool:
-        """Whether AWS is to be told, or told again, to end this one."""
+        """Whether to tell AWS (again) to end this one."""
         with self._lock:
             told_at = self._ended.get(identity)
         return told_at is None or not 0.0 <= self._clock() - told_at < _END_AGAIN_S
@@ -83,9 +83,9 @@ class Memory:
             self._told |= {identity} & {one for made in self._made.values() for one in made}
 
     def may_appear(self, vm: str) -> bool:
-        """Whether something of a VM that no list has may exist all the same.
+        """Whether something of a VM may exist though no list has it.
 
-        A manager that has just been started does not know what the one before it tried last.
+        True for a while after the start, since the previous manager's last calls are unknown.
         """
         now = self._clock()
         with self._lock:
@@ -104,4 +104,4 @@ class Memory:
             if before is None:
                 self._unknown.pop(key, None)
             else:
-                self._unknown[key] = before  # an earlier try of it is unknown still
+                self._unknown[key] = before  # the outcome of an earlier try is still unknown

@@ -1,4 +1,4 @@
-"""What can be asked for, and what it costs: spot first, then types and zones as the job lists them."""
+"""Offers with prices: spot first, then types and zones in the job's order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Offers:
         self._kinds: dict[tuple[str, str], Kind] = {}
 
     def of(self, resources: Resources) -> list[Offer]:
-        """Raises `NotAllowed` when the settings have no such region, or AWS no such type there."""
+        """The offers for a job. Raises `NotAllowed` if the settings lack the region, or AWS the type."""
         region = region_of(resources, self._settings)
         types = {name: self.kind(region, name) for name in resources.types_of(NAME)}
         return [
@@ -56,7 +56,7 @@ class Offers:
         ]
 
     def kind(self, region: str, instance_type: str) -> Kind:
-        """Raises `NotAllowed` for an unknown one."""
+        """Look up an instance type. Raises `NotAllowed` if it is unknown."""
         known = self._kinds.get((region, instance_type))
         if known is None:
             with self._clients.translated(f"instance type {instance_type} in {region}"):
@@ -77,7 +77,7 @@ class Offers:
                     )
 
     def _price(self, placement: Placement, resources: Resources) -> Price | None:
-        """With disk and address; traffic is not in it. None: AWS does not say what it may cost at most."""
+        """The price with disk and address, without traffic. None if AWS states no ceiling."""
         asked, ceiling = self._prices.on_demand(placement.region, placement.instance_type)
         expected, source = ceiling, "price list of AWS"
         if placement.market is Market.SPOT:
@@ -93,11 +93,11 @@ class Offers:
             return Price(hourly=min(stated, ceiling), ceiling=ceiling, at=self._clock(), source=STATED)
         extra, missing = self._extras(placement.region, resources)
         source = f"{source}, without {missing}" if missing else source
-        hourly = min(expected, ceiling)  # what costs more than the bid is not had
+        hourly = min(expected, ceiling)  # a VM above the bid is not granted
         return Price(hourly=hourly + extra, ceiling=ceiling + extra, at=asked, source=source)
 
     def _extras(self, region: str, resources: Resources) -> tuple[float, str]:
-        """(what disk and address cost an hour, those whose price is not known)."""
+        """(hourly cost of disk and address, names of those without a known price)."""
         per_gb = self._prices.disk_hour(region)
         parts = {"disk": None if per_gb is None else per_gb * (resources.disk_gb or self._settings.disk_gb)}
         if self._settings.public_addresses:

@@ -1,4 +1,4 @@
-"""What AWS says that things cost, in USD: the spot price history of EC2, and the public price list."""
+"""AWS's prices in USD: the spot price history of EC2, and the public price list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOURS_A_MONTH = 730.0  # of AWS's own calculator
 
 
 class Prices:
-    """Kept for minutes (spot) or a day (list). None: AWS names none. Safe to use from several threads."""
+    """Prices, cached for minutes (spot) or a day (list). None: no price. Safe to use from several threads."""
 
     def __init__(self, clients: Clients, clock: Callable[[], float]) -> None:
         self._clients = clients
@@ -25,7 +25,7 @@ class Prices:
         self._listed: dict[tuple[str, ...], tuple[float, float | None]] = {}
 
     def spot(self, region: str, instance_type: str) -> tuple[float, dict[str, float]]:
-        """(when it was asked, by zone what an hour costs)."""
+        """(when it was asked, {zone: price of an hour})."""
         key, now = (region, instance_type), self._clock()
         with self._lock:
             known = self._spot.get(key)
@@ -36,7 +36,7 @@ class Prices:
         return known
 
     def on_demand(self, region: str, instance_type: str) -> tuple[float, float | None]:
-        """(when it was asked, what an hour costs)."""
+        """(when it was asked, price of an hour)."""
         wanted = {
             "instanceType": instance_type,
             "regionCode": region,
@@ -44,23 +44,23 @@ class Prices:
             "preInstalledSw": "NA",
             "tenancy": "Shared",
             "capacitystatus": "Used",
-            "marketoption": "OnDemand",  # blocks of capacity that are bought ahead are products as well
+            "marketoption": "OnDemand",  # capacity blocks, bought ahead, are products as well
         }
         return self._of_list("AmazonEC2", wanted, "Hrs")
 
     def disk_hour(self, region: str) -> float | None:
-        """What a GB costs, an hour."""
+        """The price of a GB, per hour."""
         wanted = {"productFamily": "Storage", "volumeApiName": "gp3", "regionCode": region}
         _, month = self._of_list("AmazonEC2", wanted, "GB-Mo")
         return None if month is None else month / _HOURS_A_MONTH
 
     def address_hour(self, region: str) -> float | None:
-        """What a public IPv4 address in use costs, an hour."""
+        """The price of a public IPv4 address in use, per hour."""
         wanted = {"group": "VPCPublicIPv4Address", "regionCode": region}
         return self._of_list("AmazonVPC", wanted, "Hrs", usage="PublicIPv4:InUseAddress")[1]
 
     def _spot_now(self, region: str, instance_type: str, now: float) -> dict[str, float]:
-        """By zone: asked from now on, the history is what holds now."""
+        """{zone: current price}; the history from now on has the current prices."""
         with self._clients.translated(f"spot prices of {instance_type} in {region}"):
             pages = self._clients.ec2(region).get_paginator("describe_spot_price_history")
             found = [
@@ -76,7 +76,7 @@ class Prices:
     def _of_list(
         self, service: str, wanted: dict[str, str], unit: str, usage: str = ""
     ) -> tuple[float, float | None]:
-        """`usage`: how the type of usage ends, before which each region has a prefix of its own."""
+        """`usage`: the end of the usage type, which begins with a region's prefix."""
         key, now = (service, unit, usage, *wanted.values()), self._clock()
         with self._lock:
             known = self._listed.get(key)
@@ -96,7 +96,7 @@ class Prices:
                 for text in page["PriceList"]
             ]
         used = [product for product in products if _usage_of(product).endswith(usage)]
-        return max(_amounts(used, unit), default=None)  # the dearest that fits, for it is a ceiling
+        return max(_amounts(used, unit), default=None)  # the highest, because it is used as a ceiling
 
 
 def _usage_of(product: Any) -> str:
@@ -104,7 +104,7 @@ def _usage_of(product: Any) -> str:
 
 
 def _amounts(products: Sequence[Any], unit: str) -> list[float]:
-    """All prices for that unit which are not zero: a zero stands for what is billed elsewhere."""
+    """All nonzero prices for that unit; zero means that the product is billed elsewhere."""
     dimensions = [
         dimension
         for product in products

@@ -1,4 +1,4 @@
-"""The provider's contract, kept by EC2."""
+"""`AwsProvider`: implements `Provider` with EC2."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from .prices import Prices
 from .regions import check_regions
 
 _CONSOLE_BYTES = 8 << 10
-_LIST_S = 5.0  # all jobs share a list of that age
+_LIST_S = 5.0  # jobs share lists up to this age
 _LEFTOVERS_S = 60.0
-# An instance that is shut down from inside is terminated: `launch_request` asks for that.
+# An instance that is shut down from inside is terminated: `launch_request` sets that.
 _BOOT = {
     "notices": NoticeSource(kind="aws"),
     "ending": VmEnding(kind="power_off"),
@@ -37,8 +37,8 @@ _BOOT = {
 
 
 class AwsProvider:
-    """VMs in one account. `render` makes an attempt's user data; `session` has credentials, if they are not
-    to be found where AWS's own tools find them. Raises `NotAllowed` for a region that AWS does not have."""
+    """VMs in one account. `render` makes an attempt's user data; `session` has credentials (None: found as
+    AWS's own tools do). Raises `NotAllowed` for a region that AWS does not have."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class AwsProvider:
         return self._in_its_region(vm, lambda region: self._find(region, vm))
 
     def list(self) -> Sequence[Resource]:
-        """At most some seconds old; disks and interfaces that are left over, a minute."""
+        """At most some seconds old; leftover disks and interfaces at most a minute."""
         found, failed = self._by_region(self._list_in)
         if failed and not found:
             raise next(iter(failed.values()))
@@ -150,7 +150,7 @@ class AwsProvider:
             raise NotAllowed(str(error)) from error
 
     def _by_token(self, ec2: Any, attempt: Attempt, mismatch: Mismatch) -> Resource:
-        """What was created with this token, though by another request: by an earlier version, or settings."""
+        """The instance created with this token by another request (an earlier version, other settings)."""
         token = token_of(self._manager, attempt)
         with self._clients.translated(f"look for {attempt.name}"):
             found = finding.instances(ec2, self._manager, token=token)
@@ -163,7 +163,7 @@ class AwsProvider:
     def _by_region(
         self, ask: Callable[[str], list[Resource]], regions: Collection[str] = ()
     ) -> tuple[dict[str, list[Resource]], dict[str, ProviderError]]:
-        """What each of these regions has, or of all, and why others did not say so: none holds up another."""
+        """({region: its resources}, {region: its error}) of these regions (default: all)."""
         found: dict[str, list[Resource]] = {}
         failed: dict[str, ProviderError] = {}
         for region in regions or self._settings.regions:
@@ -174,8 +174,8 @@ class AwsProvider:
         return found, failed
 
     def _in_its_region(self, vm: str, ask: Callable[[str], list[Resource]]) -> list[Resource]:
-        """What there is of one VM. All its attempts are in one region: if something of it was made there the
-        others are not asked, and if something was found they need not answer."""
+        """The resources of one VM. All its attempts are in one region: if this process created something
+        there, other regions are not asked; if something was found, others need not answer."""
         found, failed = self._by_region(ask, self._memory.regions_of(vm))
         resources = [resource for some in found.values() for resource in some]
         if failed and not resources:
@@ -209,7 +209,7 @@ class AwsProvider:
         return self._with_made(region, vm, listed)
 
     def _with_made(self, region: str, vm: str, listed: list[Resource]) -> list[Resource]:
-        """What is listed by tag; and by id what this manager created itself, which EC2 may not list yet."""
+        """Resources listed by tag, and by id those created by this manager, which EC2 may not list yet."""
         ec2, found = self._clients.ec2(region), list(listed)
         known = {resource.id for resource in listed}
         for made in self._memory.made_in(vm, region):
@@ -225,10 +225,10 @@ class AwsProvider:
         return found
 
     def _release_in(self, region: str, vm: str) -> list[Resource]:
-        """A VM takes half a minute or more to end, and is asked for again and again until it has: so all that
-        are being released share the lists. What has been left is in a list that is newer than its end.
+        """Release a VM; returns what is left. Ending takes half a minute or more and is polled, so all VMs
+        that are being released share lists. Leftovers show in a list newer than the VM's end.
 
-        What this manager made is told to end before any list is waited for.
+        Instances that this manager created are told to end before any list is waited for.
         """
         ec2 = self._clients.ec2(region)
         for identity in self._memory.never_ended(vm, region):
@@ -249,7 +249,7 @@ class AwsProvider:
         return found + left
 
     def _tell_end(self, ec2: Any, identity: str) -> None:
-        """To a VM, unless it was told so lately."""
+        """Terminate an instance, unless that was requested recently."""
         if self._memory.end_is_due(identity):
             self._end(lambda: ec2.terminate_instances(InstanceIds=[identity]), identity)
             self._memory.ended(identity)
@@ -265,7 +265,7 @@ class AwsProvider:
             with self._clients.translated(f"end {identity}"):
                 call()
         except NotFound:
-            return  # gone meanwhile, or too new to be known: the next look says which
+            return  # gone meanwhile, or too new to be known: the next look will tell
 
     def _console(self, region: str, identity: str) -> str:
         ec2 = self._clients.ec2(region)

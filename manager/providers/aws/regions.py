@@ -1,4 +1,4 @@
-"""Whether the regions that the settings name are AWS's: found out when the manager begins."""
+"""Checks at the manager's start that the regions in the settings exist at AWS."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .. import NotAllowed
 
 
 def check_regions(regions: Iterable[str]) -> None:
-    """Raises `NotAllowed` for a region that neither the library knows nor has an address: AWS opens regions
-    that the library does not know yet."""
+    """Raise `NotAllowed` for a region that the library does not know and whose host name does not resolve
+    (AWS opens regions that the library does not know yet)."""
     known = _known()
     for name in regions:
         if name not in known and not _has_address(name):
@@ -29,9 +29,9 @@ def _known() -> set[str]:
 
 
 def _has_address(region: str) -> bool:
-    """Of EC2 there (`docs.aws.amazon.com/general/latest/gr/ec2-service.html`)."""
+    """Whether EC2's host there resolves (`docs.aws.amazon.com/general/latest/gr/ec2-service.html`)."""
     host = f"ec2.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
     try:
         return bool(socket.getaddrinfo(host, None))
-    except OSError:  # there is no such name, or nobody to ask
+    except OSError:  # no such name, or no name server
         return False

@@ -1,4 +1,4 @@
-"""What one manager has in its resource group, by shared lists or by name, and what its states mean."""
+"""Finds a manager's resources in its resource group, by shared lists or by name, and maps their states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Owned = list[tuple[Names, Thing]]
 
 
 class Group:
-    """Safe to use from several threads. All raise `ProviderError`. `addresses`: whether VMs have any."""
+    """Safe to use from several threads. All methods raise `ProviderError`. `addresses`: whether VMs have
+    public ones."""
 
     def __init__(
         self, account: Account, manager: str, clock: Callable[[], float], *, addresses: bool
@@ -33,7 +34,7 @@ class Group:
         }
 
     def get(self, kind: Kind, names: Names) -> Thing | None:
-        """By name, whoever it belongs to: newer than any list."""
+        """Get by name, whichever manager owns it; newer than any list."""
         if kind not in self._lists:
             return None
         try:
@@ -42,7 +43,7 @@ class Group:
             raise errors.of_request(error) from error
 
     def listed(self, kind: Kind, *, since: float) -> tuple[float, Owned]:
-        """This manager's, by a list that was asked for at `since` or later, and when that was."""
+        """(when it was requested, this manager's things), from a list requested at `since` or later."""
         if kind not in self._lists:
             return since, []
         return self._lists[kind].get(since=since)
@@ -51,7 +52,7 @@ class Group:
         return _as_their_vms([one for kind in self._lists for one in self.listed(kind, since=since)[1]])
 
     def forget(self) -> None:
-        """Something was made or deleted: the next list is a new one."""
+        """Discard lists, because something was created or deleted."""
         for shared in self._lists.values():
             shared.forget()
 
@@ -72,7 +73,7 @@ def name_of(kind: Kind, names: Names) -> str:
 
 
 def resources_of(things: Sequence[tuple[Names, Thing]]) -> list[Resource]:
-    """What belongs to a VM is as its VM is; what has none is left over and on its way out."""
+    """Convert to resources: parts have their VM's status; parts without a VM are leftovers, ending."""
     machines = {names: _status(thing) for names, thing in things if thing.kind == "vm"}
     return [
         Resource(
@@ -92,7 +93,7 @@ def resources_of(things: Sequence[tuple[Names, Thing]]) -> list[Resource]:
 
 
 def failure_of(machine: Thing) -> tuple[str, str]:
-    """Code and message of a creation that failed, from `ProvisioningState/failed/AllocationFailed`."""
+    """(code, message) of a failed creation, from `ProvisioningState/failed/AllocationFailed`."""
     for code, message in machine.codes:
         if code.startswith("ProvisioningState/failed/"):
             return code.rpartition("/")[2], message
@@ -100,13 +101,13 @@ def failure_of(machine: Thing) -> tuple[str, str]:
 
 
 def _as_their_vms(things: Owned) -> Owned:
-    """What has no tags belongs to the VM whose name, which may be shortened, it has."""
+    """Assign things without tags to the VM whose (perhaps shortened) name they have."""
     machines = {names.machine: names for names, thing in things if thing.kind == "vm"}
     return [(machines.get(names.machine, names), thing) for names, thing in things]
 
 
 def _status(machine: Thing) -> ResourceStatus:
-    """What was shut down from inside is billed until it is deleted. One may run though a change failed."""
+    """The status. A VM shut down from inside is billed until deleted; one may run though a change failed."""
     power = [code for code, _ in machine.codes if code.startswith("PowerState/")]
     if machine.state == "Deleting" or (machine.state == "Failed" and _RUNS not in power):
         return ResourceStatus.ENDING

@@ -1,7 +1,7 @@
-"""What an image of Azure's marketplace needs of the VM that boots it.
+"""Requirements of images of Azure's marketplace on the VMs that boot them.
 
-Read of `learn.microsoft.com/rest/api/compute/virtual-machine-images/list` and `.../get`. The size of its
-disk, `osDiskImage.sizeInGb`, is not in that description; without it that is not checked.
+From `learn.microsoft.com/rest/api/compute/virtual-machine-images/list` and `.../get`. The disk's size,
+`osDiskImage.sizeInGb`, is undocumented; without it the size is not checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NoImage(NotAllowed):
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Empty, or 0: not known."""
+    """An image's requirements; empty or 0: unknown."""
 
     architecture: str  # x64, Arm64
     generation: str  # of the hypervisor: V1, V2
@@ -32,7 +32,7 @@ class Image:
 
 
 def find_image(client: ComputeManagementClient, region: str, name: str) -> Image:
-    """Of `publisher:offer:sku:version`. Raises `NoImage`, `ProviderError`."""
+    """Look up `publisher:offer:sku:version`. Raises `NoImage`, `ProviderError`."""
     publisher, offer, sku, version = name.split(":")
     images = client.virtual_machine_images
     try:

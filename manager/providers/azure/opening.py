@@ -1,4 +1,4 @@
-"""From settings to a provider, with credentials from where Azure's own tools find them."""
+"""Opens the Azure provider, with credentials found as Azure's own tools do."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .settings import AzureSettings
 def open_azure(
     settings: AzureSettings, manager: str, render: Callable[[Attempt, BootConfig], bytes]
 ) -> AzureProvider:
-    """Signs in as the environment says, as the manager's VM, or as who is signed in to `az`; with its first
-    call, not here. With a `ca_file` the cloud is a private one, which Microsoft's directory does not know."""
+    """Open the provider. It signs in at its first call, by the environment, as the manager's VM, or as the
+    user of `az`. With a `ca_file` the cloud is a private one, unknown to Microsoft's directory."""
     logging.getLogger("azure").setLevel(logging.WARNING)  # else each request is logged with its headers
     credential = Renewed(
         lambda: DefaultAzureCredential(

@@ -1,6 +1,6 @@
-"""What VMs cost by Azure's public list (`learn.microsoft.com/rest/api/cost-management/retail-prices`).
+"""Prices of VMs from Azure's public list (`learn.microsoft.com/rest/api/cost-management/retail-prices`).
 
-The list needs no account and knows no agreement that an account may have. Disk and traffic are not in it.
+The list needs no account and ignores an account's agreements. Disk and traffic are not included.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MOST_PAGES = 50
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """USD an hour of a Linux VM, by market; a market without a price is not in it."""
+    """{market: USD an hour of a Linux VM}, for markets with a price."""
 
     hourly: dict[Market, float]
     at: float
 
 
 class PriceList:
-    """Prices, each asked for once an hour at most."""
+    """Prices, each looked up at most once an hour."""
 
     def __init__(self, address: str, ca_file: str | None) -> None:
         self._address = address
@@ -37,7 +37,7 @@ class PriceList:
         self._kept: dict[tuple[str, str], Listed] = {}
 
     def of(self, region: str, size: str) -> Listed:
-        """Raises `ProviderError` when the list cannot be had."""
+        """Look up prices. Raises `ProviderError` if the list is unavailable."""
         kept = self._kept.get((region, size))
         if kept is not None and time.time() - kept.at < _KEPT_S:
             return kept
@@ -45,9 +45,9 @@ class PriceList:
         for item in self._items(region, size):
             market = _market_of(item)
             if market is not None:
-                hourly[market] = max(float(item["unitPrice"]), hourly.get(market, 0.0))  # it is a ceiling
+                hourly[market] = max(float(item["unitPrice"]), hourly.get(market, 0.0))  # used as a ceiling
         found = Listed(hourly, time.time())
-        if hourly:  # that the list has none may be its fault, for a moment
+        if hourly:  # an empty answer may be temporary, so is not cached
             self._kept[region, size] = found
         return found
 
@@ -71,7 +71,7 @@ class PriceList:
 
 
 def trusted(ca_file: str | None) -> ssl.SSLContext:
-    """The certificates that are trusted: those of `certifi`, or those of a file alone."""
+    """The trusted certificates: those of `certifi`, or only those of a file."""
     return httpx.create_ssl_context() if ca_file is None else ssl.create_default_context(cafile=ca_file)
 
 
@@ -94,7 +94,7 @@ def _page(client: httpx.Client, address: str, parameters: dict[str, str] | None 
 
 
 def _market_of(item: dict[str, Any]) -> Market | None:
-    """None for what is another thing: Windows, reservations, low priority (of Batch alone)."""
+    """The market of a price; None for other products: Windows, reservations, low priority (Batch only)."""
     meter = str(item.get("skuName", ""))
     hourly = item.get("unitOfMeasure") == "1 Hour" and item.get("currencyCode", "USD") == "USD"
     if not hourly or "Windows" in str(item.get("productName", "")) or meter.endswith("Low Priority"):

@@ -1,8 +1,8 @@
-"""The provider's contract on Azure.
+"""`AzureProvider`: implements `Provider` with Azure.
 
-A VM is one resource, named by its attempt and its manager; Azure makes interface and disk with it and deletes
-them with it. When a creation fails, all three may stay: they are deleted by name before the failure is told.
-Azure remembers nothing of a VM that is gone, so that `Ended` is raised for what this process saw end, alone.
+A VM is one resource, named by its attempt and its manager; Azure creates and deletes interface and disk with
+it. When a creation fails, all three may remain: they are deleted by name before the failure is reported.
+Azure keeps no record of a deleted VM, so `Ended` is raised only for VMs that this process saw end.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from .settings import AzureSettings
 log = logging.getLogger("makara.manager")
 
 _MADE_WITH_IT: tuple[Kind, ...] = ("interface", "disk", "address")
-_TAGGED: tuple[Kind, ...] = ("interface", "address")  # in the same request as their VM
-_EXISTS = 412  # the HTTP status for a name that is not free
-_LIST_S = 5.0  # all jobs share a list of that age
+_TAGGED: tuple[Kind, ...] = ("interface", "address")  # tagged in their VM's request
+_EXISTS = 412  # the HTTP status for a name that is taken
+_LIST_S = 5.0  # jobs share lists up to this age
 _END_AGAIN_S = 30.0
 
 
 class AzureProvider:
-    """VMs in one resource group; `manager` is in the tags and the names of all that it makes.
+    """VMs in one resource group; `manager` is in the tags and names of all that it creates.
 
-    `create` asks every `poll_s` seconds (or as Azure says) what has become of a VM, and leaves its outcome
-    unknown after `patience_s`; called again, it goes on asking. Lists are shared for `list_s` seconds.
+    `create` polls a VM every `poll_s` seconds (or as Azure says), and leaves the outcome unknown after
+    `patience_s`; a repeated call continues polling. Lists are shared for `list_s` seconds.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class AzureProvider:
         self._list_s = list_s
         self._clock = clock
         self._closed = threading.Event()
-        self._newest: dict[str, int] = {}  # attempts that this process knows of, by VM
-        self._made: set[Names] = set()  # whose VM it has seen
-        self._ended: dict[str, float] = {}  # by name, when Azure was last told to delete the VM
-        self._told: set[Names] = set()  # those that were told so at least once
+        self._newest: dict[str, int] = {}  # {VM: its newest attempt known to this process}
+        self._made: set[Names] = set()  # attempts whose VM this process has seen
+        self._ended: dict[str, float] = {}  # {name: when Azure was last told to delete the VM}
+        self._told: set[Names] = set()  # attempts whose deletion was requested at least once
         self._public_key = settings.ssh_public_key or key_of_nobody()
 
     # ---- the provider's contract ---------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class AzureProvider:
             self._group.forget()
 
     def release(self, vm: str, attempts: int = 1) -> bool:
-        """All that are being released share lists; what no list has is asked for by its name."""
+        """Releases share lists; resources that no list has are asked for by name."""
         return all([self._release(names) for names in self._attempts(vm, attempts)])
 
     def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
@@ -99,7 +99,7 @@ class AzureProvider:
         return resources_of(found)
 
     def list(self) -> Sequence[Resource]:
-        """At most some seconds old. Azure's lists do not tell what has shut itself down: `look` does."""
+        """At most some seconds old. Unlike `look`, it does not show which VMs have shut themselves down."""
         resources = resources_of(
             [(names, self._as_it_is(names, thing)) for names, thing in self._everything()]
         )
@@ -114,7 +114,7 @@ class AzureProvider:
         return self._catalog.offers(resources)
 
     def console(self, vm: str, attempts: int = 1) -> str:
-        """What Azure's boot diagnostics have of the newest attempt's serial console."""
+        """The newest attempt's serial console, from Azure's boot diagnostics."""
         for names in reversed(self._attempts(vm, attempts)):
             if self._group.get("vm", names) is not None:
                 return self._console(names)
@@ -125,8 +125,8 @@ class AzureProvider:
         self._account.close()
 
     def _boot(self, boot: BootConfig) -> BootConfig:
-        """A VM deletes itself where it has an identity that may; else it is shut down, and billed until the
-        manager deletes it. Its trainers use the store as another one, for they run users' code."""
+        """`boot` for Azure. A VM deletes itself if it has an identity that may; else it shuts down, and is
+        billed until the manager deletes it. Trainers, which run users' code, have another identity."""
         settings, ending, store = self._settings, VmEnding(kind="power_off"), StoreIdentity()
         if settings.identity_id is not None:
             url = settings.resource_manager.rstrip("/")
@@ -140,7 +140,7 @@ class AzureProvider:
 
     def _create(self, names: Names, body: dict[str, Any]) -> str:
         leftovers = [kind for kind in _MADE_WITH_IT if self._group.get(kind, names) is not None]
-        # The VM is asked for last: without it, what is there is a failed creation's.
+        # If there is no VM, its parts are of a failed creation.
         if self._group.get("vm", names) is not None:
             return self._follow(names)
         if names in self._made:
@@ -164,7 +164,7 @@ class AzureProvider:
         return self._follow(names)
 
     def _follow(self, names: Names) -> str:
-        """The id of a VM that was asked for before, once Azure has made it; or why it has not."""
+        """Poll a VM requested before: returns its id once Azure has created it; raises why it has not."""
         for _ in range(max(1, int(self._patience_s / self._poll_s))):
             machine = self._get_made(names)
             if machine is None:
@@ -184,21 +184,21 @@ class AzureProvider:
         raise ProviderError(f"Azure VM {names.machine} is still being created")
 
     def _get_made(self, names: Names) -> Thing | None:
-        """That it may not be asked for does not mean that nothing of it exists."""
+        """Get the VM. Lack of the right to read it does not mean that it does not exist."""
         try:
             return self._group.get("vm", names)
         except (NotAllowed, Unauthenticated) as error:
             raise ProviderError(f"it is not known whether {names.machine} was created: {error}") from error
 
     def _after_trouble(self, names: Names, error: AzureError) -> str:
-        """A creation that was accepted has failed, or what has become of it could not be asked."""
+        """Handle an accepted creation that failed or could not be polled."""
         if errors.status_of(error) not in (200, 201) or not errors.code_of(error):
             raise ProviderError(f"it is not known whether {names.machine} was created: {error}") from error
         self._remove_failed(names)
         raise errors.of_failure(errors.code_of(error), errors.message_of(error)) from error
 
     def _remove_failed(self, names: Names) -> None:
-        """Have nothing of a failed creation exist."""
+        """Delete everything of a failed creation."""
         for _ in range(max(1, int(self._patience_s / self._poll_s))):
             try:
                 if self._remove(names, since=self._clock()):
@@ -211,9 +211,9 @@ class AzureProvider:
     # ---- the end of a VM -----------------------------------------------------------------------------------
 
     def _release(self, names: Names) -> bool:
-        """Begin to delete what there is of one attempt; True once there is nothing.
+        """Begin to delete everything of one attempt; True once nothing is left.
 
-        A VM that this process has made is told to end before any list is waited for.
+        A VM that this process created is told to end before any list is waited for.
         """
         if names in self._made and names not in self._told:
             self._tell_end(names)
@@ -225,20 +225,19 @@ class AzureProvider:
         return False
 
     def _remove(self, names: Names, *, since: float) -> bool:
-        """Likewise, by name; without a VM, its parts are listed at `since` or later.
-
-        A VM takes with it what was made with it; without a VM each is deleted by its own name.
+        """Likewise, by name. Deleting a VM deletes its parts; without a VM each part, listed at `since` or
+        later, is deleted by its own name.
         """
         machine = self._group.get("vm", names)
         if machine is not None and machine.tags.get(VM_TAG, names.vm) != names.vm:
-            return True  # asked for by the shortened name of a disk without tags: what it belongs to is there
+            return True  # found by the shortened name of an untagged disk, whose VM exists
         if machine is not None:
             self._end(names, machine)
             return False
         return self._remove_parts(names, since)
 
     def _end(self, names: Names, machine: Thing) -> None:
-        """A VM takes a minute or more to go, and is told so again only once in a while."""
+        """Request a VM's deletion, which takes a minute or more, and is repeated only now and then."""
         now = self._clock()
         told_at = self._ended.get(names.machine)
         if machine.state == "Deleting" or (told_at is not None and 0.0 <= now - told_at < _END_AGAIN_S):
@@ -253,8 +252,8 @@ class AzureProvider:
         self._told.add(names)
 
     def _remove_parts(self, names: Names, since: float) -> bool:
-        """By their names, which no list need have yet; and by their tags, for Azure does not promise to give
-        an interface or address the name that was asked for."""
+        """Delete parts by name, since lists may lag, and by tag, since Azure does not promise to give an
+        interface or address the requested name."""
         left: dict[str, Kind] = {
             thing.name: kind
             for kind in _TAGGED
@@ -280,8 +279,8 @@ class AzureProvider:
     # ---- what there is -------------------------------------------------------------------------------------
 
     def _attempts(self, vm: str, attempts: int) -> list[Names]:
-        """Those that may have left something, the newest last. The others are known from lists alone: another
-        attempt was made only once nothing of the one before was there by name."""
+        """Attempts that may have left something, the newest last. Older ones are known only from lists: an
+        attempt is made only when nothing of the one before exists by name."""
         if vm not in self._newest:
             self.list()
         most = max(attempts, self._newest.get(vm, 1))
@@ -295,7 +294,7 @@ class AzureProvider:
         return self._group.everything(since=self._clock() - self._list_s)
 
     def _as_it_is(self, names: Names, thing: Thing) -> Thing:
-        """A VM to which a change failed may run: which it is, it is asked by its name."""
+        """The VM's real state, by name: a VM whose last change failed may still run."""
         if thing.kind != "vm" or thing.state != "Failed":
             return thing
         return self._group.get("vm", names) or thing

@@ -1,7 +1,7 @@
-"""What is sent to have a VM made, and how things made for it are named and tagged.
+"""The request that creates a VM, and names and tags of its resources.
 
 The form is that of `learn.microsoft.com/rest/api/compute/virtual-machines/create-or-update`: interface and
-disk are described in the VM's own request, so that Azure makes them with it and deletes them with it.
+disk are described in the VM's own request, so that Azure creates and deletes them with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VM_TAG = "makara-vm"
 ATTEMPT_TAG = "makara-attempt"
 
 _NETWORK_API = "2022-11-01"  # the newest that VM requests accept
-# Of a Linux VM's name, and of the name that its system gets. Interfaces, disks and addresses may have 80.
+# For a Linux VM's name, and its computerName. Interfaces, disks and addresses may have 80.
 _LONGEST_NAME = 64
 _DIGEST = 12  # characters
 _MOST_USER_DATA = 64 << 10  # bytes, before base64
@@ -34,7 +34,7 @@ _USER = "makara"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Of the VM of one attempt, and of what Azure makes with it; no two managers have the same."""
+    """Names of one attempt's VM and its parts; unique per manager."""
 
     manager: str
     vm: str
@@ -59,7 +59,7 @@ class Names:
 
 
 def _short(vm: str, longest: int) -> str:
-    """The name itself; of a long one its beginning and a digest, which tells it from others."""
+    """The name; a long one is cut and ends in a digest, so that it stays unique."""
     if len(vm) <= longest:
         return vm
     digest = hashlib.sha256(vm.encode()).hexdigest()[:_DIGEST]
@@ -71,9 +71,9 @@ def names_of(manager: str, attempt: Attempt) -> Names:
 
 
 def names_of_thing(manager: str, name: str, tags: Mapping[str, str]) -> Names | None:
-    """To which attempt of `manager` something belongs, by its tags, or by its name if it has none.
+    """The attempt of `manager` to which a thing belongs, by its tags, else by its name.
 
-    A name that was shortened tells a shortened VM, whose own names are the same.
+    A shortened name gives a shortened VM name, whose own names are the same.
     """
     match = re.fullmatch(rf"(.+)-(\d{{1,9}})-{re.escape(manager)}(?:-(?:nic|disk|ip))?", name)
     if tags.get(MANAGER_TAG) == manager and tags.get(ATTEMPT_TAG, "").isdecimal() and tags.get(VM_TAG):
@@ -90,7 +90,7 @@ def tags_of(manager: str, attempt: Attempt) -> dict[str, str]:
 def vm_request(
     settings: AzureSettings, manager: str, attempt: Attempt, user_data: bytes, public_key: str
 ) -> dict[str, Any]:
-    """The body of the request. Raises `NotAllowed` for what Azure would not take."""
+    """The body of the request. Raises `NotAllowed` for values that Azure does not accept."""
     if len(user_data) > _MOST_USER_DATA:
         raise NotAllowed(f"user data has {len(user_data)} bytes; Azure takes {_MOST_USER_DATA}")
     placement, names = attempt.placement, names_of(manager, attempt)
@@ -176,6 +176,6 @@ def _network(settings: AzureSettings, names: Names, tags: dict[str, str]) -> dic
 
 
 def key_of_nobody() -> str:
-    """Azure wants a public key for each Linux VM: one whose private half is forgotten here lets nobody in."""
+    """A public key without a private half, so that nobody can sign in: Azure requires one per Linux VM."""
     public = Ed25519PrivateKey.generate().public_key()
     return public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()

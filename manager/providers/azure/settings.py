@@ -1,4 +1,4 @@
-"""The section `azure` of `clouds.yaml`: where worker VMs are made, in which network, as whom."""
+"""The section `azure` of `clouds.yaml`: place, network and identities of worker VMs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Address = Annotated[str, Field(pattern=_HTTPS)]
 class AzureManager(Section):
     """The VM of `makara up azure` (docs/clouds/up.md)."""
 
-    # Its own, and none that worker VMs are in: each of those may delete all VMs of theirs.
+    # Separate from worker VMs: each of those may delete all VMs in their group.
     resource_group: ResourceGroup
     identity_id: ResourceId  # user-assigned: what the manager may do
     subnet_id: SubnetId
@@ -34,7 +34,7 @@ class AzureManager(Section):
 
 
 class AzureSettings(Section):
-    """What `deploy/azure/manager.bicep` makes once, and how worker VMs are made of it."""
+    """The outputs of `deploy/azure/manager.bicep`, and settings of worker VMs."""
 
     subscription_id: Annotated[str, Field(pattern=r"^[0-9a-fA-F-]{36}$")]
     resource_group: ResourceGroup  # worker VMs, and nothing else
@@ -51,4 +51,4 @@ class AzureSettings(Section):
     manager: AzureManager | None = None  # None: there is no `makara up azure`
     resource_manager: Address = "https://management.azure.com"
     prices: Address = "https://prices.azure.com/api/retail/prices"
-    ca_file: str | None = None  # what is trusted besides: None, the certificates of `certifi`
+    ca_file: str | None = None  # the trusted certificates; None: those of `certifi`

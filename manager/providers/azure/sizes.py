@@ -1,6 +1,6 @@
-"""Which types of VM a region has, and how many of them an account may have.
+"""The types of VM of a region, and an account's quota.
 
-Read of `learn.microsoft.com/rest/api/compute/resource-skus/list` and `.../usage/list`.
+From `learn.microsoft.com/rest/api/compute/resource-skus/list` and `.../usage/list`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Size:
     num_gpus: int
     spot: bool
     architecture: str  # x64, Arm64; empty: not known
-    generations: frozenset[str]  # of the hypervisor, whose images it boots: V1, V2; empty: not known
+    generations: frozenset[str]  # of images that it boots (hypervisor V1, V2); empty: unknown
     zones: frozenset[str]
-    refused: str | None  # why the account may not have it in this region
+    refused: str | None  # why the account may not use it in this region
 
     def quotas(self, market: Market) -> tuple[str, ...]:
         return (_SPOT_QUOTA,) if market is Market.SPOT else (self.family, _TOTAL_QUOTA)
@@ -42,7 +42,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Virtual CPUs."""
+    """A limit on vCPUs, and its use."""
 
     title: str
     limit: int
@@ -50,7 +50,7 @@ class Quota:
 
 
 class Region:
-    """What one region has for one account; its types are asked for once an hour at most."""
+    """One region for one account; its types are looked up at most once an hour."""
 
     def __init__(self, client: ComputeManagementClient, region: str) -> None:
         self._client = client
@@ -60,7 +60,7 @@ class Region:
         self._read_at = 0.0
 
     def sizes(self) -> dict[str, Size]:
-        """By name. Raises `ProviderError`."""
+        """{name: size}. Raises `ProviderError`."""
         with self._lock:
             if not self._sizes or time.monotonic() - self._read_at > _KEPT_S:
                 wanted = f"location eq '{self._region}'"
@@ -74,7 +74,7 @@ class Region:
             return self._sizes
 
     def quotas(self) -> dict[str, Quota]:
-        """By Azure's name. Raises `ProviderError`."""
+        """{Azure's name: quota}. Raises `ProviderError`."""
         try:
             found = [usage.as_dict() for usage in self._client.usage.list(self._region)]
         except AzureError as error:

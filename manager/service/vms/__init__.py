@@ -1,1 +1,1 @@
-"""VMs and their providers: requests and releases, lists, closed connections, offers."""
+"""VMs and providers: requests and releases (`renting`), lists (`watch`), closed connections, offers."""

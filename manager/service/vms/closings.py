@@ -11,14 +11,14 @@ _APART_S = 4.0  # between two queries, because clouds limit calls
 
 
 class Closings:
-    """Runs on the event loop."""
+    """VMs of one cloud whose connections closed. Runs on the event loop."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, str] = {}
         self._has_any = asyncio.Event()
 
     def add(self, job: str, vm: str) -> None:
-        """A VM's connection has closed."""
+        """Note that a VM's connection has closed."""
         self._jobs[vm] = job
         self._has_any.set()
 

@@ -1,4 +1,4 @@
-"""What clouds offer, told to the jobs that rent from them."""
+"""Tells jobs that rent from clouds the current offers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..quarantine import Quarantined
 from ..runtime import Job
 
 log = logging.getLogger("makara.manager")
-_EVERY_S = 300.0  # prices change, and so does what there is
+_EVERY_S = 300.0  # prices and capacity change
 _RETRY_S = 15.0
 _LOOK_S = 1.0
 
 
 class OffersWatch:
-    """Tells each job that rents from clouds what it may have. Runs on the event loop.
+    """Tells each job that rents from clouds their current offers. Runs on the event loop.
 
-    Each provider is asked by itself: one that fails or hangs keeps no job from what the others offer.
+    Each provider is asked separately: one that fails or hangs does not delay the offers of others.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class OffersWatch:
         self._handle = handle
         self._clock = clock
         self._asked_at: dict[tuple[str, str], float] = {}  # by job and provider
-        self._known: dict[tuple[str, str], Sequence[Offer]] = {}  # likewise; the last that was answered
+        self._known: dict[tuple[str, str], Sequence[Offer]] = {}  # likewise; the last answer
 
     async def run(self) -> None:
-        """Ask for offers that are old, for ever."""
+        """Refresh outdated offers, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for provider in self._providers:
                 group.create_task(self._follow(provider))
@@ -89,7 +89,7 @@ class OffersWatch:
         return asked_at is None or not 0.0 <= self._clock() - asked_at < wait_s
 
     async def _ask(self, provider: str, job: str, resources: Resources) -> None:
-        """Of providers that do not answer, what was known before holds."""
+        """Get offers; if the provider does not answer, its previous ones stay valid."""
         call = self._providers[provider].offers
         trouble = self._effects.trouble.setdefault(job, {})
         try:
@@ -102,5 +102,5 @@ class OffersWatch:
         trouble.pop(f"offers/{provider}", None)
         offers = [offer for name in resources.providers for offer in self._known.get((job, name), ())]
         seen = OffersSeen(now=self._clock(), offers=tuple(offers), manager_url=self._manager_url())
-        with contextlib.suppress(Quarantined):  # it is told again
+        with contextlib.suppress(Quarantined):  # it is told again later
             await self._handle(job, seen)

@@ -1,4 +1,4 @@
-"""What providers list: which of our VMs are gone, and what is there that nobody wants."""
+"""Compares providers' lists with the jobs: finds VMs that are gone, and releases unwanted ones."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from ..runtime import Job
 from .closings import MOST_LOOKS, Closings
 
 log = logging.getLogger("makara.manager")
-_IDLE = 4.0  # a cloud that has nothing is asked so many times more rarely
-_LONGEST_S = 300.0  # a cloud that throttles is asked so often at least
-_MOST_FAILURES = 3  # looks in a row: what a place that does not answer has, is not asked for one by one
-_PATIENCE = 2  # lists in a row without a VM before it counts as gone: a cloud's lists lag behind
+_IDLE = 4.0  # a cloud without VMs of ours is listed so many times more rarely
+_LONGEST_S = 300.0  # the longest interval while a cloud throttles
+_MOST_FAILURES = 3  # queries by name that fail in a row: then the place does not answer, so stop asking
+_PATIENCE = 2  # lists in a row without a VM before it counts as gone, because a cloud's lists lag
 
 
 class Pace:
