@@ -1,4 +1,4 @@
-"""User data for cloud-init as each VM gets it: timers that end the VM, then files, then a unit of systemd."""
+"""User data for cloud-init, common to all VMs: timers that end the VM, then files, then a systemd unit."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import yaml
 
 from ..providers import NotAllowed
 
-MOST_BYTES = 16_384  # of AWS, before base64
+MOST_BYTES = 16_384  # AWS's limit, before base64
 END_PROGRAM = "end_vm.py"
 BOOT_FILE = "boot.json"
 _END_MARGIN_S = 60  # for the last requests of a deletion
-_LEVEL = 9  # of gzip: fixed, for an attempt always has the same bytes
+_LEVEL = 9  # of gzip; fixed, so that an attempt always has the same bytes
 
 
 class TooLarge(NotAllowed):
-    """No cloud would take it."""
+    """The user data is larger than clouds accept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTimer:
-    """Ends the VM some time after each boot."""
+    """A timer that ends the VM some time after each boot."""
 
     name: str  # of its unit
     unless: str  # a shell command that succeeds on a VM that is to stay
     after_s: int
-    delete_for_s: int  # how long a VM of Azure then tries to have itself deleted
+    delete_for_s: int  # how long a VM on Azure then tries to delete itself
 
 
 def cloud_config(
     of: str, *, folder: str, programs: Mapping[str, str], unit: str, timers: Sequence[EndTimer]
 ) -> bytes:
-    """`of`: whose it is, for errors. `programs`: by name, what is put into `folder`, for root alone; one is
-    `BOOT_FILE`, which says how the VM ends. `unit`: the file of `deploy/` that is started.
+    """The user data. `of`: its VM, for errors. `programs`: {name: content} of files in `folder`, readable by
+    root only; one is `BOOT_FILE`, which says how the VM ends. `unit`: the file of `deploy/` to start.
 
-    Packed, always the same bytes for the same contents. Raises `TooLarge`.
+    Compressed; equal contents give equal bytes. Raises `TooLarge`.
     """
     end = Path(__file__).with_name(END_PROGRAM).read_text()
     config = {
@@ -63,9 +63,9 @@ def cloud_config(
 
 
 def _end_unless(timer: EndTimer, folder: str) -> list[str]:
-    """The first thing that the VM does at each boot: whatever fails later, it does not stay and bill."""
+    """The command that arms the timer, first at each boot, so that no later failure leaves a billed VM."""
     end = f"timeout {timer.delete_for_s + _END_MARGIN_S} python3 {folder}/{END_PROGRAM} {folder}/{BOOT_FILE}"
-    # Where that program is not there, or fails, the VM is powered off all the same.
+    # If that program is missing or fails, the VM is powered off all the same.
     shell = f"{timer.unless} || {end} {timer.delete_for_s} || systemctl poweroff --force"
     # A timer starts after sysinit.target, which waits for this very command.
     run = ["systemd-run", "--no-block", f"--unit={timer.name}", f"--on-active={timer.after_s}"]

@@ -1,7 +1,7 @@
-"""What a VM fetches from its manager at its birth: the worker's side of this very version, as a wheel, and
-the versions of everything that it needs.
+"""What a VM fetches from its manager at its first boot: a wheel of this version's worker side, and the
+versions of its dependencies.
 
-Both are made of what is installed here, and are the same bytes as long as that is.
+Both are made from this installation; an unchanged installation gives the same bytes.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ ROOMS = ("pipeline", "protocol", "model", "simulator", "checkpoint", "morphing",
 """The packages that run on a VM."""
 
 _TORCH = "torch"
-# What stores on Azure need; VMs get it if the manager has it.
+# Dependencies of stores on Azure; VMs get them if the manager has them.
 _AZURE, _OF_AZURE = "azure", ("azure-core", "azure-identity", "azure-storage-blob", "requests")
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can tell
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip file
 _WHEEL = "Wheel-Version: 1.0\nGenerator: makara\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """By what a VM knows that it has what this manager serves."""
+    """Checksums by which a VM verifies what it fetched from this manager."""
 
     wheel: str  # file name
     wheel_sha256: str
@@ -56,7 +56,7 @@ def payload() -> Payload:
 
 @cache
 def wheel() -> bytes:
-    """A wheel of `ROOMS`, in a fixed order and without times."""
+    """A wheel of `ROOMS`, reproducible: in a fixed order and without times."""
     needs = "".join(f"Requires-Dist: {need}\n" for need in _worker_needs(_makara()))
     return build_wheel(ROOMS, needs)
 
@@ -64,7 +64,7 @@ def wheel() -> bytes:
 def build_wheel(
     rooms: Sequence[str], needs: str, others: Sequence[str] = (), metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """Of packages as they are installed here, with those of their files that are code or match `others`.
+    """Build a wheel of installed packages, with their files that are code or match `others`.
 
     `needs`: lines for the wheel's METADATA. `metadata`: further files of its dist-info folder.
     """
@@ -85,12 +85,12 @@ def build_wheel(
 
 @cache
 def constraints() -> bytes:
-    """`name==version` for each library that Makara needs, as it is installed here; torch apart."""
+    """`name==version` of each library that Makara needs, as installed here, except torch."""
     return pinned(_worker_needs(_makara()))
 
 
 def pinned(needs: list[Requirement]) -> bytes:
-    """`name==version` for each of these and what they need, as it is installed here; torch apart."""
+    """`name==version` of these libraries and their dependencies, as installed here, except torch."""
     found: dict[str, str] = {}
     _follow(needs, found)
     lines = [f"{name}=={version}" for name, version in sorted(found.items()) if name != _TORCH]
@@ -98,7 +98,7 @@ def pinned(needs: list[Requirement]) -> bytes:
 
 
 def needs_of(extra: str = "") -> list[Requirement]:
-    """What Makara needs on this machine; with an extra's name, of that extra as well."""
+    """Makara's requirements on this machine, including those of an extra if named."""
     return _needs(_makara(), extra)
 
 
@@ -107,9 +107,9 @@ def is_installed(name: str) -> bool:
 
 
 def torch_version(of_recipe: str | None) -> str:
-    """What the VMs of a job are to have: that of its recipe, else the one installed here.
+    """The version of torch for a job's VMs: that of its recipe, else the installed one.
 
-    Without the part that names a build: the index that a VM uses has its own.
+    Without the local part (`+cpu`), since the VM's package index has builds of its own.
     """
     return (of_recipe or distribution(_TORCH).version).partition("+")[0]
 
@@ -135,7 +135,7 @@ def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]
 
 
 def _worker_needs(makara: Distribution) -> list[Requirement]:
-    """Of the wheel: without extras, but with what workers use of Azure's, if it is installed here."""
+    """The wheel's requirements: without extras, except Azure's libraries for workers, if installed here."""
     needs = {need.name: need for need in _needs(makara)}
     for need in _needs(makara, _AZURE):
         if need.name in _OF_AZURE and _installed(need.name) is not None:
@@ -145,7 +145,7 @@ def _worker_needs(makara: Distribution) -> list[Requirement]:
 
 
 def _needs(of: Distribution, extra: str = "") -> list[Requirement]:
-    """For this machine."""
+    """The requirements that apply to this machine."""
     needs = [Requirement(line) for line in of.requires or []]
     return [need for need in needs if need.marker is None or need.marker.evaluate({"extra": extra})]
 
@@ -160,7 +160,7 @@ def _installed(name: str) -> Distribution | None:
 def _follow(needs: list[Requirement], found: dict[str, str]) -> None:
     for need in needs:
         name = canonicalize_name(need.name)
-        if name in found or re.match(r"nvidia-|triton$", name):  # those of torch come with torch
+        if name in found or re.match(r"nvidia-|triton$", name):  # torch's dependencies come with torch
             continue
         installed = _installed(name)
         if installed is None:

@@ -14,19 +14,19 @@ JOIN_WITHIN_S = 1800
 _STATE = "/var/lib/makara"
 _END = EndTimer(
     name="makara-join-timeout",
-    unless=f"test -s {_STATE}/worker.token",  # a VM that has joined has a token of its own there
+    unless=f"test -s {_STATE}/worker.token",  # which a VM has once it has joined
     after_s=JOIN_WITHIN_S,
     delete_for_s=240,
 )
 
 
 def render(attempt: Attempt, boot: BootConfig) -> bytes:
-    """What providers are given: user data for VMs of what is installed here. Raises `TooLarge`."""
+    """The user data for VMs with this installation, for providers. Raises `TooLarge`."""
     return user_data(attempt, boot, payload())
 
 
 def user_data(attempt: Attempt, boot: BootConfig, payload: Payload) -> bytes:
-    """For one attempt always the same bytes. Raises `TooLarge`."""
+    """The user data; the same bytes for the same attempt. Raises `TooLarge`."""
     there = boot.model_copy(update={"vm": attempt.vm, "directory": _STATE})
     script = Path(__file__).with_name("first_boot.py").read_text()
     return cloud_config(

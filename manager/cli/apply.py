@@ -1,4 +1,4 @@
-"""`makara apply` and `follow`: a job file and its code, checked here, submitted, and watched."""
+"""`makara apply` and `follow`: check a job file and its code, submit them, and show progress."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _GO_ON = (
     "Where the model's forward, backward or weights differ and that is well so: --skip-comparison leaves the "
     "step out, and says so"
 )
-_MAX_DRY_RUN_S = 30.0  # whoever submits waits for it; `makara check` takes as long as it needs
+_MAX_DRY_RUN_S = 30.0  # the user waits for it; `makara check` has no limit
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A job that may be submitted: its specification with absolute paths, its folder, what its model is."""
+    """A checked job: its specification with absolute paths, its folder, and facts about its model."""
 
     spec: JobSpec
     workdir: Path
@@ -46,12 +46,12 @@ class Checked:
 
 
 def apply(options: argparse.Namespace) -> int:
-    """Check, pack, ask if it costs money, submit, follow."""
+    """Check, pack, confirm if it costs money, submit, follow."""
     spec, workdir = read_job(options.file)
     form = {"spec": spec.model_dump_json(), "secrets": json.dumps(values_of(spec.secrets))}
     headers = {"Idempotency-Key": options.idempotency_key} if options.idempotency_key else {}
     with connect(options) as client:
-        # First, for it takes no time: the code is tried for half a minute.
+        # Before trying the code, which takes half a minute.
         answer = client.post("/jobs/check", data=form, headers=headers) or {}
     quote = answer.get("quote")
     check_somebody_answers(options, quote)
@@ -77,13 +77,13 @@ def apply(options: argparse.Namespace) -> int:
 def submit(
     client: Client, form: Mapping[str, str], bundle: bytes, headers: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Post a job; the manager's answer, which names it."""
+    """Post a job; returns the manager's answer, which names it."""
     files = {"bundle": ("bundle.tar.gz", bundle, "application/gzip")}
     return client.post("/jobs", data=form, files=files, headers=headers)
 
 
 def packed(spec: JobSpec, workdir: Path, limits: Mapping[str, Any]) -> bytes:
-    """The job's code. A manager of an older version tells no limits: it has those of the defaults."""
+    """The job's code as an archive. A manager of an older version reports no limits: it has the defaults."""
     config = ServerConfig(home=workdir)
     bounds = config.bundle_bounds
     return pack(
@@ -108,7 +108,7 @@ def follow_command(options: argparse.Namespace) -> int:
 
 
 def check(file: Path, *, compare: bool = True) -> Checked:
-    """The job of a file, with its code tried out in a process of its own.
+    """Read a job file and try its code in a separate process.
 
     Raises `JobSpecError`, `UserCodeRefused`.
     """
@@ -125,7 +125,7 @@ def _try_out(spec: JobSpec, workdir: Path, *, compare: bool = True) -> dict[str,
 
 
 def _as_started(spec: JobSpec, start: dict[str, Any] | None) -> JobSpec:
-    """The job with the micro-batches and sections of the checkpoint that it starts from."""
+    """The job with m and K of the checkpoint that it starts from."""
     if start is None:
         return spec
     sizes = {name: start[name] for name in ("microbatch_size", "num_sections")}
@@ -133,7 +133,7 @@ def _as_started(spec: JobSpec, start: dict[str, Any] | None) -> JobSpec:
 
 
 def _check_start(start: dict[str, Any] | None, model: dict[str, Any]) -> None:
-    """Raises `JobSpecError` if the checkpoint that the job starts from is of another model."""
+    """Raise `JobSpecError` if the checkpoint that the job starts from is of another model."""
     if start is None:
         return
     differs = other_weights(start["weights"], model["weights"])
@@ -146,10 +146,10 @@ def _check_start(start: dict[str, Any] | None, model: dict[str, Any]) -> None:
 
 
 def _check_sizes(spec: JobSpec, machines: Sequence[Mapping[str, Any]], model: dict[str, Any]) -> None:
-    """Raises `JobSpecError` for types of VM that hold no part of the model, or too few VMs for all of it.
+    """Raise `JobSpecError` for types of VM too small for a section, or too few VMs for the whole model.
 
-    `machines`: what the manager says of the types. Only weights and their gradients are counted, so that what
-    passes may be too small still.
+    `machines`: the types, from the manager. Only weights and gradients are counted, so a job that passes may
+    still need more.
     """
     if not machines:
         return
@@ -171,7 +171,7 @@ def _check_sizes(spec: JobSpec, machines: Sequence[Mapping[str, Any]], model: di
 
 
 def _least_bytes(model: dict[str, Any]) -> list[int]:
-    """Of each section: what a worker that hosts it holds at least."""
+    """For each section, the least memory of a worker that hosts it."""
     each = 4 if model["parameter_types"] == ["float32"] else 2
     frozen = set(model["frozen_sections"])
     return [
@@ -235,9 +235,9 @@ def _watch_json(client: Client, job: str) -> dict[str, Any]:
 
 
 def _events(client: Client, job: str) -> Iterator[tuple[str, Any]]:
-    """Updates for ever; a manager that is away is waited for, since the training goes on without it.
+    """Yield updates without end; waits for a manager that is away, since training goes on without it.
 
-    A name keeps to the job that it meant at first.
+    If the job was given by name, later updates are of the same job.
     """
     lost = False
     while True:

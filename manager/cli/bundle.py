@@ -1,4 +1,4 @@
-"""A job's folder as one archive: the same bytes for the same files, whoever packs it and when."""
+"""Packs a job's folder into an archive; equal files give equal bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pack(
     also_exclude: tuple[Path, ...] = (),
     bounds: BundleBounds = DEFAULT,
 ) -> bytes:
-    """The files below `folder` as a tar.gz, without what no job needs (`EXCLUDED`, `.makaraignore`).
+    """The files below `folder` as a tar.gz, without excluded ones (`EXCLUDED`, `.makaraignore`).
 
     `also_exclude`: folders left out, such as the one for checkpoints. Raises `BundleError`.
     """

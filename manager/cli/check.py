@@ -1,4 +1,4 @@
-"""`makara check`: a model looked at and run for one step, in pieces and as it is. Needs no manager."""
+"""`makara check`: compares one step of the partitioned model with one of the model as it is. No manager."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 4  # names in a list
 
 
 def check(options: argparse.Namespace) -> int:
-    """0 when one step in pieces is the user's own, 2 when it is not or the code is at fault."""
+    """Run the check; returns 0 if both steps agree, 2 if they do not or the code is at fault."""
     trial, entrypoint = _try(options)
     if options.json:
         print(json.dumps(asdict(trial)))
@@ -35,7 +35,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def summary(model: Mapping[str, Any]) -> str:
-    """One line on what was compared, for a model that passed."""
+    """One line about what was compared, for a model that passed."""
     seconds = f"{model['seconds']:.1f} s"
     if model["not_compared"]:
         also = "" if model["last_section_not_run"] else ", loss"

@@ -1,4 +1,4 @@
-"""The manager's REST interface as the command line uses it."""
+"""The command line's client of the manager's REST interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from ..config import CA_FILE, ConfigError, is_loopback
 
 if TYPE_CHECKING:
-    import httpx  # where it is used, for commands without a manager do not wait for it
+    import httpx  # imported where it is used, so that commands without a manager do not wait for it
 
 
 class Unreachable(Exception):
@@ -23,7 +23,7 @@ class Unreachable(Exception):
 
 
 class Refused(Exception):
-    """The manager says no. `errors` holds (field, message) where it named fields."""
+    """The manager refused the request. `errors` holds (field, message) for faults of fields."""
 
     def __init__(self, status: int, detail: str, errors: list[tuple[str, str]]) -> None:
         self.status = status
@@ -34,7 +34,7 @@ class Refused(Exception):
 class Client:
     """Calls with a user's or the admin's token; a context manager. Raises `Unreachable` and `Refused`.
 
-    `ca_file`: whom alone to trust, as PEM; None: the authorities of the system. Raises `ConfigError` if it
+    `ca_file`: the only trusted authority, as PEM; None: the system's authorities. Raises `ConfigError` if it
     cannot be read, or if the token would be sent by plain HTTP beyond loopback.
     """
 
@@ -48,14 +48,14 @@ class Client:
             headers={"Authorization": f"Bearer {token}"},
             timeout=60.0,
             verify=_trust(ca_file) if ca_file is not None else True,
-            trust_env=False,  # a proxy of the user's must not see the token of a manager on this machine
+            trust_env=False,  # a proxy must not see the token of a manager on this machine
         )
 
     def get(self, path: str, **query: Any) -> Any:
         return self._call("GET", path, params={k: v for k, v in query.items() if v is not None}).json()
 
     def post(self, path: str, **arguments: Any) -> Any:
-        """None where there is nothing to answer."""
+        """Post; returns None if the answer is empty."""
         response = self._call("POST", path, **arguments)
         return response.json() if response.content else None
 
@@ -100,8 +100,8 @@ class Client:
 
 def connect(options: argparse.Namespace) -> Client:
     """A client for `--server`, `--token` and `--ca-file`, else $MAKARA_SERVER, $MAKARA_TOKEN and
-    $MAKARA_CA_FILE, else the newest manager of `--home` and its authority: one that `makara up` made, or
-    one that was started there since."""
+    $MAKARA_CA_FILE, else the newest manager of `--home` with its authority, whether made by `makara up` or
+    started there."""
     home = _home_of(options.home)
     named: str | None = options.server or os.environ.get("MAKARA_SERVER")
     url = named or _url_of(home)
@@ -132,7 +132,7 @@ def _trust(ca_file: Path) -> ssl.SSLContext:
 
 
 def _home_of(home: Path) -> Path:
-    """Where the newest of its managers is: one that `makara up` made has a folder of its own."""
+    """The folder of the home's newest manager; one that `makara up` made has a folder of its own."""
 
     def began(place: Path) -> float:
         file = place / "server.json"

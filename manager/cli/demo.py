@@ -1,9 +1,9 @@
-"""`makara demo`: a manager, a job and a small market of VMs, all on this machine.
+"""`makara demo`: a manager, a job and a small simulated spot market, all on this machine.
 
-A manager process is started with a folder of its own and no other address than loopback. Meanwhile a step of
-the example is timed in plain PyTorch, and the job gets as many steps as a short while of training holds. It
-is submitted without the check of `makara apply`, since the tests check the example; while it trains, VMs
-are taken and given back (see `market`).
+A manager process is started with a folder of its own, on loopback only. Meanwhile a step of the example is
+timed in plain PyTorch, to give the job as many steps as fit into `TRAINING_S`. The job is submitted without
+the check of `makara apply`, since the tests check the example. While it trains, VMs are preempted and added
+(see `market`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .market import Market
 from .progress import ProgressDisplay, describe_morph
 from .user_code import plain_step_s
 
-TRAINING_S = 45.0  # on two cores, where a step takes the pipelines about as long as plain PyTorch on one
-STEPS = (40, 60, 90, 130, 200)  # few to choose from, so that a machine gets the same ones each time
+TRAINING_S = 45.0  # on two cores, where a step takes about as long as in plain PyTorch on one
+STEPS = (40, 60, 90, 130, 200)  # few choices, so that a machine gets the same one each time
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.25
 
@@ -58,7 +58,7 @@ class DemoOptions:
 
 
 def demo(options: argparse.Namespace) -> int:
-    """The exit status: 0 when the job finished (and, with `verify`, its weights are the same)."""
+    """Run the demo; returns 0 if the job finished (and, with `verify`, its weights are the same)."""
     chosen = DemoOptions(steps=options.steps, verify=options.verify)
     if options.folder is not None:
         chosen.folder = options.folder.expanduser().resolve()
@@ -113,7 +113,7 @@ def _num_steps(job_file: Path, options: DemoOptions, console: Console) -> int:
 
 
 def steps_for(plain_step_s: float) -> int:
-    """How many steps to train, if one takes so many seconds in plain PyTorch on one thread."""
+    """How many steps to train, given the seconds of one in plain PyTorch on one thread."""
     return max((steps for steps in STEPS if steps * plain_step_s <= TRAINING_S), default=STEPS[0])
 
 
@@ -145,7 +145,7 @@ def _train(api: Client, job_file: Path, console: Console) -> dict[str, Any]:
 
 
 def _follow(api: Client, name: str, console: Console, market: Market | None) -> dict[str, Any]:
-    """Show the job until it ends; while it trains, let the market do its worst."""
+    """Show the job until it ends, with the market's events while it trains."""
     with ProgressDisplay(console) as display:
         while True:
             job = api.get(f"/jobs/{name}")
@@ -240,7 +240,7 @@ def _manager(run: Path) -> Generator[Client]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C reaches this process only, which then ends the manager in order
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the manager
         )
     os.environ["MAKARA_HOME"] = str(home)
     try:
@@ -270,7 +270,7 @@ def _await_server(process: subprocess.Popen[bytes], home: Path, run: Path) -> tu
 
 
 def _release_rest(home: Path) -> None:
-    """End the VMs that still run: those of a demo that was broken off, or that were just being released."""
+    """End VMs that still run, after an interrupted demo or an unfinished release."""
     provider = LocalProvider(home / "vms")
     for vm, status in statuses(provider.list()).items():
         if status is ResourceStatus.RUNNING:

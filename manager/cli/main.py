@@ -29,9 +29,7 @@ JOB_FAILED, MISTAKE, UNREACHABLE = 1, 2, 3
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; its exit status."""
-    atexit.register(
-        gc.freeze
-    )  # a process that ends need not look for what it could free: a third of a second
+    atexit.register(gc.freeze)  # saves the collections at exit: a third of a second
     options = parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.run
     file: Path | None = getattr(options, "file", None)
@@ -39,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         return command(options)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever reads, `head` say, has enough
+    except BrokenPipeError:  # the reader, `head` for example, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else flushing at exit raises again
         return 141
     except Unreachable as error:
@@ -68,8 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _say(text: str, status: int, *, from_us: bool = True) -> int:
-    """`from_us`: the text does not begin with a file and a line, which editors and people look for."""
-    from rich.console import Console  # here, for most commands have no need of it
+    """Print an error. `from_us`: add a prefix, since the text does not begin with a file and a line."""
+    from rich.console import Console  # here, because most commands do not need it
 
     said = f"makara: {text}" if from_us else text
     Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(said)

@@ -1,8 +1,8 @@
-"""A small market for the demo's VMs: it takes them and gives them back, in step with the job.
+"""A small spot market for the demo: preempts and adds VMs, in step with the job.
 
-The order of events is that of an availability trace. Each comes once the job has trained for a while in a
-shape of just the VMs that the one before left or gave, so that a slow machine shows as much as a fast one; at
-the latest at the part of the job at which the trace has it.
+The events are those of an availability trace, in order. Each happens once the job has trained for a while on
+exactly the VMs that the one before left, so that a slow machine shows as much as a fast one; at the latest
+when the job's progress reaches the event's place in the trace.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from .client import Client, Refused
 from .progress import counted
 
 NOTICE_S = 8.0
-SEEN_S, SEEN_STEPS = 4.0, 3  # a shape is shown for so long before the next event
-TRACE_PART = 0.9  # the trace's last event falls at this part of the job at the latest
+SEEN_S, SEEN_STEPS = 4.0, 3  # a shape is shown for at least so long before the next event
+TRACE_PART = 0.9  # the progress of the job that corresponds to the trace's last event
 
 
 class Market:
     """Plays an availability trace against the local provider.
 
-    The trace's nodes are bound to VMs as they come up; how many may live at a time is the provider's
-    capacity. The first removal comes with a notice of `NOTICE_S` seconds (traces hold none), the others
-    without.
+    The trace's nodes are bound to VMs as these come up; the provider's capacity bounds how many live. The
+    first removal has a notice of `NOTICE_S` seconds (traces hold none), the others have none.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class Market:
         self._offer()
 
     def play(self, job: dict[str, Any]) -> None:
-        """Let happen what is due, seen the job's view of now."""
+        """Apply the events that are due, given the job's current view."""
         self._bind(job)
         seen = self._has_answered(job) and self._show.is_over(job)
         if not self._pending or job["status"] != "running":
@@ -61,7 +60,7 @@ class Market:
             self._pending = [event for event in self._pending if event.time_ms > due_ms]
 
     def _has_answered(self, job: dict[str, Any]) -> bool:
-        """Whether the job trains on all VMs that there are to be, and on no others."""
+        """Whether the job trains on exactly the VMs offered."""
         return len(self._vm_of) == len(self._nodes) and _vms_in(job) == set(self._vm_of.values())
 
     def _bind(self, job: dict[str, Any]) -> None:
@@ -81,11 +80,11 @@ class Market:
         if added:
             self._say(f"the market offers {counted(len(added), 'more VM')}")
         vms = [self._vm_of.pop(node) for node in removed if node in self._vm_of]
-        if vms:  # those that never came up are just not offered any more
+        if vms:  # VMs that never came up are merely no longer offered
             self._take(vms)
 
     def _prefer(self, removed: Sequence[str], taking_part: Set[str]) -> None:
-        """Have nodes that are to go be VMs that the plan uses: the loss of a spare one shows nothing."""
+        """Bind nodes to be removed to VMs that the plan uses: losing a spare one would show nothing."""
         for node in removed:
             used = (other for other in self._nodes if self._vm_of.get(other) in taking_part)
             if node in self._vm_of and self._vm_of[node] not in taking_part and (other := next(used, None)):
@@ -115,12 +114,12 @@ class Market:
 
 
 def _vms_in(job: dict[str, Any]) -> set[str]:
-    """The VMs that take part in the plan that runs."""
+    """The VMs of the running plan."""
     return {seat["vm"] for seat in job["placement"]}
 
 
 class _Show:
-    """For how long the newest shape has been seen at work."""
+    """Measures how long the newest shape has been running."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""The commands of `makara` and their options. Most modules of commands are imported when the command runs."""
+"""The commands of `makara` and their options. Most command modules are imported only when they run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SKIP = "do not compare one step in pieces with the module's own: go on where th
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands. `run` of what it returns carries out the command; it returns the status."""
+    """The parser of all commands. `run` of the parsed options runs the command and returns its status."""
     whole = argparse.ArgumentParser(
         prog="makara", description="Train big PyTorch models on spot machines that keep disappearing."
     )
@@ -85,7 +85,7 @@ class _Commands:
 
 
 class _Version(argparse.Action):
-    """Looks the version up when it is asked for: every other command would wait for it."""
+    """Looks up the version only when requested, so that other commands do not wait for it."""
 
     def __call__(self, *_: object, **__: object) -> None:
         from importlib.metadata import version
@@ -95,7 +95,7 @@ class _Version(argparse.Action):
 
 
 def _lazily(module: str, name: str) -> Run:
-    """A command whose module is imported when it runs: what it needs takes others only time."""
+    """A command whose module is imported when it runs, so that other commands do not wait for it."""
 
     def run(options: argparse.Namespace) -> int:
         return getattr(importlib.import_module(f".{module}", __package__), name)(options)

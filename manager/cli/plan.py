@@ -1,4 +1,4 @@
-"""`makara plan`: what a job is, the plans for so many VMs from the fastest on, and why that one wins."""
+"""`makara plan`: prints facts about a job, its plans for a number of VMs by speed, and why the best wins."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _job(options: argparse.Namespace) -> tuple[JobSpec, dict[str, Any] | None, Source]:
-    """(specification, what its model is unless its code was left alone, what was measured of it)."""
+    """(specification, facts about its model if its code was tried, its measurements)."""
     if options.calibration is not None:
         return read_spec(options.file), None, of_file(options.calibration)
-    from .apply import check  # here: most plans are of calibrations that are there
+    from .apply import check  # here, because most plans use an existing calibration
 
     checked = check(options.file, compare=not options.skip_comparison)
     return checked.spec, checked.model, _measured(options, checked)
@@ -125,7 +125,7 @@ def _measured(options: argparse.Namespace, checked: Checked) -> Source:
 
 
 def size(text: str) -> int:
-    """An argument such as 16GiB, in bytes."""
+    """Parse an argument such as 16GiB into bytes."""
     try:
         return size_of(text)
     except ValueError as error:

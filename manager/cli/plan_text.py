@@ -1,4 +1,4 @@
-"""The VMs that plans are ranked for, and the ranking for people: a table, its costs and assumptions."""
+"""The ranking of plans as text: a table with costs and assumptions; and the VMs that it is for."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NO_LIMIT = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The VMs that a plan is made for. All of them are paid, whether it uses them or not."""
+    """The VMs that a plan is for. All are paid, used or not."""
 
     num_vms: int
     workers_per_vm: int
     memory_bytes: int | None
-    """Of each worker; None: without bound."""
+    """Memory of each worker; None: unbounded."""
     prices: Prices
 
     @property
@@ -32,14 +32,14 @@ class Cluster:
         return self.num_vms * self.workers_per_vm
 
     def per_million(self, row: Candidate, global_batch_size: int, vm_hour: float | None) -> float | None:
-        """What a million samples cost under a plan at this price of a VM-hour."""
+        """The cost of a million samples under a plan, at this price of a VM-hour."""
         if vm_hour is None or row.predicted_s is None:
             return None
         return vm_hour * self.num_vms * row.predicted_s / 3600 / global_batch_size * 1e6
 
 
 def request(spec: JobSpec, calibration: Calibration, cluster: Cluster) -> Request:
-    """What the manager would ask the planner about these VMs, were they all there."""
+    """The request that the manager would make to the planner if all these VMs were running."""
     parallelism = spec.parallelism
     memory_bytes = _NO_LIMIT if cluster.memory_bytes is None else cluster.memory_bytes
     workers = [

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from .costs.shown import usd
 
 _FIELDS = ("loss", "rate", "shape", "doing")
-# What managers of earlier versions do not tell, and what stands for it.
+# Fields that managers of earlier versions do not have, with defaults.
 _LATER: dict[str, Any] = {
     "doing": "",
     "isolated": None,
@@ -27,7 +27,7 @@ _LATER_OF_WAITING: dict[str, Any] = {"unsaved_steps": None, "start_from": None, 
 
 
 def completed(view: dict[str, Any]) -> dict[str, Any]:
-    """A job's view with all that is shown of one, whichever version its manager has."""
+    """A job's view with defaults for fields that an older manager lacks."""
     vms, waiting = [{**_LATER_OF_VM, **vm} for vm in view["vms"]], view.get("waiting")
     if waiting:
         waiting = {**_LATER_OF_WAITING, **waiting}
@@ -35,11 +35,11 @@ def completed(view: dict[str, Any]) -> dict[str, Any]:
 
 
 class ProgressDisplay:
-    """A context manager; feed it job views, and steps where they are at hand."""
+    """A context manager that shows progress; pass it job views, and steps if available."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._waiting_since: float | None = None  # the question that was printed
+        self._waiting_since: float | None = None  # when the printed question began
         self._shown: set[int] = set()  # generations whose morph was printed
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -62,7 +62,7 @@ class ProgressDisplay:
         self._progress.stop()
 
     def show(self, view: dict[str, Any]) -> None:
-        """Take in a job's view; prints the morphs whose first step is done and that were not printed yet."""
+        """Show a job's view, and print new morphs whose first step is done."""
         view = completed(view)
         self._progress.update(
             self._task,
@@ -89,7 +89,7 @@ class ProgressDisplay:
 
 
 def answers(job: dict[str, Any]) -> list[str]:
-    """How a person may answer a job that waits for one, a line each."""
+    """The possible answers to a job that waits for a person, one line each."""
     job = completed(job)
     start = job["waiting"]["start_from"]
     begin = "begin at step 0" + (f", NOT from {start}" if start else "")
@@ -106,14 +106,14 @@ def answers(job: dict[str, Any]) -> list[str]:
 
 
 def console_lines(console: str) -> list[str]:
-    """What the last VM that did not join wrote, marked as its text and not the manager's."""
+    """The console output of the last VM that did not join, marked as untrusted text."""
     if not console:
         return []
     return ["the end of what the last of them wrote:", *(f"  | {line}" for line in console.splitlines())]
 
 
 def how_it_goes_on(job: dict[str, Any]) -> str:
-    """Where a job that was stopped or failed goes on, and what that takes."""
+    """Where a job that was stopped or failed would continue, and what that needs."""
     job = completed(job)
     newest = job["checkpoints"][0]["step"] if job["checkpoints"] else 0
     if newest >= job["steps"]:
@@ -134,7 +134,7 @@ def _budget_left(job: dict[str, Any]) -> str:
 
 
 def ways_on(job: dict[str, Any]) -> list[str]:
-    """What a person may do about a job that was stopped or failed, a line each."""
+    """What a user can do about a job that was stopped or failed, one line each."""
     newest = job["checkpoints"][0]["step"] if job["checkpoints"] else 0
     resume = f"makara resume {job['job']}  {how_it_goes_on(job)}"
     if job["status"] != "failed" or newest >= job["steps"]:
@@ -146,7 +146,7 @@ def ways_on(job: dict[str, Any]) -> list[str]:
 
 
 def _at_stake(job: dict[str, Any]) -> list[str]:
-    """What a job that waits stands to lose, and when."""
+    """What a waiting job may lose, and when."""
     lines: list[str] = []
     vms_until, unsaved = job["waiting"]["vms_until"], job["waiting"]["unsaved_steps"]
     if job["num_live_vms"] and vms_until is None:

@@ -1,4 +1,4 @@
-"""`makara resume` and `export`: what is done with the checkpoints of a job that waits or has ended."""
+"""`makara resume` and `export`: continue a job from its checkpoints, or export them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def export(options: argparse.Namespace) -> int:
 
 
 def _check_target(to: Path | None) -> None:
-    """Raises `JobSpecError` for what looks like a file of another kind: it would become a folder."""
+    """Raise `JobSpecError` for a name that looks like a file of another kind: it would become a folder."""
     if to is not None and to.suffix in _OTHER_KINDS and not to.is_dir():
         about = (
             f"{to}: weights are written as safetensors; name a folder, or a file that ends in .safetensors"
@@ -76,7 +76,7 @@ def _fetched(done: dict[str, Any], to: Path) -> Path:
 
 
 def values_of(secrets: Collection[str]) -> dict[str, str]:
-    """The values of these secrets in this environment. Raises `JobSpecError` naming those that have none."""
+    """The values of these secrets in this environment. Raises `JobSpecError` naming missing ones."""
     missing = [name for name in secrets if name not in os.environ]
     if missing:
         raise JobSpecError([("secrets", f"{name} is not set in this environment") for name in missing])

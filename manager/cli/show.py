@@ -1,4 +1,4 @@
-"""`makara ps`, `status`, `events`, `logs`, `stop`, `drain`: looking at jobs; having one, or a VM, end."""
+"""`makara ps`, `status`, `events`, `logs`, `stop`, `drain`: show jobs; end a job or a VM."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
 
 
 def print_table(table: Table) -> None:
-    """Every row on one line, however wide: a name that is cut off names nothing."""
+    """Print each row on one line, however wide, so that names are not cut off."""
     console = Console(highlight=False, markup=False)
     width = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
     console.width = max(console.width, width)

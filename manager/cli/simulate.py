@@ -65,7 +65,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def simulate(options: argparse.Namespace) -> int:
-    """Replay, print, draw. Raises `ReplayError`, `JobSpecError` or `BadFile` for what the user can mend."""
+    """Replay, print, draw. Raises `ReplayError`, `JobSpecError` or `BadFile` for a user's mistakes."""
     spec = read_spec(options.file)
     scenario = Scenario(
         spec=spec,
@@ -101,7 +101,7 @@ def simulate(options: argparse.Namespace) -> int:
 
 
 def _calibration(options: argparse.Namespace, spec: JobSpec) -> Calibration:
-    """Of the file that was given, else of the newest job of this name that the manager has measured."""
+    """The calibration of the given file, else of the manager's newest measured job of this name."""
     if options.calibration is not None:
         source = of_file(options.calibration)
     else:

@@ -14,7 +14,7 @@ from .show import print_table
 
 
 def add(options: argparse.Namespace) -> int:
-    """Make a token and print it, this once."""
+    """Make a token and print it; it is not shown again."""
     if options.join and options.uses is None:
         raise ConfigError("--uses: say how many machines may join with this token")
     if options.uses is not None and not options.join:
@@ -49,7 +49,7 @@ def list_(options: argparse.Namespace) -> int:
 
 
 def revoke(options: argparse.Namespace) -> int:
-    """By its id, or by the token itself, of which the id is the part before the dot."""
+    """Revoke a token by its id, or by the token itself (the id is the part before the dot)."""
     with connect(options) as client:
         client.delete(f"/tokens/{options.id.partition('.')[0]}")
     return 0

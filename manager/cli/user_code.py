@@ -1,4 +1,4 @@
-"""The user's code, tried out or measured on the user's machine, in processes of their own."""
+"""Tries or measures the user's code on the user's machine, in separate processes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..spec.job_spec import JobSpec
 
 
 class UserCodeRefused(ValueError):
-    """The job's own code does not pass the check; the message holds the lines that led to it."""
+    """The job's own code failed the check; the message has the lines that led to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What the check said. `model`: what the model is and what a dry run found; None when it did not get so
-    far."""
+    """The result of a check. `model`: facts about the model and findings of the dry run; None if it did not
+    get that far."""
 
     model: dict[str, Any] | None
     error: str | None
@@ -37,7 +37,7 @@ class Trial:
 
 
 def settings_of(spec: JobSpec) -> dict[str, Any]:
-    """What of a job's specification the check depends on."""
+    """The parts of a job's specification on which the check depends."""
     return {
         "global_batch_size": spec.training.global_batch_size,
         "seed": spec.training.seed,
@@ -50,7 +50,7 @@ def settings_of(spec: JobSpec) -> dict[str, Any]:
 
 
 def try_out(workdir: Path, entrypoint: str, settings: Mapping[str, Any], envs: Mapping[str, str]) -> Trial:
-    """Raises `UserCodeRefused` when the code ends its process."""
+    """Check the code in a process. Raises `UserCodeRefused` if the code ends that process."""
     arguments = (str(workdir), entrypoint, json.dumps(settings))
     answer = _answer_of("makara.worker.check", arguments, workdir, entrypoint, envs)
     return Trial(answer["model"], answer["error"], answer["traceback"], answer["whole_traceback"])
@@ -59,7 +59,7 @@ def try_out(workdir: Path, entrypoint: str, settings: Mapping[str, Any], envs: M
 def measured_apart(
     workdir: Path, settings: JobSettings, seconds: float, envs: Mapping[str, str]
 ) -> Measurements:
-    """The model of a job, measured in a process of its own in about `seconds`. Raises `UserCodeRefused`."""
+    """Measure a job's model in a separate process for about `seconds`. Raises `UserCodeRefused`."""
     arguments = (str(workdir), settings.model_dump_json(), str(seconds))
     answer = _answer_of("makara.worker.profiling", arguments, workdir, settings.entrypoint, envs)
     if "measurements" not in answer:
@@ -68,7 +68,7 @@ def measured_apart(
 
 
 def plain_step_s(workdir: Path, spec: JobSpec, m: int) -> float:
-    """Seconds that a step of the job takes in plain PyTorch, on one thread. Raises `UserCodeRefused`."""
+    """Seconds of a step of the job in plain PyTorch, on one thread. Raises `UserCodeRefused`."""
     arguments = (str(workdir), spec.entrypoint, str(spec.training.global_batch_size), str(m))
     return _answer_of("makara.worker.profiling.plain_step", arguments, workdir, spec.entrypoint, spec.envs)[
         "seconds"
@@ -85,7 +85,7 @@ def _told(error: str, part: str | None, whole: str | None) -> str:
 def _answer_of(
     module: str, arguments: Sequence[str], workdir: Path, entrypoint: str, envs: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The JSON that the program `module` prints last."""
+    """Run `module` as a program; returns the JSON that it prints last."""
     process = subprocess.run(
         [sys.executable, "-P", "-m", "makara.worker.start", module, *arguments],
         cwd=workdir,

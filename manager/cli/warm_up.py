@@ -1,4 +1,4 @@
-"""Compiled code for commands that simulate much."""
+"""Loads the compiled simulator for commands that simulate much."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _PATIENCE_S = 2.0
 
 
 def wait_for_code() -> None:
-    """Load the compiled simulator where numba is installed: it is worth the third of a second."""
+    """Load the compiled simulator if numba is installed, which takes a third of a second."""
     notice = threading.Timer(
         _PATIENCE_S, print, ("compiling the simulator, once on this machine",), {"file": sys.stderr}
     )
     notice.start()
-    gc.disable()  # what is loaded stays: collections would look at all of it in vain, now and later
+    gc.disable()  # the loaded objects stay, so collections would traverse them in vain
     try:
         warm_up(wait=True)
         gc.freeze()

@@ -1,4 +1,4 @@
-"""Whose VMs a home knows of: for each cloud of its settings, what carries the tag of its manager."""
+"""The managers whose VMs a home knows, and their resources at each cloud of its settings."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .record import UpFolder
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one manager has at one cloud."""
+    """One manager's resources at one cloud."""
 
     cloud: str
     open: Callable[[], Provider]
-    """A provider that has just been opened knows no list of before."""
+    """Opens a new provider, without cached lists."""
 
 
 def worker_accounts(home: Path, settings: CloudSettings) -> list[Account]:
-    """Those of the manager that runs in this home. None if no manager has."""
+    """The accounts of this home's manager; empty if no manager has run here."""
     identity = identity_in(home / "tokens.sqlite3")
     if identity is None:
         return []
@@ -34,7 +34,8 @@ def worker_accounts(home: Path, settings: CloudSettings) -> list[Account]:
 
 
 def manager_accounts(home: Path) -> tuple[list[Account], list[Account]]:
-    """(the VM of the manager that `makara up` made, what that manager rents). Raises `ConfigError`."""
+    """(accounts of the VM of the manager that `makara up` made, accounts of VMs that it rents). Raises
+    `ConfigError`."""
     folder = UpFolder(home)
     record = folder.read()
     if record is None:

@@ -1,4 +1,4 @@
-"""The end of everything that carries a tag: asked for again until two lists in a row have nothing of it."""
+"""Deletes everything with a tag; repeats until two lists in a row are empty."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..spec.placement import Market, Placement, Price
 from ..spec.resources import Resources
 from .accounts import Account
 
-LAG_S = 300.0  # what a cloud was asked for may be missing in its lists for so long
-_PAUSE_S = 6.0  # a provider's own list of VMs is as old at most
+LAG_S = 300.0  # for so long a requested VM may be missing from its cloud's lists
+_PAUSE_S = 6.0  # longer than a provider caches its lists
 _LAG_PAUSE_S = 30.0
 _PATIENCE_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Something that is not gone. `price` None: not known, or paid for with its VM."""
+    """A resource that is not gone. `price` None: unknown, or included in its VM's."""
 
     cloud: str
     resource: Resource
@@ -28,7 +28,7 @@ class Found:
 
 
 def found_in(account: Account) -> list[Found]:
-    """What there is, and what its VMs cost. Raises `ProviderError`."""
+    """The resources of an account, with prices of VMs. Raises `ProviderError`."""
     with closing(account.open()) as provider:
         return [Found(account.cloud, one, _price(provider, one.placement)) for one in _living(provider)]
 
@@ -38,7 +38,7 @@ class Patience:
     """How long `end_all` waits. Times in seconds; `clock` gives Unix seconds."""
 
     pause_s: float = _PAUSE_S
-    lag_pause_s: float = _LAG_PAUSE_S  # while lists are empty that may lag
+    lag_pause_s: float = _LAG_PAUSE_S  # between lists that are empty but may lag
     without_progress_s: float = _PATIENCE_S
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], object] = time.sleep
@@ -51,10 +51,10 @@ def end_all(
     *,
     not_before: float = 0.0,
 ) -> list[str]:
-    """Have nothing be left of these; returns what is left, or could not be asked, once nothing has moved for
-    long.
+    """Delete everything in these accounts; gives up after a long time without progress, and returns what is
+    left or could not be asked.
 
-    Two lists in a row must have nothing, the second by newly opened providers and after `not_before` (Unix
+    Two lists in a row must be empty, the second by newly opened providers and after `not_before` (Unix
     seconds).
     """
     were_empty = False
@@ -83,7 +83,7 @@ def _end_listed(
     patience: Patience,
     tell: Callable[[str], object],
 ) -> list[str]:
-    """Until nothing is listed, or nothing moves: then what is left."""
+    """Delete until nothing is listed, or there is no progress; returns what is left."""
     before, moved_at = list[str](), patience.clock()
     while left:
         if left != before:
@@ -98,7 +98,7 @@ def _end_listed(
 
 
 def _end_once(providers: Sequence[tuple[str, Provider]]) -> list[str]:
-    """Ask for the end of all that is listed; what that was."""
+    """Request the deletion of all that is listed; returns its description."""
     return [text for cloud, provider in providers for text in _end_at(cloud, provider)]
 
 
@@ -146,4 +146,4 @@ def _price(provider: Provider, placement: Placement | None) -> Price | None:
     try:
         return next((offer.price for offer in provider.offers(wish)), None)
     except ProviderError:
-        return None  # what has no price is shown, and ended, all the same
+        return None  # resources without a price are shown and deleted all the same

@@ -1,4 +1,4 @@
-"""`python -m makara.manager.hosting.founding HOME FILE`: a manager's home that has an owner already."""
+"""`python -m makara.manager.hosting.founding HOME FILE`: creates a manager's home with an owner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..service.tokens import TokenStore
 
 
 def found(home: Path, owner: dict[str, Any]) -> None:
-    """`owner`: the manager's identity, and the id and the hash of the token with which its owner comes."""
+    """Create the home. `owner`: the manager's identity, and id and hash of its owner's token."""
     with closing(TokenStore(home / "tokens.sqlite3", identity=owner["identity"])) as tokens:
         tokens.admit(owner["token_id"], bytes.fromhex(owner["token_sha256"]), "owner")
 

@@ -1,4 +1,4 @@
-"""What is asked of a cloud for the VM of a manager, by the section `manager` in clouds.yaml."""
+"""The settings of a manager's VM, from the section `manager` in clouds.yaml."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..spec.resources import Resources
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A VM that a manager runs on: one, on demand."""
+    """The VM of a manager: one, on demand."""
 
     cloud: str
     settings: CloudSettings
-    """That cloud as a provider has it that makes this VM, and no worker."""
+    """The cloud's settings for a provider that creates this VM."""
     resources: Resources
     port: int
     public: bool
@@ -26,7 +26,7 @@ class Host:
 def host_of(
     settings: CloudSettings, cloud: str, region: str | None = None, instance_type: str | None = None
 ) -> Host:
-    """`region` and `instance_type`: other ones than in the settings. Raises `ConfigError`."""
+    """The host by the settings; `region` and `instance_type` override them. Raises `ConfigError`."""
     section = getattr(settings, cloud)
     if section is None or section.manager is None:
         missing = cloud if section is None else f"{cloud}.manager"
@@ -56,7 +56,7 @@ def host_of(
 
 
 def within_one_network(settings: CloudSettings) -> bool:
-    """Whether workers reach the manager's VM by its address in the network: there is one place for all."""
+    """Whether workers reach the manager's VM by its private address, because all are in one network."""
     places = [
         *(settings.aws.regions if settings.aws is not None else ()),
         *(["azure"] if settings.azure else ()),

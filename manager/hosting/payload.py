@@ -1,4 +1,4 @@
-"""What `makara up` sends to the manager's VM: Makara as it is installed here, and the manager's settings."""
+"""The payload that `makara up` sends to the manager's VM: this installation of Makara, and the settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def payload_of(clouds: str, owner: dict[str, str]) -> bytes:
 
 
 def manager_wheel() -> bytes:
-    """Of everything but the examples."""
+    """A wheel of everything except the examples."""
     plain = {str(need) for need in needs_of()}
     lines = [f"Requires-Dist: {need}\n" for need in sorted(plain)]
     for extra in _EXTRAS:

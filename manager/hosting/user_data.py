@@ -1,4 +1,4 @@
-"""User data for the VM of a manager: the program that waits for `makara up`, and by what it knows it."""
+"""User data for the VM of a manager: the program that waits for `makara up`, and the shared secret."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..boot.cloud_config import BOOT_FILE, EndTimer, cloud_config
 from .record import PAIR_WITHIN_S, Record
 
 FOLDER = "/etc/makara-manager"
-_MARGIN_S = 900  # for cloud-init to come so far
+_MARGIN_S = 900  # until cloud-init starts that program
 INSTALLED_WITHIN_S = 4500  # after a boot; `makara up` waits for less than that
 _DELETE_FOR_S = 600
 _TIMERS = (
@@ -22,7 +22,7 @@ _TIMERS = (
     ),
     EndTimer(
         name="makara-up-installed",
-        # A manager that runs is not ended because a mark of it could not be written.
+        # A running manager must not be ended because its mark could not be written.
         unless=f"test -e {FOLDER}/installed || systemctl is-active --quiet makara-manager.service",
         after_s=INSTALLED_WITHIN_S,
         delete_for_s=_DELETE_FOR_S,
@@ -31,7 +31,7 @@ _TIMERS = (
 
 
 def user_data(record: Record, ending: VmEnding) -> bytes:
-    """`ending`: how the VM ends if nobody came. Raises `TooLarge`."""
+    """The user data. `ending`: how the VM ends if `makara up` does not connect. Raises `TooLarge`."""
     boot = {
         "host": "0.0.0.0",
         "port": record.port,

@@ -1,1 +1,1 @@
-"""Calibrations on a terminal: measured here or fetched from a manager, then printed, drawn, written."""
+"""`makara calibrate`: measures here or fetches from a manager, then prints, draws and writes."""

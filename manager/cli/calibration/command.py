@@ -1,4 +1,4 @@
-"""`makara calibrate`: a model measured on this machine, or what was measured of a job, as table and plot."""
+"""`makara calibrate`: measures a model on this machine, or shows a job's measurements, as table and plot."""
 
 from __future__ import annotations
 

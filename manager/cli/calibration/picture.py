@@ -18,8 +18,7 @@ _STYLE = (
 
 
 def draw(measured: Measurements, title: str, m: int | None = None) -> str:
-    """The text of an SVG file. Whiskers are the spread of a figure; sections are those of `m` (None: of the m
-    that the figures speak for)."""
+    """Draw the SVG. Whiskers are the spread of a figure; sections are those of `m` (None: of the best m)."""
     best = m or best_microbatch_size(measured.rows)
     lower = _TOP + _PANEL + _GAP
     height = lower + _PANEL + 40

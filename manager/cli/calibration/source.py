@@ -1,4 +1,4 @@
-"""Where a command takes a job's calibration from: a file, a manager that knows one, or this machine."""
+"""Sources of a job's calibration for commands: a file, a manager, or this machine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from ..user_code import measured_apart
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What was measured, and where, in words."""
+    """Measurements, and in words where they come from."""
 
     measured: Measurements
     where: str
 
     def calibration(self, spec: JobSpec, memory_bytes: int | None, most_workers: int) -> Calibration:
-        """At the job's m, else the best that was measured. Raises `JobSpecError` where the job says else."""
+        """The calibration for the job's m, else for the best measured m. Raises `JobSpecError` if they do not
+        fit the job."""
         usable = rows_for_job(self.measured.rows, spec.training.global_batch_size, most_workers)
         m = spec.parallelism.microbatch_size or best_microbatch_size(usable, memory_bytes)
         found = self.measured.at(m)
@@ -39,12 +40,12 @@ class Source:
 
 
 def of_file(path: Path) -> Source:
-    """Raises `BadFile`."""
+    """Read a file. Raises `BadFile`."""
     return Source(read_file(path, Measurements.from_json), str(path))
 
 
 def of_manager(options: argparse.Namespace, name: str) -> Source | None:
-    """Of the newest job of this name that the manager has measured. Raises `Unreachable`."""
+    """Get those of the newest measured job of this name. Raises `Unreachable`."""
     with connect(options) as client:
         for job in client.get("/jobs")["jobs"]:
             if job["name"] != name:
@@ -60,6 +61,6 @@ def of_manager(options: argparse.Namespace, name: str) -> Source | None:
 
 
 def of_this_machine(spec: JobSpec, workdir: Path, budget_s: float) -> Source:
-    """Measures for about `budget_s` seconds. Raises `UserCodeRefused`."""
+    """Measure for about `budget_s` seconds. Raises `UserCodeRefused`."""
     measured = measured_apart(workdir, to_settings(spec, spec.name, ""), budget_s, spec.envs)
     return Source(measured, f"measured on this machine in {measured.seconds:.1f} s")

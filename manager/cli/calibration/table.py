@@ -1,4 +1,4 @@
-"""Measurements as a table for people: what each m costs, each section, the links, and how noisy it all is."""
+"""Measurements as a table: time per m, times per section, links, and noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NARROW = 40  # a section's label
 
 
 def table(measured: Measurements, m: int | None = None) -> Iterable[str]:
-    """Lines of text; sections are those of `m` (None: of the m that the figures speak for)."""
+    """Lines of text; sections are those of `m` (None: of the best m)."""
     best = best_microbatch_size(measured.rows)
     basis = measured.basis
     if basis is not None:
@@ -109,7 +109,7 @@ def _noisy(value: float, noise: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 0) -> Iterable[str]:
-    """Columns under each other; the first `left` and the last are set to the left, numbers to the right."""
+    """Align columns; the first `left` columns and the last are left-aligned, the others right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [

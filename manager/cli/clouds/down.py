@@ -1,4 +1,4 @@
-"""`makara down`: shows what a home's manager has at clouds, asks, and has nothing be left of it."""
+"""`makara down`: shows what a home's managers have at clouds, asks, and deletes all of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ...service.journal import JournalLocked, hold
 from ..progress import counted
 from ..show import print_table
 
-LEFT = 1  # exit status
+LEFT = 1  # exit status if something is left
 _LAG = (
     f"the manager's VM has ended. What it rented last may be missing in lists for {LAG_S / 60:.0f} minutes, "
     "and they are asked for so long. Cut off, `makara down` waits for the rest of them alone"
@@ -35,7 +35,7 @@ _UNKNOWN = (
 
 
 def down(options: argparse.Namespace, patience: Patience | None = None) -> int:
-    """0 only if nothing is left. Raises `ConfigError`."""
+    """Run the command; returns 0 only if nothing is left. Raises `ConfigError`."""
     patience = patience or Patience()
     home = home_above(options.home.expanduser().resolve())
     folder = UpFolder(home)
@@ -66,14 +66,14 @@ def _end(
     accounts: list[Account],
     patience: Patience,
 ) -> list[str]:
-    """What is left. `own`: a manager's own VM, and what was found of it; it goes first, for it would ask for
-    others in place of those that it rented."""
+    """Delete all; returns what is left. `own`: a manager's own VM and what was found of it, which goes first,
+    because the manager would replace the VMs that it rented."""
     has_own, not_before = bool(own[0]), _last_written(home)
     if has_own:
         if left := _end_own(folder, *own, patience):
             return left
         if folder.may_have_run and folder.ended_at is not None:
-            not_before = max(not_before, folder.ended_at)  # it may have asked for a VM just then
+            not_before = max(not_before, folder.ended_at)  # it may have requested a VM just then
             if patience.clock() < not_before + LAG_S:
                 tell(_LAG)
     left = end_all(accounts, patience, tell, not_before=not_before + LAG_S)
@@ -85,7 +85,8 @@ def _end(
 def _end_own(
     folder: UpFolder, own: Sequence[Account], found: Sequence[Found], patience: Patience
 ) -> list[str]:
-    """What is left. An attempt makes one VM at most: once that has been listed, no other can appear."""
+    """Delete the manager's own VM; returns what is left. An attempt creates at most one VM: once it has been
+    listed, no other can appear."""
     record = folder.read()
     assert record is not None
     seen = any(one.resource.kind == "vm" and one.resource.attempt == record.attempt.number for one in found)
@@ -96,7 +97,7 @@ def _end_own(
 
 
 def _settings(home: Path, folder: UpFolder, cloud: str | None) -> CloudSettings:
-    """Where to look. Raises `ConfigError`."""
+    """The settings that say where to look. Raises `ConfigError`."""
     if folder.read() is None:
         return _chosen(read_settings(home), cloud, home)
     theirs, ours = folder.settings, read_settings(home)
@@ -124,7 +125,7 @@ def _chosen(settings: CloudSettings, cloud: str | None, home: Path) -> CloudSett
 
 @contextlib.contextmanager
 def _without_manager(home: Path) -> Generator[None]:
-    """Nobody of this home rents meanwhile. A manager that runs would have VMs be replaced."""
+    """Keep managers of this home from running meanwhile: they would replace VMs."""
     journal = home / "journal.sqlite3"
     if not journal.exists():
         yield
@@ -139,8 +140,7 @@ def _without_manager(home: Path) -> Generator[None]:
 
 
 def _last_written(home: Path) -> float:
-    """When a manager of this home last did something; 0.0: none has. Each attempt to have a VM is written to
-    the journal before it is made."""
+    """When a manager of this home last wrote its journal, as it does before each attempt; 0.0: never."""
     files = (home / f"journal.sqlite3{end}" for end in ("", "-wal"))
     return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
 
@@ -209,7 +209,7 @@ def _agreed() -> bool:
 
 
 def _places(settings: CloudSettings, *, with_manager: bool) -> str:
-    """Where it is looked: regions of AWS, resource groups of Azure."""
+    """The places that are searched: regions of AWS, resource groups of Azure."""
     aws, azure = settings.aws, settings.azure
     places = [f"aws ({', '.join(aws.regions)})"] if aws is not None else []
     if azure is not None:
@@ -221,5 +221,5 @@ def _places(settings: CloudSettings, *, with_manager: bool) -> str:
 
 
 def tell(text: str) -> None:
-    """What goes on, with the time."""
+    """Print progress with the time."""
     print(f"{datetime.now():%H:%M:%S}  {text}", file=sys.stderr, flush=True)

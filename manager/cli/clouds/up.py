@@ -1,4 +1,4 @@
-"""`makara up`: says what a manager's VM costs, asks, and has a manager run on one."""
+"""`makara up`: shows the price of a manager's VM, asks, and starts a manager on one."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from ..client import Unreachable
 from ..costs.shown import rate
 from .down import tell
 
-NOT_UP = 1  # exit status
+NOT_UP = 1  # exit status if the manager is not up
 
 
 def up(options: argparse.Namespace, patience: Patience | None = None) -> int:
-    """0 once the manager answers. Raises `ConfigError`, `Unreachable`."""
+    """Run the command; returns 0 once the manager answers. Raises `ConfigError`, `Unreachable`."""
     patience = patience or Patience()
     home: Path = options.home.expanduser().resolve()
     if (above := home_above(home)) != home:
@@ -83,7 +83,7 @@ def _run(launch: Launch, record: Record) -> int:
 
 
 def _host(settings: CloudSettings, record: Record | None, options: argparse.Namespace) -> Host:
-    """What is asked for; of a VM that was asked for before, what that was. Raises `ConfigError`."""
+    """The VM to request; if one was requested before, that one. Raises `ConfigError`."""
     region, instance_type = options.region, options.instance_type
     if record is not None:
         place = record.attempt.placement
@@ -100,7 +100,7 @@ def _host(settings: CloudSettings, record: Record | None, options: argparse.Name
 
 
 def _already(folder: UpFolder, record: Record, host: Host) -> int:
-    """One call made it, and this one finds it."""
+    """Report on a manager that an earlier call made."""
     url, ca = folder.url, folder.ca
     assert url is not None
     try:
@@ -114,7 +114,7 @@ def _already(folder: UpFolder, record: Record, host: Host) -> int:
 
 
 def _why(record: Record, host: Host, url: str) -> str:
-    """What its cloud says of a manager that does not answer, and what is to be done."""
+    """What the cloud says about a manager that does not answer, and what to do."""
     try:
         with closing(account_of(host.cloud, host.settings, record.tag).open()) as provider:
             there = there_of(provider, record)
@@ -136,7 +136,7 @@ def _why(record: Record, host: Host, url: str) -> str:
 
 
 def _offers(host: Host, *, check: bool) -> Sequence[Offer]:
-    """What can be had. `check`: what is wrong with the wish is refused; a VM that is there counts in quotas.
+    """The offers. `check`: refuse a faulty request (not for an existing VM, which already counts in quotas).
     Raises `ConfigError`, `Unreachable`."""
     try:
         with closing(account_of(host.cloud, host.settings, VM).open()) as provider:
@@ -185,7 +185,7 @@ def _begin(folder: UpFolder, home: Path, host: Host, offer: Offer, patience: Pat
 
 
 def _tell_how(folder: UpFolder, url: str) -> None:
-    """The address alone on stdout."""
+    """Print the address, which alone goes to stdout."""
     print(url, flush=True)
     here, home = folder.path, folder.path.parent
     told = [

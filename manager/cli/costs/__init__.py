@@ -1,1 +1,1 @@
-"""Costs on a terminal: of jobs that there are, and the question that is asked before one is submitted."""
+"""Costs on a terminal: of existing jobs, and the confirmation before one is submitted."""

@@ -1,4 +1,4 @@
-"""The plan and the price of a job that rents VMs, and the question whether it is wanted."""
+"""Shows plan and price of a job that rents VMs, and asks for confirmation."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .shown import rate, usd, where
 
 
 class NobodyToAsk(Exception):
-    """A job would cost money, and nobody is there to say that it may."""
+    """A job would cost money, and there is no terminal on which to ask."""
 
 
 def check_somebody_answers(options: argparse.Namespace, quote: Mapping[str, Any] | None) -> None:
-    """Raises `NobodyToAsk` where the question will come, and no terminal is there to answer it."""
+    """Raise `NobodyToAsk` if a confirmation will be needed and there is no terminal."""
     if quote is not None and not options.yes and not sys.stdin.isatty():
         at_most = f"up to {rate(quote['hourly_at_most'])} an hour"
         why = f"the job may cost {at_most}, and there is no terminal on which to ask whether it is wanted"
@@ -33,7 +33,7 @@ def check_somebody_answers(options: argparse.Namespace, quote: Mapping[str, Any]
 
 
 def is_wanted(options: argparse.Namespace, spec: JobSpec, quote: Mapping[str, Any]) -> bool:
-    """Shows plan and price, and asks, unless that was answered by -y. All on stderr."""
+    """Show plan and price on stderr, and ask, unless -y was given."""
     for line in lines(spec, quote, *_predicted(options, spec, quote)):
         print(line, file=sys.stderr)
     if options.yes:
@@ -48,7 +48,7 @@ def is_wanted(options: argparse.Namespace, spec: JobSpec, quote: Mapping[str, An
 def lines(
     spec: JobSpec, quote: Mapping[str, Any], choice: Choice | Infeasible | None, source: str
 ) -> Iterable[str]:
-    """`choice`: the plan on all VMs of the first kind, if what the model takes is known; `source`: whence."""
+    """The text. `choice`: the plan on all VMs of the first offer, if measured (as `source` says)."""
     yield f"{spec.name}: up to {counted(quote['max_nodes'], 'VM')}, asked for in this order:"
     rows = [["", "", "", "price", "at most"], *(_row(offer) for offer in quote["offers"])]
     yield from (f"  {line}" for line in aligned(rows, left=3))
@@ -102,7 +102,7 @@ def _plan(spec: JobSpec, quote: Mapping[str, Any], choice: Choice | Infeasible |
 def _predicted(
     options: argparse.Namespace, spec: JobSpec, quote: Mapping[str, Any]
 ) -> tuple[Choice | Infeasible | None, str]:
-    """By what the manager's newest job of that name measured; where there is none, nothing is known."""
+    """The plan by the measurements of the manager's newest job of that name, if there are any."""
     source = of_manager(options, spec.name)
     if source is None or not quote["num_vms"]:
         return None, ""
@@ -115,6 +115,6 @@ def _predicted(
     try:
         calibration = source.calibration(spec, cluster.memory_bytes, cluster.num_workers)
     except JobSpecError:
-        return None, ""  # it is of other sections or micro-batches: those of this job are measured anew
+        return None, ""  # they are of another K or m: this job will be measured itself
     wait_for_code()
     return choose(request(spec, calibration, cluster)), source.where

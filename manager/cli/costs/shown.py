@@ -10,19 +10,19 @@ _MARKETS = {"spot": "spot", "on_demand": "on demand"}
 
 
 def usd(amount: float) -> str:
-    """With two digits after the point; below ten cents with four."""
+    """An amount with two decimals; below ten cents with four."""
     text = f"{abs(amount):,.2f}" if abs(amount) >= 0.1 or amount == 0.0 else f"{abs(amount):.4f}"
     return f"-${text}" if amount < 0.0 else f"${text}"
 
 
 def rate(hourly: float) -> str:
-    """As clouds name their prices: with two digits after the point, and up to four."""
+    """A price per hour with two to four decimals, as clouds write them."""
     whole, _, digits = f"{hourly:,.4f}".partition(".")
     return f"${whole}.{digits.rstrip('0').ljust(2, '0')}"
 
 
 def lines(cost: dict[str, Any] | None) -> Iterable[tuple[str, str]]:
-    """Of a job; none for one without clouds."""
+    """A job's costs; empty for a job without clouds."""
     if cost is None:
         return
     parts = [
@@ -40,7 +40,7 @@ def lines(cost: dict[str, Any] | None) -> Iterable[tuple[str, str]]:
 
 
 def of_vm(cost: dict[str, Any] | None) -> str:
-    """Where the VM is, what an hour of it costs while it is there, and what it has cost."""
+    """Where the VM is, its cost per hour while it exists, and its cost so far."""
     if cost is None:
         return ""
     parts = [where(cost)]
@@ -50,7 +50,7 @@ def of_vm(cost: dict[str, Any] | None) -> str:
 
 
 def ended_vms(job: dict[str, Any], there: Sequence[dict[str, Any]]) -> Iterable[tuple[str, str]]:
-    """What those have cost that are gone."""
+    """The cost of VMs that are gone."""
     number = job["num_vms"] - len(there)
     if job["cost"] is not None and number:
         spent = job["cost"]["spent"] - sum(vm["cost"]["spent"] for vm in there if vm["cost"] is not None)

@@ -1,1 +1,1 @@
-"""Machines of a person's own: `makara join` on each of them, and `makara machines`, which lists them."""
+"""Machines that users lend: `makara join` on each of them, and `makara machines`, which lists them."""

@@ -1,4 +1,4 @@
-"""`makara join`: what a user gives is checked, and this process becomes the machine's."""
+"""`makara join`: checks its options, and replaces this process by the machine's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...config import ConfigError, is_loopback
 
 
 def join(options: argparse.Namespace) -> NoReturn:
-    """Raises `ConfigError`."""
+    """Run the command. Raises `ConfigError`."""
     folder: Path = (options.folder or options.home / "machine").expanduser().resolve()
     url = _checked(options.url)
     command = [sys.executable, "-P", "-m", "makara.worker.machine", url, "--folder", str(folder)]

@@ -1,4 +1,4 @@
-"""`makara machines`: which machines joined, and what each is doing."""
+"""`makara machines`: lists the machines that joined, and what each is doing."""
 
 from __future__ import annotations
 
