@@ -1,0 +1,207 @@
+"""How generations change a job: their plans, their lives, and the checkpoints that they publish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from ...pipeline.plan import shape_of
+from ...protocol.messages import CheckpointRef
+from . import fold_renting
+from .facts import (
+    CheckpointPublished,
+    CheckpointRetired,
+    GenerationClosed,
+    GenerationFormed,
+    GenerationKind,
+    GenerationOpened,
+    GenerationPlanned,
+    GenerationPrepared,
+    GenerationStalled,
+    PlanImpossible,
+    StacksTaken,
+)
+from .failures import Rounds
+from .state import Generation, JobState, Stall, order_of, vm_of
+
+
+def _planned(state: JobState, fact: GenerationPlanned) -> JobState:
+    profiles = fact.kind is GenerationKind.PROFILE
+    planned = Generation(
+        number=fact.number,
+        cause=fact.cause,
+        plan=fact.plan,
+        shape="" if profiles else shape_of(fact.plan),
+        members=fact.members,
+        num_workers=len(fact.members if profiles else fact.plan["ranges"]),
+        detected_at=fact.detected_at,
+        planned_at=fact.at,
+        decided_s=fact.decided_s,
+        predicted_s=fact.predicted_s,
+        saves_only=fact.saves_only,
+        kind=fact.kind,
+    )
+    if profiles:
+        last = max(state.last_profile, fact.number)
+        return state.changed(profile=planned, profiler=fact.members[0], last_profile=last)
+    return state.changed(planned=planned, last_generation=fact.number, impossible=None)
+
+
+def _prepared(state: JobState, fact: GenerationPrepared) -> JobState:
+    if state.planned is None or state.planned.number != fact.number:
+        return state
+    planned = replace(state.planned, endpoint=fact.endpoint, prepared_at=fact.at)
+    return state.changed(planned=planned, head_generation=max(state.head_generation, fact.number))
+
+
+def _opened(state: JobState, fact: GenerationOpened) -> JobState:
+    if fact.kind is GenerationKind.PROFILE:
+        return _profile_opened(state, fact)
+    if state.planned is None or state.planned.number != fact.number:
+        return state
+    history = state.history
+    if state.current is not None:
+        history = _with_closed(history, state.current, fact.at, f"superseded by {fact.number}")
+    current = replace(state.planned, endpoint=fact.endpoint, opened_at=fact.at, checkpoints=fact.checkpoints)
+    base = fact.checkpoints[0] if fact.checkpoints else None
+    head = max(state.head_generation, fact.number)
+    return state.changed(
+        planned=None,
+        current=current,
+        history=history,
+        base=base,
+        hold=False,
+        head_generation=head,
+        opened_generation=fact.number,
+        restarting=False,
+    )
+
+
+def _profile_opened(state: JobState, fact: GenerationOpened) -> JobState:
+    if state.profile is None or state.profile.number != fact.number:
+        return state
+    return state.changed(profile=replace(state.profile, endpoint=fact.endpoint, opened_at=fact.at))
+
+
+def _profile_closed(state: JobState, fact: GenerationClosed) -> JobState:
+    if state.profile is None or state.profile.number != fact.number:
+        return state
+    broken = state.profile.opened_at is not None and len(state.profile.members) > 1
+    return state.changed(profile=None, broken_profiles=state.broken_profiles + broken)
+
+
+def _formed(state: JobState, fact: GenerationFormed) -> JobState:
+    if state.current is None or state.current.number != fact.number:
+        return state
+    formed = replace(state.current, formed=fact.formed, formed_at=fact.at, lost_steps=fact.lost_steps)
+    state = fold_renting.without_enough(state, formed)
+    if _has_newer_vm(state, formed):
+        state = state.changed(unfit_rounds=Rounds())
+    if _shows_fit_vms(state, formed):
+        state = state.changed(newest_unfit="")
+    ranges = ((start, stop) for start, stop in formed.plan["ranges"])
+    hosts = MappingProxyType(dict(zip(formed.seats, ranges, strict=True)))
+    return _progressed(state.changed(current=formed, hosts=hosts), fact.formed.step)
+
+
+def _has_newer_vm(state: JobState, generation: Generation) -> bool:
+    """Whether a VM that joined since one was last replaced takes part."""
+    vms = (state.vms.get(vm_of(worker)) for worker, _ in generation.seats)
+    return any(vm is not None and (vm.joined_at or 0.0) > state.replaced_at for vm in vms)
+
+
+def _shows_fit_vms(state: JobState, generation: Generation) -> bool:
+    """Whether a VM takes part that is as new as the newest that was unfit."""
+    unfit = state.vms.get(state.newest_unfit)
+    if unfit is None:
+        return False
+    vms = (state.vms.get(vm_of(worker)) for worker, _ in generation.seats)
+    return any(vm is not None and vm.is_as_new_as(unfit) for vm in vms)
+
+
+def _closed(state: JobState, fact: GenerationClosed) -> JobState:
+    if fact.kind is GenerationKind.PROFILE:
+        return _profile_closed(state, fact)
+    if state.planned is not None and state.planned.number == fact.number:
+        history = _with_closed(state.history, state.planned, fact.at, fact.reason)
+        # With an older generation still stepping, only the preparation ends: nobody must be woken mid-step.
+        abandoned = state.abandoned if state.current is not None else fact.number
+        return state.changed(planned=None, history=history, abandoned=abandoned)
+    if state.current is not None and state.current.number == fact.number:
+        history = _with_closed(state.history, state.current, fact.at, fact.reason)
+        return state.changed(current=None, history=history, abandoned=fact.number)
+    return state
+
+
+def _stalled(state: JobState, fact: GenerationStalled) -> JobState:
+    return state.changed(stall=Stall(fact.number, fact.generation, fact.step, fact.suspects, fact.doublings))
+
+
+def _stacks_taken(state: JobState, fact: StacksTaken) -> JobState:
+    if state.stall is None or state.stall.number != fact.number:
+        return state
+    return state.changed(stall=replace(state.stall, seen=state.stall.seen | {fact.worker}))
+
+
+def _with_closed(
+    history: tuple[Generation, ...], generation: Generation, at: float, reason: str
+) -> tuple[Generation, ...]:
+    """The history with one more. Members of those before the last that was opened are of no use any more."""
+    closed = replace(generation, plan={}, ended_at=at, end_reason=reason)
+    kept = next((n for n in range(len(history), 0, -1) if not history[n - 1].members), 0)
+    older = history[kept:]
+    if closed.opened_at is not None:
+        older = tuple(replace(before, members=()) for before in older)
+    return (*history[:kept], *older, closed)
+
+
+def _plan_impossible(state: JobState, fact: PlanImpossible) -> JobState:
+    return state.changed(impossible=fact.reason)
+
+
+def _published(state: JobState, fact: CheckpointPublished) -> JobState:
+    if fact.checkpoint in state.published:
+        return state
+    published = tuple(sorted((*state.published, fact.checkpoint), key=order_of))
+    current = state.current
+    progressed = fact.checkpoint.step > state.progress_step
+    if progressed and current is not None and current.number == fact.checkpoint.generation:
+        state = _prove(state, current)
+    return _progressed(state.changed(published=published), fact.checkpoint.step)
+
+
+def _prove(state: JobState, generation: Generation) -> JobState:
+    """The generation's VMs have committed steps: earlier deaths on them are forgotten."""
+    if not state.deaths and not state.worn_vms:
+        return state
+    vms = {vm_of(worker) for worker, _ in generation.seats}
+    deaths = tuple(death for death in state.deaths if death.vm not in vms)
+    worn = 0 if _has_newer_vm(state, generation) else state.worn_vms
+    return state.changed(deaths=deaths, worn_vms=worn)
+
+
+def _progressed(state: JobState, step: int) -> JobState:
+    if step <= state.progress_step:
+        return state
+    return state.changed(progress_step=step, internal_errors=Rounds())
+
+
+def _retired(state: JobState, fact: CheckpointRetired) -> JobState:
+    kept: tuple[CheckpointRef, ...] = tuple(c for c in state.published if c != fact.checkpoint)
+    return state.changed(published=kept, retired=max(state.retired, order_of(fact.checkpoint)))
+
+
+RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
+    GenerationPlanned: _planned,
+    GenerationPrepared: _prepared,
+    GenerationOpened: _opened,
+    GenerationFormed: _formed,
+    GenerationStalled: _stalled,
+    StacksTaken: _stacks_taken,
+    GenerationClosed: _closed,
+    PlanImpossible: _plan_impossible,
+    CheckpointPublished: _published,
+    CheckpointRetired: _retired,
+}
