@@ -247,7 +247,7 @@ class JobState:
     bills: VmTable[Bill] = field(default_factory=VmTable[Bill])  # of those that are gone and cost anything
     refusals: Mapping[str, Refusal] = field(default_factory=lambda: _EMPTY)  # by place; see `renting`
     spot_absent_since: float | None = None
-    joined_from: frozenset[str] = frozenset()  # origins of VMs; see `fold_renting.origin_of`
+    joined_from: frozenset[str] = frozenset()  # origins of VMs; see `fold.renting.origin_of`
     not_joined: Mapping[str, NotJoined] = field(default_factory=lambda: _EMPTY)  # by origin
     enough: Enough | None = None  # no more VMs are asked for than this for a while; see `rules.surplus`
     losses: Losses = field(default_factory=Losses)

@@ -25,7 +25,7 @@ from ..facts import (
     VmEnded,
     VmRequested,
 )
-from ..fold_renting import origin_of, place_of
+from ..fold.renting import origin_of, place_of
 from ..state import Vm, VmStatus
 from ..turn import Turn
 from . import growth, spending, waiting

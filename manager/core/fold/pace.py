@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .facts import Recalibrated, WorkerPaced
-from .state import JobState, Slow
+from ..facts import Recalibrated, WorkerPaced
+from ..state import JobState, Slow
 
 
 def _recalibrated(state: JobState, fact: Recalibrated) -> JobState:

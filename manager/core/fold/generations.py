@@ -7,10 +7,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ...pipeline.plan import shape_of
-from ...protocol.messages import CheckpointRef
-from . import fold_renting
-from .facts import (
+from ....pipeline.plan import shape_of
+from ....protocol.messages import CheckpointRef
+from ..facts import (
     CheckpointPublished,
     CheckpointRetired,
     GenerationClosed,
@@ -23,8 +22,9 @@ from .facts import (
     PlanImpossible,
     StacksTaken,
 )
-from .failures import Rounds
-from .state import Generation, JobState, Stall, order_of, vm_of
+from ..failures import Rounds
+from ..state import Generation, JobState, Stall, order_of, vm_of
+from . import renting
 
 
 def _planned(state: JobState, fact: GenerationPlanned) -> JobState:
@@ -96,7 +96,7 @@ def _formed(state: JobState, fact: GenerationFormed) -> JobState:
     if state.current is None or state.current.number != fact.number:
         return state
     formed = replace(state.current, formed=fact.formed, formed_at=fact.at, lost_steps=fact.lost_steps)
-    state = fold_renting.without_enough(state, formed)
+    state = renting.without_enough(state, formed)
     if _has_newer_vm(state, formed):
         state = state.changed(unfit_rounds=Rounds())
     if _shows_fit_vms(state, formed):

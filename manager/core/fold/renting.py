@@ -7,10 +7,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ..spec.placement import Market, Placement
-from ..spec.resources import CLOUDS
-from .cost import bill, noted
-from .facts import (
+from ...spec.placement import Market, Placement
+from ...spec.resources import CLOUDS
+from ..cost import bill, noted
+from ..facts import (
     AttemptMade,
     AttemptRefused,
     CostNoted,
@@ -20,7 +20,7 @@ from .facts import (
     VmGone,
     VmNotReleased,
 )
-from .state import (
+from ..state import (
     Bill,
     Enough,
     Generation,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from .facts import VmDrained, VmNoticed, VmNoticeWithdrawn, VmRiskChanged
-from .state import JobState, VmStatus
+from ..facts import VmDrained, VmNoticed, VmNoticeWithdrawn, VmRiskChanged
+from ..state import JobState, VmStatus
 
 
 def _noticed(state: JobState, fact: VmNoticed) -> JobState:

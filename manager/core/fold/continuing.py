@@ -6,10 +6,10 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
-from .facts import JobContinued, Resumption, StartCopied
-from .failures import Rounds
-from .fold_renting import without_not_joined
-from .state import JobState
+from ..facts import JobContinued, Resumption, StartCopied
+from ..failures import Rounds
+from ..state import JobState
+from .renting import without_not_joined
 
 
 def _continued(state: JobState, fact: JobContinued) -> JobState:

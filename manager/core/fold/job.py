@@ -1,0 +1,131 @@
+"""How a job begins, what its workers must meet, and how it stops, waits, goes on and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ...spec.job_spec import JobSpec
+from ..facts import (
+    BitsFixed,
+    HoldChanged,
+    IsolationChanged,
+    JobEnded,
+    JobResumed,
+    Obsolete,
+    PersonNeeded,
+    RecipeFixed,
+    Resumption,
+    StopOrdered,
+    Submitted,
+    TrainingFinished,
+)
+from ..failures import Rounds
+from ..state import JobState, Waiting, order_of
+from . import renting
+
+
+def _submitted(state: JobState, fact: Submitted) -> JobState:
+    spec = JobSpec.model_validate(fact.spec)
+    return state.changed(
+        job=fact.job,
+        spec=spec,
+        bundle_sha256=fact.bundle_sha256,
+        submitted_at=fact.at,
+        start=fact.start,
+        copying=fact.start is not None,
+    )
+
+
+def _recipe_fixed(state: JobState, fact: RecipeFixed) -> JobState:
+    version = state.num_facts + 1
+    return state.changed(
+        recipe=fact.recipe,
+        calibration=fact.calibration,
+        measurements=fact.measurements,
+        profile=None,
+        recipe_version=version,
+    )
+
+
+def _unchanged(state: JobState, fact: Obsolete) -> JobState:
+    return state
+
+
+def _bits_fixed(state: JobState, fact: BitsFixed) -> JobState:
+    if state.recipe is None:
+        return state
+    bits = {"bits_hash": fact.bits_hash, "kernels_hash": fact.kernels_hash}
+    return state.changed(recipe=state.recipe.model_copy(update=bits))
+
+
+def _hold_changed(state: JobState, fact: HoldChanged) -> JobState:
+    return state.changed(hold=fact.hold)
+
+
+def _isolation_changed(state: JobState, fact: IsolationChanged) -> JobState:
+    return state.changed(isolated=fact.isolated)
+
+
+def _stop_ordered(state: JobState, fact: StopOrdered) -> JobState:
+    """What was impossible was so for training; to save what is held, any number of workers will do."""
+    return state.changed(stop_ordered_at=fact.at, failure=fact.failure, waiting=None, impossible=None)
+
+
+def _training_finished(state: JobState, fact: TrainingFinished) -> JobState:
+    return state.changed(finished=fact.checkpoint)
+
+
+def _person_needed(state: JobState, fact: PersonNeeded) -> JobState:
+    found = fact.head_generation, fact.checkpoints, fact.console
+    return state.changed(waiting=Waiting(fact.at, fact.reason, fact.offers, fact.vms_until, *found))
+
+
+def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
+    """Generations go on above the head's, whoever opened that."""
+    state = renting.without_not_joined(state).changed(
+        waiting=None,
+        answered=fact.how,
+        hold=False,
+        impossible=None,
+        unfit_rounds=Rounds(),
+        refusals=MappingProxyType({}),
+        enough=None,
+        last_generation=max(state.last_generation, fact.head_generation),
+        head_generation=max(state.head_generation, fact.head_generation),
+    )
+    if state.recipe is not None and (fact.how is Resumption.RESTART or state.progress_step == 0):
+        # No step was made with the old bits that those to come would have to match.
+        state = state.changed(recipe=state.recipe.without_bits())
+    if fact.how is Resumption.AGAIN:
+        return state
+    published = tuple(sorted(fact.checkpoints, key=order_of)) if fact.how is Resumption.FROM_HEAD else ()
+    return state.changed(
+        published=published,
+        # What the head lacks is no more believed when a worker reports it.
+        retired=max([state.retired, *map(order_of, state.published)]),
+        base=None,
+        opened_generation=fact.head_generation,
+        restarting=fact.how is Resumption.RESTART,
+        progress_step=max((c.step for c in published), default=0),
+    )
+
+
+def _job_ended(state: JobState, fact: JobEnded) -> JobState:
+    return state.changed(ended=fact, ended_at=fact.at)
+
+
+RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
+    Submitted: _submitted,
+    RecipeFixed: _recipe_fixed,
+    Obsolete: _unchanged,
+    BitsFixed: _bits_fixed,
+    HoldChanged: _hold_changed,
+    IsolationChanged: _isolation_changed,
+    StopOrdered: _stop_ordered,
+    TrainingFinished: _training_finished,
+    PersonNeeded: _person_needed,
+    JobResumed: _job_resumed,
+    JobEnded: _job_ended,
+}
