@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from ...protocol.messages import StepMetrics
 from ..core.commands import Command
 from ..core.facts import Fact
-from ..core.old_facts import translated
+from ..core.facts.old import translated
 from .journal_text import Unreadable, read_back, readable_text
 
 SCHEMA_VERSION = 2

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from makara.manager.core.facts import Fact, GenerationKind, Obsolete, RecipeFixed, Submitted, VmJoined
+from makara.manager.core.facts.old import translated
 from makara.manager.core.fold import fold
-from makara.manager.core.old_facts import translated
 from makara.manager.core.state import JobState, Status, vm_of
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.journal_text import Unreadable, read_back

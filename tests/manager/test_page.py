@@ -10,7 +10,7 @@ from typing import get_args
 import httpx
 import pytest
 from makara.manager.core.facts import Fact
-from makara.manager.core.old_facts import OBSOLETE
+from makara.manager.core.facts.old import OBSOLETE
 from managers import Manager, release_all
 
 PAGE = Path(__file__).parents[2] / "manager" / "page"

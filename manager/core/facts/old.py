@@ -8,10 +8,26 @@ recipe was fixed, is kept to be shown. A calibration that was under way begins a
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import model_serializer
+
+from .base import BaseFact
 
 OBSOLETE = ("surveyed", "share_dealt", "sections_measured", "probe_dealt", "probe_opened", "probe_ended")
 _MARKS = tuple(f'"fact":"{name}"' for name in ("profiler_chosen", *OBSOLETE))
+
+
+class Obsolete(BaseFact):
+    """Something that earlier versions decided and this one does not: it changes nothing."""
+
+    fact: Literal["obsolete"] = "obsolete"
+    name: str
+    written: dict[str, Any]  # all of it, as it was
+
+    @model_serializer
+    def _as_written(self) -> dict[str, Any]:
+        return self.written
 
 
 def translated(text: str) -> str:

@@ -1,0 +1,104 @@
+"""Facts about generations: planned, prepared, opened, formed, stalled and closed; and their checkpoints."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from ....protocol.messages import CheckpointRef, Formed
+from .base import BaseFact
+
+
+class GenerationKind(StrEnum):
+    """What a generation is for. The numbers of each kind are its own."""
+
+    TRAIN = "train"
+    PROFILE = "profile"  # its members measure the model and their links; it has neither plan nor head
+
+
+class GenerationPlanned(BaseFact):
+    """Generation `number` is to be formed by `members` (plan workers in rank order, then donors)."""
+
+    fact: Literal["generation_planned"] = "generation_planned"
+    kind: GenerationKind = GenerationKind.TRAIN
+    number: int
+    cause: str
+    plan: dict[str, Any]
+    members: tuple[tuple[str, int], ...]  # (worker, incarnation)
+    predicted_s: float | None
+    detected_at: float  # when the cause was seen
+    decided_s: float  # planning time
+    saves_only: bool = False  # it takes no step, and holds after a checkpoint
+
+
+class GenerationPrepared(BaseFact):
+    """Every member is prepared; the head is being swapped, and older generations may not publish any more."""
+
+    fact: Literal["generation_prepared"] = "generation_prepared"
+    number: int
+    endpoint: str
+
+
+class GenerationOpened(BaseFact):
+    """The head is swapped, where there is one: members may switch."""
+
+    fact: Literal["generation_opened"] = "generation_opened"
+    kind: GenerationKind = GenerationKind.TRAIN
+    number: int
+    endpoint: str
+    checkpoints: tuple[CheckpointRef, ...]
+
+
+class GenerationFormed(BaseFact):
+    fact: Literal["generation_formed"] = "generation_formed"
+    number: int
+    formed: Formed
+    lost_steps: int  # committed before, done again now
+
+
+class GenerationStalled(BaseFact):
+    """No member has made progress for longer than the bound: the stacks of all are asked for."""
+
+    fact: Literal["generation_stalled"] = "generation_stalled"
+    generation: int
+    number: int  # of stalls of this job
+    step: int
+    silent_s: float
+    bound_s: float
+    standing: dict[str, str]  # worker -> what it is at
+    suspects: tuple[str, ...]  # whose own work stands still
+    doublings: int = 0  # of the bound: stalls before this one, at the same step
+
+
+class StacksTaken(BaseFact):
+    """Where all threads of a worker stood."""
+
+    fact: Literal["stacks_taken"] = "stacks_taken"
+    number: int
+    worker: str
+    text: str
+
+
+class GenerationClosed(BaseFact):
+    fact: Literal["generation_closed"] = "generation_closed"
+    kind: GenerationKind = GenerationKind.TRAIN
+    number: int
+    reason: str
+
+
+class PlanImpossible(BaseFact):
+    fact: Literal["plan_impossible"] = "plan_impossible"
+    generation: int
+    reason: str
+
+
+class CheckpointPublished(BaseFact):
+    fact: Literal["checkpoint_published"] = "checkpoint_published"
+    checkpoint: CheckpointRef
+
+
+class CheckpointRetired(BaseFact):
+    """Chosen for deletion by the retention rule."""
+
+    fact: Literal["checkpoint_retired"] = "checkpoint_retired"
+    checkpoint: CheckpointRef

@@ -1,0 +1,148 @@
+"""Facts about VMs: asked for, attempted, joined, to hand over, ended, gone, and what they have cost."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from ...spec.placement import Attempt, Price
+from .base import BaseFact
+
+
+class EndReason(StrEnum):
+    """Why a VM left a job."""
+
+    PREEMPTED = "preempted"  # it had joined, and the cloud says that it is gone, or going
+    LEASE_EXPIRED = "lease_expired"  # silent for so long that its agent has ended itself
+    PEERS_LOST_IT = "peers_lost_it"  # in older journals alone: connection closed, and peers lost it too
+    RELEASED = "released"  # no longer wanted
+    REQUEST_FAILED = "request_failed"  # the cloud refused or never delivered
+    UNUSED = "unused"  # no plan gave it work for long
+    LEFT = "left"  # it ended itself and said so
+    WORKERS_DIED = "workers_died"  # its trainers died, again and again, without a new step
+    UNFIT = "unfit"  # its workers cannot meet the recipe
+    CUT_OFF = "cut_off"  # one of its workers and another cannot reach each other, again and again
+
+
+class VmRequested(BaseFact):
+    fact: Literal["vm_requested"] = "vm_requested"
+    vm: str
+
+
+class AttemptMade(BaseFact):
+    """The provider is asked for the VM, as `attempt` says; it may cost `price` from now on.
+
+    `manager_url`: where the VM is to find its manager; empty in earlier journals.
+    """
+
+    fact: Literal["attempt_made"] = "attempt_made"
+    vm: str
+    attempt: Attempt
+    price: Price
+    manager_url: str = ""
+
+
+class RefusalKind(StrEnum):
+    """Why a provider gave no VM, so that nothing of the attempt exists."""
+
+    NO_CAPACITY = "no_capacity"  # none to be had there now
+    QUOTA = "quota"  # the account may not have more of these
+    NOT_ALLOWED = "not_allowed"  # refused until somebody changes a right
+    CREDENTIALS = "credentials"  # the manager could not sign in; they may be renewed
+    ENDED = "ended"  # there was one, and it has ended
+
+
+class AttemptRefused(BaseFact):
+    """Nothing came of an attempt, and nothing of it exists."""
+
+    fact: Literal["attempt_refused"] = "attempt_refused"
+    vm: str
+    number: int
+    kind: RefusalKind
+    message: str
+
+
+class VmCreated(BaseFact):
+    """The provider has the VM, under an id of its own."""
+
+    fact: Literal["vm_created"] = "vm_created"
+    vm: str
+    number: int  # of the attempt
+    id: str
+
+
+class VmJoined(BaseFact):
+    fact: Literal["vm_joined"] = "vm_joined"
+    vm: str
+    address: str
+    devices: tuple[dict[str, Any], ...]
+
+
+class VmNoticed(BaseFact):
+    fact: Literal["vm_noticed"] = "vm_noticed"
+    vm: str
+    deadline: float  # Unix seconds
+    action: str = ""  # the cloud's own word for what it will do
+
+
+class VmNoticeWithdrawn(BaseFact):
+    """The cloud says no more that it will take the VM."""
+
+    fact: Literal["vm_notice_withdrawn"] = "vm_notice_withdrawn"
+    vm: str
+
+
+class VmRiskChanged(BaseFact):
+    """The cloud says that it may take the VM sooner than others, or says so no more."""
+
+    fact: Literal["vm_risk_changed"] = "vm_risk_changed"
+    vm: str
+    at_risk: bool
+
+
+class VmDrained(BaseFact):
+    """A person wants the VM to hand over, and another in its place."""
+
+    fact: Literal["vm_drained"] = "vm_drained"
+    vm: str
+
+
+class VmEnded(BaseFact):
+    fact: Literal["vm_ended"] = "vm_ended"
+    vm: str
+    reason: EndReason
+    detail: str = ""
+    gone: bool = True  # the provider says so; else it counts until `VmGone` (earlier versions: never)
+
+
+class VmGone(BaseFact):
+    """The provider says that nothing of a VM that had ended exists any more."""
+
+    fact: Literal["vm_gone"] = "vm_gone"
+    vm: str
+
+
+class VmNotReleased(BaseFact):
+    """The first time that a VM that had ended could not be released: `hourly_at_most`, in USD, is paid for it
+    until it is gone."""
+
+    fact: Literal["vm_not_released"] = "vm_not_released"
+    vm: str
+    message: str
+    hourly_at_most: float
+
+
+class CostNoted(BaseFact):
+    """What VMs have cost so far is settled, with `unseen_s` seconds more for each: no clock that is set later
+    makes it less."""
+
+    fact: Literal["cost_noted"] = "cost_noted"
+    unseen_s: float = 0.0
+
+
+class IsolationChanged(BaseFact):
+    """This manager seems to be cut off from its VMs, or hears of them again."""
+
+    fact: Literal["isolation_changed"] = "isolation_changed"
+    isolated: bool
+    num_vms: int  # that have joined
