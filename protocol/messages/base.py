@@ -1,0 +1,42 @@
+"""What all messages have, and the numbers of the protocols."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from ..bounds import Count
+from ..unknown_values import or_else
+
+# Raised when an older side would misread what a newer one says. New fields and frames need no new number:
+# they have defaults, and are passed over where they are not known.
+PROTOCOL = 1
+# Raised when trainers of two versions could not form a generation, or train in it, together: what they say to
+# each other, and in which order, is no matter of the manager's.
+TRAINER_PROTOCOL = 2  # `saves_only`; copied weights begin alike
+
+
+DeviceKind = Annotated[Literal["cpu", "cuda", "other"], or_else("other")]
+"""Other: of a kind that this version does not know, and cannot plan for."""
+
+
+# Of one connection, by both sides: the plan that runs and the one that is prepared.
+PLANS_KEPT = 2
+
+# Of one worker slot, for each agent that its VM has: a reboot starts another.
+INCARNATIONS = 10_000
+
+
+class Message(BaseModel):
+    """Strict and immutable: an unknown key or a wrong type is an error, never ignored."""
+
+    # A loss may be no number; as JSON it must come back as what it was.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class CheckpointRef(Message):
+    """A published checkpoint: the state after commit `step`, written by `generation`."""
+
+    step: Count
+    generation: Count

@@ -1,0 +1,125 @@
+"""What the manager wants of a VM."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ..bounds import MOST_ENTRIES, Count, Name
+from ..instruction_sets import InstructionSet
+from .base import CheckpointRef, DeviceKind, Message
+
+
+class StoreConfig(Message):
+    """Where a job's checkpoints live. Credentials come from the environment (AWS_ACCESS_KEY_ID,
+    AZURE_STORAGE_KEY, ...)."""
+
+    uri: str  # file:///abs/path, s3://bucket/prefix or az://container/prefix
+    endpoint: str | None = None  # of an S3-compatible service (None is AWS) or of an Azure account
+    region: str | None = None
+
+
+class Recipe(Message):
+    """What is fixed at a job's first plan and never changes; a trainer that cannot meet it does not
+    join."""
+
+    microbatch_size: int = Field(ge=1)
+    num_micro_batches: int = Field(ge=1)
+    cuts: list[Count] = Field(max_length=MOST_ENTRIES)  # graph positions before which sections 1..K-1 begin
+    graph_hash: Name
+    threads: int = Field(ge=1)
+    device_kind: DeviceKind
+    torch_version: Name
+    bundle_sha256: Name
+    bits_hash: Name | None = None  # `numerics: exact`: see `fitness`; None: not known, or not compared
+    kernels_hash: Name | None = None  # likewise
+
+    @property
+    def num_sections(self) -> int:
+        return len(self.cuts) + 1
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.microbatch_size * self.num_micro_batches
+
+    def without_bits(self) -> Recipe:
+        return self.model_copy(update={"bits_hash": None, "kernels_hash": None})
+
+
+class JobSettings(Message):
+    """The part of a job's specification that a trainer needs."""
+
+    job: str
+    entrypoint: str  # module:function, resolved in the unpacked bundle
+    seed: int
+    steps: int = Field(ge=1)
+    global_batch_size: int = Field(ge=1)
+    microbatch_size: int | None = None  # None: chosen by calibration
+    num_sections: int | None = None  # K; None: chosen from the graph
+    pipeline_parallel_degree: int | None = None  # P, for which K must be enough; None: left to the planner
+    numerics: Literal["exact", "fast"]
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    threads: int = Field(default=1, ge=1)
+    instruction_set: InstructionSet = "native"
+    device_memory_bytes: int | None = None  # that a worker may use; None: all that its device has
+    workers_per_node: int = Field(default=1, ge=1)
+    most_workers: int = Field(default=1, ge=1)  # that the job may get; m leaves a micro-batch for each
+    store: StoreConfig
+    checkpoint_interval_steps: int | None = None
+    checkpoint_interval_s: float | None = None
+    bundle_sha256: str
+    setup: str | None = None  # a shell command run once on each VM before its trainers start
+    envs: dict[str, str] = Field(default_factory=dict)
+
+
+class Member(Message):
+    """A worker that takes part in forming a generation; ranks follow the order of the list.
+
+    The first `plan.num_workers` members are the plan's workers; the rest are donors, which hand over the
+    sections they hold and leave.
+    """
+
+    worker: str
+    address: str  # the private address its process groups bind to
+
+
+class GenerationOrder(Message):
+    """Generation `number`: get ready for it (`prepare`), then switch to it (`go`)."""
+
+    number: int = Field(ge=1)
+    # Those of kind `profile` measure the model, have no plan, and are numbered by themselves.
+    kind: Literal["train", "profile"] = "train"
+    phase: Literal["prepare", "go"]
+    # Plan and members are left out where this connection has carried them; by `plan_hash` they are found.
+    plan: dict[str, Any] = Field(default_factory=dict)  # makara.pipeline.Plan.to_json()
+    members: list[Member] = Field(default_factory=list)
+    plan_hash: str = ""
+    checkpoints: list[CheckpointRef] = Field(default_factory=list)  # published, newest first; the base first
+    endpoint: str | None = None  # host:port of the rendezvous on rank 0; present with `go`
+    key: str = Field(default="", repr=False)  # by which its members know each other
+    saves_only: bool = False  # publish a checkpoint of what it forms with, and hold: take no step
+
+
+class Orders(Message):
+    """Everything that the manager wants of one VM now."""
+
+    type: Literal["orders"] = "orders"
+    version: int  # grows with each change; an agent ignores an older one on the same connection
+    action: Literal["idle", "profile", "train", "shutdown"]
+    job: JobSettings | None = None
+    recipe: Recipe | None = None
+    generation: GenerationOrder | None = None
+    # Generations up to this one are closed: leave them at once, mid-step. A planned generation that is
+    # given up while an older one still steps is not abandoned: its order is just replaced by the next.
+    abandoned: int = 0
+    hold: bool = False  # finish the step, publish a checkpoint, take no further step
+    stacks: int = 0  # which time the stacks of all trainers were asked for
+    given_up: dict[str, int] = Field(default_factory=dict)  # worker -> end its incarnations up to this one
+    lease_s: float = 10.0  # a trainer silent for this long is killed and replaced
+    link_timeout_s: float = 10.0  # a member that another cannot reach for this long is lost to it
+    measuring_s: float = 30.0  # sections that are not measured by then, of an m that can be missed, are not
+    probe_s: float = 12.0  # links that are not measured by then are not, in this generation
+    orphan_timeout_s: float = 600.0  # without a manager for this long: save, then end the VM
+    log_bytes: int = 16 << 20  # of each log file; as much of what was before is kept beside it
+    orphan_save_s: float = 300.0  # for how long a VM that is to end waits for its checkpoint
