@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable
 
 from .config import ConfigError
-from .core.state import JobState, Vm
+from .core.state import JobState
+from .core.vms import Vm
 from .providers.settings import FILE, CloudSettings
 
 _AZURE_ID = re.compile(r"/subscriptions/([^/]+)/resourceGroups/([^/]+)/", re.IGNORECASE)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from ..spec.job_spec import Resources
 from ..spec.placement import STATED, Market, Offer, Price
-from .state import JobState, Spent, Vm
+from .state import JobState
+from .vms import Spent, Vm
 
 _LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, a minute at least
 

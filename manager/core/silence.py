@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...protocol.messages import Phase, WorkerReport
-from .state import Generation, JobState, Seat, Vm, vm_of
+from .state import Generation, JobState, Seat, vm_of
 from .timing import Timing
 from .vitals import Vitals
+from .vms import Vm
 
 
 def judge(state: JobState, vitals: Vitals, now: float, timing: Timing) -> Vitals:

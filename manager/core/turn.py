@@ -12,9 +12,10 @@ from .commands import Command, ReleaseVm
 from .events import Event
 from .facts import EndReason, Fact, GenerationClosed, VmEnded
 from .fold import apply
-from .state import JobState, Seat, Vm, VmStatus, vm_of
+from .state import JobState, Seat, vm_of
 from .timing import Timing
 from .vitals import Pulse, Vitals
+from .vms import Vm, VmStatus
 
 
 @dataclass(frozen=True, slots=True)

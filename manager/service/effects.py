@@ -26,7 +26,8 @@ from ..core.commands import (
     RequestVm,
 )
 from ..core.events import CommandStuck, Event, JobCommandFailed
-from ..core.state import JobState, Vm
+from ..core.state import JobState
+from ..core.vms import Vm
 from ..providers import Provider, ProviderError, Throttled
 from ..spec.start_source import StartSource
 from ..threads import Kind, Threads, told_when_slow

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 
 from ...pipeline import Plan
 from ...protocol.messages import CheckpointRef, Phase, StepMetrics, WorkerReport
-from ..core.state import Generation, JobState, Vm, vm_of
+from ..core.state import Generation, JobState, vm_of
+from ..core.vms import Vm
 from .activity import activity
 from .costs.views import Costs, JobCost, VmCost, not_released
 from .quarantine import STATUS

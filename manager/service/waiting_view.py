@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from ...protocol.messages import Phase
-from ..core.state import JobState, VmStatus, vm_of, wanted_vms
+from ..core.state import JobState, vm_of, wanted_vms
+from ..core.vms import VmStatus
 from .runtime import Job
 
 

@@ -11,7 +11,7 @@ import pytest
 from lying_cloud import Habits, Machine
 from lying_history import JOB, History, Resources, explained
 from makara.manager.core.facts import AttemptMade, EndReason, VmEnded
-from makara.manager.core.state import VmStatus
+from makara.manager.core.vms import VmStatus
 from makara.manager.providers import ResourceStatus
 from makara.manager.service.vms.closings import Closings
 from makara.manager.service.vms.watch import ProviderWatch

@@ -19,7 +19,8 @@ from makara.manager.core.facts import (
     VmRequested,
     VmRiskChanged,
 )
-from makara.manager.core.state import VmStatus, vm_of
+from makara.manager.core.state import vm_of
+from makara.manager.core.vms import VmStatus
 from makara.protocol.messages import CheckpointRef, Phase, WorkerReport
 
 NOTICE = {"notice_deadline_s": 30.0, "notice": "terminate", "notices_known": True}

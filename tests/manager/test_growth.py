@@ -21,7 +21,7 @@ from makara.manager.core.facts import (
     VmNoticed,
     WorkerPaced,
 )
-from makara.manager.core.state import VmStatus
+from makara.manager.core.vms import VmStatus
 from makara.manager.service.journal import StoredFact
 from makara.manager.service.planning import compute_growth
 from makara.manager.service.runtime import Job

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from makara.manager.core import fold
 from makara.manager.core.facts import EndReason, VmEnded, VmJoined, VmRequested
-from makara.manager.core.state import Vm, VmStatus
 from makara.manager.core.vm_table import VmTable
+from makara.manager.core.vms import Vm, VmStatus
 
 
 def test_tables_are_what_dictionaries_of_all_vms_would_be() -> None:

@@ -11,7 +11,7 @@ from core_script import RECIPE, Script
 from makara.manager.core import Decision, Timing
 from makara.manager.core.commands import ComputeGrowth
 from makara.manager.core.events import AttemptSucceeded, Event, GrowthComputed, OffersSeen, Tick, VmTerminated
-from makara.manager.core.state import VmStatus
+from makara.manager.core.vms import VmStatus
 from makara.manager.spec.placement import Market, Offer, Placement, Price
 from makara.protocol.messages import Phase, Profile, Profiling, WorkerReport
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..facts import VmDrained, VmNoticed, VmNoticeWithdrawn, VmRiskChanged
-from ..state import JobState, VmStatus
+from ..state import JobState
+from ..vms import VmStatus
 
 
 def _noticed(state: JobState, fact: VmNoticed) -> JobState:

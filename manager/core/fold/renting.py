@@ -20,18 +20,8 @@ from ..facts import (
     VmGone,
     VmNotReleased,
 )
-from ..state import (
-    Bill,
-    Enough,
-    Generation,
-    JobState,
-    Losses,
-    NotJoined,
-    Refusal,
-    Spent,
-    Vm,
-    vms_of,
-)
+from ..state import Generation, JobState, vms_of
+from ..vms import Bill, Enough, Losses, NotJoined, Refusal, Spent, Vm
 
 _TOGETHER_S = 60.0  # VMs that are lost within so long are one loss: a cloud takes several
 _LOST = (

@@ -15,7 +15,8 @@ from ..facts import (
     WorkerFailed,
 )
 from ..failures import Death, Rounds, without_progress
-from ..state import JobState, Vm, VmStatus, vm_of
+from ..state import JobState, vm_of
+from ..vms import Vm, VmStatus
 from . import renting
 from .notices import without_deaths
 

@@ -14,8 +14,9 @@ from ....protocol.hashes import short
 from ....protocol.messages import WorkerReport
 from ...spec.start_source import StartSource
 from ..facts import BitsFixed
-from ..state import JobState, Vm, VmStatus, vm_of
+from ..state import JobState, vm_of
 from ..turn import Turn
+from ..vms import Vm, VmStatus
 
 
 def fix_bits(turn: Turn, workers: Collection[WorkerReport]) -> bool:

@@ -21,9 +21,10 @@ from ...spec.placement import Placement
 from .. import worth
 from ..commands import ComputeGrowth, WorkerSlot
 from ..events import GrowthComputed, JobCommandFailed
-from ..state import JobState, Vm, staying_vms
+from ..state import JobState, staying_vms
 from ..turn import Turn
 from ..vitals import Growth
+from ..vms import Vm
 from . import planning
 
 _ASKED = "the planner is asked whether more of them would pay"

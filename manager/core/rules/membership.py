@@ -10,8 +10,9 @@ from ..events import Tick, VmEnding, VmTerminated
 from ..facts import EndReason, IsolationChanged, VmGone, VmJoined, WorkerFailed
 from ..failures import num_rounds, on_vm
 from ..silence import heard_at
-from ..state import Vm, VmStatus, staying_vms, vm_of, wanted_vms
+from ..state import staying_vms, vm_of, wanted_vms
 from ..turn import Turn, has_ended, never_ran, own_steps
+from ..vms import Vm, VmStatus
 from . import fitness, notices, renting, surplus
 
 

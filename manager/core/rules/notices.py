@@ -15,8 +15,9 @@ from ..facts import (
     VmNoticeWithdrawn,
     VmRiskChanged,
 )
-from ..state import Vm, VmStatus, vm_of
+from ..state import vm_of
 from ..turn import Turn
+from ..vms import Vm, VmStatus
 
 
 def take(turn: Turn) -> None:

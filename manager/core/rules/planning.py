@@ -13,9 +13,10 @@ from .. import worth
 from ..commands import ComputePlan, WorkerSlot
 from ..events import PlanComputed
 from ..facts import GenerationPlanned, HoldChanged, PlanImpossible
-from ..state import Generation, JobState, Seat, Vm, VmStatus, vm_of
+from ..state import Generation, JobState, Seat, vm_of
 from ..turn import Turn, has_ended, seat_of
 from ..vitals import Planning
+from ..vms import Vm, VmStatus
 from . import breaks, fitness, versions
 
 # One that was idle before it ever took part holds nothing; one that left has handed over what it had.

@@ -17,8 +17,9 @@ from ....simulator import InvalidCalibration, Measurements
 from ....simulator.calibration.assembly import profile_of
 from ..commands import StoreCalibration
 from ..facts import GenerationClosed, GenerationKind, GenerationPlanned, JobEnded, RecipeFixed, WorkerFailed
-from ..state import Generation, JobState, Seat, VmStatus, vm_of
+from ..state import Generation, JobState, Seat, vm_of
 from ..turn import Turn, has_ended, seat_of
+from ..vms import VmStatus
 from . import ending, generations, starting
 
 _MOST_MEMBERS = 8

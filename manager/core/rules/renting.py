@@ -26,8 +26,8 @@ from ..facts import (
     VmRequested,
 )
 from ..fold.renting import origin_of, place_of
-from ..state import Vm, VmStatus
 from ..turn import Turn
+from ..vms import Vm, VmStatus
 from . import growth, spending, waiting
 
 _NOT_WANTED = "its market is not wanted now"

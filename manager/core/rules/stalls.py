@@ -23,10 +23,11 @@ from ....protocol.messages import At, Phase, WorkerReport
 from .. import silence
 from ..events import Tick
 from ..facts import EndReason, GenerationStalled, StacksTaken, WorkerFailed
-from ..state import Generation, JobState, Vm
+from ..state import Generation, JobState
 from ..timing import Timing
 from ..turn import Turn, has_ended, never_ran, own_steps, seat_of
 from ..vitals import NoProgress, Vitals
+from ..vms import Vm
 from . import generations
 
 _OWN_WORK = frozenset((At.COMPUTING, At.DATA, At.STORE))

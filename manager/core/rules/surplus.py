@@ -9,8 +9,9 @@ from __future__ import annotations
 from ...spec.resources import CLOUDS
 from ..events import Tick
 from ..facts import EndReason
-from ..state import Generation, JobState, Vm, VmStatus, staying_vms, vm_of, vms_of, wanted_vms
+from ..state import Generation, JobState, staying_vms, vm_of, vms_of, wanted_vms
 from ..turn import Turn, seat_of
+from ..vms import Vm, VmStatus
 
 LOWERED = "the plan that runs has no use for more"
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pydantic import BaseModel
 
 from ...core.cost import cost_of, hourly_ceiling, is_paid, price_of, spent_by
-from ...core.state import Vm
+from ...core.vms import Vm
 from ...spec.placement import Market, Placement, Price
 from ...spec.resources import CLOUDS
 from ..runtime import Job

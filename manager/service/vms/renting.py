@@ -15,7 +15,8 @@ from ....protocol.messages import BootConfig
 from ...core.commands import ReleaseVm, RequestVm
 from ...core.events import AttemptFailed, AttemptSucceeded, ConsoleRead, Event, ReleaseRefused, VmTerminated
 from ...core.facts import RefusalKind
-from ...core.state import JobState, Vm
+from ...core.state import JobState
+from ...core.vms import Vm
 from ...providers import (
     Ended,
     NoCapacity,

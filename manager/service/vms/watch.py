@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from dataclasses import dataclass
 
 from ...core.events import Event, Together, VmEnding, VmTerminated
-from ...core.state import JobState, Vm
+from ...core.state import JobState
+from ...core.vms import Vm
 from ...providers import (
     Partial,
     Provider,
