@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from .errors import UserCodeError
 from .seeds import preserved_randomness, seed64, seed_everything
+from .torch_private.compiled import uncompiled
 from .tracebacks import is_users, users_part
 
 Loss = Tensor | tuple[Tensor, Tensor]
@@ -119,11 +120,7 @@ def _imported(module_name: str, function_name: str) -> object:
 def build_module(training: Training) -> object:
     """Call `Training.model`, and strip the wrapper of `torch.compile`: Makara runs the model's own forward,
     in sections."""
-    model: object = training.model()
-    dynamo: Any = sys.modules.get("torch._dynamo")  # loaded by whoever compiles; checked with torch 2.13
-    while dynamo is not None and isinstance(model, dynamo.OptimizedModule):
-        model = cast(object, getattr(model, "_orig_mod"))  # noqa: B009
-    return model
+    return uncompiled(training.model())
 
 
 def set_training_mode(model: nn.Module) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..precision import Precision
+from ..torch_private.operators import OpOverload
+from ..torch_private.pytree import tree_leaves, tree_map
 from ..tracing.regions import autocast_of
 
 FLOPS_PER_BYTE = 5.0  # a core does about this many operations in the time of moving one byte

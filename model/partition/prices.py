@@ -14,12 +14,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch.fx.node import map_aggregate
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ..precision import Precision
 from ..seeds import preserved_randomness
+from ..torch_private.operators import OpOverload
+from ..torch_private.pytree import tree_leaves, tree_map
 from ..tracing.regions import autocast_of
 from .flops import signature, work_per_node
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
+from ..torch_private.operators import OpOverload
+from ..torch_private.pytree import tree_leaves
 from ..tracing.functional import written, written_spans
 from ..tracing.trace import TracedModel
 from .flops import compute_nodes, work_per_node

@@ -3,8 +3,6 @@
 An attribute that is set and read within one call (an auxiliary loss) is not state. To tell, the forward is
 traced a second time with the attributes as the first call left them: if the graph differs, or reads values
 that the first call left, it depends on earlier calls. Only models that set attributes are traced twice.
-
-Uses torch's private hook on attributes during export: checked with torch 2.13.
 """
 
 from __future__ import annotations
@@ -16,15 +14,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import _trace  # pyright: ignore[reportPrivateUsage]
-from torch.utils._pytree import tree_leaves, tree_map
 
+from ..torch_private.exporting import ATTRIBUTE_CHECK
+from ..torch_private.fake_tensors import FakeTensorMode
+from ..torch_private.modules import OWN_FIELDS
+from ..torch_private.pytree import tree_leaves, tree_map
+from ..torch_private.storages import version_of
 from .guards import replaced
 from .source import calling_line
 
 _MISSING = object()
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+_OF_EVERY_MODULE = OWN_FIELDS - {"training"}
 
 Snapshot = dict[tuple[str, str], Any]
 """{(module's name, attribute): value}, containers copied."""
@@ -48,7 +48,7 @@ class Attributes:
 
     def written(self) -> list[str]:
         """Attributes whose tensors were changed in place."""
-        return [name for name, tensor, version in self.versions.values() if tensor._version != version]
+        return [name for name, tensor, version in self.versions.values() if version_of(tensor) != version]
 
     def keep(self, model: nn.Module, fake_mode: FakeTensorMode) -> list[Tensor]:
         """Set the changed attributes as the forward left them; return the tensors among them, as new ones."""
@@ -99,7 +99,7 @@ def watched(model: nn.Module) -> Generator[Attributes]:
                     found.changed[key] = None if value is _MISSING else value
             _restore(model, found.before, after)
 
-    with replaced(_trace, "_detect_attribute_assignment", around):
+    with replaced(*ATTRIBUTE_CHECK, around):
         yield found
 
 
@@ -144,7 +144,7 @@ def _same(old: Any, new: Any) -> bool:
 
 def _versions(attributes: Snapshot) -> dict[int, tuple[str, Tensor, int]]:
     return {
-        id(leaf): (_path(*key), leaf, leaf._version)
+        id(leaf): (_path(*key), leaf, version_of(leaf))
         for key, value in attributes.items()
         for leaf in tree_leaves(value)
         if isinstance(leaf, Tensor)

@@ -12,9 +12,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ..errors import UntraceableModel
+from ..torch_private.fake_tensors import FakeTensor, FakeTensorMode
+from ..torch_private.modules import OWN_FIELDS
+from ..torch_private.storages import storage_key
 from .functional import storage_of
 from .source import stack_line
 
@@ -37,7 +39,7 @@ def settle_constants(
     graph = program.graph
     places = {node.name: node for node in graph.find_nodes(op="placeholder")}
     owners = {storage_of(node): node for name, node in places.items() if name in lifted}
-    hidden = {_storage(parameter): name for name, parameter in _unregistered(model)}
+    hidden = {storage_key(parameter): name for name, parameter in _unregistered(model)}
     kept: dict[str, str] = {}
     for place, name in constants.items():
         node, value = places[place], program.constants[name]
@@ -46,17 +48,17 @@ def settle_constants(
         line = next(filter(None, map(stack_line, node.users)), None)
         if not isinstance(value, FakeTensor):
             kept[place] = name
-        elif _storage(value) in hidden:
+        elif storage_key(value) in hidden:
             raise UntraceableModel(
-                f"forward uses the parameter {hidden[_storage(value)]}, which is not registered in the model "
-                "and would not be trained. Keep modules in nn.ModuleList or nn.ModuleDict, parameters in "
-                "nn.ParameterList",
+                f"forward uses the parameter {hidden[storage_key(value)]}, which is not registered in the "
+                "model and would not be trained. Keep modules in nn.ModuleList or nn.ModuleDict, parameters "
+                "in nn.ParameterList",
                 line,
             )
         elif value.fake_mode is fake_mode:
             kept[place] = name
         else:
-            _detach(graph, node, value, owners.get(_storage(value)), line)
+            _detach(graph, node, value, owners.get(storage_key(value)), line)
     return kept
 
 
@@ -84,7 +86,7 @@ def _unregistered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     registered = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
-            if attribute.startswith("_") and attribute in vars(nn.Module()):
+            if attribute in OWN_FIELDS:
                 continue
             path = f"{name}.{attribute}" if name else attribute
             for key, item in _items(value):
@@ -102,7 +104,3 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
 
 def _is_held(model: nn.Module, parameter: nn.Parameter) -> bool:
     return any(parameter is held for held in model.parameters())
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]

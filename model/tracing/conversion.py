@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
+from ..torch_private.fake_tensors import FakeTensor
+from ..torch_private.modules import APPLY, convert, own_buffers, own_parameters, requested_conversion
 from .guards import replaced
-
-_parse_to: Any = torch._C._nn._parse_to  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
 @contextmanager
@@ -27,8 +26,8 @@ def converting() -> Generator[None]:
 
     def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         for child in self.children() if recurse else ():
-            child._apply(fn)  # pyright: ignore[reportPrivateUsage]
-        parameters, buffers = _held(self)
+            convert(child, fn)
+        parameters, buffers = own_parameters(self), own_buffers(self)
         for name, parameter in parameters.items():
             if parameter is None:
                 continue
@@ -45,27 +44,20 @@ def converting() -> Generator[None]:
         return self
 
     def to(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        _, dtype, _, memory_format = _parse_to(*args, **kwargs)
-        wanted = {"dtype": dtype, "memory_format": memory_format}
-        wanted = {name: value for name, value in wanted.items() if value is not None}
+        wanted = requested_conversion(*args, **kwargs)
         return original_to(self, **wanted) if wanted else self
 
     def stay(self: nn.Module, device: object = None) -> nn.Module:
         return self
 
     with (
-        replaced(nn.Module, "_apply", apply),
+        replaced(nn.Module, APPLY, apply),
         replaced(nn.Module, "to", to),
         replaced(nn.Module, "cuda", stay),
         replaced(nn.Module, "cpu", stay),
         replaced(FakeTensor, "__deepcopy__", _copied),
     ):
         yield
-
-
-def _held(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A module's own parameters and buffers, as dicts that can be set without its checks."""
-    return vars(module)["_parameters"], vars(module)["_buffers"]
 
 
 def _copied(self: Tensor, memo: dict[int, Any]) -> Tensor:

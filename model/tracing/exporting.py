@@ -3,8 +3,6 @@
 By itself it silently drops the backward of custom functions and hooks, loses `no_grad` inside `autocast`,
 turns off an autocast for an absent device, and bakes in random numbers of Python and state kept between
 calls. What a graph cannot hold is refused, with the user's line.
-
-Uses private torch API (export passes, autocast's fields): checked with torch 2.13.
 """
 
 from __future__ import annotations
@@ -19,12 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
-from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import _trace  # pyright: ignore[reportPrivateUsage]
-from torch.fx.proxy import TracerBase
 
 from ..errors import TooFewSamples, UntraceableModel
+from ..torch_private.exporting import AUTOCAST_PASS, EXPORTER, FRAME_FILTER, GRAD_MODE_PASS
+from ..torch_private.fake_tensors import FakeTensorMode
+from ..torch_private.storages import storage_key
 from ..tracebacks import first_line, users_part
 from .attributes import Attributes, watched
 from .graph_text import graph_lines
@@ -179,11 +176,11 @@ def _text(program: Program) -> list[str]:
 
 def _reads(program: Program, tensors: list[torch.Tensor]) -> bool:
     """Whether the graph uses one of `tensors` (as a constant)."""
-    kept = {tensor.untyped_storage()._cdata for tensor in tensors}  # pyright: ignore[reportPrivateUsage]
+    kept = {storage_key(tensor) for tensor in tensors}
     used = {node.name for node in program.graph.find_nodes(op="placeholder") if node.users}
     return any(
         isinstance(value := program.constants.get(spec.target or ""), torch.Tensor)
-        and value.untyped_storage()._cdata in kept  # pyright: ignore[reportPrivateUsage]
+        and storage_key(value) in kept
         for spec in program.graph_signature.input_specs
         if spec.arg.name in used
     )
@@ -196,11 +193,7 @@ def _regions_as_marks() -> Generator[None]:
     def leave(program: fx.GraphModule, signature: Any) -> tuple[fx.GraphModule, Any]:
         return program, signature
 
-    grad, cast = replace_set_grad_with_hop_pass, replace_autocast_with_hop_pass
-    with (
-        replaced(grad, "replace_set_grad_with_hop_pass", leave),
-        replaced(cast, "replace_autocast_with_hop_pass", leave),
-    ):
+    with replaced(*GRAD_MODE_PASS, leave), replaced(*AUTOCAST_PASS, leave):
         yield
 
 
@@ -226,7 +219,7 @@ def _lines_of_helpers() -> Generator[None]:
             [frame for frame in frames[first:] if frame.name == "forward" or not is_library(frame.filename)]
         )
 
-    with replaced(TracerBase, "_filter_traceback_frames", keep):
+    with replaced(*FRAME_FILTER, keep):
         yield
 
 
@@ -239,9 +232,9 @@ def _quiet() -> Generator[None]:
     log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     level = log.level
     log.setLevel(logging.ERROR)
-    setattr(_trace, "print", say_nothing)  # noqa: B010
+    setattr(EXPORTER, "print", say_nothing)  # noqa: B010
     try:
         yield
     finally:
-        delattr(_trace, "print")
+        delattr(EXPORTER, "print")
         log.setLevel(level)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
+from ..torch_private.pytree import tree_leaves
 from .functional import storage_of, written
 
 _aten = torch.ops.aten

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import UntraceableModel
+from ..torch_private.operators import name_of, overload_of, written_arguments
+from ..torch_private.storages import storage_key
 from .source import stack_line
 
 _aten = torch.ops.aten
@@ -56,16 +58,11 @@ def written(node: fx.Node) -> list[fx.Node]:
     if silent is not None:
         mean, variance, training = (node.args[place] for place in silent)
         return [value for value in (mean, variance) if training is True and isinstance(value, fx.Node)]
-    schema: Any = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    found: list[fx.Node] = []
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value: Any = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        found += [value] if isinstance(value, fx.Node) else []
-    return found
+    found = [
+        node.args[position] if position < len(node.args) else node.kwargs.get(name)
+        for position, name in written_arguments(node.target)
+    ]
+    return [value for value in found if isinstance(value, fx.Node)]
 
 
 def written_spans(nodes: list[fx.Node]) -> list[tuple[int, int]]:
@@ -97,13 +94,13 @@ def _update_spans(nodes: list[fx.Node]) -> list[tuple[int, int]]:
 
 def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     """Make `node` functional if possible; return the node whose later uses now read `node` instead."""
-    name: str = getattr(getattr(node.target, "_schema", None), "name", "")
+    name = name_of(node.target)
     targets = written(node)
     if len(targets) != 1 or not name.startswith("aten::") or not name.endswith("_") or name.endswith("__"):
         return None
     target = targets[0]
     packet: Any = getattr(_aten, name.removeprefix("aten::").removesuffix("_"), None)
-    overload = getattr(packet, getattr(node.target, "_overloadname", ""), None)
+    overload = getattr(packet, overload_of(node.target), None)
     if overload is None or target is not node.args[0] or _seen_elsewhere(graph, node, target):
         return None
     if not _same_form(overload, node):
@@ -165,7 +162,7 @@ def storage_of(node: fx.Node) -> int | None:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return None
-    return value.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+    return storage_key(value)
 
 
 def _after(node: fx.Node, other: fx.Node) -> bool:

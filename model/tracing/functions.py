@@ -6,7 +6,7 @@ runs the function's `apply` wherever the graph runs. On fake tensors it computes
 Every process traces the model and defines the same operators: the name is derived from the function's name,
 its arguments that are not tensors, and, if two functions of a trace share a name, from their order of use.
 
-Registers operators with torch.library, reads `torch.autograd.function`: checked with torch 2.13.
+Registers operators with torch.library: checked with torch 2.13.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import _is_setup_context_defined  # pyright: ignore[reportPrivateUsage]
+
+from ..torch_private.storages import storage_key, version_of
 
 _LIBRARY = torch.library.Library("makara", "FRAGMENT")
 _PLAIN = (bool, int, float, str, torch.dtype, type(None))
@@ -47,7 +48,7 @@ class _Call:
     def forward_alone(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         forward: Callable[..., Any] = self.function.forward
         arguments = self._filled(tensors)
-        apart = bool(_is_setup_context_defined(self.function.setup_context))
+        apart = self.function.setup_context != Function.setup_context
         return self._run(forward, arguments if apart else [_Context(), *arguments], tensors)
 
     def _filled(self, tensors: Sequence[Tensor]) -> list[Any]:
@@ -59,17 +60,17 @@ class _Call:
     def _run(
         self, function: Callable[..., Any], arguments: Sequence[Any], tensors: Sequence[Tensor]
     ) -> list[Tensor]:
-        versions = [tensor._version for tensor in tensors]
+        versions = [version_of(tensor) for tensor in tensors]
         returned = function(*arguments)
-        if versions != [tensor._version for tensor in tensors]:
+        if versions != [version_of(tensor) for tensor in tensors]:
             raise Unheld("it changes an argument in place")
         self.single = isinstance(returned, Tensor)
         results = [returned] if self.single else list(cast(Sequence[Any], returned))
         if not results or not all(isinstance(result, Tensor) for result in results):
             raise Unheld("it returns something else than tensors")
         # An operator's results must have memory of their own.
-        given = {_memory(tensor) for tensor in tensors}
-        return [result.clone() if _memory(result) in given else result for result in results]
+        given = {storage_key(tensor) for tensor in tensors}
+        return [result.clone() if storage_key(result) in given else result for result in results]
 
 
 class _Context:
@@ -141,7 +142,3 @@ def _is_plain(argument: Any) -> bool:
     if isinstance(argument, tuple | list):
         return all(_is_plain(part) for part in cast(Sequence[Any], argument))
     return isinstance(argument, _PLAIN)
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]

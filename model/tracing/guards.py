@@ -1,8 +1,6 @@
 """Refuses calls within a model's forward that a trace would drop or bake in.
 
 Only calls from code outside torch count, because torch's own modules use these functions correctly.
-
-Uses private torch API (_SingleLevelFunction): checked with torch 2.13.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import _SingleLevelFunction  # pyright: ignore[reportPrivateUsage]
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributions import Distribution
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import UntraceableModel
+from ..torch_private.exporting import VALUE_CHECKS
+from ..torch_private.functions import BELOW_FUNCTION, TORCHS_OPERATORS
 from .functions import Operators, Unheld
 from .source import called_by_user, calling_line, is_library, line_of
 
@@ -62,8 +60,6 @@ _REFUSED: tuple[tuple[Any, str, str], ...] = (
         "torch.inference_mode inside a model that trains would be lost. Use torch.no_grad",
     ),
 )
-# Functions of torch without a custom backward, or whose backward the graph keeps.
-_OPERATORS = ("torch._library.autograd", "torch._higher_order_ops")
 
 
 @contextmanager
@@ -95,7 +91,7 @@ def replaced(owner: Any, name: str, value: object) -> Generator[None]:
 @contextmanager
 def unvalidated_distributions() -> Generator[None]:
     """Keep torch.distributions from reading the values of their arguments to validate them."""
-    with replaced(Distribution, "_validate_args", False):
+    with replaced(*VALUE_CHECKS, False):
         yield
 
 
@@ -118,11 +114,11 @@ def _custom_backward() -> Generator[None]:
     operators = Operators()
 
     def call(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        apply: Callable[..., Any] = super(_SingleLevelFunction, cls).apply  # pyright: ignore[reportAttributeAccessIssue]
+        apply: Callable[..., Any] = super(BELOW_FUNCTION, cls).apply
         if cls is CheckpointFunction:  # reentrant checkpointing: when to recompute is Makara's decision
             function, _, *rest = args
             return function(*rest)
-        if cls.__module__.startswith(_OPERATORS):
+        if cls.__module__.startswith(TORCHS_OPERATORS):
             return apply(*args, **kwargs)
         try:
             if cls.__module__.startswith("torch.") or kwargs:
@@ -136,7 +132,7 @@ def _custom_backward() -> Generator[None]:
                 calling_line(),
             ) from error
 
-    with replaced(_SingleLevelFunction, "apply", classmethod(call)):
+    with replaced(BELOW_FUNCTION, "apply", classmethod(call)):
         yield
 
 

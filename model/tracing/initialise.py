@@ -5,8 +5,6 @@ is recorded. A parameter, buffer or constant is then made by replaying, on real 
 that touch its storage or flow into it, each random one under a seed of its own. So a tensor is the same on
 whichever worker it is made, and no worker ever holds more than its range. A number that is drawn once and
 flows into several tensors (a copied layer, a norm of a weight) is the same in all of them.
-
-Uses private torch API (FakeTensorMode, _disable_current_modes, storage identity): checked with torch 2.13.
 """
 
 from __future__ import annotations
@@ -19,20 +17,19 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
+
+from ..errors import UntraceableModel
+from ..seeds import preserved_randomness, seed64, seed_everything
+from ..torch_private.dispatch import TorchDispatchMode, no_modes
+from ..torch_private.fake_tensors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
-)
-from torch.utils._pytree import tree_leaves, tree_map
-
-from ..errors import UntraceableModel
-from ..seeds import preserved_randomness, seed64, seed_everything
+from ..torch_private.operators import OpOverload, is_mutable, written_arguments
+from ..torch_private.pytree import tree_leaves, tree_map
+from ..torch_private.storages import storage_key
 from .conversion import converting
 from .loading import adopt_module, loading
 
@@ -76,7 +73,7 @@ class _Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    function: Any  # torch._ops.OpOverload
+    function: OpOverload | Callable[..., Any]
     args: Any
     kwargs: dict[str, Any]
     outputs: tuple[_View | None, ...]
@@ -106,19 +103,19 @@ class Recording:
             return fake.detach().clone(memory_format=torch.contiguous_format)
         view = _view(fake)
         if view.storage in self._loaded:
-            with _disable_current_modes():
+            with no_modes():
                 return _place(self._loaded, view).clone(memory_format=torch.contiguous_format)
         if view.storage not in self._calls_by_storage:
             raise UntraceableModel(
                 f"{name!r} was not made by the function Training.model; its values are unknown"
             )
-        with _disable_current_modes(), preserved_randomness(), torch.no_grad():
+        with no_modes(), preserved_randomness(), torch.no_grad():
             return _place(self._replay(view.storage, name), view).clone(memory_format=torch.contiguous_format)
 
     def own(self, fake: Tensor, name: str) -> None:
         """Seed the random numbers of `fake` by (seed, name) for every tensor that they flow into, except
         numbers that have an owner already."""
-        for number, seed in self._drawn(self._slice(_key(fake)), name).items():
+        for number, seed in self._drawn(self._slice(storage_key(fake)), name).items():
             self._seeds.setdefault(number, seed)
 
     def read(self, fake: Tensor) -> Tensor:
@@ -169,15 +166,15 @@ class Recording:
         """A fake tensor for `real`, which is kept without a copy, because it may lie in a mapped file."""
         if isinstance(real, FakeTensor):
             return real
-        with _disable_current_modes():  # else operations on it would be recorded, with a copy of it
+        with no_modes():  # else operations on it would be recorded, with a copy of it
             fake = self.fake_mode.from_tensor(real.detach())
-        self._loaded.setdefault(_key(fake), real.untyped_storage())
+        self._loaded.setdefault(storage_key(fake), real.untyped_storage())
         self._alive.append(fake)
         return fake
 
     def _own(self, leaf: Any) -> None:
         """Replace a loaded tensor that is now written to by a copy, as in the user's program."""
-        key = _key(leaf) if isinstance(leaf, FakeTensor) else None
+        key = storage_key(leaf) if isinstance(leaf, FakeTensor) else None
         if key is None or key not in self._loaded:
             return
         storage = self._loaded.pop(key)
@@ -192,10 +189,10 @@ class Recording:
             self._own(leaf)
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, FakeTensor)]
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        made = {_key(leaf) for leaf in outputs} - {
-            _key(leaf) for leaf in inputs if isinstance(leaf, FakeTensor)
+        made = {storage_key(leaf) for leaf in outputs} - {
+            storage_key(leaf) for leaf in inputs if isinstance(leaf, FakeTensor)
         }
-        if not made and not function._schema.is_mutable:
+        if not made and not is_mutable(function):
             return
         saved_args, saved_kwargs = tree_map(self._saved, (args, kwargs))
         views = tuple(_view(leaf) for leaf in outputs)
@@ -222,7 +219,7 @@ class Recording:
             loaded = self._loaded.get(view.storage)
             return view if loaded is None else _Loaded(loaded, view)
         if isinstance(leaf, Tensor):
-            with _disable_current_modes():
+            with no_modes():
                 return _Constant(leaf.detach().clone())
         return leaf
 
@@ -294,7 +291,7 @@ class _Recorder(TorchDispatchMode):
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute operations that depend on values (`.item()`, `torch.unique`) on the real tensors."""
         real_args, real_kwargs = tree_map(self._read, (args, kwargs))
-        with _disable_current_modes():
+        with no_modes():
             output = func(*real_args, **real_kwargs)
         return tree_map(self._adopted, output)
 
@@ -305,12 +302,8 @@ class _Recorder(TorchDispatchMode):
         return self._recording.adopt(leaf) if isinstance(leaf, Tensor) else leaf
 
 
-def _key(fake: Tensor) -> int:
-    return fake.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
-
-
 def _view(fake: Tensor) -> _View:
-    return _View(_key(fake), tuple(fake.shape), fake.stride(), int(fake.storage_offset()), fake.dtype)
+    return _View(storage_key(fake), tuple(fake.shape), fake.stride(), int(fake.storage_offset()), fake.dtype)
 
 
 def _real(leaf: Any, real: dict[int, torch.UntypedStorage]) -> Any:
@@ -323,14 +316,11 @@ def _real(leaf: Any, real: dict[int, torch.UntypedStorage]) -> Any:
 
 def _written(function: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that the function writes to."""
-    if not function._schema.is_mutable:
-        return []
-    given = {argument.name: value for argument, value in zip(function._schema.arguments, args, strict=False)}
-    given |= kwargs
     written = [
-        a.name for a in function._schema.arguments if a.alias_info is not None and a.alias_info.is_write
+        args[position] if position < len(args) else kwargs.get(name)
+        for position, name in written_arguments(function)
     ]
-    return [leaf for name in written for leaf in tree_leaves(given.get(name))]
+    return tree_leaves(written)
 
 
 def _copy_of(loaded: Tensor) -> Tensor:

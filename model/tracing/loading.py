@@ -3,8 +3,7 @@
 Where the format allows, the file is mapped into memory and not read: the model gets fake tensors, and a
 section's worker later reads only the pages of its own parameters.
 
-Uses private torch API (_disable_current_modes, _utils): checked with torch 2.13, safetensors 0.8,
-transformers 5.23.
+Checked with safetensors 0.8 and transformers 5.23.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch import _utils as tensors  # pyright: ignore[reportPrivateUsage]
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import (
-    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
-)
 
+from ..torch_private.dispatch import no_modes
+from ..torch_private.modules import own_buffers, own_parameters
+from ..torch_private.storages import REBUILD
 from .guards import replaced
 
 _READS_IN_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers
@@ -38,24 +36,24 @@ _Made = dict[
 @contextmanager
 def loading(adopt: Adopt) -> Generator[None]:
     """While a model is built with fake tensors, replace tensors that are read from files by fake ones."""
-    load, rebuild = torch.load, tensors._rebuild_tensor  # pyright: ignore[reportPrivateUsage]
+    load, rebuild = torch.load, getattr(*REBUILD)
 
     def load_real(
         f: Any, map_location: Any = None, *args: Any, mmap: bool | None = None, **kwargs: Any
     ) -> Any:
         mapped = isinstance(f, str | os.PathLike) and zipfile.is_zipfile(cast(str, f))
-        with _disable_current_modes(), replaced(tensors, "_rebuild_tensor", rebuild):
+        with no_modes(), replaced(*REBUILD, rebuild):
             loaded = load(f, "cpu", *args, mmap=mapped, **kwargs)
         return _adopted(loaded, adopt, {})
 
     def unpickled(*args: Any) -> Tensor:
-        with _disable_current_modes():
+        with no_modes():
             real = rebuild(*args)
         return adopt(real)
 
     with ExitStack() as stack:
         stack.enter_context(_replaced_everywhere(load, load_real))
-        stack.enter_context(replaced(tensors, "_rebuild_tensor", unpickled))
+        stack.enter_context(replaced(*REBUILD, unpickled))
         stack.enter_context(_in_this_thread())
         stack.enter_context(_Storages(adopt))
         yield
@@ -103,7 +101,7 @@ class _Storages(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.asarray and args and isinstance(args[0], torch.UntypedStorage):
-            with _disable_current_modes():
+            with no_modes():
                 real = func(*args, **(kwargs or {}))
             return self._adopt(real)
         return func(*args, **(kwargs or {}))
@@ -133,13 +131,10 @@ def adopt_module(module: nn.Module, adopt: Adopt) -> None:
     """Replace a module's real parameters and buffers by fake ones; shared ones stay shared."""
     made: _Made = {}
     for part in module.modules():
-        held = vars(part)
-        for name, parameter in held["_parameters"].items():
-            if parameter is not None:
-                held["_parameters"][name] = _standing_for(parameter, adopt, made)
-        for name, buffer in held["_buffers"].items():
-            if buffer is not None:
-                held["_buffers"][name] = _standing_for(buffer, adopt, made)
+        for held in (own_parameters(part), own_buffers(part)):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    held[name] = _standing_for(tensor, adopt, made)
 
 
 def _standing_for(real: Tensor, adopt: Adopt, made: _Made) -> Tensor:

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import KeyPath, keystr, tree_flatten_with_path
 
 from ..errors import UntraceableModel
+from ..torch_private.pytree import KeyPath, keystr, tree_flatten_with_path
 from .source import line_of
 
 _PLAIN = (Tensor, int, float, complex, bool, str, type(None))

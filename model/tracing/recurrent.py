@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 from ..precision import Precision
+from ..torch_private.pytree import tree_leaves
 from .regions import autocast_of
 
 _aten = torch.ops.aten

@@ -5,7 +5,6 @@ operation reads detached values, and an operation inside `autocast` records its 
 (`meta["autocast"]`). `enter_regions` puts an autocast around such operations of a section.
 
 Nested regions work as in eager: the innermost setting holds, also against the job's own precision.
-Uses torch.amp.autocast_mode._enter_autocast: checked with torch 2.13.
 """
 
 from __future__ import annotations
@@ -18,17 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.amp import autocast_mode
 from torch.fx.node import map_aggregate
 
 from ..precision import Precision, autocast
+from ..torch_private.region_marks import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_ENABLED
 from .flow import GradientFlow
 from .functional import written
 
 _aten = torch.ops.aten
-_ENTER: Any = autocast_mode._enter_autocast  # pyright: ignore[reportPrivateUsage]
-_EXIT: Any = autocast_mode._exit_autocast  # pyright: ignore[reportPrivateUsage]
-_SET_GRAD: Any = torch._C._set_grad_enabled  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +53,10 @@ def enter_regions(graph: fx.Graph) -> None:
             continue
         with graph.inserting_before(node):
             if entered is not None:
-                graph.call_function(_EXIT, (entered,))
+                graph.call_function(EXIT_AUTOCAST, (entered,))
             entered = None
             if wanted is not None:
-                entered = graph.call_function(_ENTER, ("cpu", wanted.dtype, wanted.enabled, True))
+                entered = graph.call_function(ENTER_AUTOCAST, ("cpu", wanted.dtype, wanted.enabled, True))
         current = wanted
 
 
@@ -81,7 +77,7 @@ def set_device(node: fx.Node, device: torch.device) -> None:
         return device if isinstance(leaf, torch.device) else leaf
 
     node.args, node.kwargs = map_aggregate(node.args, moved), map_aggregate(node.kwargs, moved)
-    if node.target is _ENTER:
+    if node.target is ENTER_AUTOCAST:
         node.args = (device.type, *node.args[1:])
 
 
@@ -103,14 +99,14 @@ class _Flattening:
                 self._flow.visit(node)
 
     def _visit(self, node: fx.Node) -> None:
-        if node.target is _SET_GRAD:
+        if node.target is SET_GRAD_ENABLED:
             self._records = bool(node.args[0])
             self._graph.erase_node(node)
-        elif node.target is _ENTER:
+        elif node.target is ENTER_AUTOCAST:
             _, dtype, enabled, *_ = node.args
             assert isinstance(dtype, torch.dtype)
             self._autocasts.append((node, Autocast(dtype, bool(enabled))))
-        elif node.target is _EXIT:
+        elif node.target is EXIT_AUTOCAST:
             opened = self._autocasts.pop()[0]
             assert node.args[0] is opened, "regions nest"
             self._graph.erase_node(node)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as module_state
-from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
 from ..errors import UntraceableModel
+from ..torch_private.modules import (
+    NormWithStatistics,
+    backward_hooks,
+    global_backward_hooks,
+    gradient_hooks,
+)
+from ..torch_private.storages import storage_key
 from .source import defined_at
 
 _LOST = (
@@ -22,19 +27,14 @@ _LOST = (
 def refuse_unheld(model: nn.Module) -> None:
     """Raise `UntraceableModel` naming the module, the parameter or the hook, and what to change.
 
-    Refused are backward hooks of modules and parameters (checked with torch 2.13, whose private fields hold
-    them), wrappers that replicate, cumulative averages, sparse gradients, parameters of types that are not
-    trained, and tensors that share memory.
+    Refused are backward hooks of modules and parameters, wrappers that replicate, cumulative averages, sparse
+    gradients, parameters of types that are not trained, and tensors that share memory.
     """
     for name, module in model.named_modules():
         _check_module(f"{name!r} ({type(module).__name__})" if name else type(module).__name__, module)
-    for field in ("_global_backward_hooks", "_global_backward_pre_hooks"):
-        _check_hooks("all modules", "a backward hook", getattr(module_state, field))
+    _check_hooks("all modules", "a backward hook", global_backward_hooks())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        _check_hooks(repr(name), "a hook on its gradient", getattr(tensor, "_backward_hooks", None))
-        _check_hooks(
-            repr(name), "a hook on its gradient", getattr(tensor, "_post_accumulate_grad_hooks", None)
-        )
+        _check_hooks(repr(name), "a hook on its gradient", gradient_hooks(tensor))
     for name, parameter in model.named_parameters():
         _check_type(name, parameter)
     _check_memory(model)
@@ -61,13 +61,12 @@ def _type(parameter: nn.Parameter) -> str:
 
 
 def _check_module(name: str, module: nn.Module) -> None:
-    for field in ("_backward_hooks", "_backward_pre_hooks"):
-        _check_hooks(f"module {name}", "a backward hook", getattr(module, field))
+    _check_hooks(f"module {name}", "a backward hook", backward_hooks(module))
     if any(_replicates(base) for base in type(module).__mro__):
         raise UntraceableModel(
             f"module {name} replicates a model. Give the model itself: Makara replicates it over workers"
         )
-    if isinstance(module, _NormBase) and module.momentum is None and module.track_running_stats:
+    if isinstance(module, NormWithStatistics) and module.momentum is None and module.track_running_stats:
         raise UntraceableModel(
             f"module {name}: momentum=None averages over all calls so far, which depends on the values of a "
             "counter. Give a momentum (0.1 is usual)"
@@ -83,8 +82,8 @@ def _replicates(base: type) -> bool:
     return base.__module__.startswith(("torch.nn.parallel", "torch.distributed"))
 
 
-def _check_hooks(whose: str, kind: str, hooks: Mapping[Any, Any] | None) -> None:
-    for hook in (hooks or {}).values():
+def _check_hooks(whose: str, kind: str, hooks: Iterable[Any]) -> None:
+    for hook in hooks:
         name = getattr(hook, "__qualname__", type(hook).__name__)
         raise UntraceableModel(f"{whose} has {kind}, {name}: {_LOST}", defined_at(hook))
 
@@ -94,7 +93,7 @@ def _check_memory(model: nn.Module) -> None:
     parameters = dict(model.named_parameters())
     owners: dict[int, str] = {}
     for name, tensor in _all(model):
-        key = tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+        key = storage_key(tensor)
         other = owners.setdefault(key, name)
         if other != name and (name in parameters or other in parameters):
             raise UntraceableModel(

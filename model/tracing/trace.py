@@ -5,7 +5,7 @@ micro-batches of m samples. Regions are flattened, in-place operations are rewri
 nothing else reads the change, and new values of buffers are returned. What a graph cannot hold is refused by
 name, such as control flow on values, gradient hooks and state kept between calls (see docs/tracing.md).
 
-Uses torch.export in non-strict mode and the storage identity of its fake values: checked with torch 2.13.
+Uses torch.export in non-strict mode: checked with torch 2.13.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.graph_signature import ConstantArgument, InputKind
-from torch.utils._pytree import TreeSpec
 
 from ..data import Batches
 from ..errors import UntraceableModel, UserCodeError
 from ..precision import Precision, autocast
+from ..torch_private.exporting import TRANSFORMS
+from ..torch_private.fake_tensors import FakeTensor
+from ..torch_private.pytree import TreeSpec
 from ..training import Training, build_module, call_user_code, set_training_mode
 from .calling import forward_call
 from .constants import settle_constants
@@ -36,8 +37,6 @@ from .regions import flatten
 from .scan import refuse_unheld
 from .source import stack_line
 from .updates import Update, isolate, settle
-
-_TRANSFORMS = "torch._functorch.predispatch"
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,7 @@ def _refuse_object(program: torch.export.ExportedProgram, place: str, name: str)
 
 def _refuse_values_in_python(graph: fx.Graph) -> None:
     for node in graph.nodes:
-        if getattr(node.target, "__module__", "") == _TRANSFORMS:
+        if getattr(node.target, "__module__", "") == TRANSFORMS:
             raise UntraceableModel(
                 "transforms of torch.func (vmap, grad, jvp) are not traced: write their result out",
                 stack_line(node),

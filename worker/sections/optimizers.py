@@ -15,9 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from ...model.errors import RecipeMismatch, UserCodeError
+from ...model.torch_private.pytree import tree_leaves
 from ...model.training import Training, call_user_code
 
 Scalar = int | float | bool | str | None

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_unflatten
 
 from ...model.errors import UserCodeError
 from ...model.partition.constant_folding import fold
 from ...model.partition.partition import Section, Sections
 from ...model.precision import Precision, autocast
 from ...model.seeds import seed64
+from ...model.torch_private.pytree import tree_unflatten
 from ...model.training import Training, call_user_code, raised_by_user, user_error
 from . import engine
 from .loss_scale import LossScale

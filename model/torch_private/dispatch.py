@@ -1,0 +1,23 @@
+"""Every operation on tensors on its way to its kernel (`torch.utils._python_dispatch`).
+
+A `TorchDispatchMode` sees the operations, also those inside composite ones, which the public
+`TorchFunctionMode` does not; `no_modes` lets operations on real tensors through while fake ones are made.
+Checked with torch 2.13.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
+)
+
+__all__ = ["TorchDispatchMode", "no_modes"]
+
+
+def no_modes() -> AbstractContextManager[Any]:
+    """Operations inside meet no mode, also not that of fake tensors."""
+    return _disable_current_modes()

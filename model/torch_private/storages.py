@@ -1,0 +1,25 @@
+"""Which memory a tensor lies in, how often it was written, and how pickles make tensors.
+
+The public `data_ptr` is the same for all fake tensors, `Tensor._version` is what autograd itself compares,
+and all ways of reading pickled tensors end in `torch._utils`. Checked with torch 2.13.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from torch import Tensor
+from torch import _utils as _pickling  # pyright: ignore[reportPrivateUsage]
+
+REBUILD: tuple[ModuleType, str] = (_pickling, "_rebuild_tensor")
+"""The function that makes a tensor of a storage: (owner, attribute)."""
+
+
+def storage_key(tensor: Tensor) -> int:
+    """The same number for all views of one memory, fake or real, as long as one of them lives."""
+    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often `tensor` and its views were written in place."""
+    return tensor._version
