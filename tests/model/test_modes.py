@@ -114,7 +114,8 @@ def test_a_frozen_batch_norm_takes_micro_batches_of_one_and_is_named(
     assert report["microbatch_size"] == 1
     assert report["buffers"] == {}
     assert report["findings"] == []
-    source = f"import sys\nsys.path.append({str(FOLDER)!r})\nimport test_modes as t\n"
+    folders = [str(FOLDER), str(FOLDER.parent / "support")]
+    source = f"import sys\nsys.path += {folders!r}\nimport test_modes as t\n"
     (tmp_path / "train.py").write_text(f"{source}def build():\n    return t.training(t.norms_alone)\n")
     assert cli.main(["check", "train:build", "--workdir", str(tmp_path)]) == 0
     assert (
