@@ -33,9 +33,9 @@ from .export import Export, export, fetch_export, weight_shapes, weights_sha256
 from .head import Head, Retired, candidates, delete_parts, publish, read_head, retire
 from .layout import CheckpointId
 from .leftovers import Swept, sweep
-from .manifest import Manifest, Part, load_manifest, parts_with
+from .manifest import Manifest, Part, load_manifest
 from .opening import open_generation, restart_generation
-from .reader import Readable, Skipped, newest_readable, read_part, read_sections
+from .reader import read_part, read_sections
 from .stores.azure_hosts import is_azure
 from .stores.credentials import CREDENTIALS, Credentials, credential_names, credentials_in, inherited
 from .stores.places import check_writable, open_store
@@ -63,11 +63,9 @@ __all__ = [
     "NoReadable",
     "NotFound",
     "Part",
-    "Readable",
     "Receipt",
     "Retained",
     "Retired",
-    "Skipped",
     "Store",
     "StoreRefused",
     "StoreUnavailable",
@@ -86,10 +84,8 @@ __all__ = [
     "is_azure",
     "load_calibration",
     "load_manifest",
-    "newest_readable",
     "open_generation",
     "open_store",
-    "parts_with",
     "publish",
     "published",
     "read_head",

@@ -109,20 +109,6 @@ class Manifest:
             raise Corrupt(f"{key}: {error}") from error
 
 
-def parts_with(manifest: Manifest, tensor_names: Iterable[str]) -> tuple[Part, ...]:
-    """The parts that hold these tensors. Raises `Incomplete` naming a tensor that is in no part.
-
-    Use it for parameters that several sections share, which are stored once, with the lowest of them.
-    """
-    by_name = {name: part for part in manifest.parts for name in part.tensors}
-    wanted = list(tensor_names)
-    missing = sorted(name for name in wanted if name not in by_name)
-    if missing:
-        raise Incomplete(f"checkpoint {manifest.checkpoint} of {manifest.job} has no tensor {missing[0]!r}")
-    keys = {by_name[name].key for name in wanted}
-    return tuple(part for part in manifest.parts if part.key in keys)
-
-
 def load_manifest(store: Store, job: str, checkpoint: CheckpointId) -> Manifest:
     """Read the manifest of `checkpoint`. Raises `NotFound`, or `Corrupt` if it is damaged or another's."""
     key = manifest_key(job, checkpoint)

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from threading import Event
-from typing import Generic, TypeVar
 
-from .errors import CheckpointError, Corrupt, NoReadable, NotFound
+from .errors import CheckpointError, Corrupt
 from .layout import CheckpointId
 from .manifest import Manifest, Part, load_manifest
 from .safetensors_header import parse_header
 from .stores.store import Store, retrying
 
-T = TypeVar("T")
-
 _PIECE_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A checkpoint that could not be read, and why."""
-
-    checkpoint: CheckpointId
-    reason: str
-
-
-@dataclass(frozen=True)
-class Readable(Generic[T]):
-    """The value read from `manifest`, and the newer candidates that could not be read (`skipped`)."""
-
-    manifest: Manifest
-    value: T
-    skipped: tuple[Skipped, ...]
 
 
 def read_sections(
@@ -113,37 +92,6 @@ def _fetch(store: Store, part: Part, on_read: Callable[[], None]) -> bytes:
         pieces.append(store.get_range(part.key, start, min(_PIECE_BYTES, part.size_bytes - start)))
         on_read()
     return b"".join(pieces)
-
-
-def newest_readable(
-    store: Store,
-    job: str,
-    candidates: Iterable[CheckpointId],
-    read: Callable[[Manifest], T],
-    *,
-    patience_s: float = 60.0,
-    cancel: Event | None = None,
-) -> Readable[T]:
-    """Read the first of `candidates` for which `read` succeeds; skip those that are corrupt or gone.
-
-    `read` gets the manifest and fetches what its caller needs (usually by `read_sections`). Raises
-    `NoReadable` with the reason for each if none is readable. Other errors are raised at once.
-    """
-    skipped: list[Skipped] = []
-    for checkpoint in candidates:
-        try:
-            manifest = _manifest(store, job, checkpoint, patience_s, cancel)
-            return Readable(manifest, read(manifest), tuple(skipped))
-        except (Corrupt, NotFound) as error:
-            skipped.append(Skipped(checkpoint, str(error)))
-    reasons = "; ".join(f"{skip.checkpoint}: {skip.reason}" for skip in skipped) or "there are no candidates"
-    raise NoReadable(f"job {job} in {store.uri}: no checkpoint can be read: {reasons}")
-
-
-def _manifest(
-    store: Store, job: str, checkpoint: CheckpointId, patience_s: float, cancel: Event | None
-) -> Manifest:
-    return retrying(lambda: load_manifest(store, job, checkpoint), patience_s=patience_s, cancel=cancel)
 
 
 def _read_all(

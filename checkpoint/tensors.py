@@ -12,8 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from .errors import Corrupt
-from .export import WeightsHash
-from .safetensors_header import TensorEntry, parse_header
+from .safetensors_header import parse_header
 
 
 def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -50,14 +49,3 @@ def unpack(
     except (SafetensorError, KeyError, ValueError, RuntimeError, AssertionError) as error:
         raise Corrupt(f"{key}: not a valid safetensors file: {error}") from error
     return {name: tensor.to(device) for name, tensor in loaded.items()}, dict(header.metadata)
-
-
-def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
-    """`makara.checkpoint.weights_sha256` of these tensors, as if they had been exported."""
-    data = pack(tensors)
-    header = parse_header(data, "tensors")
-    digest = WeightsHash()
-    for name in sorted(header.tensors):
-        entry: TensorEntry = header.tensors[name]
-        digest.add(entry, (data[entry.start : entry.stop],))
-    return digest.hexdigest()

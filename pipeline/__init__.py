@@ -10,7 +10,6 @@ from .components import Component, components
 from .dispatcher import Dispatcher, check_order, peak_in_flight
 from .operations import Kind, Operation
 from .plan import Hop, InvalidPlan, Path, Plan, Range, Schedule, grid
-from .schedule_csv import from_csv, to_csv
 from .schedules import InvalidOrder, Orders, orders
 from .traffic import Message, Traffic, messages, output_of
 
@@ -31,11 +30,9 @@ __all__ = [
     "Traffic",
     "check_order",
     "components",
-    "from_csv",
     "grid",
     "messages",
     "orders",
     "output_of",
     "peak_in_flight",
-    "to_csv",
 ]

@@ -167,8 +167,6 @@ def check_order(plan: Plan, worker: int, order: Sequence[Operation]) -> None:
     done: dict[Kind, set[_Key]] = {kind: set() for kind in Kind}
     for place, task in enumerate(order):
         where = f"worker {worker}, operation {place} ({task})"
-        if task.kind in (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT):
-            raise InvalidOrder(f"{where}: only F, R and B can be run")
         if _key(task) not in work or _key(task) in done[task.kind]:
             raise InvalidOrder(f"{where}: it is no work of this worker, or occurs twice")
         if task.kind is not Kind.FORWARD and _key(task) not in done[Kind.FORWARD]:

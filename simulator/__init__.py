@@ -10,7 +10,7 @@ operations, interpreted or compiled (`backends`); `step_end` adds all-reduces, c
 from .backends import warm_up
 from .calibration.data import Calibration, InvalidCalibration, Link
 from .calibration.links import AllReduce, Wire
-from .calibration.measurements import Measurements, load_measurements
+from .calibration.measurements import Measurements
 from .calibration.sizes import sizes_of
 from .cluster import to_ns
 from .costs import InvalidCosts, MorphCosts
@@ -37,7 +37,6 @@ __all__ = [
     "Span",
     "TraceEvent",
     "Wire",
-    "load_measurements",
     "read_availability",
     "read_counts",
     "read_trace",

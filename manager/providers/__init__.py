@@ -158,19 +158,8 @@ _LIFE = (ResourceStatus.RUNNING, ResourceStatus.PENDING, ResourceStatus.ENDING, 
 
 FaultKind = Literal["kill", "notice", "stop", "continue"]
 
-
-class FaultInjector(Protocol):
-    """Faults that the demo and tests inject into VMs; only the local provider implements it."""
-
-    def inject(self, vm: str, kind: FaultKind, deadline_s: float = 0.0) -> None:
-        """`kill`: kill the whole VM at once. `notice`: announce a kill `deadline_s` from now, then kill.
-        `stop`/`continue`: suspend and resume its trainers (SIGSTOP, SIGCONT). Raises `ProviderError`."""
-        ...
-
-
 __all__ = [
     "Ended",
-    "FaultInjector",
     "FaultKind",
     "NoCapacity",
     "NotAllowed",

@@ -10,11 +10,9 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from ...pipeline import Range
-from ..source_lines import decode
 from .data import Calibration
 from .links import AllReduce, Wire, fitted_links
 from .parsing import (
@@ -227,14 +225,6 @@ class Measurements:
             ),
             seconds=expect_number(checked["seconds"], "seconds"),
         )
-
-
-def load_measurements(path: Path) -> Measurements:
-    """The calibration file at `path`: measurements, or one bare calibration.
-
-    Raises `InvalidCalibration` with the line and the reason, `OSError`.
-    """
-    return Measurements.from_json(decode(path.read_bytes(), InvalidCalibration))
 
 
 def of_one(calibration: Calibration) -> Measurements:

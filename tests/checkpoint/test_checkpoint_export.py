@@ -24,9 +24,10 @@ from makara.checkpoint import (
     weights_sha256,
     write_part,
 )
-from makara.checkpoint.tensors import pack, tensors_sha256
+from makara.checkpoint.tensors import pack
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
+from weight_hashes import tensors_sha256
 
 
 def fetched(store: Store, made: Export, folder: Path) -> Path:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from makara.checkpoint import CheckpointId, Corrupt
 from makara.checkpoint.safetensors_header import build_header, parse_header
-from makara.checkpoint.tensors import pack, tensors_sha256, unpack
+from makara.checkpoint.tensors import pack, unpack
+from weight_hashes import tensors_sha256
 
 CHECKPOINT = CheckpointId(10, 1)
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from azurite_server import AzuriteServer
 from makara.checkpoint import CheckpointId, open_store, read_head, read_sections
-from makara.checkpoint.tensors import tensors_sha256, unpack
+from makara.checkpoint.tensors import unpack
 from makara.model.training import Training
 from makara.protocol.instruction_sets import environment_of, processor_flags
 from makara.simulator import Link, Measurements
@@ -28,6 +28,7 @@ from s3_server import S3Server
 from service_process import ServiceProcess, wait_for
 from trainer_processes import settings
 from uninterrupted import uninterrupted
+from weight_hashes import state_sha256, tensors_sha256
 
 STEPS = 100
 BATCH = {"global_batch_size": 32, "seed": 7}
@@ -67,8 +68,7 @@ def reference_state(
 def reference(steps: int = STEPS) -> str:
     """The weight hash of the uninterrupted run."""
     _, state = reference_state(models.tied_gpt(), steps)
-    kept = {name: tensor for name, tensor in state.items() if name.startswith(("weights/", "buffers/"))}
-    return tensors_sha256({name.split("/", 1)[1]: tensor for name, tensor in kept.items()})
+    return state_sha256(state)
 
 
 def formed(view: dict[str, Any]) -> list[dict[str, Any]]:

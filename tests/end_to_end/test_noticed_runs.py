@@ -19,12 +19,12 @@ import models
 import psutil
 import pytest
 from http_answers import Answer, Request, answering
-from makara.checkpoint.tensors import tensors_sha256
 from makara.protocol.messages import NoticeSource
 from metadata import AwsMetadata, AzureMetadata
 from service_process import ServiceProcess, wait_for
 from trainer_processes import settings
 from uninterrupted import uninterrupted
+from weight_hashes import state_sha256
 
 STEPS = 150
 BATCH = {"global_batch_size": 32, "seed": 7}
@@ -78,8 +78,7 @@ def cloud(
 def reference() -> str:
     job = settings(Path("/unused"), **BATCH, **SHAPE, numerics="exact")
     _, state = uninterrupted(models.slow_gpt(nap_s=0.0), job, STEPS)
-    kept = {name: tensor for name, tensor in state.items() if name.startswith(("weights/", "buffers/"))}
-    return tensors_sha256({name.split("/", 1)[1]: tensor for name, tensor in kept.items()})
+    return state_sha256(state)
 
 
 def submit(service: ServiceProcess, *, min_nodes: int = 2) -> str:

@@ -11,10 +11,10 @@ import models
 import psutil
 import pytest
 from joined_machine import JoinedMachine
-from makara.checkpoint.tensors import tensors_sha256
 from service_process import ServiceProcess, wait_for
 from trainer_processes import settings
 from uninterrupted import uninterrupted
+from weight_hashes import state_sha256
 
 STEPS = 40
 TRAINING = {"global_batch_size": 32, "seed": 7, "numerics": "exact"}
@@ -66,8 +66,7 @@ def reference() -> str:
     """The weight hash of the uninterrupted run."""
     job = settings(Path("/unused"), **TRAINING, **SHAPE)
     _, state = uninterrupted(models.slow_gpt(nap_s=0.0), job, STEPS)
-    kept = {name: tensor for name, tensor in state.items() if name.startswith(("weights/", "buffers/"))}
-    return tensors_sha256({name.split("/", 1)[1]: tensor for name, tensor in kept.items()})
+    return state_sha256(state)
 
 
 def pool(service: ServiceProcess) -> dict[str, str | None]:

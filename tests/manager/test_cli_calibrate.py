@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from calibrations import measured, uniform
 from makara.manager.cli import main as cli
-from makara.simulator import Measurements, load_measurements
+from makara.simulator import Measurements
 from makara.simulator.calibration.links import AllReduce, Wire
 from makara.simulator.calibration.statistics import Figure
 from managers import Manager, release_all
@@ -69,7 +69,7 @@ def test_the_picture_has_a_bar_for_each_section(file: Path, tmp_path: Path) -> N
 
 def test_json_is_what_the_file_holds(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["calibrate", str(file), "--json"]) == 0
-    assert Measurements.from_json(capsys.readouterr().out) == load_measurements(file)
+    assert Measurements.from_json(capsys.readouterr().out) == Measurements.from_json(file.read_text())
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_job_file_is_measured_here_and_its_own_jobs_find_the_result(
     job.write_text(JOB.format(workdir=BUNDLE, store=tmp_path / "store"))
     output = tmp_path / "calibration.json"
     assert cli.main(["calibrate", "-f", str(job), "-o", str(output), "--store", "--seconds", "20"]) == 0
-    found = load_measurements(output)
+    found = Measurements.from_json(output.read_text())
     assert {1, 2} <= set(found.sizes)
     assert found.basis is not None
     assert found.basis.microbatch_size == 2

@@ -12,7 +12,7 @@ import pytest
 from makara.manager.cli.client import Refused
 from makara.manager.cli.main import main
 from makara.manager.service.journal import SqliteJournal
-from makara.simulator import load_measurements
+from makara.simulator import Measurements
 from managers import Manager, release_all
 
 
@@ -46,7 +46,7 @@ def test_what_was_measured_is_left_in_the_store_for_other_jobs(manager: Manager,
     job = manager.submit(tmp_path / "store").json()["job"]
     manager.wait(job, lambda v: v["status"] == "finished")
     (path,) = (tmp_path / "store" / "calibrations").iterdir()
-    found = load_measurements(path)
+    found = Measurements.from_json(path.read_text())
     assert found.basis is not None
     assert path.name == f"{found.basis.fingerprint}.json"
     facts = [entry["fact"] for entry in manager.client.get(f"/jobs/{job}/events")["events"]]

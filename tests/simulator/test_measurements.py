@@ -13,7 +13,7 @@ import pytest
 from calibrations import measured, uniform
 from hypothesis import given
 from hypothesis import strategies as st
-from makara.simulator import InvalidCalibration, Link, load_measurements
+from makara.simulator import InvalidCalibration, Link
 from makara.simulator.calibration.links import AllReduce, Wire, fitted_hop, fitted_links
 from makara.simulator.calibration.measurements import Measurements, Row, best_microbatch_size, least_bytes
 from makara.simulator.calibration.statistics import Figure, summarise
@@ -87,7 +87,7 @@ def test_two_wild_measurements_do_not_matter(values: list[float], wild: float) -
 def test_a_file_comes_back_as_it_was_written_and_is_made_to_be_read(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     path.write_text(measurements().to_text())
-    assert load_measurements(path) == measurements()
+    assert Measurements.from_json(path.read_text()) == measurements()
     assert max(len(line) for line in path.read_text().splitlines()) < 200
     assert '{"median": 0.001, "spread": 0.0, "repeats": 9, "dropped": 1}' in path.read_text()
 
@@ -95,7 +95,7 @@ def test_a_file_comes_back_as_it_was_written_and_is_made_to_be_read(tmp_path: Pa
 def test_a_bare_calibration_is_measurements_of_one_m(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps(uniform(2, microbatch_size=8).to_json()))
-    found = load_measurements(path)
+    found = Measurements.from_json(path.read_text())
     assert (found.sizes, found.basis) == ((8,), None)
     assert found.at(8) == uniform(2, microbatch_size=8)
     assert Measurements.from_json(found.to_text()) == found

@@ -12,12 +12,13 @@ from fault_scene import BATCH, SHAPE, Noticed, Scene
 from fault_signs import Played
 from faults import Fault
 from makara.checkpoint import CheckpointId, open_store, read_sections
-from makara.checkpoint.tensors import tensors_sha256, unpack
+from makara.checkpoint.tensors import unpack
 from rich.console import Console
 from rich.table import Table
 from service_process import wait_for
 from trainer_processes import settings
 from uninterrupted import uninterrupted
+from weight_hashes import tensors_sha256
 
 Row = dict[str, Any]
 SLACK = 3.0

@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 import psutil
 from aws_stand import AwsStand, aws_stand
 from azure_stand import AzureStand, azure_stand
-from makara.manager.providers import FaultInjector, Provider
+from makara.manager.providers import Provider
 from makara.manager.providers.local import LocalProvider
 from makara.manager.providers.pool import MachinePool
 from makara.manager.providers.static import StaticProvider
@@ -106,8 +106,7 @@ class LocalStand:
                 provider._command = self._command
 
     def end(self, vm: str) -> None:
-        injector: FaultInjector = next(p for p in self._newest() if vm in {r.vm for r in p.list()})
-        injector.inject(vm, "kill")
+        next(p for p in self._newest() if vm in {r.vm for r in p.list()}).inject(vm, "kill")
         while set(self.billed()) & {vm}:
             time.sleep(0.01)
 
