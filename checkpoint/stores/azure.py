@@ -23,7 +23,7 @@ from ..errors import Conflict, NotFound
 from .azure_account import open_container
 from .azure_answers import ABSENT, LOST_SWAP, PAST_END, code_of, translated
 from .credentials import AzureCredentials
-from .store import StoredObject, Unfinished, check_key
+from .store import Store, StoredObject, Unfinished, check_key
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ _DELETIONS = 8  # at a time
 _PAGE = 5000  # names in one answer of a listing; Azure's own limit
 
 
-class AzureStore:
+class AzureStore(Store):
     """Objects below `prefix` of `container`, which must exist."""
 
     def __init__(
@@ -82,16 +82,6 @@ class AzureStore:
         blob = self._blob(key)
         with translated(self._where, key):
             return int(blob.get_blob_properties().size)
-
-    def exists(self, key: str) -> bool:
-        try:
-            self.size(key)
-        except NotFound:
-            return False
-        return True
-
-    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        return iter([(found.key, found.size_bytes) for found in self.list_objects(prefix)])
 
     def list_objects(self, prefix: str) -> Iterator[StoredObject]:
         return iter(sorted(self._listed(prefix), key=lambda stored: stored.key))

@@ -17,7 +17,7 @@ from typing import IO
 
 from ..errors import Conflict, NotFound, StoreRefused, StoreUnavailable
 from .advice import about_file
-from .store import StoredObject, Unfinished, check_key
+from .store import Store, StoredObject, Unfinished, check_key
 
 # Errors that waiting does not resolve. All other failures of the file system count as transient.
 _REFUSALS = {
@@ -33,7 +33,7 @@ _LOCK_PATIENCE_S = 20.0
 _TEMPORARY = ".tmp-"
 
 
-class LocalStore:
+class LocalStore(Store):
     """Objects as files below `root`, which the first write creates."""
 
     def __init__(self, root: Path, uri: str) -> None:
@@ -76,16 +76,6 @@ class LocalStore:
             if not stat.S_ISREG(found.st_mode):
                 raise FileNotFoundError(errno.ENOENT, "a folder, not an object", str(path))
             return found.st_size
-
-    def exists(self, key: str) -> bool:
-        try:
-            self.size(key)
-        except NotFound:
-            return False
-        return True
-
-    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        return iter([(found.key, found.size_bytes) for found in self.list_objects(prefix)])
 
     def list_objects(self, prefix: str) -> Iterator[StoredObject]:
         found = [

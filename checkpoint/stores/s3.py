@@ -34,7 +34,7 @@ from ..errors import Conflict, NoCredentials, NotFound, StoreRefused, StoreUnava
 from .advice import about_answer, about_connection
 from .clock_skew import describe_skew
 from .credentials import S3Credentials
-from .store import StoredObject, Unfinished, check_key
+from .store import Store, StoredObject, Unfinished, check_key
 
 _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 30.0  # of silence, not of the whole transfer
@@ -77,7 +77,7 @@ _NOT_ALLOWED = {400, 401, 403}  # an answer to HEAD has only a status, no body
 _NO_REASON = "AccessDenied"  # minio's code for a 403 without a body
 
 
-class S3Store:
+class S3Store(Store):
     """Objects below `prefix` of `bucket`, which must exist."""
 
     def __init__(
@@ -127,16 +127,6 @@ class S3Store:
             size = self._data.stat_object(self._bucket, name).size
         assert size is not None, "a HEAD answer without a length"
         return size
-
-    def exists(self, key: str) -> bool:
-        try:
-            self.size(key)
-        except NotFound:
-            return False
-        return True
-
-    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        return iter([(found.key, found.size_bytes) for found in self.list_objects(prefix)])
 
     def list_objects(self, prefix: str) -> Iterator[StoredObject]:
         with self._translated(prefix):

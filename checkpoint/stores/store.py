@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Event
 from typing import Protocol, TypeVar
 
-from ..errors import Cancelled, CheckpointError, InvalidKey, StoreRefused, StoreUnavailable
+from ..errors import Cancelled, CheckpointError, InvalidKey, NotFound, StoreRefused, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -75,11 +75,16 @@ class Store(Protocol):
         """Bytes of the object. Raises `NotFound`."""
         ...
 
-    def exists(self, key: str) -> bool: ...
+    def exists(self, key: str) -> bool:
+        try:
+            self.size(key)
+        except NotFound:
+            return False
+        return True
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """(key, size in bytes) of all objects whose key starts with `prefix`, in key order."""
-        ...
+        return iter([(found.key, found.size_bytes) for found in self.list_objects(prefix)])
 
     def list_objects(self, prefix: str) -> Iterator[StoredObject]:
         """As `list`, with the time at which each was written."""

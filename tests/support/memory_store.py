@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from makara.checkpoint import Conflict, NotFound
+from makara.checkpoint import Conflict, NotFound, Store
 from makara.checkpoint.stores.store import StoredObject, Unfinished
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """For one thread."""
 
     uri = "memory:"
@@ -35,17 +35,12 @@ class MemoryStore:
     def size(self, key: str) -> int:
         return len(self.get(key))
 
-    def exists(self, key: str) -> bool:
-        return key in self.objects
-
-    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        return iter([(key, len(self.objects[key])) for key in sorted(self.objects) if key.startswith(prefix)])
-
     def delete(self, key: str) -> None:
         self.objects.pop(key, None)
 
     def list_objects(self, prefix: str) -> Iterator[StoredObject]:
-        return iter([StoredObject(key, size, 0.0) for key, size in self.list(prefix)])
+        keys = sorted(key for key in self.objects if key.startswith(prefix))
+        return iter([StoredObject(key, len(self.objects[key]), 0.0) for key in keys])
 
     def delete_many(self, keys: Iterable[str]) -> None:
         for key in keys:
