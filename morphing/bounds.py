@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -92,7 +91,7 @@ class AllReduceCosts:
     def __init__(self, table: StageTable, replicas: int, num_micro_batches: int) -> None:
         self._replicas = replicas
         self._tally_bytes = LOSS_ALLREDUCE_BYTES * num_micro_batches
-        self._ring_ns = cache(table.ring_ns)
+        self._ring_ns = table.ring_ns
         sizes = table.calibration.gradient_bytes
         self.sums_ns = list(accumulate((self._ring_ns(size, replicas) for size in sizes), initial=0))
         """Entry k: the total of the sections before k."""

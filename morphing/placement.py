@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from operator import itemgetter
 from typing import TypeVar
 
@@ -79,7 +79,7 @@ def place(
     it needs, by `weights` (bytes per section).
     """
     depth, ranks = len(stages), range(len(slots))
-    inside = _inside(tuple(stages), tuple(weights))
+    inside = _Inside(stages, weights)
     by_speed = sorted(slots, key=speed_class)
     if slow is None:
         placed = _filled(by_speed, ranks, holding, inside)
@@ -132,19 +132,13 @@ _Held = tuple[Range | None, ...]  # what each worker of a VM holds
 _Wanted = tuple[int, ...]  # the stages of consecutive ranks
 
 
-@lru_cache(maxsize=16)
-def _inside(stages: Sequence[Range], weights: Sequence[int]) -> _Inside:
-    """Cached, so that its memo is shared by plans with the same stages."""
-    return _Inside(stages, weights)
-
-
 class _Inside:
     """Assigns the workers of a VM to its consecutive ranks; memoised, because many VMs are alike."""
 
     def __init__(self, stages: Sequence[Range], weights: Sequence[int]) -> None:
         self._stages = stages
         self._sums = [0, *itertools.accumulate(weights)]
-        self._known: dict[tuple[_Held, _Wanted], tuple[dict[int, int], int]] = {}
+        self._solved = cache(self._solve)
 
     def stages_of(self, ranks: Sequence[int]) -> _Wanted:
         return tuple(rank % len(self._stages) for rank in ranks)
@@ -157,18 +151,14 @@ class _Inside:
         """The bytes that need not move."""
         return self._solved(held, wanted)[1]
 
-    def _solved(self, held: _Held, wanted: _Wanted) -> tuple[dict[int, int], int]:
-        known = self._known.get((held, wanted))
-        if known is None:
-            worth = {
-                (index, offset): self._kept(span, stage)
-                for index, span in enumerate(held)
-                for offset, stage in enumerate(wanted)
-            }
-            pairs = _greedy(worth)
-            match = {offset: index for index, offset in pairs}
-            known = self._known[held, wanted] = match, sum(worth[pair] for pair in pairs)
-        return known
+    def _solve(self, held: _Held, wanted: _Wanted) -> tuple[dict[int, int], int]:
+        worth = {
+            (index, offset): self._kept(span, stage)
+            for index, span in enumerate(held)
+            for offset, stage in enumerate(wanted)
+        }
+        pairs = _greedy(worth)
+        return {offset: index for index, offset in pairs}, sum(worth[pair] for pair in pairs)
 
     def _kept(self, held: Range | None, stage: int) -> int:
         wanted = self._stages[stage]

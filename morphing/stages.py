@@ -32,7 +32,6 @@ class StageTable:
         self.own_ns = to_ns(calibration.operation_s)
         self.schedule = schedule
         self._links = calibration.inter_vm, calibration.intra_vm
-        self._messages_ns: dict[int, int] = {}
         self._memory: dict[tuple[int, int, bool], StageMemory] = {}
 
     def recomputes(self, stop: int, recompute: bool) -> bool:
@@ -58,10 +57,8 @@ class StageTable:
 
     def message_ns(self, size_bytes: int) -> int:
         """The least time of a message between stages: over the faster link, without jitter."""
-        if size_bytes not in self._messages_ns:
-            least_s = min(link.latency_s + link.occupied_s(size_bytes) for link in self._links)
-            self._messages_ns[size_bytes] = to_ns(least_s + self.calibration.message_s)
-        return self._messages_ns[size_bytes]
+        least_s = min(link.latency_s + link.occupied_s(size_bytes) for link in self._links)
+        return to_ns(least_s + self.calibration.message_s)
 
     def ring_ns(self, size_bytes: int, ring: int) -> int:
         """The least time of an all-reduce over `ring` workers."""

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 
@@ -138,10 +138,10 @@ class Plan:
             return cls(
                 num_sections=int(value["num_sections"]),
                 num_micro_batches=int(value["num_micro_batches"]),
-                ranges=tuple(_range(int(start), int(stop)) for start, stop in value["ranges"]),
+                ranges=tuple(Range(int(start), int(stop)) for start, stop in value["ranges"]),
                 paths=tuple(
                     Path(
-                        tuple(Hop(int(w), _range(int(start), int(stop))) for w, start, stop in path["hops"]),
+                        tuple(Hop(int(w), Range(int(start), int(stop))) for w, start, stop in path["hops"]),
                         tuple(map(operator.index, path["micro_batches"])),
                     )
                     for path in value["paths"]
@@ -230,12 +230,6 @@ def _shape(pipelines: Sequence[Sequence[int]]) -> str:
     used = set(itertools.chain.from_iterable(pipelines))
     straight = len(set(depths)) == 1 and len(used) == sum(depths)
     return f"{depths[0]}x{len(depths)}" if straight else "+".join(str(depth) for depth in depths)
-
-
-@lru_cache(maxsize=4096)
-def _range(start: int, stop: int) -> Range:
-    """Cached, because a plan's workers, and a job's successive plans, have few distinct ranges."""
-    return Range(start, stop)
 
 
 def _check(plan: Plan) -> None:

@@ -54,19 +54,12 @@ class Cluster:
 
     def backward_shares(self, span: Range) -> list[tuple[int, float]]:
         """[(section, fraction of the range's backward that is over when the section's is)], descending."""
-        shares = self._shares.get(span)
-        if shares is None:
-            sums = self._sums["backward_s"]
-            whole = sums[span.stop] - sums[span.start]
-            shares = self._shares[span] = [
-                (section, (sums[span.stop] - sums[section]) / whole if whole else 1.0)
-                for section in reversed(span.sections)
-            ]
-        return shares
-
-    @cached_property
-    def _shares(self) -> dict[Range, list[tuple[int, float]]]:
-        return {}
+        sums = self._sums["backward_s"]
+        whole = sums[span.stop] - sums[span.start]
+        return [
+            (section, (sums[span.stop] - sums[section]) / whole if whole else 1.0)
+            for section in reversed(span.sections)
+        ]
 
     @cached_property
     def sizes(self) -> Sizes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from ..pipeline.arrays import NONE, NUM_ACTIONS, lay_out, operation
 from ..pipeline.components import Component
@@ -55,7 +54,6 @@ def _operations(index: int, hop: Hop, cluster: Cluster) -> list[SimOperation]:
     return [SimOperation(index, action, takes_ns, *sizes) for action, (takes_ns, sizes) in enumerate(actions)]
 
 
-@lru_cache(maxsize=4096)
 def _bytes(sizes: Sizes, span: Range) -> tuple[tuple[int, int], ...]:
     """(bytes held while it runs, bytes left) for each operation of a range.
 
@@ -114,7 +112,6 @@ def _lay_links(priced: Priced, taken: Sequence[Hop], cluster: Cluster) -> None:
     priced.wires = [Wire() for _ in wires]
 
 
-@lru_cache(maxsize=4096)
 def _message_ns(calibration: Calibration, same_vm: bool, size_bytes: int) -> tuple[int, int, int]:
     """Nanoseconds (on the wire, of latency, of mean jitter) of a message."""
     link = calibration.link(same_vm)

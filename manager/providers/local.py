@@ -116,8 +116,8 @@ class LocalProvider:
     # ---- faults --------------------------------------------------------------------------------------------
 
     def inject(self, vm: str, kind: FaultKind, deadline_s: float = 0.0) -> None:
-        """Inject a fault, for the demo and tests. `kill`: kill the whole VM at once. `notice`: announce a kill
-        `deadline_s` from now, then kill. `stop`/`continue`: suspend and resume its trainers (SIGSTOP,
+        """Inject a fault, for the demo and tests. `kill`: kill the whole VM at once. `notice`: announce a
+        kill `deadline_s` from now, then kill. `stop`/`continue`: suspend and resume its trainers (SIGSTOP,
         SIGCONT). Raises `ProviderError`."""
         if statuses(self.look(vm)).get(vm) is not ResourceStatus.RUNNING:
             raise ProviderError(f"local VM {vm} is not running")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 from ...pipeline.plan import Range
@@ -16,16 +16,12 @@ def sizes_of(calibration: Calibration) -> Sizes:
 
 
 class Sizes:
-    """Bytes that a range of sections needs; memoised, because few ranges are asked for often."""
+    """Bytes that a range of sections needs."""
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        self._columns: dict[str, tuple[int, ...]] = {}
         self._totals: dict[str, list[int]] = {}
         self.frozen = calibration.frozen
-        self.forward_peak = cache(self._forward_peak)
-        self.brief_forward_peak = cache(self._brief_forward_peak)
-        self.backward_peak = cache(self._backward_peak)
 
     def state(self, span: Range) -> int:
         """Weights, optimizer state, buffers and gradient sums."""
@@ -63,7 +59,7 @@ class Sizes:
         trained = self.trained(span)
         return self.inputs(trained) if span.start < trained.start else 0
 
-    def _forward_peak(self, span: Range) -> int:
+    def forward_peak(self, span: Range) -> int:
         """Peak of a forward that keeps what its backward needs, beyond the inputs."""
         if self._is_frozen(span):
             return self._passing_peak(span)
@@ -78,7 +74,7 @@ class Sizes:
         peaks, kept = self._column("forward_peak_bytes"), self._sums("activation_bytes")
         return [peak + before for peak, before in zip(peaks, kept, strict=False)]
 
-    def _brief_forward_peak(self, span: Range) -> int:
+    def brief_forward_peak(self, span: Range) -> int:
         """Peak of a forward that will be recomputed, and keeps only the outputs of frozen sections."""
         return max(self._frozen_peak(span), self._given(span) + self._passing_peak(self.trained(span)))
 
@@ -100,7 +96,7 @@ class Sizes:
         cuts = (0, *self._calibration.cut_bytes)
         return [max(peak, own) + cut for peak, own, cut in zip(peaks, activations, cuts, strict=True)]
 
-    def _backward_peak(self, span: Range) -> int:
+    def backward_peak(self, span: Range) -> int:
         """Peak of a backward, beyond what was there when it began; it frees section after section."""
         if self._is_frozen(span):
             return 0
@@ -131,9 +127,7 @@ class Sizes:
         return span.stop <= self.frozen
 
     def _column(self, name: str) -> tuple[int, ...]:
-        if name not in self._columns:
-            self._columns[name] = getattr(self._calibration, name) or (0,) * self._calibration.num_sections
-        return self._columns[name]
+        return getattr(self._calibration, name) or (0,) * self._calibration.num_sections
 
     def _total(self, name: str, span: Range) -> int:
         sums = self._sums(name)
