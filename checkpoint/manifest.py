@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -76,9 +76,7 @@ class Manifest:
             data_position=self.data_position,
             recipe=_recipe(self.recipe),
             num_parts=list(self.num_parts),
-            parts=[
-                _PartRecord(**{name: getattr(part, name) for name in Part.__slots__}) for part in self.parts
-            ],
+            parts=[_PartRecord(**asdict(part)) for part in self.parts],
             metadata={str(section): dict(values) for section, values in sorted(self.metadata.items())},
         ).model_dump(mode="json")
         return canonical({"body": body, "sha256": hashlib.sha256(canonical(body)).hexdigest()})

@@ -13,8 +13,6 @@ class Kind(StrEnum):
     BACKWARD = "B"
     RECOMPUTE = "R"
 
-    __hash__ = str.__hash__  # an enum's own is Python code, and dictionaries are keyed by kinds
-
 
 class Operation(NamedTuple):
     """One operation; `stage` is the index of the hop on the micro-batch's path."""

@@ -106,7 +106,7 @@ def _sum_all(
         hosts = [groups[number] for number in numbers]
         if not numbers or (len(numbers) == 1 and len(hosts[0].workers) == 1):
             continue
-        begin_ns = max([max(free_ns[number], groups[number].ends_ns.get(section, 0)) for number in numbers])
+        begin_ns = max(max(free_ns[number], groups[number].ends_ns.get(section, 0)) for number in numbers)
         summed_ns = begin_ns + _allreduce_ns(cluster, hosts, cluster.calibration.gradient_bytes[section])
         closed.append(Closed(hosts, ClosingKind.GRADIENT_ALLREDUCE, section, begin_ns, summed_ns))
         for number in numbers:
@@ -116,7 +116,7 @@ def _sum_all(
 
 def _allreduce_ns(cluster: Cluster, groups: Sequence[AlikeWorkers], size_bytes: int) -> int:
     """The time of an all-reduce over all workers of the groups."""
-    num_workers = sum([len(group.workers) for group in groups])
+    num_workers = sum(len(group.workers) for group in groups)
     if num_workers < 2:
         return 0
     ring_s = cluster.calibration.link(_on_one_vm(cluster, groups)).allreduce_s(size_bytes, num_workers)
@@ -124,13 +124,8 @@ def _allreduce_ns(cluster: Cluster, groups: Sequence[AlikeWorkers], size_bytes: 
 
 
 def _on_one_vm(cluster: Cluster, groups: Sequence[AlikeWorkers]) -> bool:
-    vm_of = cluster.vm_of
-    home = vm_of[groups[0].workers[0]]
-    for group in groups:
-        for worker in group.workers:
-            if vm_of[worker] != home:
-                return False
-    return True
+    home = cluster.vm_of[groups[0].workers[0]]
+    return all(cluster.vm_of[worker] == home for group in groups for worker in group.workers)
 
 
 def closings_of(end: StepEnd) -> tuple[Closing, ...]:

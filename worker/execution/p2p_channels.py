@@ -192,8 +192,6 @@ class _Outgoing(NamedTuple):
 class _Sending:
     """A message on its way; its tensors stay as they are while this is kept."""
 
-    __slots__ = ("_host", "_marked", "_outgoing", "works")
-
     def __init__(self, outgoing: _Outgoing, marked: list[Staged]) -> None:
         self._outgoing = outgoing
         self._marked = marked
