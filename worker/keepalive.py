@@ -1,7 +1,7 @@
-"""When the kernel gives a TCP connection up: a cut link, or a machine that vanished, closes none by itself.
+"""TCP keep-alive, so that the kernel notices a cut link or a vanished machine, which close no connection.
 
-The kernels alone take part, so an end whose process is merely busy or stopped is no lost connection. What a
-system does not offer (macOS has no `TCP_USER_TIMEOUT`) is left out.
+Only the kernels take part, so a peer whose process is busy or stopped does not lose its connection. Options
+that a system does not offer (macOS has no `TCP_USER_TIMEOUT`) are left out.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ _PROBES = 3
 
 
 def keep_alive(connection: socket.socket, bound_s: float) -> None:
-    """Have the kernel ask the other end now and then, and end the connection after `bound_s` of silence.
+    """Have the kernel probe the other end, and end the connection after `bound_s` of silence.
 
-    Kernels count in whole seconds, so that it takes 4 at least. It counts while nothing is on its
-    way; see `end_if_unanswered` for when something is.
+    Kernels count in whole seconds, so the least is 4. Applies while no sent data is unacknowledged; for that
+    see `end_if_unanswered`.
     """
     interval_s = max(1, round(bound_s / 5))
     idle_s = max(1, round(bound_s - _PROBES * interval_s))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # macOS calls the time until the first question TCP_KEEPALIVE.
+    # macOS calls the time until the first probe TCP_KEEPALIVE.
     for name, value in (
         ("TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE", idle_s),
         ("TCP_KEEPINTVL", interval_s),
@@ -30,7 +30,7 @@ def keep_alive(connection: socket.socket, bound_s: float) -> None:
 
 
 def end_if_unanswered(connection: socket.socket, bound_s: float) -> None:
-    """Have the kernel end a connection on which what was sent is not acknowledged for `bound_s`."""
+    """Have the kernel end a connection on which sent data is not acknowledged for `bound_s`."""
     _set(connection, "TCP_USER_TIMEOUT", round(1000 * bound_s))
 
 

@@ -1,7 +1,7 @@
-"""What is known of a process's memory, for the day on which something kills it.
+"""Samples a process's memory, to explain why it was killed.
 
-Nobody says why a process got SIGKILL. What it held just before, what the machine had left, and whether the
-kernel counted a kill for want of memory meanwhile tell most of it.
+SIGKILL comes without a reason. The memory that the process had just before, the machine's available memory,
+and the kernel's count of out-of-memory kills usually show whether it ran out of memory.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from pathlib import Path
 import psutil
 
 _ROOT = Path("/")
-_AVAILABLE_EVERY = 4  # samples: it takes reading several files, a process's own memory one
+_AVAILABLE_EVERY = 4  # samples: available memory needs several files, the process's memory one
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class MemoryWatch:
-    """Samples one process; `account` says what the last samples were. Use from one thread."""
+    """Samples one process; `account` describes the last samples. Use from one thread."""
 
     def __init__(self, pid: int, root: Path = _ROOT) -> None:
-        """`root`: where `proc` and `sys` are."""
+        """`root`: the folder of `proc` and `sys`."""
         self._root = root
         self._process: psutil.Process | None = None
         self._held_bytes = self._most_bytes = 0
@@ -32,12 +32,12 @@ class MemoryWatch:
             return  # it has ended already
 
     def sample(self) -> None:
-        """Take note of what the process holds now. One that is gone leaves the last sample as it is."""
+        """Record the process's memory. If it is gone, keeps the last sample."""
         try:
             held_bytes = self._process.memory_info().rss if self._process is not None else 0
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return
-        if held_bytes:  # a zombie holds nothing
+        if held_bytes:  # a zombie has none
             self._held_bytes = held_bytes
             self._most_bytes = max(self._most_bytes, held_bytes)
             if self._num_samples % _AVAILABLE_EVERY == 0:
@@ -45,7 +45,7 @@ class MemoryWatch:
             self._num_samples += 1
 
     def account(self) -> str:
-        """One sentence, or several, for a person who asks why it was killed."""
+        """A message for a person who asks why it was killed."""
         parts: list[str] = []
         if self._available_bytes is not None:
             held, most = _in_words(self._held_bytes), _in_words(self._most_bytes)
@@ -63,21 +63,21 @@ class MemoryWatch:
 
 
 def oom_kills(root: Path = _ROOT) -> int | None:
-    """How many processes the kernel has killed for want of memory, in this process's cgroup or on the whole
-    machine, whichever is more; None if it tells neither."""
+    """The kernel's count of out-of-memory kills, in this process's cgroup or on the whole machine, whichever
+    is larger; None if neither is available."""
     counts = [_field(path, "oom_kill") for path in _cgroup_files(root, "memory.events", "memory.oom_control")]
     counts.append(_field(root / "proc/vmstat", "oom_kill"))
     return max((count for count in counts if count is not None), default=None)
 
 
 def total_bytes(root: Path = _ROOT) -> int:
-    """The machine's memory, or the part of it that its cgroup may use: a container's own limit, say."""
+    """The machine's memory, or its cgroup's limit (a container's, for example) if that is less."""
     limits = (_number(path) for path in _cgroup_files(root, "memory.max", "memory.limit_in_bytes"))
     return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """What may still be taken: of the machine's memory, or of what its cgroup leaves of it."""
+    """Memory still available: the machine's, or what is left of its cgroup's limit."""
     available = psutil.virtual_memory().available
     for limit_name, usage_name, cache_name in (
         ("memory.max", "memory.current", "inactive_file"),
@@ -92,8 +92,8 @@ def available_bytes(root: Path = _ROOT) -> int:
 
 
 def _cgroup_files(root: Path, *names: str) -> list[Path]:
-    """Those of the files that are there, of this process's cgroup and of those around it, which bound it as
-    well: of version 2, or the memory ones of 1."""
+    """The existing files of these names, of this process's cgroup and its ancestors, which also limit it:
+    cgroups of version 2, or the memory controller of version 1."""
     folders: dict[Path, None] = {}
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)

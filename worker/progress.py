@@ -1,4 +1,4 @@
-"""How far a trainer has got, as its beats tell it."""
+"""A trainer's progress counters, which its beats report."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..protocol.messages import At
 
 
 class Progress:
-    """Counters that only grow, each added to by one thread, and what the compute thread is at.
+    """Counters that only grow, each incremented by one thread, and the compute thread's current activity.
 
-    They are read by another thread without a lock: what is read may be a moment old, and that is all. A
-    thread of a generation that was given up may add to a counter beside its new owner, and the threads that
-    read a checkpoint share theirs; all that can be lost is one of two additions.
+    Another thread reads them without a lock; values may be slightly old. A thread of an abandoned generation
+    may increment a counter beside its new owner, and the threads that read a checkpoint share one; at worst
+    one of two increments is lost.
     """
 
     __slots__ = ("at", "loaded", "operations", "samples", "saved")
@@ -21,9 +21,9 @@ class Progress:
     def __init__(self) -> None:
         self.at = At.IDLE  # the compute thread's
         self.operations = 0  # of steps, and other work of the compute thread
-        self.samples = 0  # micro-batches of samples loaded; the compute thread's
-        self.loaded = 0  # pieces of sections copied or read; the courier's
-        self.saved = 0  # parts of checkpoints stored; the saver's
+        self.samples = 0  # micro-batches of samples loaded, by the compute thread
+        self.loaded = 0  # pieces of sections copied or read, by the thread for blocking calls
+        self.saved = 0  # parts of checkpoints stored, by the saver
 
     @property
     def count(self) -> int:
@@ -31,7 +31,7 @@ class Progress:
 
     @contextmanager
     def being(self, at: At) -> Generator[None]:
-        """While the compute thread is at this."""
+        """A context in which the compute thread's activity is `at`."""
         before, self.at = self.at, at
         try:
             yield

@@ -1,4 +1,4 @@
-"""Where a trainer's threads stand, told so that a reader finds the job's own code first."""
+"""Formats stacks of a trainer's threads so that a reader finds the job's own code first."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import signal
 from itertools import pairwise
 from pathlib import Path
 
-# What has a trainer write where its threads stand: the newest hundred; its main thread alone.
+# Signals at which a trainer writes stacks: of its newest hundred threads; of its main thread.
 ALL_THREADS, MAIN_THREAD = signal.SIGUSR1, signal.SIGUSR2
 _THREAD = re.compile(r"^(?:Current thread 0x|Thread 0x|Stack \(most recent)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 
 
 def lead(text: str, code: Path) -> str:
-    """What faulthandler wrote, the main thread first, led by the innermost line of the job's `code`.
+    """Reorder faulthandler's output: the main thread first, after the innermost line in the job's `code`.
 
-    The main thread computes; faulthandler writes it last, or after all others when asked for it alone. Where
-    no thread is in the job's code, the line is the main thread's innermost one.
+    The main thread computes; faulthandler writes it last. If no thread is in the job's code, the first line
+    is the main thread's innermost one.
     """
     begins = [found.start() for found in _THREAD.finditer(text)]
     threads = [text[a:b].rstrip() for a, b in pairwise([*begins, len(text)])][::-1]
@@ -30,7 +30,7 @@ def lead(text: str, code: Path) -> str:
 
 
 def is_cut(text: str) -> bool:
-    """Whether faulthandler left threads out, as it does beyond a hundred: the oldest, so the main thread."""
+    """Whether faulthandler left threads out: beyond a hundred it drops the oldest, so the main thread."""
     return "\n...\n" in text
 
 

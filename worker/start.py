@@ -1,7 +1,7 @@
-"""`python -m makara.worker.start MODULE ARGUMENT...`: as `python -m MODULE ARGUMENT...`, but sooner.
+"""`python -m makara.worker.start MODULE ARGUMENT...`: like `python -m MODULE ARGUMENT...`, but faster.
 
-For the programs that load torch. That makes half a million objects, all of which stay, and Python's collector
-of reference cycles would look at them again and again: a quarter of the processor time of these imports.
+For programs that load torch. That creates half a million objects, all of which stay, and Python's garbage
+collector would traverse them repeatedly: a quarter of the processor time of these imports.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 
 
 def main() -> None:
-    """Import the module with the collector off, leave what it loaded out of all collections, and run its
-    `main`."""
+    """Import the module with the collector off, exclude the loaded objects from later collections, and run
+    its `main`."""
     name = sys.argv.pop(1)
     gc.disable()
     try:

@@ -1,7 +1,7 @@
 """One worker's part of a step: its operations in the dispatcher's order, tensors to and from its peers.
 
-In: a plan's generation, the sections that are hosted. Out: committed steps. `stepper` is a step from the
-first forward to the commit; `executor` runs operations, `lanes` carry activations and gradients,
-`reduction` the sums; `session` is the generation's groups, `interrupt` what wakes everyone who waits. `costs`
-measures what all this adds to the time of the sections.
+In: a plan's generation, the hosted sections. Out: committed steps. `stepper` runs a step from the first
+forward to the commit (`commit`); `executor` runs operations, `p2p_channels` carry activations and gradients,
+`reduction` sums gradients; `session` has the generation's groups, `blocking` the interrupt that wakes the
+compute thread. `costs` measures the overhead of all this.
 """

@@ -1,10 +1,10 @@
-"""How a compute thread that waits for its peers is woken.
+"""Blocking calls on helper threads, and the interrupt that wakes the compute thread.
 
-Nothing wakes a thread inside a gloo call (see docs/transport.md), so the compute thread never makes one:
-helper threads do, and the compute thread waits for them on the condition of its generation's `Interrupt`, or
-on a queue into which the interrupt puts something when it trips.
-An order from the manager or a lost peer trips the interrupt; helpers that are still blocked then are
-abandoned together with their groups, and end with the process.
+Nothing wakes a thread inside a gloo call (see docs/transport.md), so the compute thread makes none that
+block: helper threads do, and the compute thread waits for them on the condition of its generation's
+`Interrupt`, or on a queue into which the interrupt puts an item when it trips. An order from the manager or a
+lost peer trips the interrupt; helpers still blocked then are abandoned with their groups, and end with the
+process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Abandoned(Interrupted):
 
 
 class PeersLost(Interrupted):
-    """Peers could not be reached; `ranks` names those that are known to be the ones (it may be empty)."""
+    """Peers could not be reached; `ranks` are those known to be lost (may be empty)."""
 
     def __init__(self, ranks: Sequence[int], cause: BaseException | str) -> None:
         super().__init__(f"lost ranks {list(ranks)}: {cause}")
@@ -36,19 +36,19 @@ class PeersLost(Interrupted):
 
 
 class Interrupt:
-    """One generation's wake-up call. The first cause wins; every later wait raises it at once."""
+    """Wakes waiting threads of one generation. The first cause wins; every later wait raises it at once."""
 
     def __init__(self, on_lost: Callable[[], None] | None = None) -> None:
-        """`on_lost` is called whenever there are more of `lost`."""
+        """`on_lost` is called whenever `lost` grows."""
         self.condition = threading.Condition()
         self.lost: frozenset[int] = frozenset()
-        """Ranks whose links broke: also those that did after the interrupt had tripped."""
+        """Ranks whose links broke, before or after the interrupt tripped."""
         self._on_lost = on_lost or (lambda: None)
         self._cause: Exception | None = None
         self._wakes: list[Callable[[], None]] = []
 
     def on_trip(self, wake: Callable[[], None]) -> None:
-        """`wake` is called once, when the interrupt trips; now, if it has. For those who wait on a queue."""
+        """Call `wake` once when the interrupt trips, or now if it has; for threads that wait on a queue."""
         with self.condition:
             if self._cause is None:
                 self._wakes.append(wake)
@@ -56,7 +56,7 @@ class Interrupt:
         wake()
 
     def trip(self, cause: Exception) -> None:
-        """Wake the compute thread with `cause`: an `Interrupted`, or what went wrong in a helper thread."""
+        """Wake the compute thread with `cause`: an `Interrupted`, or a helper thread's error."""
         with self.condition:
             if self._cause is None:
                 self._cause = cause
@@ -66,7 +66,7 @@ class Interrupt:
             wake()
 
     def lose(self, rank: int, why: Exception) -> None:
-        """The link to `rank` broke."""
+        """Note that the link to `rank` broke, and trip."""
         with self.condition:
             self.lost |= {rank}
         self.trip(PeersLost([rank], why))
@@ -81,15 +81,15 @@ class Interrupt:
             raise self._cause
 
     def wait_for(self, predicate: Callable[[], bool], most_s: float | None = None) -> None:
-        """Block until `predicate()`, which is evaluated under the condition, or for `most_s`. Raises the
-        cause if tripped first."""
+        """Block until `predicate()` (evaluated under the condition) is true, or for `most_s`. Raises the
+        cause if the interrupt trips first."""
         with self.condition:
             self.condition.wait_for(lambda: self._cause is not None or predicate(), most_s)
             self.check()
 
 
 class Future(Generic[T]):
-    """A call given to a courier; `done` once it has returned or failed."""
+    """A call given to a `BlockingThread`; `done` once it has returned or failed."""
 
     def __init__(self, function: Callable[[], T], ranks: tuple[int, ...]) -> None:
         self.done = False
@@ -121,7 +121,7 @@ class Future(Generic[T]):
 
 
 class BlockingThread:
-    """One daemon thread that makes blocking calls in the order given, so that its owner stays wakeable."""
+    """A daemon thread that makes blocking calls in order, so that its owner can be woken."""
 
     def __init__(self, name: str, interrupt: Interrupt) -> None:
         self._interrupt = interrupt
@@ -129,16 +129,16 @@ class BlockingThread:
         threading.Thread(target=self._loop, name=name, daemon=True).start()
 
     def call(self, function: Callable[[], T], ranks: Sequence[int] = ()) -> T:
-        """Run `function` on the courier's thread and wait for it.
+        """Run `function` on the thread and wait for it.
 
         Raises the interrupt's cause if it trips first. A lost connection (`CONNECTION_LOST`) inside trips it
-        with `PeersLost(ranks)`; any other error is raised here and harms nobody.
+        with `PeersLost(ranks)`; any other error is only raised here.
         """
         return self.result(self.start(function, ranks))
 
     def start(self, function: Callable[[], T], ranks: Sequence[int] = ()) -> Future[T]:
-        """As `call`, without waiting. A failure is told to whoever asks for the `result`, and not before: a
-        lane may know better which peer is lost."""
+        """Like `call`, without waiting. A failure is raised only by `result`: a channel may know better which
+        peer is lost."""
         self._interrupt.check()
         call = Future(function, tuple(ranks))
         self._calls.put(call)
@@ -165,7 +165,7 @@ class BlockingThread:
                 call.run()
                 lost = call.error if isinstance(call.error, PeersLost) else None
             else:
-                call.fail(lost)  # the peers give up as well: it might wait for ever
+                call.fail(lost)  # peers give up as well, so this call might wait for ever
             with self._interrupt.condition:
                 call.done = True
                 self._interrupt.condition.notify_all()

@@ -1,10 +1,9 @@
-"""Which gradients are summed together, and over whom.
+"""Buckets: gradients that are all-reduced together, and the workers over which they are.
 
-A bucket is the trainable parameters that the same sections use, and the buffers of just these sections that
+A bucket is the trainable parameters used by the same sections, and the buffers of these sections that
 training changes. Its hosts are the workers that host any of those sections; buckets with the same hosts share
-a process group. All workers walk the buckets in one order, so that collectives of different groups cannot
-wait for each other in a ring: the lowest section of each descending, which is the order in which backwards
-complete them.
+a process group. All workers go through the buckets in one order, so that collectives of different groups
+cannot deadlock: by lowest section, descending, which is the order in which backwards complete them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Bucket:
 
     @property
     def norm_rank(self) -> int:
-        """The host that brings these parameters' norms to the commit."""
+        """The host that contributes these parameters' norms to the commit."""
         return self.hosts[0]
 
 

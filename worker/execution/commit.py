@@ -1,9 +1,9 @@
-"""The commit: the small all-reduce that ends a step, and the record of it that survivors compare.
+"""The commit rule: a small all-reduce ends each step; its result is the record that survivors compare.
 
-Each rank contributes a vector of float64; the sum over ranks is the record. A rank contributes only after
-it holds its reduced gradients of the step, so whoever holds a record knows that every rank can apply it.
-All pieces are either owned by one rank (the others add zero) or small integers, so the sum is exact in any
-order.
+Each rank contributes a vector of float64; the sum over ranks is the record. A rank contributes only once it
+holds its reduced gradients of the step, so whoever holds a record knows that every rank can apply it. Nothing
+changes weights before. Each entry is contributed by one rank (the others add zero) or is a small integer, so
+the sum is exact in any order.
 
 Layout, for G ranks and Q parameters of the model: `[voters] + G x [step, attempt, prepared, flags] + Q x
 [norm]`.
@@ -15,26 +15,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 
-ANY_GENERATION = 1 << 52  # the vote of one who has no part in what comes next; exact as a float64
+ANY_GENERATION = 1 << 52  # the vote of a rank that is not in the next generation; exact as a float64
 _SLOTS = 4
 
 
 class Flag(IntFlag):
-    """What one rank asks of all; the record holds the union."""
+    """A rank's requests to all; the record holds the union."""
 
     OVERFLOW = 1  # its gradients overflowed the fixed point: redo the step as the next attempt
     SAVE = 2  # a checkpoint is due after this step
     HOLD = 4  # publish a checkpoint after this step and stop
-    BUSY = 8  # its last snapshot is still on its way to the store: there is no room for another
+    BUSY = 8  # its last snapshot is still being stored: there is no room for another
 
 
 class InvalidCommit(RuntimeError):
-    """Ranks voted on different steps or attempts: the generation's state is not one state."""
+    """A vote is missing, or ranks voted on different steps or attempts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What one rank brings to the commit of a step."""
+    """One rank's contribution to the commit of a step."""
 
     rank: int
     step: int
@@ -43,7 +43,7 @@ class Vote:
     flags: Flag
     norms: Mapping[
         int, float
-    ]  # by the parameter's index in the model, of the parameters this rank speaks for
+    ]  # {index of the parameter in the model: norm}, for parameters whose norms this rank contributes
 
     def vector(self, num_ranks: int, num_parameters: int) -> list[float]:
         values = [0.0] * (1 + _SLOTS * num_ranks + num_parameters)
@@ -62,19 +62,19 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """The outcome of one commit, the same on every rank that holds it. `step` counts from 0."""
+    """The result of one commit, equal on every rank that holds it. `step` counts from 0."""
 
     generation: int
     step: int
     attempt: int
     voters: int
-    prepared: int  # the least generation that every rank is prepared for
+    prepared: int  # the newest generation for which every rank is prepared
     flags: Flag
     norms: tuple[float, ...]  # one per parameter of the model, in its order
 
     @classmethod
     def from_vector(cls, generation: int, num_ranks: int, vector: Sequence[float]) -> CommitRecord:
-        """Read the summed vector. Raises `InvalidCommit` when a vote is missing or the ranks disagree."""
+        """Parse the summed vector. Raises `InvalidCommit` if a vote is missing or ranks disagree."""
         slots = [vector[1 + _SLOTS * rank : 1 + _SLOTS * (rank + 1)] for rank in range(num_ranks)]
         steps = {(int(slot[0]), int(slot[1])) for slot in slots}
         if int(vector[0]) != num_ranks or len(steps) != 1:
@@ -108,7 +108,7 @@ class CommitRecord:
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> CommitRecord:
-        """What `to_json` wrote. Raises `InvalidCommit` naming what is malformed."""
+        """Read what `to_json` wrote. Raises `InvalidCommit` naming what is malformed."""
         try:
             norms = value["norms"]
             assert isinstance(norms, list)

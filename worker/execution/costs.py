@@ -1,8 +1,8 @@
-"""What the executor adds to the time of the sections, measured through the executor itself.
+"""Measures the executor's overhead on the time of sections, through the executor itself.
 
-Three workers, here as threads of one process, pass micro-batches over loopback. In place of its sections each
-rests as long as a short operation takes: between a worker's operations the executor's code always comes after
-a rest, finds cold caches, and runs several times slower than in a tight loop.
+Three workers, as threads of one process, pass micro-batches over loopback. Instead of running sections each
+sleeps as long as a short operation takes: in a real step the executor's code runs after a long operation,
+with cold caches, several times slower than in a tight loop.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .gloo import Group, Listener, connect
 from .p2p_channels import P2PChannels
 from .prefetch import Prefetcher
 
-_DEPTH = 3  # one worker has neighbours on both sides
+_DEPTH = 3  # so that one worker has neighbours on both sides
 _REST_S = 0.006
-_SERIAL, _STEADY = 6, 12  # micro-batches: one after the other, and as many as come
+_SERIAL, _STEADY = 6, 12  # micro-batches: one at a time, and unlimited in flight
 _VALUE = CutTensor("x", (1024,), "float32", needs_grad=True)
 _GROUPS = {Kind.FORWARD: "activations", Kind.BACKWARD: "gradients"}
 
@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class ExecutorCosts:
-    """Seconds: fields of a `Calibration`, which explains them."""
+    """Overheads in seconds; see the fields of the same names in `Calibration`."""
 
     operation_s: float
     message_s: float
@@ -59,7 +59,7 @@ class Ran:
 
 
 def executor_costs() -> ExecutorCosts:
-    """Takes about a second. Loopback's own latency, some 20 us, is part of `message_s`."""
+    """Measure; takes about a second. Loopback's own latency, some 20 us, is part of `message_s`."""
     plans = stand_in_plans()
 
     def rank_of(rank: int, channels: Mapping[Kind, Group]) -> list[list[Ran]]:
@@ -97,21 +97,21 @@ def run_rank(plan: Plan, rank: int, channels: Mapping[Kind, Group]) -> list[Ran]
 def costs_of(
     plans: tuple[Plan, Plan], ran: Sequence[Mapping[int, Sequence[Ran]]], handover: float
 ) -> ExecutorCosts:
-    """From what `run_rank` gave for each worker of the serial and of the steady plan, and `handover_s`."""
+    """Compute the costs from each worker's operations in the serial and the steady plan, and `handover_s`."""
     serial, steady = ran
-    # The way from an operation's end to its successor's beginning is a message's, where that one waited for
-    # it; the gap between two operations of a worker is the executor's, where the second had not to wait.
+    # The time from an operation's end to its successor's start is a message's, if the successor waited for
+    # it; the gap between two operations of a worker is the executor's, if the second did not wait.
     alone, busy = _ways(plans[0], serial), _ways(plans[1], steady)
     ways = [way for way, gap in alone if gap > way]
     gaps = [gap for way, gap in busy if way > gap + _REST_S / 2]
-    # On a machine that stalls there may be none of a kind: the shortest is then the nearest.
+    # On an overloaded machine there may be none of a kind: then the shortest is the best estimate.
     ways, gaps = ways or [min(alone)[0]], gaps or [min(gap for _, gap in busy)]
     operation_s = statistics.mean(gaps)
     return ExecutorCosts(operation_s, max(0.0, statistics.mean(ways) - operation_s), handover)
 
 
 def handover_s(repeats: int = 20) -> float:
-    """From handing a collective to the thread that makes it until the compute thread has its result."""
+    """Seconds from passing a collective to its thread until the compute thread has the result."""
     courier = BlockingThread("handover", Interrupt())
     times: list[float] = []
     for _ in range(repeats):
@@ -124,7 +124,7 @@ def handover_s(repeats: int = 20) -> float:
 
 
 def _ways(plan: Plan, ran: Mapping[int, Sequence[Ran]]) -> list[tuple[float, float]]:
-    """(way, gap) of every operation that a message enables and that is not its worker's first."""
+    """(message time, gap) of every operation that a message enables and that is not its worker's first."""
     ended = {entry.operation: entry.ended for entries in ran.values() for entry in entries}
     sent_at = {
         target[1]: ended[operation]
@@ -141,7 +141,7 @@ def _ways(plan: Plan, ran: Mapping[int, Sequence[Ran]]) -> list[tuple[float, flo
 
 
 class _Resting:
-    """What an executor runs in place of sections; each stage is one."""
+    """Sleeps in place of sections; each stage is one section."""
 
     def __init__(self) -> None:
         self.ran: list[Ran] = []
@@ -183,7 +183,7 @@ class _Resting:
 
 
 class _Nowhere:
-    """Takes what operations give, for nothing."""
+    """A sink that ignores results."""
 
     def forwarded(self, micro_batch: int, output: RangeOutput) -> None:
         pass
@@ -196,7 +196,7 @@ class _Nowhere:
 
 
 def _in_threads(rank_of: Callable[[int, Mapping[Kind, Group]], R]) -> list[R]:
-    """What `rank_of(rank, channels)` returns on a thread of its own for each of the three workers."""
+    """Run `rank_of(rank, channels)` on a thread for each of the three workers; returns the results."""
     listener = Listener("127.0.0.1")
     endpoint = listener.endpoint
     found: dict[int, R] = {}

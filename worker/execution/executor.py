@@ -1,5 +1,4 @@
-"""One worker's part of a step: operations in the order that the dispatcher gives, tensors to and from its
-peers."""
+"""Runs one worker's operations of a step in the dispatcher's order, with tensors to and from its peers."""
 
 from __future__ import annotations
 
@@ -24,23 +23,23 @@ from .prefetch import SOON_S, Prefetcher
 
 
 class Sink(Protocol):
-    """Takes what operations give beside the tensors that go on to other operations."""
+    """Receives results of operations other than the tensors for further operations."""
 
     def forwarded(self, micro_batch: int, output: RangeOutput) -> None:
-        """After each forward."""
+        """Called after each forward."""
         ...
 
     def gradient(self, section: int, name: str, gradient: Tensor) -> None:
-        """One micro-batch's gradient of a parameter."""
+        """Called with one micro-batch's gradient of a parameter."""
         ...
 
     def section_done(self, section: int) -> None:
-        """After the gradients of each section in each backward."""
+        """Called after the gradients of each section in each backward."""
         ...
 
 
 class Passes(Protocol):
-    """Runs the passes of micro-batches; `RangeRuntime` explains them."""
+    """Runs forward and backward passes of micro-batches; see `RangeRuntime`."""
 
     def needs_batch(self, start: int, stop: int) -> bool: ...
 
@@ -69,7 +68,7 @@ class Passes(Protocol):
 
 @dataclass
 class Work:
-    """The time that a step's operations took."""
+    """The times of a step's operations."""
 
     seconds: dict[Kind, float] = field(default_factory=lambda: dict.fromkeys(Kind, 0.0))
     counts: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
@@ -80,7 +79,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What is known of an operation before any step. `consumer` needs its output, here or at a peer."""
+    """An operation's fixed properties. `consumer` needs its output, here or at a peer."""
 
     start: int
     stop: int
@@ -112,8 +111,7 @@ class Executor:
         self._inputs: dict[Operation, Tensors] = {}
 
     def run(self, step: int, sink: Sink) -> Work:
-        """Run all operations of `step`. Raises what the lanes' interrupt was tripped with, and the user's
-        errors."""
+        """Run all operations of `step`. Raises the cause of the channels' interrupt, and users' errors."""
         dispatcher, lanes, inputs, work = self._dispatcher, self._lanes, self._inputs, Work()
         progress = self._progress
         dispatcher.reset()
@@ -145,7 +143,7 @@ class Executor:
         return work
 
     def _wait(self) -> tuple[Operation, Tensors]:
-        """What arrives next; samples are loaded while it does not come."""
+        """Wait for the next arrival; loads samples meanwhile."""
         most_s = SOON_S
         with self._progress.being(At.PEER):
             while True:
@@ -181,7 +179,7 @@ class Executor:
 
 
 def batches_of(plan: Plan, order: Sequence[Operation], runtime: Passes) -> list[int]:
-    """The micro-batches whose samples a worker takes, in the order of its forwards."""
+    """The micro-batches whose samples a worker needs, in the order of its forwards."""
     forwards = [task for task in order if task.kind is Kind.FORWARD]
     spans = [plan.path_of(task.micro_batch).hops[task.stage].range for task in forwards]
     return [

@@ -23,10 +23,10 @@ Store = dist.Store  # pyright: ignore[reportPrivateImportUsage]
 _TCPStore = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
 _PrefixStore = dist.PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
-_CLOSING_TAG = (1 << 31) - 1  # of a message that nobody sends
+_CLOSING_TAG = (1 << 31) - 1  # of a message that is never sent
 _CHECK_S = 5.0
 
-# Long: waits are ended by the interrupt, never by gloo's timeout, which would close all pairs of a group.
+# Long, because the interrupt ends waits, not gloo's timeout, which would close all pairs of a group.
 _FOREVER = timedelta(hours=24)
 
 
@@ -35,14 +35,14 @@ class GroupBroken(Exception):
 
 
 CONNECTION_LOST = (GroupBroken, dist.DistError)
-"""What calls of a group, and of a rendezvous store, raise when the other end is gone. A `RuntimeError` alone
-proves nothing: torch and Python raise it for many faults of this process, too."""
+"""Errors of a group or a rendezvous store whose other end is gone. Not `RuntimeError`, which torch and Python
+also raise for many faults of this process."""
 
 
 class Listener:
-    """Rank 0's rendezvous socket, bound and listening before anyone is told of it.
+    """Rank 0's rendezvous socket, bound and listening before any member is told of it.
 
-    TCPStore would listen on all interfaces; a bound socket handed over by descriptor keeps it on one
+    TCPStore by itself would listen on all interfaces; with a bound socket, passed by descriptor, it uses one
     address.
     """
 
@@ -73,7 +73,7 @@ class Listener:
 
 
 def connect(endpoint: str, timeout_s: float = 60.0) -> _TCPStore:
-    """A client of the rendezvous store at `endpoint` (host:port). Raises `DistError` when it cannot be
+    """Connect to the rendezvous store at `endpoint` (host:port). Raises `DistError` if it cannot be
     reached."""
     host, port = split_endpoint(endpoint)
     timeout = timedelta(seconds=timeout_s)
@@ -83,7 +83,7 @@ def connect(endpoint: str, timeout_s: float = 60.0) -> _TCPStore:
 
 
 def fetch(store: Store, key: str, unwanted: Callable[[], bool]) -> bytes:
-    """The value of `key` once it is there. Raises `DistError` when the store is lost, or when `unwanted`."""
+    """Wait for the value of `key`. Raises `DistError` if the store is lost, or once `unwanted()`."""
     while True:
         try:
             store.wait([key], timedelta(seconds=_CHECK_S))
@@ -99,17 +99,17 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def wait(work: dist.Work) -> None:
-    """Block until what was started is over. Raises `GroupBroken`."""
+    """Block until the work is complete. Raises `GroupBroken`."""
     try:
         work.wait()
-    except RuntimeError as error:  # gloo has no type of its own
+    except RuntimeError as error:  # gloo has no error type of its own
         raise GroupBroken(str(error)) from error
 
 
 class Group:
     """A process group over `ranks` of the generation; peers are named by their generation rank.
 
-    Everything here raises `GroupBroken` when a peer is gone, or the group is closed.
+    All methods raise `GroupBroken` if a peer is gone, or the group is closed.
     """
 
     def __init__(self, store: Store, name: str, rank: int, ranks: Sequence[int], address: str) -> None:
@@ -119,7 +119,7 @@ class Group:
         self._group: Any = None
         self._is_alone = len(self.ranks) == 1
         if self._is_alone:
-            return  # every sum and maximum is one's own
+            return  # with one member, sums and maxima are the values themselves
         options = dist.ProcessGroupGloo._Options()  # pyright: ignore
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # pyright: ignore
         options._timeout = _FOREVER  # pyright: ignore
@@ -138,7 +138,7 @@ class Group:
         self._all_reduce(tensor, dist.ReduceOp.MAX)
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
-        """Send a contiguous host tensor; returns when the peer has taken it."""
+        """Send a contiguous host tensor; returns when the peer has received it."""
         wait(self.start_send(tensor, peer, tag))
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
@@ -146,19 +146,19 @@ class Group:
         wait(self.start_receive(tensor, peer, tag))
 
     def start_send(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
-        """As `send`, but returns at once; keep the tensor as it is until the work has been waited for."""
+        """Like `send`, but returns at once; do not modify the tensor until the work is complete."""
         return self._started("send", [tensor], self._index[peer], tag)
 
     def start_receive(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
-        """As `receive`, but returns at once; the tensor is filled when the work has been waited for."""
+        """Like `receive`, but returns at once; the tensor is filled once the work is complete."""
         return self._started("recv", [tensor], self._index[peer], tag)
 
     def close(self) -> None:
-        """Cut the connections: whoever is blocked in this group, here or at a peer, gets `GroupBroken`.
+        """Close the connections: threads blocked in this group, here or at a peer, get `GroupBroken`.
 
-        Without it threads that wait for a living peer, who waits in the same way, would keep the group's
-        sockets for ever. A wait that times out closes all pairs of its group; gloo has no other way. One
-        for a peer that is lost already fails before it waits, and closes nothing: each is tried.
+        Without this, threads that wait for a living peer, which waits likewise, would keep the group's
+        sockets for ever. gloo's only way is a wait that times out, which closes all pairs of its group. A
+        wait for a peer that is already lost fails at once and closes nothing, so every peer is tried.
         """
         if self._group is None:
             return
@@ -171,8 +171,8 @@ class Group:
                 log.debug("a group of ranks %s is closed: %s", self.ranks, error)
 
     def release(self) -> object:
-        """Give the connections up: they end with what this returns. That waits for gloo's loop once for every
-        peer, 10 ms at a time, so it is nothing for a thread that is waited for."""
+        """Give up the connections: they close when the returned object is freed. That waits for gloo's loop,
+        10 ms for each peer, so do it on a thread that nothing waits for."""
         group, self._group = self._group, None
         return group
 

@@ -1,15 +1,14 @@
 """Links: one connection between each two members of a generation that share a group.
 
-gloo tries for minutes to reach a peer that cannot be reached, and waits for ever on a connection that was cut
-between two living ends. So before groups are opened each member connects to those it will share one with, in
-both directions; and one connection of each pair then stays open for as long as the generation lasts, with TCP
-keep-alive, so that a cut link, a vanished machine and an ended process are all noticed within `bound_s`, by
-name.
+gloo tries for minutes to reach an unreachable peer, and waits for ever on a connection that was cut between
+two living ends. So before groups are opened each member connects to those it will share one with, in both
+directions; then one connection of each pair stays open for as long as the generation lasts, with TCP
+keep-alive, so that a cut link, a vanished machine and an ended process are noticed within `bound_s`, by name.
 
-Whoever connects shows that it knows the generation's key, which the manager gave to its members, and so does
-whoever answers. Nothing more is ever read or sent but the word with which a member leaves. While members
-reach each other, strangers hold only a bounded number of connections, the oldest of which give way to new
-ones; once all are reached, nobody listens any more.
+Both ends prove that they know the generation's key, which the manager gave to its members. Nothing else is
+sent except the message with which a member leaves. While members reach each other, unauthenticated peers hold
+only a bounded number of connections, the oldest of which give way to new ones; once all members are reached,
+the listening socket is closed.
 """
 
 from __future__ import annotations
@@ -33,23 +32,23 @@ log = logging.getLogger("makara.links")
 _LINE_BYTES = 1024
 _RETRY_S = 0.2
 _BYE = b"bye\n"
-_HELLO_PART = 0.25  # of the bound: until whoever connects has shown that it is a member; then it tries again
-_SPARE = 64  # connections of nobody known, beside one for each member
+_HELLO_PART = 0.25  # of the bound: how long an incoming connection has to authenticate; members then retry
+_SPARE = 64  # unauthenticated connections, in addition to one for each member
 
 OnLost = Callable[[int, Exception], None]
 
 
 class NotAMember(Exception):
-    """Whoever is at the other end does not know the generation's key, or speaks something else."""
+    """The other end does not know the generation's key, or does not speak this protocol."""
 
 
 _REFUSALS = (OSError, EOFError, ValueError, NotAMember, asyncio.LimitOverrunError)
-"""All that a connection that comes to nothing raises."""
+"""The errors of a connection that is not established."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A member, as it shows itself: the generation, its rank there, and the key of that generation."""
+    """A member's identity: the generation, its rank there, and the key of that generation."""
 
     generation: int
     rank: int
@@ -76,9 +75,7 @@ class Links:
         self._left: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._most_unknown = num_members + _SPARE
-        self._unknown: dict[
-            asyncio.StreamWriter, None
-        ] = {}  # who connected and has shown nothing, oldest first
+        self._unknown: dict[asyncio.StreamWriter, None] = {}  # unauthenticated connections, oldest first
         self._server: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -88,25 +85,25 @@ class Links:
         self._thread.start()
 
     def reach(self, endpoints: Mapping[int, str]) -> dict[int, str]:
-        """Connect to these ranks, all at once, again and again for `bound_s`; why, of those not reached.
+        """Connect to these ranks in parallel, with retries for `bound_s`; returns {rank not reached: why}.
 
-        Blocks for as long. A rank is reached when both ends have shown that they are members.
+        Blocking. A rank is reached when both ends have authenticated.
         """
         return asyncio.run_coroutine_threadsafe(self._reach_all(endpoints), self._loop).result()
 
     def watch(self, ranks: Collection[int], on_lost: OnLost) -> None:
-        """From now on `on_lost(rank, why)` is called, on the links' thread, for each of `ranks` that cannot
-        be reached any more and did not leave."""
+        """From now on call `on_lost(rank, why)`, on the links' thread, for each of `ranks` that is lost
+        without having left."""
         self._loop.call_soon_threadsafe(self._begin_watch, ranks, on_lost)
 
     def close(self) -> None:
-        """Say goodbye to everybody and end the thread. A second time changes nothing."""
+        """Tell all members that this one leaves, and end the thread. Idempotent."""
         if not self._closed:
             self._closed = True
             self._loop.call_soon_threadsafe(self._closing.set)
 
     def leave(self) -> None:
-        """`close`; when this returns, goodbye is said, though the process ends in the next moment."""
+        """Like `close`, but returns only when the message is sent, so that the process may end."""
         self.close()
         self._thread.join()
 
@@ -170,7 +167,7 @@ class Links:
             (answer,) = await _read(reader, "proof")
             if not hmac.compare_digest(answer, me.proof("welcome", me.rank, rank, theirs, nonce)):
                 raise NotAMember(f"{endpoint} does not know the key of generation {me.generation}")
-            stays = me.rank < rank  # else the way there is open, and the other's connection is the one kept
+            stays = me.rank < rank  # else the direction is proved, and the other's connection is kept
         finally:
             if not stays:
                 writer.close()
@@ -178,10 +175,10 @@ class Links:
             self._keep(rank, reader, writer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Somebody connects: a member that tries whether it can, or nobody of ours."""
+        """Handle an incoming connection, of a member or a stranger."""
         rank = None
         if len(self._unknown) >= self._most_unknown:
-            oldest = next(iter(self._unknown))  # members need a moment: it is none, or tries again
+            oldest = next(iter(self._unknown))  # not a member, or one that will retry
             del self._unknown[oldest]
             oldest.transport.abort()
         self._unknown[writer] = None
@@ -221,7 +218,7 @@ class Links:
         task.add_done_callback(self._tasks.discard)
 
     async def _watch(self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until the other end leaves, or is lost."""
+        """Watch a connection until the other end leaves, or is lost."""
         why: Exception = ConnectionResetError("its process has ended")
         try:
             said = await reader.readline()
@@ -238,7 +235,7 @@ class Links:
 
 
 async def _read(reader: asyncio.StreamReader, *names: str) -> tuple[str, ...]:
-    """These entries of the object that the other end sends."""
+    """Read these entries of the object that the other end sends."""
     value = json.loads(await reader.readuntil(b"\n"))
     if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in names):
         raise NotAMember(f"expected an object with {', '.join(names)}")

@@ -1,12 +1,12 @@
-"""Activations and gradients between workers: a thread for each peer and direction, in one fixed order.
+"""Point-to-point channels for activations and gradients: a thread for each peer and direction.
 
 For each directed pair of workers and each kind of message the order on the wire is known beforehand (see
-`pipeline.traffic`): receives are posted ahead of need, and activations and gradients travel in separate
-groups and cannot be confused. A message without values, back to sections that get no gradient, is one byte:
-it comes after what it answers, as every other, and so bounds the micro-batches in flight.
+`pipeline.traffic`): receives are posted ahead of need, and activations and gradients use separate groups and
+cannot be confused. A message without values, back to sections that get no gradient, is one byte: like any
+other it comes after what it answers, and so bounds the micro-batches in flight.
 
-The threads are there because gloo wakes nobody who waits for it; what need not wait, the compute thread does
-itself, and sparing a thread that it does not compete for the interpreter's lock just when an operation ends.
+Threads are needed because nothing wakes a thread that waits in gloo. Calls that do not block are made by the
+compute thread, which saves a thread that would compete for the interpreter lock just when an operation ends.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .gloo import Group, GroupBroken, wait
 from .staging import Staged, Stager
 
 _TENSORS_PER_MESSAGE = 64  # bounds the tags of one message
-_AHEAD = 2  # receives posted on each lane: while one is handed over, the next is there for the wire
+_AHEAD = 2  # receives posted on each channel: while one is passed on, the wire has the next
 
 Tensors = dict[str, torch.Tensor]
 _Marked = dict[str, Staged]
 
 
 def values_of(plan: Plan, sections: Sections, message: Message) -> tuple[CutTensor, ...]:
-    """What a message carries: activations cross the boundary where the consuming hop begins, gradients the
+    """The tensors of a message: activations cross the boundary where the consuming hop begins, gradients the
     one where it ends."""
     span = plan.path_of(message.micro_batch).hops[message.stage].range
     if message.kind is Kind.FORWARD:
@@ -44,7 +44,7 @@ def values_of(plan: Plan, sections: Sections, message: Message) -> tuple[CutTens
 
 
 class P2PChannels:
-    """One worker's wires for one generation. Call `begin_step` before the first operation of each step."""
+    """One worker's channels for one generation. Call `begin_step` before the first operation of each step."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class P2PChannels:
         self._compute = Stager(device)
         self._arrived: queue.SimpleQueue[tuple[Operation, _Marked] | None] = queue.SimpleQueue()
         arrived = self._arrived
-        interrupt.on_trip(lambda: arrived.put(None))  # no reference to the lanes, which keep the interrupt
+        interrupt.on_trip(lambda: arrived.put(None))  # without a reference to self, which holds the interrupt
         self._starters: list[queue.SimpleQueue[bool]] = []
         self._outboxes: dict[tuple[int, Kind], _Outbox] = {}
         incoming: dict[tuple[int, Kind], list[tuple[Message, tuple[CutTensor, ...]]]] = {}
@@ -87,9 +87,8 @@ class P2PChannels:
             starter.put(True)
 
     def send(self, consumer: Operation, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Send what `consumer` needs, as device tensors by value name; never blocks on the wire. They must
-        not be written to afterwards: on the CPU the wire reads them where they are. Raises what trips the
-        interrupt."""
+        """Send `consumer`'s inputs, as device tensors by value name; never blocks on the wire. The tensors
+        must not be modified afterwards: on the CPU they are sent in place. Raises the interrupt's cause."""
         outgoing = self._outgoing[consumer]
         sending = _Sending(outgoing, [self._compute.mark(tensors[name]) for name in outgoing.names])
         if self._compute.is_host:
@@ -101,8 +100,8 @@ class P2PChannels:
         outgoing.outbox.put(sending)
 
     def wait(self, most_s: float | None = None) -> tuple[Operation, Tensors]:
-        """Block until something has arrived: the operation that it enables, and its tensors on the device.
-        Raises what tripped the interrupt, and `queue.Empty` after `most_s`."""
+        """Wait for an arrival: (the operation that it enables, its tensors on the device). Raises the
+        interrupt's cause, and `queue.Empty` after `most_s`."""
         item = self._arrived.get(timeout=most_s)
         self._interrupt.check()
         assert item is not None, "only a tripped interrupt puts none"
@@ -110,7 +109,7 @@ class P2PChannels:
         return operation, {name: self._compute.take(staged) for name, staged in marked.items()}
 
     def collect(self) -> list[tuple[Operation, Tensors]]:
-        """All that arrived since the last call, as `wait` tells it."""
+        """All arrivals since the last call, without waiting."""
         self._interrupt.check()
         items: list[tuple[Operation, Tensors]] = []
         while not self._arrived.empty():
@@ -118,7 +117,7 @@ class P2PChannels:
         return items
 
     def close(self) -> None:
-        """Let the threads end; those that are blocked on a lost peer end with the process."""
+        """Let the threads end; those blocked on a lost peer end with the process."""
         for starter in self._starters:
             starter.put(False)
         for outbox in self._outboxes.values():
@@ -163,7 +162,7 @@ class P2PChannels:
                     sending.start(stager)
                 for work in sending.works:
                     wait(work)
-                del sending  # and with it the tensors, before the next one is waited for
+                del sending  # frees the tensors before waiting for the next one
 
         self._start(loop, f"send {kind} to {peer}", peer)
 
@@ -173,14 +172,14 @@ class P2PChannels:
                 loop()
             except GroupBroken as error:
                 self._interrupt.trip(PeersLost([peer], error))
-            except Exception as error:  # a fault of ours: the compute thread would wait for ever
+            except Exception as error:  # our own fault; else the compute thread would wait for ever
                 self._interrupt.trip(error)
 
         threading.Thread(target=guarded, name=name, daemon=True).start()
 
 
 class _Outgoing(NamedTuple):
-    """What is known of a message before any step."""
+    """A message's fixed properties."""
 
     outbox: _Outbox
     group: Group
@@ -190,14 +189,14 @@ class _Outgoing(NamedTuple):
 
 
 class _Sending:
-    """A message on its way; its tensors stay as they are while this is kept."""
+    """A message being sent; keeps its tensors alive."""
 
     def __init__(self, outgoing: _Outgoing, marked: list[Staged]) -> None:
         self._outgoing = outgoing
         self._marked = marked
 
     def start(self, stager: Stager) -> None:
-        """Hand the tensors to the wire; `works` are over when the peer has taken them."""
+        """Start the sends; `works` are complete when the peer has received the tensors."""
         _, group, peer, first_tag, _ = self._outgoing
         self._host = _on_wire([stager.to_host(staged) for staged in self._marked])
         self.works = [group.start_send(tensor, peer, tag) for tag, tensor in enumerate(self._host, first_tag)]
@@ -207,7 +206,7 @@ _Outbox = queue.SimpleQueue[_Sending | None]
 
 
 def _on_wire(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What travels as a message of these values; a work of the wire keeps its tensor."""
+    """The tensors sent for these values: at least one byte."""
     return values or [torch.zeros(1, dtype=torch.uint8)]
 
 

@@ -1,8 +1,8 @@
-"""The samples of a worker's forwards, loaded before they are needed.
+"""Prefetches the samples of a worker's forwards.
 
-They are loaded on the compute thread, at moments when it would stand still: while it waits for a message, or
-for the sums and the commit at the end of a step. Python's, NumPy's and torch's generators belong to the
-process; a thread that loads samples beside the operations would draw from them in between (see
+They are loaded on the compute thread while it would be idle: while it waits for a message, or for the
+all-reduces and the commit at the end of a step. Python's, NumPy's and torch's generators belong to the
+process, so a separate thread that loads samples would draw from them between operations (see
 docs/decisions/0041-samples-are-loaded-in-idle-moments.md).
 """
 
@@ -16,15 +16,15 @@ from ...model.errors import UserCodeError
 from ...protocol.messages import At
 from ..progress import Progress
 
-_AHEAD = 4  # micro-batches that are kept loaded, whatever their size
-_AHEAD_BYTES = 4 << 20  # and more of them as long as all take no more than this: a busy stage rarely waits
+_AHEAD = 4  # micro-batches kept loaded, whatever their size
+_AHEAD_BYTES = 4 << 20  # and more, as long as all take at most this: a busy stage is rarely idle
 
 SOON_S = 0.001
-"""Who waits no longer loads nothing: it would keep the interpreter from the thread that ends the wait."""
+"""Waits shorter than this load nothing, because loading would delay the thread that ends the wait."""
 
 
 class Prefetcher:
-    """`micro_batches`: those whose samples this worker takes in a step, in the order of their forwards."""
+    """`micro_batches`: those whose samples this worker needs in a step, in the order of their forwards."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Prefetcher:
         self._progress = progress or Progress()
         self._micro_batches = tuple(micro_batches)
         self._ahead_bytes = ahead_bytes
-        self._loaded: deque[tuple[tuple[int, int], Sample]] = deque()  # those that are taken next, no gap
+        self._loaded: deque[tuple[tuple[int, int], Sample]] = deque()  # the next ones to take, without gaps
         self._step = self._taken = 0
         self._refused: tuple[int, int] | None = None
 
     def begin(self, step: int) -> None:
-        """The step, or another attempt at it, begins."""
+        """Begin the step, or another attempt at it."""
         self._step, self._taken = step, 0
         if self._loaded and self._loaded[0][0] != self._upcoming(0):
             self._loaded.clear()
@@ -57,13 +57,13 @@ class Prefetcher:
         return self._load(self._step, micro_batch)
 
     def load_ahead(self) -> bool:
-        """Load one more micro-batch of this step or the next; False when there is none to load."""
+        """Load one more micro-batch of this step or the next; False if there is none to load."""
         key = None if self._is_full() else self._upcoming(len(self._loaded))
         if key is None or key == self._refused:
             return False
         try:
             self._loaded.append((key, self._load(*key)))
-        except UserCodeError:  # raised again if it is ever needed; the job may end before
+        except UserCodeError:  # raised again by `take`, if it is ever needed
             self._refused = key
             return False
         return True
@@ -75,7 +75,7 @@ class Prefetcher:
         return sample
 
     def _upcoming(self, number: int) -> tuple[int, int] | None:
-        """(step, micro-batch) that is taken after `number` others; None beyond the next step."""
+        """The (step, micro-batch) to be taken after `number` others; None beyond the next step."""
         place, num = self._taken + number, len(self._micro_batches)
         if place < num:
             return self._step, self._micro_batches[place]

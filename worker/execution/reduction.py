@@ -1,9 +1,9 @@
-"""The sums of a step over workers, each begun as soon as this worker's share of it is complete.
+"""All-reduces of a step, each started as soon as this worker's contribution is complete.
 
-They run on the generation's courier while the compute thread goes on with other backwards. All workers issue
-them in one global order: the tally of losses, then the buckets, sections descending. So the first sum of that
-order that is not over is issued by all its hosts sooner or later, since no operation waits for a sum. Nothing
-that they change is read before `finish`, nor is anything changed that outlives the attempt.
+They run on the generation's thread for blocking calls while the compute thread runs other backwards. All
+workers issue them in one global order: the losses, then the buckets, sections descending. They cannot
+deadlock: no operation waits for an all-reduce, so all hosts eventually issue the first unfinished one.
+Results are read only after `finish`, and nothing that outlives the attempt is changed before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_PIECE = Piece(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class BucketSum:
-    """A bucket with what is summed for it."""
+    """A bucket with its sums."""
 
     bucket: Bucket
     gradients: GradientSum
@@ -41,7 +41,7 @@ class BucketSum:
 
 
 class Reduction:
-    """One worker's sums, step after step. `begin` an attempt, hand in what operations give, `finish`."""
+    """One worker's all-reduces, step after step: `begin` an attempt, add results of operations, `finish`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Reduction:
         self._started: list[Future[list[Staged]]] = []
 
     def begin(self, scales: Mapping[str, float]) -> None:
-        """An attempt at a step with these scales (see `GradientSum.reset`)."""
+        """Begin an attempt at a step with these scales (see `GradientSum.reset`)."""
         for part in self.parts:
             part.gradients.reset(scales)
             part.running.reset()
@@ -84,11 +84,11 @@ class Reduction:
         self._started.clear()
         self._forwards_left = self._num_forwards
         self._backwards_left = dict(self._num_backwards)
-        self._next = 0  # of the sums in their global order: 0 is the tally, then the buckets
+        self._next = 0  # the next all-reduce in global order: 0 is the losses, then the buckets
         self._advance()
 
     def forwarded(self, micro_batch: int, output: RangeOutput) -> None:
-        """A forward has given its part of the loss, if it is the last of its path, and updates of buffers."""
+        """Add a forward's updates of buffers, and its loss if it is the last of its path."""
         if output.updates:
             for running in self._running:
                 running.add(micro_batch, output.updates)
@@ -99,19 +99,19 @@ class Reduction:
             self._advance()
 
     def gradient(self, section: int, name: str, gradient: Tensor) -> None:
-        """A backward has given one micro-batch's gradient of a parameter."""
+        """Add one micro-batch's gradient of a parameter."""
         self._sum_of[name].add(name, gradient)
 
     def section_done(self, section: int) -> None:
-        """A backward of `section` has handed in all its gradients."""
+        """Note that a backward of `section` has added all its gradients."""
         left = self._backwards_left[section] = self._backwards_left[section] - 1
         if not left:
             self._advance()
 
     def finish(self, idle: Callable[[Future[Any]], None]) -> list[tuple[float, float]]:
-        """Wait for all sums; every micro-batch's (loss sum, weight), in order.
+        """Wait for all sums; returns every micro-batch's (loss sum, weight), in order.
 
-        `idle` is called while a sum is not over. Raises what tripped the interrupt.
+        Calls `idle` while a sum is not complete. Raises the interrupt's cause.
         """
         assert self._next == len(self.parts) + 1, "operations are left"
         for call in self._started:
@@ -121,14 +121,14 @@ class Reduction:
         return [(float(total), float(weight)) for total, weight in self._table.tolist()]
 
     def close(self) -> None:
-        """Forget the calls of the last step: they keep this object, and with it the sums and the session."""
+        """Drop the calls of the last step, which refer to this object, and so to sums and session."""
         self._started.clear()
 
     def _advance(self) -> None:
-        """Begin the sums whose turn it is, as far as this worker has brought its share."""
+        """Start the next all-reduces in order, as far as this worker's contributions are complete."""
         while self._next <= len(self.parts) and self._is_complete(self._next):
             if self._next == 0:
-                # One worker brings each micro-batch's row and the others zeros, so the sum is exact.
+                # One worker contributes each micro-batch's row and the others zeros, so the sum is exact.
                 rows = [self._pieces.get(number, _NO_PIECE) for number in range(self._num_micro_batches)]
                 self._table = torch.tensor(rows, dtype=torch.float64)
                 self._start([(self._table, self._everyone.sum)])
@@ -162,7 +162,7 @@ class Reduction:
 
 
 def _backwards_of_sections(plan: Plan, order: Sequence[Operation]) -> Counter[int]:
-    """How many backwards of each section the worker does in a step."""
+    """{section: number of its backwards that the worker runs in a step}."""
     count: Counter[int] = Counter()
     for task in order:
         if task.kind is Kind.BACKWARD:

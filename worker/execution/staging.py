@@ -1,7 +1,7 @@
-"""Between the device and the host memory that gloo sends from and receives into.
+"""Copies between the device and the host memory that gloo uses.
 
-On the CPU both are one and nothing is copied. On CUDA each thread copies on a stream of its own through
-pinned memory, so that transfers overlap the compute stream; events say when a tensor is complete. (One path
+On the CPU both are the same and nothing is copied. On CUDA each thread copies on a stream of its own through
+pinned memory, so that transfers overlap the compute stream; events tell when a tensor is complete. (One path
 serves both, but the CUDA half has not been run: no test here has a GPU.)
 """
 
@@ -15,14 +15,14 @@ from torch import Tensor
 
 
 class Staged(NamedTuple):
-    """A tensor that a stream may still be writing; `ready` is None when it is complete."""
+    """A tensor that a stream may still be writing; `ready` is None once it is complete."""
 
     tensor: Tensor
     ready: Any
 
 
 class Stager:
-    """One helper thread's copies. `mark` and `take` belong to the compute thread, the rest to the helper."""
+    """One helper thread's copies. `mark` and `take` are for the compute thread, the rest for the helper."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -31,11 +31,11 @@ class Stager:
 
     @property
     def is_host(self) -> bool:
-        """Whether the device's memory is the host's: then nothing here waits."""
+        """Whether the device's memory is the host's, so that nothing is copied."""
         return not self._cuda
 
     def mark(self, tensor: Tensor) -> Staged:
-        """`tensor` as the operations issued so far leave it."""
+        """`tensor` as it will be after the operations issued so far."""
         return Staged(tensor, torch.cuda.current_stream(self._device).record_event() if self._cuda else None)
 
     def take(self, staged: Staged) -> Tensor:
@@ -47,7 +47,7 @@ class Stager:
         return staged.tensor
 
     def to_host(self, staged: Staged) -> Tensor:
-        """A contiguous host tensor that is complete; the tensor itself where it is one already."""
+        """A complete, contiguous host tensor; the tensor itself if it is one already."""
         if not self._cuda:
             return staged.tensor.contiguous()
         with torch.cuda.stream(self._stream):
@@ -59,7 +59,7 @@ class Stager:
         return host
 
     def to_device(self, host: Tensor, into: Tensor | None = None) -> Staged:
-        """`host` on the device, in new memory or in `into`."""
+        """Copy `host` to the device, into new memory or `into`."""
         if not self._cuda:
             if into is not None and into is not host:
                 into.copy_(host)
@@ -70,11 +70,11 @@ class Stager:
             return Staged(target, self._stream.record_event())
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory to receive into; not zeroed."""
+        """Uninitialised host memory to receive into."""
         return torch.empty(shape, dtype=dtype, pin_memory=self._cuda)
 
     def reduce(self, staged: Staged, collective: Callable[[Tensor], None]) -> Staged:
-        """Run an in-place collective on the tensor, through host memory where it must."""
+        """Run an in-place collective on the tensor, through host memory if necessary."""
         host = self.to_host(staged)
         collective(host)
         return self.to_device(host, staged.tensor)

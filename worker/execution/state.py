@@ -1,5 +1,4 @@
-"""What a trainer holds between generations: sections, the step they are at, and what an unsettled commit
-needs."""
+"""A trainer's state between generations: its sections, their step, and data of a commit not yet applied."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ from .commit import CommitRecord
 
 @dataclass(frozen=True)
 class Reduced:
-    """A step's gradients as every host of their sections holds them: summed, divided, not yet applied."""
+    """A step's reduced gradients, equal on every host of their sections: summed, divided, not yet applied."""
 
     step: int
     generation: int
     attempt: int
-    gradients: Mapping[str, torch.Tensor]  # none if they overflowed: such a step is done again or skipped
-    statistics: Mapping[str, torch.Tensor]  # the buffers that the step changes, as they will be after it
+    gradients: Mapping[str, torch.Tensor]  # empty if they overflowed: the step is redone or skipped
+    statistics: Mapping[str, torch.Tensor]  # buffers that the step changes, with their new values
     scales: Mapping[str, float]  # of the next step, for `numerics: exact`
     loss: float
     began: float  # by `time.monotonic`
@@ -35,15 +34,15 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True)
 class AppliedStep:
-    """What is told of a step once it is applied."""
+    """Results of an applied step, for reports."""
 
-    step: int  # steps committed, this one included
+    step: int  # number of steps committed, this one included
     generation: int
     loss: float
     grad_norm: float
-    loss_scale: float | None  # that the step was computed with; None: without one
-    skipped: bool  # the gradient overflowed: nothing was updated
-    seconds: float  # from its beginning to its application, whatever came between
+    loss_scale: float | None  # with which the step was computed; None: none
+    skipped: bool  # the gradient overflowed, so nothing was updated
+    seconds: float  # from its beginning to its application, including interruptions
 
 
 class ModelState:
@@ -55,9 +54,9 @@ class ModelState:
 
     def __init__(self, runtime: RangeRuntime, clip_grad_norm: float | None) -> None:
         self.runtime = runtime
-        self.applied: int | None = None  # steps; None: holds nothing
-        self.branch = 0  # the generation of the newest commit that went into the state
-        self.agreed_in = 0  # the newest generation whose members agreed on the state that this one is of
+        self.applied: int | None = None  # number of steps applied; None: no state
+        self.branch = 0  # the generation of the newest commit that was applied
+        self.agreed_in = 0  # the newest generation whose members agreed on this state
         self.record: CommitRecord | None = None
         self.settled: AppliedStep | None = None  # the last step that this process applied
         self.reduced: Reduced | None = None
@@ -65,7 +64,7 @@ class ModelState:
         self._clip_grad_norm = clip_grad_norm
 
     def standing(self) -> MemberState:
-        """What the others must know of this member when a generation forms."""
+        """This member's state for the agreement of a forming generation."""
         record, reduced = self.record, self.reduced
         return MemberState(
             applied_step=self.applied,
@@ -76,9 +75,9 @@ class ModelState:
         )
 
     def apply(self, record: CommitRecord) -> AppliedStep:
-        """Take the step that `record` commits, from the reduced gradients.
+        """Apply the step that `record` commits, from the reduced gradients.
 
-        Once begun it runs to its end: there is no point in it where another thread can interrupt.
+        Once begun it runs to its end: no other thread can interrupt it.
         """
         reduced = self.reduced
         assert reduced is not None, "whoever holds a record holds the reduced gradients"
@@ -109,7 +108,7 @@ class ModelState:
         return self.settled
 
     def forget(self) -> None:
-        """Drop everything: it is older than what the others agreed on, or belongs to another history."""
+        """Drop everything: it is older than the agreed state, or of another branch."""
         for index in list(self.runtime.sections):
             self.runtime.drop(index)
         self.applied = self.record = self.reduced = self.settled = None
@@ -125,7 +124,7 @@ class ModelState:
         return pack(tensors, {"scalars": json.dumps(scalars)})
 
     def unpack_section(self, index: int, payload: bytes) -> None:
-        """Hold section `index` in the state that a peer packed. Raises `Corrupt`, `RecipeMismatch`."""
+        """Load section `index` from a peer's `pack_section`. Raises `Corrupt`, `RecipeMismatch`."""
         tensors, metadata = unpack(payload)
         self.load_section(index, tensors, json.loads(metadata["scalars"]))
 
@@ -138,5 +137,5 @@ class ModelState:
 
 
 def as_fact(record: CommitRecord) -> Record:
-    """The record as `reconcile` compares it: by the number of steps committed."""
+    """The record for `morphing.recovery`, which counts committed steps."""
     return Record(record.step + 1, record.attempt, record.voters, record.generation)

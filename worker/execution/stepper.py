@@ -1,5 +1,4 @@
-"""A step of training on one worker: operations, gradient sums, the commit, and the update of the
-weights."""
+"""A step of training on one worker: operations, gradient sums, the commit, and the update of the weights."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from .session import Session
 from .state import AppliedStep, ModelState, Reduced
 
 CommitRequest = Callable[[], tuple[int, Flag]]
-"""What this worker asks of all at the end of a step: (the newest generation it may switch to, flags)."""
+"""Called at the end of a step; gives this worker's (newest generation that it may switch to, flags)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,11 @@ class Stepper:
         self._executor = Executor(plan, rank, order, state.runtime, self._lanes, self._feed, self._progress)
 
     def step(self, ballot: CommitRequest) -> StepResult:
-        """Take the next step: it is committed and applied when this returns.
+        """Take the next step; it is committed and applied on return.
 
-        An overflow of the fixed point is a vote of its own: all ranks do the step again with other scales.
-        With fp16 a gradient that is not finite is committed too: all ranks skip the update. Raises
-        `NonFiniteGradient` without loss scaling, and `Interrupted` before the commit is known, never after.
+        If any rank votes for overflow of the fixed point, all ranks redo the step with other scales. With
+        fp16 a non-finite gradient is committed too, and all ranks skip the update. Raises `NonFiniteGradient`
+        without loss scaling, and `Interrupted` before the commit is known, never after.
         """
         began = time.monotonic()
         step = self._state.applied
@@ -110,7 +109,7 @@ class Stepper:
         self._reduction.close()
 
     def _use_idle(self, call: Future[Any]) -> None:
-        """Load samples of the next step while a sum is not over."""
+        """Load samples of the next step while a sum is not complete."""
         self._session.interrupt.wait_for(lambda: call.done, SOON_S)
         while not call.done and self._feed.load_ahead():
             self._session.interrupt.check()
@@ -138,7 +137,7 @@ class Stepper:
         )
 
     def _commit(self, step: int, attempt: int, overflow: bool, ballot: CommitRequest) -> CommitRecord:
-        """Vote, with the reduced gradients in hand, and read the outcome."""
+        """Vote, once the reduced gradients are here, and return the outcome."""
         rank, plan = self._session.rank, self._session.plan
         assert self._state.reduced is not None
         norms = self._norms(self._state.reduced.gradients)
@@ -154,7 +153,7 @@ class Stepper:
         return CommitRecord.from_vector(self._session.number, plan.num_workers, vector.tolist())
 
     def _norms(self, gradients: Mapping[str, torch.Tensor]) -> dict[int, float]:
-        """By the parameter's place in the model, of those that this rank speaks for."""
+        """{index of the parameter in the model: norm}, for those that this rank contributes."""
         return {
             self._rows[name]: norm
             for part in self._sums
@@ -167,6 +166,5 @@ class Stepper:
 
 
 def mean_seconds(work: Work) -> tuple[float | None, float | None]:
-    """(forward, backward) mean seconds of a micro-batch on this worker, for the detection of slow
-    machines."""
+    """(forward, backward) mean seconds of a micro-batch on this worker, to detect slow machines."""
     return work.mean_s(Kind.FORWARD), work.mean_s(Kind.BACKWARD)
