@@ -1,9 +1,9 @@
-"""The agent: the one process of Makara on a VM that talks to the manager.
+"""The agent: the process on a VM that talks to the manager.
 
 It joins with a one-time secret, keeps one connection, runs one trainer per device, and passes orders down
 and reports up. It decides nothing about the job. Losing the manager disturbs no trainer: the agent
-reconnects, and only after `orphan_timeout_s` without one, or when the manager itself refuses this VM, does it
-have a checkpoint made and end the VM.
+reconnects. Only after `orphan_timeout_s` without a manager, or if the manager itself refuses this VM, does it
+have a checkpoint published and end the VM.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from .trust import NotTrusted, check_address, trust
 
 log = logging.getLogger("makara.agent")
 
-_FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0  # of fetching the job's code
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0  # between attempts to fetch the job's code
 
 
 class Agent:
-    """Everything runs on one event loop; trainers are processes."""
+    """One VM's agent. Everything runs on one event loop; trainers are processes."""
 
     def __init__(self, boot: BootConfig) -> None:
         self._boot = boot
@@ -82,13 +82,13 @@ class Agent:
         self._metrics, self._deaths = metrics_backlog(), deaths_backlog()
         for trainer in self._trainers if earlier else ():
             self._deaths.add(last_of(trainer.worker, earlier))
-        self._shown = 0  # the newest request for stacks that was answered
+        self._shown = 0  # the newest answered request for stacks
         self._stacks: list[Stacks] = []
         self._stacks_told: int | None = None  # the first report that carried them
         self._sequence = earlier * REPORTS
-        self._told: Report | None = None  # the last report, if all of it was sent
+        self._told: Report | None = None  # the last report, if it was sent completely
         self._ended = asyncio.Event()
-        self._holding: str | None = None  # why the trainers are to hold, whatever the orders say
+        self._holding: str | None = None  # why the trainers must hold, whatever the orders say
         self._leaving: str | None = None
 
     async def run(self) -> None:
@@ -97,7 +97,7 @@ class Agent:
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, self._ended.set)
         try:
-            # What one of them raises ends the agent: a VM that does nothing must not look healthy.
+            # An error in one of them ends the agent: a VM that does nothing must not look healthy.
             await until_first(
                 self._connection.run(),
                 self._watch_trainers(),
@@ -115,7 +115,7 @@ class Agent:
             await self._notices.close()
             await self._store_sign_in.close()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)  # who ends the machine ends this process
+            loop.remove_signal_handler(number)  # from now on a signal ends this process
         if self._is_released() or self._leaving is not None:
             await end_vm(self._boot.ending)
 
@@ -132,7 +132,7 @@ class Agent:
     def obey(self, orders: Orders) -> None:
         """Take the manager's newest orders."""
         if self._orders is None or orders.stacks < self._shown:
-            self._shown = orders.stacks  # what was asked before this VM, or a restored journal, was there
+            self._shown = orders.stacks  # requested before this VM existed, or before a journal was restored
         self._orders = orders
         self._ordered.set()
         if orders.action == "shutdown":
@@ -144,8 +144,7 @@ class Agent:
         self._hold(None)
 
     def _hold(self, reason: str | None) -> None:
-        """Give the trainers their orders; with a reason, they are to save a checkpoint and take no further
-        step."""
+        """Pass the trainers their orders; with a reason, have them save a checkpoint and stop stepping."""
         self._holding = reason
         if self._orders is not None:
             held = {"hold": True} if reason is not None else {}
@@ -171,7 +170,7 @@ class Agent:
             except SetupFailed as error:
                 self._broken_setup = Failure(kind="user", message=str(error), traceback=error.output)
                 self._changed()
-                await self._ended.wait()  # the manager ends this VM when it has heard
+                await self._ended.wait()  # the manager ends this VM once it has the report
                 return
             except (BundleError, httpx.HTTPError, OSError) as error:
                 log.warning("cannot fetch the job's code: %r", error)
@@ -182,7 +181,7 @@ class Agent:
     # ---- reports -------------------------------------------------------------------------------------------
 
     def report(self, limit_bytes: int, *, may_beat: bool) -> str:
-        """Everything that this VM is now, as JSON of at most `limit_bytes`; where it may, what is new."""
+        """This VM's whole state as JSON of at most `limit_bytes`; a beat if allowed and sufficient."""
         self._sequence += 1
         report = self._report(limit_bytes)
         if may_beat and (beat := as_beat(report, self._told)) is not None:
@@ -199,7 +198,7 @@ class Agent:
         return encoded.text
 
     def acknowledge(self, sequence: int) -> None:
-        """The manager has stored what reports carried up to `sequence`."""
+        """Note that the manager has stored all reports up to `sequence`."""
         self._metrics.acknowledge(sequence)
         self._deaths.acknowledge(sequence)
         if self._stacks_told is not None and sequence >= self._stacks_told:
@@ -232,7 +231,7 @@ class Agent:
         )
 
     def _has_handed_over(self) -> bool:
-        """Whether nothing of the job is here any more that is not elsewhere."""
+        """Whether this VM holds nothing of the job that is not elsewhere."""
         return self._is_released() or all(t.report.phase is Phase.LEFT for t in self._trainers)
 
     def _is_released(self) -> bool:
@@ -271,8 +270,8 @@ class Agent:
         self._changed()
 
     async def _watch_manager(self) -> None:
-        """Save and end when the manager refuses this VM or is not seen; save and wait when it cannot be
-        understood. Whatever it is, it is over when the manager is heard again."""
+        """Save and end if the manager refuses this VM or is not seen; save and wait if it cannot be
+        understood. Return to normal when the manager is heard again."""
         while True:
             self._connection.excuse(await pause())
             ends, reason = self._why_alone()
@@ -286,7 +285,7 @@ class Agent:
                 return
 
     def _why_alone(self) -> tuple[bool, str | None]:
-        """Whether this VM is to end, and why it is to hold; None if it is not."""
+        """(whether this VM is to end, why it is to hold; None if it is not)."""
         timeout_s = (self._orders or _NO_ORDERS).orphan_timeout_s
         alone_s = time.monotonic() - self._connection.heard_at
         if self._connection.refusal is not None:
@@ -296,7 +295,7 @@ class Agent:
         return False, self._connection.misfit or self._connection.unknown_order
 
     async def _saved(self, reason: str) -> bool:
-        """Have a checkpoint published, if that was not done yet; False if the manager came back meanwhile."""
+        """Have a checkpoint published, if not done yet; False if the manager came back meanwhile."""
         if self._holding is not None:
             return True
         log.error("%s: saving a checkpoint", reason)
@@ -311,14 +310,14 @@ class Agent:
         return True
 
 
-# What holds until the manager's first orders.
+# The orders until the manager's first ones.
 _NO_ORDERS = Orders(version=0, action="idle")
 
 
 def main() -> None:
     """`python -m makara.worker.agent BOOT_FILE`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request is no news
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else it logs a line for each request
     if len(sys.argv) != 2:
         raise SystemExit("usage: python -m makara.worker.agent BOOT_FILE")
     try:

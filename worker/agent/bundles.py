@@ -1,4 +1,4 @@
-"""A job's code on a VM: fetched from the manager, checked, unpacked once, and set up once."""
+"""Fetches a job's code from the manager, checks it, unpacks it once, and runs its setup once."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .trainer_user import CodeUser
 from .trust import trust
 
 _SECRETS = TypeAdapter(dict[str, str])
-_SETUP_DONE = "-setup-done"  # beside the folder, which is the job's code's own
-_SETUP_BYTES = 4000  # of what it printed are reported
+_SETUP_DONE = "-setup-done"  # suffix of a mark beside the folder, since the folder is the job's
+_SETUP_BYTES = 4000  # of setup's output are reported
 
 
 class BundleError(Exception):
-    """What arrived is not what was asked for: somebody else may have answered."""
+    """The answer is not what was requested; something other than the manager may have answered."""
 
 
 class SetupFailed(Exception):
-    """The job's code cannot be used here: to try again is of no use. `output` is the end of what its `setup`
+    """The job's code cannot be used here, and retrying is useless. `output` is the end of what its `setup`
     printed."""
 
     def __init__(self, message: str, output: str = "") -> None:
@@ -42,7 +42,7 @@ class SetupFailed(Exception):
 async def prepare_bundle(
     boot: BootConfig, token: str, job: JobSettings, environment: Mapping[str, str], user: CodeUser
 ) -> Path:
-    """The folder with the job's code, ready to import from; it is `user`'s.
+    """Prepare the folder with the job's code, owned by `user`, ready to import from.
 
     Raises `BundleError` (checksum), `SetupFailed`, `httpx.HTTPError` (manager unreachable, refused), and
     `OSError` (a full disk).
@@ -64,14 +64,14 @@ async def prepare_bundle(
 
 
 async def fetch_secrets(boot: BootConfig, token: str) -> dict[str, str]:
-    """The values of the job's `secrets`, kept in memory only.
+    """Fetch the values of the job's `secrets`; they are kept only in memory.
 
-    Raises `BundleError` (an answer that is none), `httpx.HTTPError` (manager unreachable, refused).
+    Raises `BundleError` (an invalid answer), `httpx.HTTPError` (manager unreachable, refused).
     """
     response = await _get(boot, token, f"jobs/{boot.job}/secrets")
     try:
         return _SECRETS.validate_json(response.content)
-    except ValidationError:  # it may hold values, which are not for a log
+    except ValidationError:  # its text may hold values, which must not be logged
         raise BundleError(f"secrets of job {boot.job}: the answer is no object of texts") from None
 
 
@@ -89,7 +89,7 @@ async def _get(boot: BootConfig, token: str, path: str) -> httpx.Response:
 
 def _unpack(data: bytes, folder: Path, user: CodeUser) -> None:
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.new")
-    shutil.rmtree(temporary, ignore_errors=True)  # what an attempt before left
+    shutil.rmtree(temporary, ignore_errors=True)  # left by an earlier attempt
     temporary.mkdir(parents=True)
     with opened(data) as archive:
         if hasattr(tarfile, "data_filter"):
@@ -101,7 +101,7 @@ def _unpack(data: bytes, folder: Path, user: CodeUser) -> None:
 
 
 def _owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """With the rights that the filter `data` leaves a plain file or folder, and without an owner."""
+    """The member with the permissions that the filter `data` gives files and folders, and without owner."""
     member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
     member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
     return member

@@ -1,7 +1,7 @@
-"""The agent's connection to the manager: made again whenever it ends, for as long as the agent lives.
+"""The agent's connection to the manager, which reconnects for as long as the agent lives.
 
-What ends it says nothing about the VM, with one exception: a `Refusal` from the manager that this VM knows.
-A proxy's 403, a manager of another home at the same address, a frame that cannot be read: all of these count
+The end of a connection says nothing about the VM, with one exception: a `Refusal` from the manager that this
+VM knows. A proxy's 403, another home's manager at the same address, an unreadable frame: all of these count
 as not seeing the manager.
 """
 
@@ -42,56 +42,56 @@ _MALFORMED, _TOO_BIG = 4002, 1009
 
 
 class Peer(Protocol):
-    """Whom the connection serves."""
+    """The agent, as the connection sees it."""
 
     def obey(self, orders: Orders) -> None: ...
 
     def acknowledge(self, sequence: int) -> None: ...
 
     def report(self, limit_bytes: int, *, may_beat: bool) -> str:
-        """The next report as JSON of at most so many bytes. `may_beat`: a `Beat` will do, if nothing but
-        progress changed since the one before."""
+        """The next report as JSON of at most `limit_bytes`. `may_beat`: may be a `Beat`, if only progress
+        changed since the last one."""
         ...
 
 
 class ManagerConnection:
-    """`run` keeps it; the attributes say what came of it. Runs on the agent's event loop only."""
+    """`run` keeps the connection; attributes hold its state. Runs on the agent's event loop only."""
 
     def __init__(self, boot: BootConfig, peer: Peer) -> None:
         self.heard_at = time.monotonic()
-        """When the manager last said something that was understood: orders, or that it has a report."""
+        """When the manager last sent something understood: orders, or an acknowledgement."""
         self.refusal: str | None = None
         """Why the manager does not know this VM (any more)."""
         self.misfit: str | None = None
-        """Why manager and agent cannot understand one another."""
+        """Why manager and agent do not understand each other."""
         self.unknown_order: str | None = None
-        """Why the newest orders cannot be done: this version does not know them."""
+        """Why the newest orders cannot be carried out: this version does not know them."""
         self._boot = boot
         self._peer = peer
         self._trust: dict[str, Any] = {"ssl": trust(boot)} if boot.manager_url.startswith("https:") else {}
         self._token = ShownToken(Path(boot.directory) / "worker.token", boot.join_token)
-        self._manager: str | None = None  # which one it is, once it has let this VM in
+        self._manager: str | None = None  # its identity, once it has admitted this VM
         self._heartbeat_s = 1.0
         self._answer_s = Orders.model_fields["link_timeout_s"].default
         self._report_limit = self._most_bytes = Welcome.model_fields["max_report_bytes"].default
         self._takes_beats = False
         self._welcomed = asyncio.Event()
-        # Of this connection: a manager whose journal came from a backup counts from a smaller number.
+        # Reset for each connection, since a manager with a restored journal counts from a smaller number.
         self._newest = 0
-        self._plans: dict[str, GenerationOrder] = {}  # by the hash; the same ones as the manager knows of
+        self._plans: dict[str, GenerationOrder] = {}  # by hash; the same ones that the manager assumes
         self._dirty = asyncio.Event()
 
     def changed(self) -> None:
-        """There is something new to report."""
+        """Note that there is something new to report."""
         self._dirty.set()
 
     def excuse(self, stood_still_s: float) -> None:
-        """Leave out of the manager's silence for how long this VM itself could not hear it."""
+        """Do not count the time in which this VM itself was suspended as the manager's silence."""
         self.heard_at = min(time.monotonic(), self.heard_at + stood_still_s)
 
     @property
     def token(self) -> str:
-        """What this VM shows: the join token, until the manager has given it one of its own."""
+        """The token to show: the join token, until the manager has issued a worker token."""
         return self._token.text
 
     async def run(self) -> None:
@@ -105,7 +105,7 @@ class ManagerConnection:
             delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
 
     async def _connect(self) -> None:
-        """One connection, from its opening to its end."""
+        """Serve one connection, from its opening to its end."""
         self._welcomed.clear()
         self._takes_beats = False
         self._plans.clear()
@@ -118,7 +118,7 @@ class ManagerConnection:
                 proxy=None,
                 **self._trust,
             ) as connection:
-                # The library's own keep-alive waits behind a send buffer that is full.
+                # The library's own keep-alive would wait behind a full send buffer.
                 end_if_unanswered(connection.transport.get_extra_info("socket"), self._answer_s)
                 await until_first(self._receive(connection), self._send(connection))
         except Malformed as error:
@@ -181,7 +181,7 @@ class ManagerConnection:
         match message:
             case Credential(token=token):
                 self._token.renew(token)
-                return  # a manager that can say no more than this is not there
+                return  # not enough to count as hearing the manager
             case ReportAck(sequence=sequence):
                 self._peer.acknowledge(sequence)
             case Orders() as orders:
@@ -197,7 +197,7 @@ class ManagerConnection:
         self.refusal = None
 
     def _with_plan(self, orders: Orders) -> Orders:
-        """The orders with the plan that this connection has carried, if they name it only."""
+        """The orders with their plan, if they only name one that this connection has carried."""
         generation = orders.generation
         if generation is None or not generation.plan_hash:
             return orders
@@ -212,24 +212,24 @@ class ManagerConnection:
         return orders.model_copy(update={"generation": generation.model_copy(update=known)})
 
     async def _send(self, connection: ClientConnection) -> None:
-        await self._welcomed.wait()  # it says how large a report may be
-        may_beat = False  # after the first report
+        await self._welcomed.wait()  # the welcome says how large a report may be
+        may_beat = False  # only after the first report
         while True:
             self._dirty.clear()
             try:
                 await connection.send(self._peer.report(self._report_limit, may_beat=may_beat))
             except websockets.exceptions.ConnectionClosed:
-                # `_receive` takes what has arrived before, and says how it closed.
+                # `_receive` handles what has arrived before, and the reason of closing.
                 await asyncio.Event().wait()
             may_beat = self._takes_beats
-            # `asyncio.wait_for` loses a cancellation that comes with what it waits for, before Python 3.12.
-            with contextlib.suppress(TimeoutError):  # nothing new: the next report is the heartbeat
+            # Before Python 3.12 `asyncio.wait_for` loses a cancellation that coincides with the result.
+            with contextlib.suppress(TimeoutError):  # nothing new: send the heartbeat
                 async with asyncio.timeout(self._heartbeat_s):
                     await self._dirty.wait()
 
 
 async def until_first(*work: Coroutine[Any, Any, Any]) -> None:
-    """Run all until one ends, and cancel the others; raises what that one raised."""
+    """Run all until one ends, and cancel the others; raises that one's exception."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Which devices a VM has."""
+"""Finds a VM's devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..memory_watch import total_bytes
 
 
 def find_devices(boot: BootConfig) -> list[DeviceInfo]:
-    """The VM's devices: its NVIDIA GPUs if it has a driver and the boot file allows, else the processor."""
+    """The VM's NVIDIA GPUs, if it has a driver and the boot file allows, else its CPU."""
     gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*")) if boot.device_kind != "cpu" else []
     if boot.device_kind == "cuda" and not gpus:
         raise RuntimeError("device_kind is cuda, but this VM has no NVIDIA driver")

@@ -1,6 +1,6 @@
-"""How a VM ends itself: once its manager has released or refused it, or was not seen for too long.
+"""Ends a VM from inside: once its manager has released or refused it, or was not seen for too long.
 
-It is billed for until it is gone, whether or not its agent runs, so what fails is tried again for ever.
+A VM is billed until it is gone, whether or not its agent runs, so failures are retried without limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .notices.notice import Unanswered
 log = logging.getLogger("makara.agent")
 
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
-_DELETED_S = 300.0  # for a deletion that was accepted; then it is asked for again
+_DELETED_S = 300.0  # after which an accepted deletion is requested again
 _TIMEOUT_S = 30.0
 _POWER_OFF = ("systemctl", "poweroff")
 _COMPUTE, _COMPUTE_VERSION = "/metadata/instance/compute", "2021-02-01"
@@ -29,7 +29,7 @@ _ACCEPTED = (200, 202, 204)
 
 
 async def end_vm(ending: VmEnding) -> None:
-    """End the VM in its own way. Of one that deletes itself, this returns only by the end of its process."""
+    """End the VM in its way. For a VM that deletes itself, this never returns."""
     delay_s = _FIRST_RETRY_S
     while ending.kind != "exit":
         try:
@@ -46,7 +46,7 @@ async def end_vm(ending: VmEnding) -> None:
 
 
 async def _power_off() -> None:
-    """AWS terminates an instance that is shut down from inside, where it was created to do so."""
+    """Power off. AWS then terminates the instance, if it was created so."""
     process = await asyncio.create_subprocess_exec(*_POWER_OFF)
     status = await process.wait()
     if status:
@@ -54,7 +54,7 @@ async def _power_off() -> None:
 
 
 async def _delete_azure(ending: VmEnding) -> None:
-    """Have Azure delete this VM, by the right of its own identity: one that is only shut down is billed on.
+    """Have Azure delete this VM, with its own identity, because a VM that is only shut down is billed on.
 
     learn.microsoft.com: managed-identities-azure-resources/how-to-use-vm-token, rest/api/compute/
     virtual-machines/delete.

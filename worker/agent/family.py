@@ -1,8 +1,8 @@
-"""The processes that a trainer's own code starts (loaders of data, programs of its user's): they end with it.
+"""Ends the processes that a trainer's own code started (data loaders, other programs).
 
-A trainer leads a session of its own, and whatever it starts inherits a mark in its environment. So what is
-left is found though it left the session or lost its parent. Only a process that did both, and cleared its
-environment, is out of reach until its VM ends.
+A trainer leads a session, and processes that it starts inherit a mark in their environment. So its children
+are found even if they left the session or lost their parent. Only a process that left the session and cleared
+its environment lives until its VM ends.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import psutil
 log = logging.getLogger("makara.agent")
 
 MARK = "MAKARA_TRAINER"
-_ROUNDS = 5  # for those that start others while they are looked for
-_WAIT_S = 1.0  # for what was killed to be gone
+_ROUNDS = 5  # since processes may start others meanwhile
+_WAIT_S = 1.0  # for killed processes to be gone
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL to a process that leads a group, and to its group. The process must not be reaped yet: its id
-    might be another's."""
+    """Send SIGKILL to a group leader and its group. The leader must not be reaped yet: its id might be
+    reused."""
     try:
         os.killpg(leader, signal.SIGKILL)
     except ProcessLookupError:
@@ -31,7 +31,7 @@ def kill_group(leader: int) -> None:
 
 
 def end_family(leader: int, mark: str) -> None:
-    """End all that a trainer, which is dead and reaped, left behind. Blocking."""
+    """End all processes that a dead and reaped trainer left behind. Blocking."""
     for _ in range(_ROUNDS):
         found = list(_left(leader, mark))
         if not found:
@@ -53,7 +53,7 @@ def _left(leader: int, mark: str) -> Iterator[psutil.Process]:
 
 def _belongs(process: psutil.Process, leader: int, mark: str) -> bool:
     if process.pid in (leader, os.getpid()):
-        return False  # the leader's id, if it is taken, is a stranger's: the leader is dead
+        return False  # the leader is dead, so its id may have been reused
     return process.environ().get(MARK) == mark or os.getsid(process.pid) == leader
 
 
@@ -61,4 +61,4 @@ def _kill(process: psutil.Process) -> None:
     try:
         process.kill()
     except psutil.NoSuchProcess:
-        return  # it was faster
+        return  # it has ended already

@@ -1,4 +1,4 @@
-"""Log files of a VM, kept from growing for ever."""
+"""Bounds the size of a VM's log files."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ...protocol.log_tail import BEFORE
 
 log = logging.getLogger("makara.agent")
 
-_LOOK_S = 0.25  # from one look at all logs to the next
+_LOOK_S = 0.25  # between two checks of all logs
 
 
 class BoundedLogs:
-    """The log files of a folder, looked at now and then. What keeps one of them from being bounded is told
-    once, and ends nothing."""
+    """The log files of a folder, checked periodically. An error with one of them is logged once, and stops
+    nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._troubles: dict[Path, str] = {}
 
     async def keep(self, kept_bytes: Callable[[], int]) -> NoReturn:
-        """Bound them for ever, in a thread: a disk may be slow."""
+        """Bound them until cancelled, in a thread, since a disk may be slow."""
         while True:
             await asyncio.sleep(_LOOK_S)
             await asyncio.to_thread(self.look, kept_bytes())
@@ -43,11 +43,11 @@ class BoundedLogs:
 
 
 def bound(path: Path, kept_bytes: int) -> None:
-    """If the log is longer, move its end away and empty it.
+    """If the log is longer than `kept_bytes`, move its end to a second file and empty it.
 
-    Its writers go on undisturbed: they append to the same file (which they opened so). What they write
-    in this very moment may be lost. Raises `OSError` where the end cannot be written, even once the log
-    was emptied, which it is all the same, and made room for it.
+    Its writers are not disturbed, since they append to the same file; what they write at that moment may be
+    lost. On a full disk the log is emptied first, to make room. Raises `OSError` if its end still cannot be
+    written.
     """
     before = path.with_name(path.name + BEFORE)
     try:

@@ -1,9 +1,9 @@
-"""What an agent reports, made to fit into one frame.
+"""Makes an agent's report fit into one frame.
 
 Deaths of trainers and metrics are repeated until they are acknowledged, so after a long absence there may be
-many: they are sent in pieces, the oldest first. Where a report is too large for the frame, stacks are
-shortened and left out, then metrics and deaths wait for a later report. Only a worker whose own part does
-not fit, or cannot be written as JSON, has failed.
+many: they are sent in pieces, the oldest first. If a report is too large for the frame, stacks are shortened
+or left out, then metrics and deaths wait for a later report. A worker whose own part does not fit, or cannot
+be written as JSON, is reported as failed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ...protocol.messages import Beat, Failure, Phase, Report, Stacks, StepMetri
 
 T = TypeVar("T")
 
-_METRICS_BYTES = 512  # of one step as JSON, at most
-_DEATH_BYTES = 1 << 12  # of one death as JSON, mostly; where there is more of it, the others wait
-_LEAST_STACKS_CHARS = 1024  # less of a trainer's stacks shows nothing
+_METRICS_BYTES = 512  # upper bound for one step as JSON
+_DEATH_BYTES = 1 << 12  # typical bound for one death as JSON; if one is larger, others wait
+_LEAST_STACKS_CHARS = 1024  # a shorter part of a trainer's stacks would be useless
 
 
 class Backlog(Generic[T]):
-    """What is not acknowledged, oldest first, with the number of the report that first carried each item.
+    """Unacknowledged items, oldest first, with the number of the report that first carried each.
 
-    `most`: of items in one report, each of at most `item_bytes` as JSON. `kept`: of items that wait; the
-    oldest beyond are forgotten.
+    `most`: the most items in one report, each of at most `item_bytes` as JSON. `kept`: the most waiting
+    items; the oldest beyond are dropped.
     """
 
     def __init__(self, most: int, item_bytes: int, *, kept: int | None = None) -> None:
@@ -40,11 +40,11 @@ class Backlog(Generic[T]):
             del self._waiting[: -self._kept]
 
     def acknowledge(self, sequence: int) -> None:
-        """The manager has all that was carried up to report `sequence`."""
+        """Drop all items carried by reports up to `sequence`."""
         self._sent = [(number, item) for number, item in self._sent if number > sequence]
 
     def take(self, sequence: int, limit_bytes: int) -> list[T]:
-        """What report `sequence` carries in `limit_bytes`: what is not acknowledged, then what is new."""
+        """The items for report `sequence` in `limit_bytes`: unacknowledged ones, then new ones."""
         most = min(self._most, limit_bytes // self._item_bytes)
         self._waiting[:0] = [item for _, item in self._sent[most:]]
         del self._sent[most:]
@@ -54,13 +54,13 @@ class Backlog(Generic[T]):
         return [item for _, item in self._sent]
 
     def put_back(self, num_carried: int) -> None:
-        """The last report carried only so many of what `take` gave for it: the others wait again."""
+        """Note that the last report carried only the first `num_carried` items of `take`."""
         self._waiting[:0] = [item for _, item in self._sent[num_carried:]]
         del self._sent[num_carried:]
 
     @property
     def waits(self) -> bool:
-        """Whether there is more than went into the last report."""
+        """Whether there are more items than the last report carried."""
         return bool(self._waiting)
 
 
@@ -70,12 +70,12 @@ def metrics_backlog() -> Backlog[StepMetrics]:
 
 
 def deaths_backlog() -> Backlog[WorkerReport]:
-    """For the last reports of a VM's trainers, each as `last_words` gives it."""
+    """For the last reports of a VM's trainers, each reduced by `last_words`."""
     return Backlog(MOST_DEATHS, _DEATH_BYTES, kept=MOST_DEATHS)
 
 
 def last_words(report: WorkerReport) -> WorkerReport:
-    """What of the last report of an incarnation tells how it ended."""
+    """The parts of an incarnation's last report that tell how it ended."""
     return WorkerReport.model_validate(report.model_dump(include=_LAST_WORDS))
 
 
@@ -93,18 +93,18 @@ _LAST_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A report as JSON, and what of it had no room."""
+    """A report as JSON, and how much of it fitted."""
 
     text: str
-    num_metrics: int  # that it carries: the oldest
+    num_metrics: int  # carried, the oldest
     num_deaths: int  # likewise
     has_stacks: bool
-    failed: dict[str, Failure] = field(default_factory=dict)  # workers with a part that has no place in it
+    failed: dict[str, Failure] = field(default_factory=dict)  # workers whose own part did not fit
 
 
 def as_beat(report: Report, told: Report | None) -> str | None:
-    """The frame that stands for `report` after `told`, the last report on this connection; None if it says
-    more than that the VM lives and gets on."""
+    """A beat that stands for `report` after `told`, the last report on this connection; None if more than
+    progress has changed."""
     if told is None or report.notice_deadline_s is not None:
         return None
     if report.metrics or report.deaths or report.stacks:
@@ -118,13 +118,12 @@ _NEWS = tuple(Report.model_fields.keys() - Beat.model_fields.keys())
 
 
 def encode(report: Report, limit_bytes: int) -> Encoded:
-    """The report as JSON of at most `limit_bytes`, unless it is larger even without all that can be left
-    out."""
+    """Encode the report as JSON of at most `limit_bytes`, unless even its required part is larger."""
     failed: dict[str, Failure] = {}
     while True:
         try:
             text = report.model_dump_json()
-        except ValueError:  # pydantic's own kind of it
+        except ValueError:  # also pydantic's own
             report = _without_unwritable(report, failed)
             continue
         if len(text.encode()) <= limit_bytes or len(failed) == len(report.workers):
@@ -141,7 +140,7 @@ def encode(report: Report, limit_bytes: int) -> Encoded:
 
 
 def _shortened(stacks: Sequence[Stacks]) -> list[Stacks]:
-    """Half of each, the end, which shows the compute thread; none, if little would be left."""
+    """The second half of each, which shows the compute thread; empty if little would be left."""
     return [
         each.model_copy(update={"text": each.text[len(each.text) // 2 :]})
         for each in stacks
@@ -150,7 +149,7 @@ def _shortened(stacks: Sequence[Stacks]) -> list[Stacks]:
 
 
 def _without_largest(report: Report, limit_bytes: int, failed: dict[str, Failure]) -> Report:
-    """Fail the worker with the largest part, and report it without that."""
+    """Fail the worker with the largest part, and report it without that part."""
     sizes = {w.worker: len(w.model_dump_json()) for w in report.workers if w.worker not in failed}
     name = max(sizes, key=sizes.__getitem__)
     message = f"its report has {sizes[name]} bytes, and the manager takes {limit_bytes} of a whole VM"
@@ -158,7 +157,7 @@ def _without_largest(report: Report, limit_bytes: int, failed: dict[str, Failure
 
 
 def _without_unwritable(report: Report, failed: dict[str, Failure]) -> Report:
-    """Fail the first worker with a part that is no JSON."""
+    """Fail the first worker with a part that cannot be JSON."""
     for worker in report.workers:
         try:
             worker.model_dump_json()

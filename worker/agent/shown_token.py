@@ -1,4 +1,4 @@
-"""The token that a VM shows to its manager: in memory, and in a file for an agent that is started again."""
+"""The token that a VM shows to its manager: in memory, and in a file for a restarted agent."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ log = logging.getLogger("makara.agent")
 
 
 class ShownToken:
-    """The VM's own token as soon as it has one; the join token until then.
+    """The VM's worker token once it has one; the join token until then.
 
-    The token in memory counts: a full disk keeps it from the file, and nobody from the manager.
+    The token in memory counts, so a full disk, which keeps it out of the file, does not matter at once.
     """
 
     def __init__(self, path: Path, join_token: str) -> None:
@@ -27,7 +27,7 @@ class ShownToken:
         self.write()
 
     def write(self) -> None:
-        """Put the token into its file if it is not there. Where that fails, the next call tries again."""
+        """Write the token to its file if it is not there; after a failure the next call tries again."""
         if self._is_written:
             return
         try:

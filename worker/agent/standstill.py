@@ -1,5 +1,4 @@
-"""How long an agent itself stood still: a bound on another's silence does not count the time in which the
-agent could hear nobody."""
+"""Measures how long the agent itself was suspended, since leases must not count that as others' silence."""
 
 from __future__ import annotations
 
@@ -7,11 +6,11 @@ import asyncio
 import time
 
 PERIOD_S = 0.25
-_STOOD_STILL_S = 4 * PERIOD_S  # who looks so late was itself suspended, or kept waiting
+_STOOD_STILL_S = 4 * PERIOD_S  # a later wake-up means that this process was suspended or starved
 
 
 async def pause() -> float:
-    """Wait for a period; seconds for which this process stood still meanwhile, 0 if it was hardly late."""
+    """Wait for a period; returns the seconds for which this process was suspended, 0 if hardly late."""
     before = time.monotonic()
     await asyncio.sleep(PERIOD_S)
     slept_s = time.monotonic() - before

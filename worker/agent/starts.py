@@ -1,7 +1,7 @@
-"""How often an agent was started on this VM: a reboot starts it again, and what ran before runs no more.
+"""Counts the starts of an agent on this VM: a reboot starts it again.
 
-Its reports and trainers are numbered above those of the agents before it, so that the manager takes them for
-none of those.
+Its reports and trainers are numbered above those of earlier agents, so that the manager does not confuse
+them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ...protocol.messages import INCARNATIONS, Failure, Phase, WorkerReport
 
 log = logging.getLogger("makara.agent")
 
-REPORTS = 10**9  # of one agent: as many as thirty a second are in a year
-_FILE = "agent.starts"  # a byte for each
+REPORTS = 10**9  # numbers reserved for one agent: thirty reports a second for a year
+_FILE = "agent.starts"  # with a byte for each start
 
 
 def count_start(directory: Path) -> int:
-    """How many agents began on this VM before the one that begins now."""
+    """Count this start; returns how many agents were started before."""
     path = directory / _FILE
     try:
         with path.open("ab") as file:
@@ -27,14 +27,14 @@ def count_start(directory: Path) -> int:
             file.write(b".")
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:  # a full disk: nothing follows, unless this VM reboots
+    except OSError as error:  # a full disk: harmless unless this VM reboots
         log.warning("cannot write to %s that this VM's agent began: %s", path, error)
         return path.stat().st_size if path.exists() else 0
     return earlier
 
 
 def last_of(worker: str, earlier: int) -> WorkerReport:
-    """The end of the trainer that ran when this VM went down, under the last number that it can have had."""
+    """The death of the trainer that ran when this VM went down, with the largest number that it can have."""
     failure = Failure(kind="killed", message="its VM was started anew")
     number = earlier * INCARNATIONS - 1
     return WorkerReport(worker=worker, incarnation=number, phase=Phase.EXITED, failure=failure)

@@ -1,8 +1,8 @@
-"""Credentials of the VM's identity for trainers, which cannot ask their cloud for them.
+"""Serves credentials of the VM's identity to trainers, which cannot reach the metadata service.
 
-The agent serves them on loopback in the forms that the clouds' own libraries know, to whoever shows a token
-that only the trainers' environment holds: for boto3 that of container credentials, for azure-identity that of
-App Service. What is served lives for hours at most, and is good for the store alone where the identity is.
+The agent serves them on loopback in the forms that the clouds' libraries know (container credentials for
+boto3, App Service for azure-identity), to clients that show a token from the trainers' environment. The
+credentials last hours at most, and permit what the identity may do: it should be limited to the store.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class StoreSignIn:
         self._azure = Metadata(identity.metadata_url, _TIMEOUT_S) if identity.kind == "azure" else None
 
     async def environment(self, job: JobSettings, own: Mapping[str, str]) -> dict[str, str]:
-        """The variables by which trainers of `job` find the credentials. `own`: those of the job itself; if
-        they hold keys of its store, nothing is served. Raises `OSError`."""
+        """The variables by which trainers of `job` find the credentials. `own`: the job's variables; if they
+        hold keys of its store, nothing is served. Raises `OSError`."""
         if not job.store.uri.startswith(_SCHEMES.get(self._identity.kind, "\0")):
             return {}
         if credentials_in(job.store.uri, own) is not None:
@@ -109,7 +109,7 @@ _VARIABLES = {
 
 
 async def _of_aws(metadata: AwsMetadata) -> tuple[int, dict[str, Any]]:
-    """Of the instance's role, as EC2 gives them."""
+    """The instance role's credentials, as EC2 gives them."""
     roles = await metadata.get(_ROLES)
     if roles is None or roles.status_code != 200 or not roles.text.split():
         return _refusal(404, "this VM has no role: clouds.yaml names no aws.instance_profile")
@@ -121,7 +121,7 @@ async def _of_aws(metadata: AwsMetadata) -> tuple[int, dict[str, Any]]:
 
 
 async def _of_azure(metadata: Metadata, identity: str, resource: str) -> tuple[int, dict[str, Any]]:
-    """A token for storage, and for nothing else that the identity may do."""
+    """A token of the identity for storage only."""
     if resource.rstrip("/") != _STORAGE:
         return _refusal(403, f"tokens are given for {_STORAGE} alone")
     params = {"api-version": _AZURE_VERSION, "resource": _STORAGE}
@@ -132,7 +132,7 @@ async def _of_azure(metadata: Metadata, identity: str, resource: str) -> tuple[i
 
 
 def _told(response: httpx.Response) -> dict[str, Any]:
-    """The object in an answer; of one that is none, nothing is repeated: it may hold credentials."""
+    """The object in an answer; errors do not repeat the answer, which may hold credentials."""
     try:
         return read_object(response)
     except Unanswered:

@@ -1,4 +1,4 @@
-"""The agent's trainers: one process per device, watched by its beats, replaced when it dies."""
+"""The agent's trainers: one process per device, watched by its beats, restarted when it dies."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ from .trainer_user import CodeUser
 
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
-_START_S = 120.0  # until the first beat: on a cold disk the imports alone outlast a lease
-# glibc raises the size from which memory goes straight back to the system to that of the largest tensor
-# freed. What is freed then stays, in pieces, and a worker needs up to twice what its tensors do. With the
-# size at which it begins, 128 KiB, small tensors cost page faults: the example's step took 1.7 times as long.
+_START_S = 120.0  # until the first beat: on a cold disk imports take longer than a lease
+# glibc raises the threshold above which freed memory returns to the system to the largest tensor freed so
+# far. Freed memory then stays, fragmented, and a worker needs up to twice what its tensors do. With glibc's
+# initial threshold, 128 KiB, small tensors cost page faults: the example's step took 1.7 times as long.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-_STACKS_S = 1.0  # to write them
-_STACKS_BYTES = 16_384  # of their end
-_LAST_WORDS_S = 1.0  # to read what a dead trainer wrote
+_STACKS_S = 1.0  # time to write stacks
+_STACKS_BYTES = 16_384  # the end of the stacks that is kept
+_LAST_WORDS_S = 1.0  # time to read what a dead trainer wrote
 
 
 class Backoff:
-    """How long to wait before a trainer that died is started again: twice as long each time that it had
-    committed no step."""
+    """The delay before a dead trainer is restarted, which doubles each time that it had committed no step."""
 
     def __init__(self) -> None:
         self._next_s = _FIRST_DELAY_S
@@ -66,7 +65,7 @@ class TrainerProcess:
         user: CodeUser,
         num_earlier: int = 0,
     ) -> None:
-        """`num_earlier`: incarnations that agents before this one may have had."""
+        """`num_earlier`: the number of incarnations that earlier agents may have had."""
         self.worker = worker
         self.report = WorkerReport(worker=worker, incarnation=num_earlier, phase=Phase.STARTING)
         self.progress = Progress()
@@ -80,10 +79,10 @@ class TrainerProcess:
         self._writer: asyncio.StreamWriter | None = None
         self._orders: Orders | None = None
         self._last_beat = 0.0
-        self._beats = False  # it has begun to
+        self._beats = False  # whether it has sent a beat
         self._killed_for: Failure | None = None
-        self._bundle = directory  # the job's code, from `run` on
-        self._mark = ""  # of the processes of this incarnation
+        self._bundle = directory  # the job's code, once `run` is called
+        self._mark = ""  # in the environment of this incarnation's processes
         self._memory: MemoryWatch | None = None
 
     async def run(self, bundle: Path, environment: Mapping[str, str]) -> None:
@@ -97,15 +96,15 @@ class TrainerProcess:
             self.kill()
             if self._process is not None:
                 await asyncio.wait([asyncio.create_task(self._process.wait())], timeout=_LAST_WORDS_S)
-                end_family(self._process.pid, self._mark)  # at once: nobody would come back to it
+                end_family(self._process.pid, self._mark)  # now, because nothing does so later
 
     def _has_progressed(self) -> bool:
-        """Whether the trainer that died had committed a step in its last generation."""
+        """Whether the dead trainer had committed a step in its last generation."""
         formed = self.report.formed
         return formed is not None and self.report.step > formed.step
 
     def give(self, orders: Orders) -> None:
-        """Hand the newest orders to the trainer."""
+        """Pass the newest orders to the trainer."""
         self._orders = orders
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(orders.model_dump_json().encode() + b"\n")
@@ -117,7 +116,7 @@ class TrainerProcess:
             self.fail(Failure(kind="lease", message=f"no beat for {bound_s:g} s"))
 
     def sample(self) -> None:
-        """Take note of the memory that the trainer holds."""
+        """Sample the trainer's memory."""
         if self._process is not None and self._memory is not None:
             self._memory.sample()
 
@@ -127,10 +126,10 @@ class TrainerProcess:
             self.fail(Failure(kind="stuck", message="the manager gave it up: it made no progress"))
 
     async def stacks(self, number: int) -> Stacks | None:
-        """Where the threads of the trainer stand, which goes into its log as well; None if it cannot tell."""
+        """The stacks of the trainer's threads, also written to its log; None if they are unavailable."""
         process = self._process
         if process is None or process.returncode is not None or not self._beats:
-            return None  # before its first beat the signals would end it
+            return None  # before its first beat the signals would kill it
         try:
             begins = self._log.stat().st_size
             process.send_signal(ALL_THREADS)
@@ -145,19 +144,19 @@ class TrainerProcess:
         return Stacks(worker=self.worker, number=number, text=lead(text, self._bundle))
 
     def extend_lease(self, stood_still_s: float) -> None:
-        """Leave out of the lease for how long the agent itself stood still: it read no beats meanwhile.
+        """Do not count the time in which the agent itself was suspended, and read no beats.
 
-        What it saw of a silence before still counts, so that an agent that is often late finds it as well.
+        Silence observed before still counts, so that an agent that is often late detects it as well.
         """
         self._last_beat = min(time.monotonic(), self._last_beat + stood_still_s)
 
     @property
     def may_save(self) -> bool:
-        """Whether a checkpoint may still come of it: it steps, or is at what this version does not know."""
+        """Whether it may still publish a checkpoint: it steps, or is in a phase unknown to this version."""
         return self.report.phase in (Phase.RUNNING, Phase.OTHER)
 
     def fail(self, failure: Failure) -> None:
-        """Kill the trainer for a reason that it did not give itself."""
+        """Kill the trainer for a reason that it did not report itself."""
         self._killed_for = failure
         self.kill()
 
@@ -194,7 +193,7 @@ class TrainerProcess:
             self.give(self._orders)
         reading = asyncio.create_task(self._read(reader))
         try:
-            # The process decides, not the socket: a child of the user's code may hold that open for ever.
+            # Wait for the process, not the socket, which a child of the user's code may hold open for ever.
             status = await self._process.wait()
             await asyncio.wait([reading], timeout=_LAST_WORDS_S)
             if reading.done():
@@ -204,16 +203,16 @@ class TrainerProcess:
             self._writer.close()
         pid = self._process.pid
         self._record_exit(status)
-        # They may hold the device's memory, and the connections by which peers would see the death.
+        # Its children may hold the device's memory, and connections by which peers would notice the death.
         await asyncio.to_thread(end_family, pid, self._mark)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while line := await reader.readline():
                 self._take(_object(line))
-        except ConnectionError:  # also of orders that were written to it when it was dead
+        except ConnectionError:  # also from orders written after its death
             return  # the same as the end of the stream
-        except ValueError as error:  # a line that is too long, or no report: the job's own code wrote there
+        except ValueError as error:  # a line too long, or not a report: the job's own code wrote there
             self.fail(Failure(kind="internal", message=f"its report cannot be read: {error}"))
 
     def _take(self, value: dict[str, Any]) -> None:
@@ -248,7 +247,7 @@ class TrainerProcess:
 
 
 def _object(line: bytes) -> dict[str, Any]:
-    """The JSON object in a line. Raises `ValueError` if it is none."""
+    """Parse the JSON object in a line. Raises `ValueError` if it is not one."""
     try:
         value: Any = json.loads(line)
     except RecursionError as error:
@@ -259,13 +258,13 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _name_of(number: int) -> str:
-    """Of a signal; those for real-time use have none."""
+    """The name of a signal; real-time signals have none."""
     known = {each.value: each.name for each in signal.Signals}
     return known.get(number, f"signal {number}")
 
 
 def _end_of(log: Path, begins: int) -> str:
-    """The end of what was written to a log since it had `begins` bytes; since it was emptied meanwhile."""
+    """The end of what was written to a log since it had `begins` bytes, or since it was emptied."""
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(begins if size >= begins else 0, size - _STACKS_BYTES))

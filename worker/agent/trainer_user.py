@@ -1,7 +1,7 @@
-"""As whom a job's code runs on a VM: as the agent's user, or, if that is root, as one that may do less.
+"""The user as whom a job's code runs on a VM: the agent's, or, if that is root, one with fewer rights.
 
-On a cloud's VM the metadata service is barred to that user (`manager/boot/first_boot.py`), so that the code
-has no part in what the VM may do in its account.
+On a cloud's VM that user cannot reach the metadata service (`manager/boot/first_boot.py`), so the code cannot
+use the VM's rights in its account.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class CodeUser:
         output: IO[bytes],
         pass_fds: Sequence[int] = (),
     ) -> asyncio.subprocess.Process:
-        """Run a command, given by its path, in a session of its own; `output` gets what it prints.
+        """Run a command, given by its path, in a session of its own; its output goes to `output`.
 
-        `env` is the job's, and what is executed obeys it (PATH, LD_PRELOAD): so the process becomes the user
-        before it executes anything. It has no other groups, and no way back.
+        `env` is the job's, and affects what is executed (PATH, LD_PRELOAD): so the process becomes the user
+        before it executes anything. It has no other groups, and cannot return.
         """
         become: dict[str, Any] = {}
         if self.user is not None:
@@ -62,7 +62,7 @@ class CodeUser:
         )
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """`inherited`, with what belongs to the user."""
+        """`inherited`, with the user's own variables."""
         if self.user is None:
             return dict(inherited)
         path = inherited.get("PATH", os.defpath)
@@ -75,7 +75,7 @@ class CodeUser:
         }
 
     def give(self, folder: Path) -> None:
-        """Make `folder` and all that is in it the user's, and have it reach that."""
+        """Make the user the owner of `folder` and its contents, and let it reach the folder."""
         if self.user is None:
             return
         entry = pwd.getpwnam(self.user.name)
@@ -86,10 +86,10 @@ class CodeUser:
 
 
 def _give_up_new_rights() -> None:
-    """No program that this thread starts gets more rights than it has itself, by set-user-ID bits for one.
+    """Keep programs that this thread starts from gaining rights, by set-user-ID bits for example.
 
-    For good, and for the agent as well, which is root: what a user's environment preloads could go before a
-    program that says so in the new process (prctl(2)).
+    Permanently, and for the agent as well, which is root: libraries that a user's environment preloads could
+    otherwise run before a program that does this in the new process (prctl(2)).
     """
     arguments = [ctypes.c_ulong(number) for number in (1, 0, 0, 0)]
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, *arguments) != 0:

@@ -1,4 +1,4 @@
-"""Whom a VM trusts to be its manager."""
+"""Which manager a VM trusts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ...protocol.messages import BootConfig
 
 
 class NotTrusted(ValueError):
-    """The boot file names a manager to whom no secret may be shown."""
+    """The boot file names a manager to which secrets must not be sent."""
 
 
 def trust(boot: BootConfig) -> ssl.SSLContext:
-    """The authority of the boot file and no other; without one, those of the system.
+    """A TLS context that trusts only the boot file's authority; without one, the system's authorities.
 
-    Raises `NotTrusted` if it is no certificate.
+    Raises `NotTrusted` if it is not a certificate.
     """
     try:
         return ssl.create_default_context(cadata=boot.ca)
@@ -25,7 +25,7 @@ def trust(boot: BootConfig) -> ssl.SSLContext:
 
 
 def check_address(url: str) -> None:
-    """Raises `NotTrusted` for plain HTTP beyond loopback: everybody on the way could read what is sent."""
+    """Raise `NotTrusted` for plain HTTP beyond loopback, where others could read what is sent."""
     parts = urlsplit(url)
     if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
         raise NotTrusted(f"manager_url: {url} is plain HTTP beyond loopback; expected https://...")

@@ -1,4 +1,4 @@
-"""How a member of one generation reaches the others: the rendezvous, links, groups, and the way out."""
+"""Connects a member of a generation with the others: the rendezvous store, links, and process groups."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ OpenGroup = Callable[[str, Sequence[int]], Group]
 
 
 class Communicator:
-    """Made from a `go` order. Nothing blocks before `rendezvous`; everything that may block can be
-    interrupted.
+    """One member's connections, made from a `go` order.
+
+    Nothing blocks before `rendezvous`; everything that may block can be interrupted.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Communicator:
         progress: Progress | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """`on_lost`: called whenever the link to one more member broke."""
+        """`on_lost` is called whenever the link to another member breaks."""
         self.number = order.number
         self.members = [member.worker for member in order.members]
         self.rank = self.members.index(worker)
@@ -52,7 +53,7 @@ class Communicator:
         self._groups: list[Group] = []
 
     def rendezvous(self) -> None:
-        """Reach the generation's store: serve it on rank 0, connect to it elsewhere."""
+        """Serve the generation's store on rank 0; connect to it elsewhere."""
         listener, endpoint = self._listener, self._endpoint
         assert endpoint is not None, "a go order carries the rendezvous"
         if self.rank == 0:
@@ -62,12 +63,12 @@ class Communicator:
             self._store = self.courier.call(lambda: connect(endpoint, self._link_timeout_s), [0])
 
     def board(self) -> Store:
-        """A connection of one's own to the rendezvous store, for another thread. Raises `DistError`."""
+        """A separate connection to the rendezvous store, for another thread. Raises `DistError`."""
         assert self._endpoint is not None
         return connect(self._endpoint, self._link_timeout_s)
 
     def gather(self, name: str, value: Any) -> list[Any]:
-        """Every member's JSON value, in rank order; a barrier."""
+        """Gather every member's JSON value, in rank order; a barrier."""
         store = self._store
         assert store is not None
         mine = _packed(value)
@@ -76,7 +77,7 @@ class Communicator:
             return fetch(store, f"{name}/{rank}", lambda: self.interrupt.tripped)
 
         self.courier.call(lambda: store.set(f"{name}/{self.rank}", mine), [0])
-        # What fails here is the store on rank 0; one who is late or gone makes the others wait.
+        # Only the store on rank 0 can fail here; a member that is late or gone makes the others wait.
         with self.progress.being(At.MEMBERS):
             return [
                 _unpacked(self.courier.call(partial(value_of, rank), [0]))
@@ -84,8 +85,8 @@ class Communicator:
             ]
 
     def run(self, script: Callable[[Store, OpenGroup], T], within_s: float, what: str) -> T:
-        """What `script` makes of the store that all members have and of groups that it opens, while they all
-        run theirs. Raises `PeersLost` where that is not over within the bound; `what` says what it is."""
+        """Run `script` with the members' store and a function that opens groups, while all members run
+        theirs; returns its result. Raises `PeersLost`, naming `what`, if it takes longer than `within_s`."""
         store = self._store
         assert store is not None
         call = self.courier.start(lambda: script(store, self._open))
@@ -96,10 +97,10 @@ class Communicator:
         return self.courier.result(call)
 
     def link(self, neighbours: Collection[int]) -> None:
-        """Reach all members with whom this one shares a group, and notice from now on when one is lost.
+        """Connect to all members with which this one shares a group, and watch from now on for lost ones.
 
-        Nobody goes on before everybody has reached theirs. Raises `PeersLost` with those that this member
-        cannot reach, which may be none where it is others that cannot reach each other.
+        Returns when all members have reached theirs. Raises `PeersLost` with the ranks that this member
+        cannot reach, which is empty if only other members cannot reach each other.
         """
         if len(self.members) == 1:
             return
@@ -113,22 +114,21 @@ class Communicator:
             why = "; ".join(missed.values()) or "others cannot reach each other"
             self.interrupt.trip(PeersLost(sorted(missed), why))
             self.interrupt.check()
-        links.watch(neighbours, self.interrupt.lose)  # no reference to the session, which keeps its links
+        links.watch(neighbours, self.interrupt.lose)  # without a reference to self, which holds the links
 
     def leave(self) -> None:
-        """Tell the members that this one is linked with that it goes. What ends it from now on is no loss."""
+        """Tell linked members that this one leaves, so that they do not report its end as a loss."""
         if self._links is not None:
             self._links.leave()
 
     def group(self, name: str, ranks: Sequence[int]) -> Group:
-        """A process group over `ranks`, of which this member is one; all of them must call, linked before."""
-        # Who is lost here its link tells; gloo names nobody.
+        """Open a process group over `ranks`, which include this member; all must call it, once linked."""
+        # A peer lost here is named by its link; gloo names none.
         return self.courier.call(lambda: self._open(name, ranks))
 
     def close(self) -> None:
-        """Let the helper threads end; those still blocked in a group are woken, here and at the peers. The
-        groups are taken down by a thread of their own. On rank 0 the rendezvous store is there as long as
-        this object. A second time changes nothing."""
+        """Let the helper threads end, and wake those blocked in a group, here and at the peers. A separate
+        thread closes the groups. On rank 0 the rendezvous store lives as long as this object. Idempotent."""
         self.courier.close()
         if self._links is not None:
             self._links.close()
@@ -142,7 +142,7 @@ class Communicator:
         threading.Thread(target=released.clear, name=f"closing-g{self.number}", daemon=True).start()
 
     def _open(self, name: str, ranks: Sequence[int]) -> Group:
-        """As `group`, on the courier's thread."""
+        """Like `group`, on the thread for blocking calls."""
         assert self._store is not None
         group = Group(self._store, f"groups/{name}", self.rank, ranks, self.address)
         self._groups.append(group)
@@ -150,7 +150,7 @@ class Communicator:
 
 
 def _packed(value: Any) -> str:
-    """A store takes 8 MB for one value, and what is measured of a model of many sections may be more."""
+    """Compress a value: a store accepts 8 MB, and measurements of many sections may be larger."""
     return base64.b85encode(zlib.compress(json.dumps(value).encode())).decode()
 
 

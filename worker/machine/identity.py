@@ -1,4 +1,4 @@
-"""Who this machine is: an Ed25519 key pair in its folder, and the manager that it was admitted to."""
+"""This machine's identity: an Ed25519 key pair in its folder, and the manager that admitted it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WrongFolder(Exception):
 
 
 class Identity:
-    """The key pair of `folder`, made when it is first used. One process at a time holds it."""
+    """The key pair of `folder`, created at first use, and locked by one process at a time."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `WrongFolder`."""
@@ -42,16 +42,16 @@ class Identity:
 
     @property
     def manager(self) -> str | None:
-        """Which manager admitted this machine; None: none yet."""
+        """The identity of the manager that admitted this machine; None: none yet."""
         return self._manager_file.read_text().strip() if self._manager_file.exists() else None
 
     def admitted_by(self, manager: str) -> None:
-        """Remember it: from now on this machine signs for no other."""
+        """Store the manager; from now on this machine signs for no other."""
         if self.manager != manager:
             write_secret(self._manager_file, manager)
 
     def authorization(self, challenge: Challenge) -> str:
-        """The header that proves to the manager who this is. Raises `WrongFolder` for another manager."""
+        """The header that authenticates this machine. Raises `WrongFolder` for another manager."""
         if self.manager not in (None, challenge.manager):
             raise WrongFolder(
                 f"this machine belongs to another manager than the one that answers; to have it join this "

@@ -1,7 +1,7 @@
-"""The VM that this machine is at the moment: an agent in a folder of its own, of which nothing is left after.
+"""The VM that this machine currently runs: an agent in a folder of its own, which is wiped afterwards.
 
-`<folder>/vms/<lease>/` holds the boot file (mode 0600), the agent's log, the job's code, and whatever that
-writes. Blocking; safe to use from several threads.
+`<folder>/vms/<lease>/` holds the boot file (mode 0600), the agent's log, the job's code, and the files that
+it writes. Blocking; safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = logging.getLogger("makara.machine")
 AGENT = (sys.executable, "-P", "-m", "makara.worker.agent")
 _LEASE = "lease.json"
 _WIPE_AGAIN_S = 10.0
-_UNWIPED_CHARACTERS = 500  # of why, for the manager
+_UNWIPED_CHARACTERS = 500  # of the reason, for the manager
 
 
 class LeasedVm:
-    """At most one VM. A machine whose process is started again finds the agent that still runs."""
+    """At most one VM. After a restart of this process it finds the agent that still runs."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class LeasedVm:
         address: str | None = None,
         command: Sequence[str] = AGENT,
     ) -> None:
-        """`url`, `ca`: by which this machine reaches the manager and whom it trusts to be that, whatever the
-        manager thinks. `address`: where the agent listens for its peers; None: as the boot file says."""
+        """`url`, `ca`: the manager's address from this machine and the trusted authority; they override the
+        boot file. `address`: where the agent listens for its peers; None: as the boot file says."""
         self._folder = folder / "vms"
         self._url = url
         self._ca = ca
@@ -52,21 +52,21 @@ class LeasedVm:
         self._ended: str | None = None
         self._lease: Lease | None = None
         self._children: list[subprocess.Popen[bytes]] = []
-        self._unwiped: dict[Path, str] = {}  # folders of VMs that ended, and why they are still there
+        self._unwiped: dict[Path, str] = {}  # {folder of an ended VM: why it still exists}
         self._wipe_at = 0.0
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._find()
 
     def obey(self, orders: MachineOrders | None) -> MachineReport:
-        """Be what the orders say, and tell what this machine is then. None: no orders yet.
+        """Carry out the orders and report. None: no orders yet.
 
-        While anything is left of a VM that ended, this machine is no other: it might be another user's.
+        While files of an ended VM remain, no other VM is started, since it may be another user's.
         """
         with self._lock:
             return self._obey(orders)
 
     def leave(self, grace_s: float) -> str | None:
-        """Be no other VM from now on; give the one that this machine is, if any, so long to hand over.
+        """Start no other VM from now on; give the current one, if any, `grace_s` to hand over.
 
         Returns its name.
         """
@@ -79,7 +79,7 @@ class LeasedVm:
             return self._lease.vm
 
     def end(self) -> None:
-        """Have the VM end, if this machine is one."""
+        """End the VM, if there is one."""
         with self._lock:
             if self._lease is not None:
                 self._end(self._lease)
@@ -104,7 +104,7 @@ class LeasedVm:
         )
 
     def _begin(self, lease: Lease, boot: BootConfig) -> None:
-        """Start the VM; one that cannot be started here has ended."""
+        """Start the VM; if that fails, it has ended."""
         try:
             self._start(lease, boot)
         except OSError as error:  # a full disk, too many processes
@@ -159,9 +159,9 @@ class LeasedVm:
         return VmProcesses(self._lease.vm, self._folder / self._lease.name).leader() is not None
 
     def _find(self) -> None:
-        """Take over the agent that a process before this one started; wipe what is left of others.
+        """Take over an agent that an earlier process started; wipe leftovers of others.
 
-        If that process was told to end, this one was not: the notice is withdrawn.
+        A notice that the earlier process gave when it was told to end is withdrawn.
         """
         for place in self._folder.iterdir():
             if not (place / _LEASE).exists():
@@ -194,5 +194,5 @@ class LeasedVm:
 
 
 def _differs(orders: MachineOrders | None, lease: Lease) -> bool:
-    """Whether the orders are for something else than this lease; without any, it goes on."""
+    """Whether the orders name another lease than this; without orders, this one continues."""
     return orders is not None and (orders.lease is None or orders.lease.name != lease.name)

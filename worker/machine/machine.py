@@ -1,9 +1,8 @@
 """`makara join`: the process that lends this machine to a manager, until it is told to end.
 
-It holds one connection outwards and makes it again whenever it ends. Losing the manager ends no VM: its agent
-sees to that by itself. Being told to end (SIGTERM, Ctrl-C) is a notice for the VM: it has a grace to hand
-over, then it ends, the manager hears that this machine goes, and this process exits. The second signal ends
-the VM at once.
+It keeps one outgoing connection, and reconnects. Losing the manager ends no VM: its agent handles that. Being
+told to end (SIGTERM, Ctrl-C) is a notice for the VM: it has a grace to hand over, then it ends, the manager
+is told that this machine leaves, and this process exits. A second signal ends the VM at once.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from .leased import LeasedVm
 
 log = logging.getLogger("makara.machine")
 
-_LOOK_S = 0.5  # between two looks at the agent
+_LOOK_S = 0.5  # between two checks of the agent
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 10.0
 _CALL_S = 30.0
 _GRACE_S = 30.0
-_ALONE_S = 15.0  # without its manager nothing can take a VM's work over
-_GOODBYE_S = 3.0  # for the manager to hear that this machine goes
+_ALONE_S = 15.0  # how long to wait for an absent manager, without which no VM can take over the work
+_GOODBYE_S = 3.0  # for the manager to hear that this machine leaves
 
 
 class Refused(Exception):
-    """The manager's own word that this machine has no place with it."""
+    """The manager itself has refused this machine."""
 
 
 class Machine:
-    """One machine and its connection. `run` goes on until `tell_to_leave`, or until it is refused.
+    """One machine and its connection. `run` ends after `tell_to_leave`, or when refused.
 
     `grace_s`: how long its VM then has to hand over.
     """
@@ -72,14 +71,14 @@ class Machine:
         self._grace_s = grace_s
         self._orders: MachineOrders | None = None
         self._memory_bytes = total_bytes()
-        self._met = False  # its manager has answered this process
+        self._met = False  # whether its manager has answered this process
         self._connected = False
-        self._has_left = False  # the manager was told
+        self._has_left = False  # whether the manager was told
         self._told, self._hurried = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
-        """Raises `Refused`, by which the VM ends, and `WrongFolder` if another manager answers from the
-        beginning, by which it goes on: whoever answers is not its manager."""
+        """Run the machine. Raises `Refused`, which ends the VM, and `WrongFolder` if a different manager
+        answers from the beginning, which does not end the VM."""
         try:
             await until_first(self._keep_connection(), self._leave())
         except Refused:
@@ -87,13 +86,13 @@ class Machine:
             raise
 
     def tell_to_leave(self) -> None:
-        """Hand over and go; told again: go at once. On the event loop."""
+        """Hand over and leave; when called again, leave at once. Call it on the event loop."""
         if self._told.is_set():
             self._hurried.set()
         self._told.set()
 
     async def _leave(self) -> None:
-        """Once told to: have the VM hand over, and end; give the manager a moment to hear that."""
+        """Once told to leave: let the VM hand over and end, and give the manager a moment to hear of it."""
         await self._told.wait()
         vm = await asyncio.to_thread(self._vm.leave, self._grace_s)
         if vm is not None:
@@ -104,7 +103,7 @@ class Machine:
             await asyncio.sleep(_GOODBYE_S)
 
     async def _hand_over(self) -> None:
-        """Until the VM has ended, its time is over, or there is nobody to tell its peers."""
+        """Wait until the VM has ended, its time is over, or the manager is away."""
         connected_at = time.monotonic()
         stop = connected_at + self._grace_s
         while (now := time.monotonic()) < stop and not self._hurried.is_set():
@@ -119,7 +118,7 @@ class Machine:
                     await self._hurried.wait()
 
     async def _keep_connection(self) -> None:
-        """Until this machine has left."""
+        """Reconnect until this machine has left."""
         delay_s = _FIRST_RETRY_S
         while True:
             began = time.monotonic()
@@ -130,7 +129,7 @@ class Machine:
             except WrongFolder as error:
                 if not self._met:
                     raise
-                log.warning("%s: %s", self._url, error)  # its own may come back
+                log.warning("%s: %s", self._url, error)  # its own manager may come back
             except (
                 OSError,
                 TimeoutError,
@@ -149,7 +148,7 @@ class Machine:
             delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
 
     async def _connect(self) -> None:
-        """One connection, from its opening to its end."""
+        """Serve one connection, from its opening to its end."""
         challenge = await self._challenge()
         headers = {"Authorization": self._identity.authorization(challenge)}
         self._met |= self._identity.manager == challenge.manager

@@ -1,5 +1,5 @@
-"""How what was committed outlives machines: checkpoints, and state from peers when a generation forms.
+"""Keeps committed steps through losses of machines: checkpoints, and state from peers in a new generation.
 
-In: the parts that this worker hosts, what its peers and the store hold. Out: parts in the store; the state
-that a new generation begins with, from the first rung of the ladder that has it all.
+In: the parts that this worker hosts, and the state of peers and store. Out: parts in the store; the state
+with which a new generation begins, from peers if they hold every section, else from the store (`joining`).
 """

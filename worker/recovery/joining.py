@@ -1,5 +1,4 @@
-"""How a generation forms: exchange of records, agreement on one state, and getting the sections that one
-lacks."""
+"""Forms a generation: exchanges records, agrees on one state, and fetches missing sections."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ V = TypeVar("V")
 Rung = Literal["start", "peers", "store"]
 
 
-_PIECE_BYTES = 16 << 20  # of a section on its way to a peer: each that has arrived is progress
+_PIECE_BYTES = 16 << 20  # in which a section is sent to a peer; each received piece is progress
 _NOTHING = MemberState(None, None, None, frozenset())
 
 
@@ -51,8 +50,8 @@ class NoCheckpoint(WorkerError):
 
 @dataclass(frozen=True)
 class CheckpointLocation:
-    """Where a job's checkpoints are. `on_trouble` is told what the store says to what is being tried again;
-    nothing when it is over."""
+    """Where a job's checkpoints are. `on_trouble` gets the store's message while calls are retried, and an
+    empty text when that is over."""
 
     store: Store
     job: str
@@ -75,11 +74,11 @@ class Phases:
 def join_generation(
     session: Session, state: ModelState, source: CheckpointLocation, buckets: Sequence[Bucket]
 ) -> Formed:
-    """Bring this member to the generation's first step; afterwards it holds just its range, in the agreed
+    """Bring this member to the generation's first step; afterwards it holds exactly its range, in the agreed
     state.
 
-    What it held before is kept until all members have what they need, so that a failure on the way loses
-    nothing. Raises `Interrupted`, `NoCheckpoint`, and what loading raises.
+    Its previous state is kept until all members have what they need, so that a failure before loses nothing.
+    Raises `Interrupted`, `NoCheckpoint`, and what loading raises.
     """
     phases = Phases()
     with session.progress.being(At.MEMBERS):
@@ -95,7 +94,7 @@ def join_generation(
         phases.end("groups")
     rung, step, loaded_branch = _load(session, state, source, agreement, moves)
     phases.end("load")
-    # Before the others are told: from then on a donor may let go of what only this member has, too.
+    # Before telling the others: after that a donor may drop sections that only this member has as well.
     state.applied = step
     state.branch = branch if loaded_branch is None else loaded_branch
     state.agreed_in = session.number
@@ -106,7 +105,7 @@ def join_generation(
 
 
 def _agree(session: Session, state: ModelState) -> tuple[Agreement, int]:
-    """Exchange standings, apply or drop as agreed; returns the agreement and the branch that it is of."""
+    """Exchange states, apply or drop as agreed; returns the agreement and its branch."""
     record = state.record
     reports = session.gather(
         "standing",
@@ -139,11 +138,11 @@ def _agree(session: Session, state: ModelState) -> tuple[Agreement, int]:
 
 
 def _is_current(standing: MemberState, own: int, newest: int) -> bool:
-    """Whether a member's state lies on the history that others went on with.
+    """Whether a member's state is on the branch with which the others continued.
 
-    A worker that was left out of a generation may come back with steps of the one before, more even than the
-    others have taken since: another branch, which with `numerics: fast` is not the same. A member of
-    the newest generation that has not applied its commit yet is not left out.
+    A worker that was left out of a generation may come back with steps of the one before, even more than the
+    others have taken since. That is another branch, which with `numerics: fast` has other values. A member of
+    the newest generation that has not applied its commit yet is current.
     """
     if standing.applied_step is None:
         return False
@@ -151,20 +150,20 @@ def _is_current(standing: MemberState, own: int, newest: int) -> bool:
 
 
 def _agreed_in(report: Mapping[str, Any]) -> int:
-    return report.get("agreed_in", report["branch"])  # a trainer of an older version does not say
+    return report.get("agreed_in", report["branch"])  # a trainer of an older version does not send it
 
 
 def _is_overtaken(step: int, agreed_in: int, checkpoints: Iterable[CheckpointRef]) -> bool:
     """Whether a checkpoint is newer than the state at `step` of members that agreed in that generation.
 
-    Those of earlier generations were there to choose from when they agreed: they went on from one, or passed
-    over one that nobody could read, which may be of a later step than theirs.
+    Checkpoints of earlier generations existed when they agreed: they continued from one, or skipped one that
+    no member could read, which may have a later step than theirs.
     """
     return any((ref.generation, ref.step) > (agreed_in, step) for ref in checkpoints)
 
 
 def _moves(session: Session, agreement: Agreement) -> tuple[Transfer, ...]:
-    """Which sections members copy from each other."""
+    """The sections that members copy from each other."""
     if agreement.step is None:
         return ()
     wanted = [*session.plan.ranges, *([None] * (len(session.members) - session.plan.num_workers))]
@@ -172,7 +171,7 @@ def _moves(session: Session, agreement: Agreement) -> tuple[Transfer, ...]:
 
 
 def _neighbours(session: Session, moves: Sequence[Transfer]) -> list[int]:
-    """The members with whom this one shares a group: gloo connects all of a group with each other."""
+    """The members with which this one shares a group, since gloo connects all members of a group."""
     workers = set(range(session.plan.num_workers))
     groups = [workers, _involved(moves)]
     return sorted(set().union(*(group for group in groups if session.rank in group)) - {session.rank})
@@ -203,8 +202,7 @@ def _load(
 
 
 def _copy_from_peers(session: Session, state: ModelState, moves: Sequence[Transfer]) -> None:
-    """All members walk the transfers in one order, so each send finds its receiver there sooner or
-    later."""
+    """Execute the transfers, which all members do in one order, so that they cannot deadlock."""
     involved = sorted(_involved(moves))
     if session.rank not in involved:
         return
@@ -239,7 +237,7 @@ def _receive(group: Group, peer: int, number: int, progress: Progress) -> bytes:
 
 
 def _load_from_store(session: Session, state: ModelState, source: CheckpointLocation) -> CheckpointRef:
-    """Load the newest checkpoint that every member can read; returns which."""
+    """Load the newest checkpoint that every member can read; returns it."""
     faults: list[str] = []
     for number, ref in enumerate(session.checkpoints):
         checkpoint = CheckpointId(ref.step, ref.generation)

@@ -1,9 +1,9 @@
-"""Checkpoints of one generation, written and published behind the training's back.
+"""Writes and publishes checkpoints of one generation in the background.
 
-Every host of a section stores its share of the section's tensors and leaves the receipts on the
-generation's rendezvous store; rank 0 collects them and publishes. A trainer holds one snapshot at a time, as
-the planner counts: while it is on its way to the store, no other is taken, and training goes on. What the
-store says no to is tried again as long as the generation lives, and told.
+Every host of a section stores its share of the section's tensors and puts the receipts into the generation's
+rendezvous store; rank 0 collects them and publishes. A trainer holds one snapshot at a time, as the planner
+assumes: until it is stored, no other is taken, and training continues. Calls that the store refuses are
+retried as long as the generation lives, and reported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _POLL_S = 0.05
 
 
 class SnapshotSlot:
-    """Room for one snapshot in all generations of a trainer: an upload that was given up may hold it."""
+    """Room for one snapshot over all generations of a trainer: an abandoned upload may still hold it."""
 
     def __init__(self) -> None:
         self.taken = False
@@ -58,18 +58,18 @@ class PartSnapshot:
     part: int
     num_parts: int
     tensors: Mapping[str, torch.Tensor]
-    scalars: Mapping[str, int | float | bool | str]  # of the whole section; every part brings the same
+    scalars: Mapping[str, int | float | bool | str]  # of the whole section, the same in every part
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    step: int  # steps committed
+    step: int  # number of steps committed
     parts: tuple[PartSnapshot, ...]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a generation's checkpoints go, and how they are described."""
+    """Where a generation's checkpoints are stored, and what their manifests say."""
 
     store: CheckpointStore
     job: str
@@ -80,8 +80,7 @@ class Place:
 
 
 def share(names: Sequence[str], sizes: Mapping[str, int], part: int, num_parts: int) -> list[str]:
-    """The names, in order, that fall to `part` when they are cut into `num_parts` runs of nearly equal
-    bytes."""
+    """The names of `part`, if the ordered names are divided into `num_parts` runs of nearly equal bytes."""
     total = sum(sizes[name] for name in names)
     chosen: list[str] = []
     before = 0
@@ -94,7 +93,7 @@ def share(names: Sequence[str], sizes: Mapping[str, int], part: int, num_parts: 
 
 
 class Saver:
-    """Owned by the compute thread; one thread of its own uploads, and on rank 0 publishes as well."""
+    """Saves checkpoints. Owned by the compute thread; its own thread uploads, and on rank 0 publishes."""
 
     def __init__(
         self,
@@ -108,8 +107,8 @@ class Saver:
         on_trouble: Callable[[str], None],
         progress: Progress | None = None,
     ) -> None:
-        """`on_rendezvous_lost`: called when the rendezvous store, without which none is published, is lost.
-        `on_trouble`: what the store says to what is being tried again; empty when it is over."""
+        """`on_rendezvous_lost`: called if the rendezvous store is lost, without which nothing is published.
+        `on_trouble`: gets the object store's message while calls are retried; empty when that is over."""
         self._place = place
         self._rank = rank
         self._num_ranks = num_ranks
@@ -121,11 +120,11 @@ class Saver:
         self._trouble = StoreTrouble("saving a checkpoint", on_trouble)
         self._changed = threading.Condition()
         self._waiting: Snapshot | None = None
-        self._stored: list[int] = []  # on rank 0: steps of which its parts are stored, not yet published
-        self._newest = -1  # step of the newest snapshot queued
-        self._done = -1  # newest step of which all that falls to this rank is done
-        self._lost: dict[int, Exception] = {}  # steps that cannot be published any more, and why
-        self._cancel = threading.Event()  # the upload under way is not wanted any more
+        self._stored: list[int] = []  # on rank 0: steps whose own parts are stored, not yet published
+        self._newest = -1  # step of the newest queued snapshot
+        self._done = -1  # newest step for which this rank has done its share
+        self._lost: dict[int, Exception] = {}  # {step that cannot be published any more: why}
+        self._cancel = threading.Event()  # set when the current upload is not needed any more
         self._closed = False
         self._over = False  # the thread has ended, or is about to: nothing is stored any more
         self._error: Exception | None = None
@@ -133,15 +132,15 @@ class Saver:
 
     @property
     def slot_taken(self) -> bool:
-        """Whether a snapshot is still in memory, so that there is no room for another. Raises what ended the
-        saving."""
+        """Whether a snapshot is still in memory, so that there is no room for another. Raises the error that
+        ended saving."""
         if self._error is not None:
             raise self._error
         return self._slot.taken
 
     def save(self, snapshot: Snapshot) -> None:
-        """Have a snapshot stored. Not while `slot_taken`. Once it is over nobody stores it any more. Raises
-        what ended the saving."""
+        """Queue a snapshot; not while `slot_taken`. It is not stored if saving has ended. Raises the error
+        that ended saving."""
         with self._changed:
             assert not self.slot_taken, "a trainer holds one snapshot at a time"
             self._newest = snapshot.step
@@ -152,25 +151,25 @@ class Saver:
             self._changed.notify_all()
 
     def done(self, step: int) -> bool:
-        """Whether this rank has done its share of checkpoint `step` or of a newer one (rank 0: published
-        it), or it is closed. Raises what made that impossible."""
+        """Whether this rank has done its share of checkpoint `step` or of a newer one (rank 0: published it),
+        or it is closed. Raises the error that made it impossible."""
         error = self._error or self._lost.get(step)
         if error is not None:
             raise error
         return self._done >= step or self._closed
 
     def wait(self, timeout_s: float) -> None:
-        """Block until something got done, at most this long."""
+        """Block until something is done, for at most `timeout_s`."""
         with self._changed:
             self._changed.wait(timeout_s)
 
     @property
     def behind(self) -> bool:
-        """Whether something that was queued is not done yet."""
+        """Whether a queued snapshot is not done yet."""
         return self._done < self._newest
 
     def close(self) -> None:
-        """Give up what is not published yet."""
+        """Give up snapshots that are not published yet."""
         with self._changed:
             self._closed = True
             self._cancel.set()
@@ -193,9 +192,9 @@ class Saver:
             log.info("a newer generation is open: %s", error)
             self.close()
         except CONNECTION_LOST as error:
-            if not self._closed:  # else the rendezvous store went with its generation
+            if not self._closed:  # else the rendezvous store ended with its generation
                 self._on_rendezvous_lost(error)
-        except Exception as error:  # raised where the compute thread asks for anything
+        except Exception as error:  # raised at the compute thread's next call
             self._error = error
         finally:
             with self._changed:
@@ -203,7 +202,7 @@ class Saver:
                 self._drop_waiting()
 
     def _store_next(self) -> None:
-        """Store the snapshot that waits, if there is one, and make room for the next."""
+        """Store the waiting snapshot, if any, and free its slot."""
         with self._changed:
             pause = _POLL_S if self._stored else None
             self._changed.wait_for(lambda: self._waiting is not None or self._closed, timeout=pause)
@@ -225,7 +224,7 @@ class Saver:
             self._finish(step)
 
     def _upload(self, snapshot: Snapshot) -> str:
-        """Store the snapshot's parts, one file in memory at a time; their receipts."""
+        """Store the snapshot's parts, one file in memory at a time; returns their receipts."""
         checkpoint = CheckpointId(snapshot.step, self._place.generation)
         receipts = [self._store_part(checkpoint, part) for part in snapshot.parts]
         return json.dumps([receipt.to_json() for receipt in receipts])
@@ -246,8 +245,7 @@ class Saver:
         )
 
     def _publish_newest(self) -> None:
-        """Publish the newest step of which all ranks have stored their parts; older ones are then of no more
-        use."""
+        """Publish the newest step whose parts are all stored; older ones are then obsolete."""
         for step in sorted(self._stored, reverse=True):
             keys = [_key(step, rank) for rank in range(self._num_ranks)]
             if not self._board.check(keys):
@@ -257,7 +255,7 @@ class Saver:
             ]
             try:
                 self._publish(step, receipts)
-            except (Corrupt, NotFound) as error:  # somebody else has deleted or changed a part
+            except (Corrupt, NotFound) as error:  # a part was deleted or changed from outside
                 self._trouble.tell(f"checkpoint {step} is given up: {error}")
                 self._lost[step] = error
             self._forget_receipts([other for other in self._stored if other <= step])
@@ -280,7 +278,7 @@ class Saver:
             try:
                 publish(place.store, place.job, place.generation, manifest)
             except Fenced as error:
-                if error.open_generation < 0:  # nobody has fenced this generation: the head is lost
+                if error.open_generation < 0:  # this generation is not fenced: the head is lost
                     raise StoreUnavailable(f"{place.job}: there is no head.json to publish to") from error
                 raise
 
@@ -294,7 +292,7 @@ class Saver:
                 self._board.delete_key(_key(step, rank))
 
     def _insist(self, call: Callable[[], T]) -> T:
-        """`call`, again while the store is away or refuses, until the generation is over."""
+        """Call, and retry while the store is unavailable or refuses, until the generation ends."""
         result = retrying(
             call,
             patience_s=math.inf,

@@ -1,4 +1,4 @@
-"""What a store says to what is being tried again, told to the manager as it changes."""
+"""Reports the store's messages to the manager while calls are retried."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ log = logging.getLogger("makara.store")
 
 
 class StoreTrouble:
-    """Thread-safe. `tell` gets the newest words, and an empty text when the trouble is over."""
+    """Thread-safe. `tell` gets the newest message, and an empty text when the trouble is over."""
 
     def __init__(self, doing: str, tell: Callable[[str], None]) -> None:
         """`doing`: what is being tried, for the log."""
@@ -21,12 +21,12 @@ class StoreTrouble:
         self._closed = False
 
     def tell(self, trouble: str) -> None:
-        with self._lock:  # once `close` has returned, what is told is somebody else's
+        with self._lock:  # nothing may be told once `close` has returned
             if not self._closed:
                 self._say(trouble)
 
     def close(self) -> None:
-        """The trouble, if there is any, is over for good: threads that were given up tell nothing more."""
+        """End the trouble, if any; abandoned threads report nothing more."""
         with self._lock:
             self._closed = True
             self._say("")

@@ -1,9 +1,9 @@
 """The trainer's end of the pipe to its agent: orders in, reports and beats out.
 
-One thread reads orders and beats. Its beats prove that the process runs and that nothing keeps the
-interpreter lock; the agent kills a trainer whose beats stop for a lease. What they carry tells whether the
-compute thread gets on, which never waits for the agent (see `outbox`). If the agent is gone the trainer ends
-at once: nobody would order it about or end it.
+One thread reads orders and sends beats. Beats prove that the process runs and that nothing holds the
+interpreter lock; the agent kills a trainer whose beats stop for a lease. They carry the compute thread's
+progress; that thread never waits for the agent (see `outbox`). If the agent is gone the trainer exits at
+once, since nothing would give it orders or end it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ CONTROL_LOST = 71
 
 
 class AgentPipe:
-    """Thread-safe: the compute thread reports and never waits for it, the control thread reads orders, beats,
-    and tells what there was no room for."""
+    """Thread-safe. The compute thread reports without waiting; the control thread reads orders, sends beats,
+    and sends what had to wait for room in the socket."""
 
     def __init__(
         self, connection: socket.socket, report: WorkerReport, on_orders: Callable[[Orders], None]
@@ -42,7 +42,7 @@ class AgentPipe:
         self._report = report
         self.progress = Progress()
         self._outbox = Outbox(connection)
-        self._woken, self._waker = socket.socketpair()  # the control thread, when something has to wait
+        self._woken, self._waker = socket.socketpair()  # wakes the control thread when something waits
         self._reporting = threading.Lock()
         self._changed = threading.Condition()
         self._orders: Orders | None = None
@@ -67,12 +67,12 @@ class AgentPipe:
             return self._orders
 
     def wake(self) -> None:
-        """Have `wait_for` look again."""
+        """Have `wait_for` check again."""
         with self._changed:
             self._changed.notify_all()
 
     def report(self, **changes: Any) -> None:
-        """Change fields of the worker's report and tell it, as soon as the agent reads."""
+        """Change fields of the worker's report, and send it as soon as the agent reads."""
         with self._reporting:
             self._report = self._report.model_copy(update=changes)
             self._tell(self._outbox.put_report, self._report)
@@ -81,12 +81,12 @@ class AgentPipe:
         self._tell(self._outbox.put_metrics, metrics)
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all that was told is on its way to the agent, at most for so long."""
+        """Wait until everything is sent to the agent, for at most `timeout_s`."""
         self._outbox.flush(timeout_s)
 
     def _tell(self, put: Callable[[T], bool], value: T) -> None:
         if not self._put(put, value):
-            with contextlib.suppress(BlockingIOError):  # it has been woken often enough
+            with contextlib.suppress(BlockingIOError):  # it has been woken already
                 self._waker.send(b"!", socket.MSG_DONTWAIT)
 
     def _put(self, put: Callable[[T], bool], value: T) -> bool:
@@ -100,7 +100,7 @@ class AgentPipe:
             self._serve()
         except Exception:
             log.exception("the control thread ends, and the trainer with it")
-            os._exit(CONTROL_LOST)  # nobody would hear orders any more
+            os._exit(CONTROL_LOST)  # no thread would read orders any more
 
     def _serve(self) -> None:
         selector = selectors.DefaultSelector()

@@ -1,12 +1,12 @@
-"""What this machine's kernels make of a job's own sections, as one hash.
+"""Hashes what this machine's kernels compute for a job's own sections.
 
-Kernels sum in another order with other vector instructions, so two kinds of processors may train one graph
-to different weights. Under `numerics: exact` only workers with the same hash train together. It is over the
-bits of two steps of each kind of section: initial weights, forward, backward, norms, and the optimizer's
+Kernels sum in a different order with different vector instructions, so two kinds of processors may train one
+graph to different weights. With `numerics: exact` only workers with the same hash train together. It covers
+the bits of two steps of each kind of section: initial weights, forward, backward, norms, and the optimizer's
 update; with the job's own micro-batch size, precision and number of threads, on its own device.
 
-A job that goes on from another's checkpoint may have another seed, other data or another optimizer and still
-train as that one's machines did: `kernels_hash` is of what they have in common.
+A job that starts from another's checkpoint may have another seed, other data or another optimizer and still
+need the same kernels: `kernels_hash` does not depend on those.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..sections.loss_scale import LossScale
 from ..sections.ranges import SectionRuntime
 
 log = logging.getLogger("makara.trainer")
-_STEPS = 2  # what begins as zeros, as some weights do, shows nothing in the first
+_STEPS = 2  # weights that begin as zeros show nothing in the first
 _SEED = 0
 
 
@@ -41,7 +41,7 @@ def bits_hash(
     seed: int,
     device: torch.device | str = "cpu",
 ) -> str:
-    """SHA-256, in hexadecimal. `batch` is one micro-batch. One section at a time is in memory."""
+    """The hash, SHA-256 in hexadecimal. `batch` is one micro-batch. One section at a time is in memory."""
     with preserved_randomness():
         digests = [
             shown
@@ -57,8 +57,8 @@ def kernels_hash(
     batch: Mapping[str, Tensor],
     device: torch.device | str = "cpu",
 ) -> str:
-    """As `bits_hash`, but of what does not depend on the job's seed, data, schedule and optimizer: the values
-    of `batch` are made up, and the update is AdamW's."""
+    """Like `bits_hash`, but independent of the job's seed, data, schedule and optimizer: the values of
+    `batch` are synthetic, and the update is AdamW's."""
     plain = replace(training, optimizer=_adamw, schedule=None)
     made_up = {name: _made_up(name, tensor.shape, tensor.dtype, _SEED) for name, tensor in batch.items()}
     return bits_hash(chain, plain, made_up, _SEED, device)
@@ -67,8 +67,8 @@ def kernels_hash(
 def _shown(tensors: Iterator[Tensor]) -> list[str]:
     """The digests of a section's tensors.
 
-    Its inputs are made up, and an operation may refuse them (probabilities, a matrix to invert): what it
-    refuses is the same on every machine, so what came before and the kind of the error stand for the rest.
+    Its inputs are synthetic, and an operation may refuse them (probabilities, a matrix to invert). It does so
+    on every machine, so the digests before it and the kind of the error stand for the rest.
     """
     digests: list[str] = []
     try:
@@ -103,10 +103,10 @@ def _steps(
     seed: int,
     device: torch.device,
 ) -> Iterator[Tensor]:
-    """All that two steps of section `index` make, and its state after them."""
+    """Yield all tensors that two steps of section `index` compute, and its state after them."""
     section = SectionRuntime(chain, index, training, seed, device)
     if section.loss_scale is not None:
-        section.loss_scale = LossScale(1.0)  # what overflows shows nothing
+        section.loss_scale = LossScale(1.0)  # overflows would hide differences
     values = {value.name: _filled(value, seed).to(device) for value in _inputs(chain, index)}
     outputs = [value for value in chain.outputs_of(index + 1) if value.name in section.info.outputs]
     seeds = {value.name: _filled(value, seed).to(device) for value in outputs if value.needs_grad}
@@ -137,7 +137,7 @@ def _adamw(named: Sequence[tuple[str, nn.Parameter]]) -> Optimizer:
 
 
 def _made_up(name: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
-    """Multiples of 2^-20 between -1 and 1, made from integers: the same bits on every machine."""
+    """Multiples of 2^-20 between -1 and 1, computed from integers: the same bits on every machine."""
     if not dtype.is_floating_point:
         return torch.zeros(tuple(shape), dtype=dtype)  # an index or a mask: zero is in range
     generator = torch.Generator().manual_seed(seed64("fitness", seed, name))
@@ -146,7 +146,7 @@ def _made_up(name: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -> 
 
 
 def _comparable(tensor: Tensor) -> Tensor:
-    """Without what is no number: its sign differs between processors, and tells nothing."""
+    """Replace NaN, whose sign differs between processors without meaning."""
     if not tensor.is_floating_point():
         return tensor
     return torch.where(tensor.isnan(), torch.zeros_like(tensor), tensor)

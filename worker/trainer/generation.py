@@ -1,4 +1,4 @@
-"""A generation from its forming to its end on one worker: form, step, save, and know when to stop."""
+"""Runs a generation on one worker, from forming to its end: form, step, save, and decide when to stop."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ def run_generation(
 ) -> Outcome:
     """Form the generation and train in it until all switch, hold, or the last step is published.
 
-    Raises `Interrupted` when it is over before that; the model's state then is that of the last settled
-    commit.
+    Raises `Interrupted` if it ends before that; the model's state is then that of the last settled commit.
     """
 
     def on_trouble(trouble: str) -> None:
@@ -53,11 +52,11 @@ def run_generation(
     model.state.runtime.place_optimizers(on_host=session.plan.optimizer_on_host)
     formed = join_generation(session, model.state, CheckpointLocation(store, job.job, on_trouble), parts)
     if not session.trains:
-        session.leave()  # before the report: at its word the manager may end a VM that only hands over
+        session.leave()  # before the report, after which the manager may end a VM that only hands over
     control.report(phase=Phase.RUNNING if session.trains else Phase.LEFT, formed=formed, step=formed.step)
     last = model.state.settled
     if last is not None and last.step == formed.step:
-        _publish_metrics(control, last, job)  # whoever told of it first may be among the dead
+        _publish_metrics(control, last, job)  # again, as the worker that reported it may have died
     if not session.trains:
         return Outcome.LEFT
     place = Place(
@@ -99,8 +98,8 @@ def run_generation(
 
 
 class Due:
-    """Whether a snapshot is to be taken after a step. One that is due while a worker has no room for it is
-    taken after the first step at which all have."""
+    """Decides whether to take a snapshot after a step. One that is due while a worker has no room is taken
+    after the first step at which all have room."""
 
     def __init__(self, owed: bool) -> None:
         self._owed = owed
@@ -134,13 +133,13 @@ class _Loop:
         self._saver = saver
         self._stepper = stepper
         self.saved_at: float | None = None  # monotonic time of the newest checkpoint of this generation
-        # It goes on from generation to generation: morphs that come faster must not put it off for ever.
+        # The period continues over generations, so that frequent morphs do not postpone checkpoints for ever.
         self._period_began = model.state.saved_at or time.monotonic()
         model.state.saved_at = self._period_began
 
     def run(self, step: int) -> Outcome:
-        # What was due while the generation changed hands is made up for after the first step. All members
-        # know both numbers, so all come to the same answer.
+        # A snapshot that became due while the generation changed is taken after the first step. All members
+        # know both numbers, so all decide alike.
         published = max((ref.step for ref in self._session.checkpoints if ref.step <= step), default=0)
         interval = self._job.checkpoint_interval_steps
         if self._session.saves_only and step < self._job.steps:
@@ -196,7 +195,7 @@ class _Loop:
         forward_s, backward_s = mean_seconds(result.work)
         changes: dict[str, Any] = {"step": step, "forward_s": forward_s, "backward_s": backward_s}
         self._control.report(**changes)
-        # Twice, from both ends of the plan: a VM that dies while the manager is away takes its news with it.
+        # From both ends of the plan: a VM that dies while the manager is away takes its reports with it.
         if self._session.rank in (0, self._session.plan.num_workers - 1):
             _publish_metrics(self._control, result.settled, self._job)
 

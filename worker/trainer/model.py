@@ -1,4 +1,4 @@
-"""A job's model on a trainer: traced, checked against the recipe, cut into sections."""
+"""Builds a job's model on a trainer: traces it, checks it against the recipe, splits it into sections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .fitness import bits_hash, kernels_hash
 
 @dataclass(frozen=True)
 class Model:
-    """What a trainer needs of the user's code once the recipe is known."""
+    """The parts of the user's code that a trainer needs once the recipe is known."""
 
     training: Training
     chain: Sections

@@ -1,8 +1,8 @@
-"""What a trainer has to tell its agent, told without ever waiting for it.
+"""Sends a trainer's messages to its agent without ever waiting for it.
 
-An agent may be stopped for minutes, and then reads nothing: once the socket is full, a newer report takes
-the place of the one that waits, a newer beat likewise, and of the metrics the oldest are dropped where too
-many wait. The trainer computes on.
+An agent may be stopped for minutes and read nothing. Once the socket is full, a newer report replaces the
+waiting one, likewise a newer beat, and if too many metrics wait, the oldest are dropped. The trainer goes on
+computing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _MOST_METRICS = 10_000
 
 
 class Outbox:
-    """Thread-safe. Whoever puts something in sends as much as there is room for; `send` goes on with the
-    rest, and is to be called when the socket can be written to."""
+    """Thread-safe. Each `put_` sends as much as there is room for; call `send` for the rest when the socket
+    is writable."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -28,10 +28,10 @@ class Outbox:
         self._report: WorkerReport | None = None
         self._beat: dict[str, Any] | None = None
         self._metrics: deque[StepMetrics] = deque(maxlen=_MOST_METRICS)
-        self._sending = b""  # the rest of what was begun
+        self._sending = b""  # the rest of the message being sent
 
     def put_report(self, report: WorkerReport) -> bool:
-        """The worker's newest report. Returns whether all was sent, as all of these do."""
+        """Send the worker's newest report. Returns whether all was sent, as do the others."""
         with self._changed:
             self._report = report
             return self.send()
@@ -47,7 +47,7 @@ class Outbox:
             return self.send()
 
     def send(self) -> bool:
-        """Send as much as the socket takes; whether that was all. Raises `OSError` if nobody can read it."""
+        """Send as much as the socket accepts; returns whether that was all. Raises `OSError` if it fails."""
         with self._changed:
             while self._sending or self._take():
                 try:
@@ -59,7 +59,7 @@ class Outbox:
             return True
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all was sent, at most for so long."""
+        """Wait until all is sent, for at most `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waits, timeout_s)
 
@@ -68,7 +68,7 @@ class Outbox:
         return bool(self._sending or self._report or self._beat or self._metrics)
 
     def _take(self) -> bool:
-        """Begin with what is to be told next, if there is anything."""
+        """Begin the next message; returns False if there is none."""
         if self._report is not None:
             value: dict[str, Any] = {"report": self._report.model_dump(mode="json")}
             self._report = None

@@ -1,4 +1,4 @@
-"""A worker's share of a checkpoint, copied so that training can go on while it is written.
+"""Copies a worker's share of a checkpoint, so that training continues while it is written.
 
 All hosts of a section hold the same state, so each stores a part of it (Varuna §4.5). A parameter that
 several sections use is stored once, by the hosts of the lowest of them.
@@ -16,14 +16,14 @@ from .model import Model
 
 
 def take_snapshot(session: Session, model: Model, step: int) -> Snapshot:
-    """Copies to host memory of what this worker stores of checkpoint `step`."""
+    """Copy to host memory what this worker stores of checkpoint `step`."""
     return Snapshot(step, tuple(_part(session, model, section) for section in session.wanted))
 
 
 def _part(session: Session, model: Model, section: int) -> PartSnapshot:
     tensors, scalars = model.state.runtime.sections[section].state()
     own = {name: tensor for name, tensor in tensors.items() if _stores(model.chain, section, name)}
-    # A state that is None is the same as none at all to every optimizer that keeps one.
+    # Optimizers treat a state of None as absent.
     kept = {n: v for n, v in scalars.items() if v is not None and _stores(model.chain, section, n)}
     hosts = session.plan.hosts(section)
     part = hosts.index(session.rank)

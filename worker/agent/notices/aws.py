@@ -20,7 +20,7 @@ from .notice import Countdown, Notice, Reading, Unanswered
 
 log = logging.getLogger("makara.agent")
 
-_NOTICE_S = 120.0  # more than that is a wall clock that is wrong
+_NOTICE_S = 120.0  # a longer notice means that the wall clock is wrong
 _LONGEST_ACTION = 100
 _ACTION = "/latest/meta-data/spot/instance-action"
 _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
@@ -48,7 +48,7 @@ class AwsSource:
         return Reading(notice, self._at_risk)
 
     async def _ask_risk(self) -> None:
-        """Without an answer the VM is at risk as it was: what is certain by now need not wait for that."""
+        """Ask whether the VM is at risk; without an answer, that stays as it was."""
         try:
             self._at_risk = await self._get(_REBALANCE) is not None
             self._trouble = False
@@ -77,7 +77,7 @@ class AwsSource:
 
 
 def _unix(text: str) -> float:
-    """Seconds of a UTC time such as 2017-09-18T08:22:00Z; AWS has written it without the Z as well."""
+    """Unix seconds of a UTC time such as 2017-09-18T08:22:00Z; AWS sometimes omits the Z."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError as error:

@@ -1,10 +1,10 @@
 """Notices of Azure, by Scheduled Events of the instance metadata service.
 
-A document lists the events of this VM and, in an availability set or scale set, of its neighbours: those
-count that name this VM. `Preempt` (eviction, 30 s ahead and more), `Terminate` (deletion), `Reboot` and
-`Redeploy` lose what is in memory and are notices; `Freeze`, a pause of seconds, loses nothing and is none. An
-event that has begun has no `NotBefore`; one that is over, or called off, is no longer listed. The first
-request turns the service on for this VM, which may take two minutes
+A document lists the events of this VM and, in an availability set or scale set, of its neighbours; only those
+that name this VM count. `Preempt` (eviction, at least 30 s ahead), `Terminate` (deletion), `Reboot` and
+`Redeploy` lose memory and are notices; `Freeze`, a pause of seconds, loses nothing and is not. An event that
+has begun has no `NotBefore`; one that is over or cancelled is no longer listed. The first request turns the
+service on for this VM, which may take two minutes
 (learn.microsoft.com/azure/virtual-machines/linux/scheduled-events).
 """
 
@@ -46,9 +46,9 @@ class AzureSource:
         self._metadata = Metadata(url, _TIMEOUT_S)
         self._wall = wall
         self._steady = steady
-        self._name: str | None = None  # of this VM, as events give it
-        self._on = False  # the service has answered once
-        self._events: list[_Event] = []  # that are notices for this VM
+        self._name: str | None = None  # of this VM, as events name it
+        self._on = False  # whether the service has answered once
+        self._events: list[_Event] = []  # notices for this VM
         self._countdowns: dict[str, Countdown] = {}
 
     async def read(self) -> Reading:
@@ -63,7 +63,7 @@ class AzureSource:
                 timeout_s=None if self._on else _FIRST_TIMEOUT_S,
             )
         )
-        # All of it is read each time: whether its `DocumentIncarnation` changed does not matter.
+        # The whole document is read each time, so its `DocumentIncarnation` does not matter.
         self._events, self._on = self._of_this_vm(document), True
         ids = {event.id for event in self._events}
         self._countdowns = {id: each for id, each in self._countdowns.items() if id in ids}
@@ -91,7 +91,7 @@ class AzureSource:
         return Notice(event.type, countdown.left_s(event.not_before, first_left_s), event.id)
 
     async def acknowledge(self, notice: Notice) -> None:
-        """Let the event begin now. Not where it takes other VMs too: it would begin for all of them."""
+        """Let the event begin now, unless it names other VMs: it would begin for all of them."""
         event = next((event for event in self._events if event.id == notice.id), None)
         if event is None or event.resources != (self._name,):
             return

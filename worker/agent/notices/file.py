@@ -1,4 +1,4 @@
-"""A local VM's notice: `notice.json` in its folder, written by rename, so that it is read whole."""
+"""A local VM's notice: `notice.json` in its folder, written atomically by rename."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class FileSource:
         return Reading(Notice("terminate", self._countdown.left_s(notice, notice.deadline_s - passed_s)))
 
     async def acknowledge(self, notice: Notice) -> None:
-        """Whoever wrote the file does not wait."""
+        """Do nothing: the writer of the file does not wait."""
 
     async def close(self) -> None:
         """Nothing is open."""
 
 
 class NoSource:
-    """A machine that no cloud takes."""
+    """The source of a machine that has no notices."""
 
     period_s = 3600.0
 
@@ -51,7 +51,7 @@ class NoSource:
         return Reading()
 
     async def acknowledge(self, notice: Notice) -> None:
-        """Nobody waits."""
+        """Do nothing."""
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -1,4 +1,4 @@
-"""Requests to a cloud's metadata service: bounded in time, past any proxy."""
+"""Requests to a cloud's metadata service: bounded in time, without proxies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Metadata:
     """The metadata service at one address. All methods raise `Unanswered`."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        # An environment's proxies are for other hosts: the service answers the VM itself alone.
+        # No proxies from the environment: the service answers only the VM itself.
         self._client = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
         self.timeout_s = timeout_s
 
@@ -30,7 +30,7 @@ class Metadata:
         body: Any = None,
         timeout_s: float | None = None,
     ) -> httpx.Response:
-        """The answer, whatever its status; `timeout_s` is for all of it."""
+        """The answer, whatever its status; `timeout_s` bounds the whole exchange."""
         content = json.dumps(body).encode() if body is not None else None
         bound_s = timeout_s or self.timeout_s
         try:
@@ -48,7 +48,7 @@ class Metadata:
 
 
 def read_object(response: httpx.Response) -> dict[str, Any]:
-    """The JSON object that was answered. Raises `Unanswered`."""
+    """The JSON object in the answer. Raises `Unanswered`."""
     where = f"{response.request.method} {response.request.url.path}"
     if response.status_code != 200:
         raise Unanswered(f"{where}: HTTP {response.status_code}: {response.text[:200]}")

@@ -1,4 +1,4 @@
-"""What a source of notices says, and the contract that all of them keep."""
+"""`Notice`, `Reading`, and the protocol `Source` of all sources of notices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Unanswered(Exception):
-    """The source could not be asked now, or what it said cannot be read."""
+    """The source did not answer, or its answer cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +16,13 @@ class Notice:
     """The cloud will do `action` to this VM."""
 
     action: str  # the cloud's own word: terminate, Preempt, ...
-    left_s: float  # until then, when it was read; 0 if it has begun
-    id: str = ""  # by which it is told from others of its kind, and acknowledged
+    left_s: float  # seconds until then, when it was read; 0 if it has begun
+    id: str = ""  # distinguishes it from others of its kind; used to acknowledge it
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All that a source says at one moment."""
+    """A source's complete answer at one moment."""
 
     notice: Notice | None = None
     at_risk: bool = False
@@ -30,32 +30,32 @@ class Reading:
 
 class Source(Protocol):
     period_s: float
-    """Between two readings."""
+    """Seconds between two readings."""
 
     async def read(self) -> Reading:
-        """Raises `Unanswered`. Bounded in time, and never blocks the event loop."""
+        """Read the source. Raises `Unanswered`. Bounded in time, and never blocks the event loop."""
         ...
 
     async def acknowledge(self, notice: Notice) -> None:
-        """Tell the cloud that the VM has handed over and need not be waited for. Raises `Unanswered`."""
+        """Tell the cloud that the VM has handed over, and that it need not wait. Raises `Unanswered`."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Countdown:
-    """Until the deadline of a notice.
+    """Counts down to the deadline of a notice.
 
-    A cloud writes a time of day, so the wall clock is asked once for each notice, when it is first seen; from
-    then on it counts down by a clock that nobody sets.
+    A cloud states a time of day, so the wall clock is read once for each notice, when it is first seen; from
+    then on a monotonic clock counts.
     """
 
     def __init__(self, steady: Callable[[], float]) -> None:
         self._steady = steady
-        self._seen: tuple[object, float] | None = None  # what tells the notice from others, and its end
+        self._seen: tuple[object, float] | None = None  # (identity of the notice, its deadline)
 
     def left_s(self, mark: object, first_left_s: float) -> float:
-        """Seconds left of the notice `mark`, which had `first_left_s` if it is seen for the first time."""
+        """Seconds left of the notice `mark`; it begins with `first_left_s` when first seen."""
         if self._seen is None or self._seen[0] != mark:
             self._seen = mark, self._steady() + max(0.0, first_left_s)
         return max(0.0, self._seen[1] - self._steady())

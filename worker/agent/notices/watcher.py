@@ -1,4 +1,4 @@
-"""The watcher: asks one source, again and again, and keeps what stands."""
+"""The watcher: polls one source and keeps the current notice."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SIGTERM = "SIGTERM"
 
 
 class NoticeWatcher:
-    """`run` asks; the properties say what is known. Runs on the agent's event loop only.
+    """`run` polls; properties hold the current state. Runs on the agent's event loop only.
 
-    `changed` is called when a notice comes or goes, or the VM is at risk. A notice counts down while its
-    source does not answer; once `handed_over` says so, the cloud is told that it need not wait.
+    `changed` is called when a notice comes or goes, or the VM's risk changes. A notice counts down while its
+    source does not answer; once `handed_over()` is true, the cloud is told that it need not wait.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class NoticeWatcher:
         self._steady = steady
         self._reading: Reading | None = None
         self._read_at = 0.0
-        self._signalled: float | None = None  # when the VM ends for a SIGTERM
-        self._acknowledged = ""  # the notice of which the cloud was told
+        self._signalled: float | None = None  # the deadline set by a SIGTERM
+        self._acknowledged = ""  # the acknowledged notice
         self._trouble = False
-        self._over = asyncio.Event()  # the VM has handed over
+        self._over = asyncio.Event()  # set once the VM has handed over
 
     @property
     def known(self) -> bool:
@@ -62,19 +62,19 @@ class NoticeWatcher:
 
     @property
     def notice(self) -> Notice | None:
-        """The notice that stands and is due first."""
+        """The current notice that is due first."""
         found = [notice for notice in (self._told(), self._of_signal()) if notice is not None]
         return min(found, key=lambda notice: notice.left_s, default=None)
 
     def terminate(self, left_s: float) -> None:
-        """The operating system ends this VM, or this agent, in so many seconds."""
+        """Note that the operating system ends this VM, or this agent, in `left_s` seconds."""
         if self._signalled is None:
             log.warning("SIGTERM: a notice of %g s", left_s)
             self._signalled = self._steady() + left_s
             self._changed()
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Poll until cancelled."""
         while True:
             await self._read()
             if self._handed_over():
@@ -84,7 +84,7 @@ class NoticeWatcher:
             self._over.clear()
 
     def look(self) -> None:
-        """A worker has changed: who has handed over is released in moments, and tells the cloud before."""
+        """Check for a hand-over after a worker changed, to tell the cloud before the VM is released."""
         notice = self._told()
         if notice is not None and notice.id != self._acknowledged and self._handed_over():
             self._over.set()
@@ -104,7 +104,7 @@ class NoticeWatcher:
             log.warning("notice %s could not be acknowledged: %s", notice.action, error)
 
     def _told(self) -> Notice | None:
-        """The cloud's notice, counted down since it was read."""
+        """The cloud's notice with the time left now."""
         notice = self._reading.notice if self._reading is not None else None
         if notice is None:
             return None
@@ -150,7 +150,7 @@ def watcher_of(
 
 
 def _mark(reading: Reading) -> tuple[object, ...]:
-    """What is told at once when it changes."""
+    """The part of a reading whose changes are reported at once."""
     notice = reading.notice
     return (notice.action, notice.id) if notice is not None else None, reading.at_risk
 
