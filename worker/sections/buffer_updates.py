@@ -1,7 +1,7 @@
 """Running statistics: buffers whose new value every micro-batch computes from the step's initial one.
 
 After a step such a buffer is the mean of its new values, in the order of the micro-batches, with both
-numerics; a counter advances once. Nothing changes before the commit, and a step that is skipped leaves them.
+numerics; a counter advances once. Nothing changes before the commit, and a skipped step changes nothing.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torch import Tensor
 
 
 class RunningSum:
-    """The new values of a bucket's buffers in one attempt, brought together by all-reducing `tensors`.
+    """The new values of a bucket's buffers in one attempt, collected by all-reducing `tensors`.
 
-    One worker brings each micro-batch's values and the others add zeros, so the sum is exact. It takes 8
-    bytes for each element and micro-batch: for a batch norm of C channels 16·C·N.
+    One worker contributes each micro-batch's values and the others zeros, so the sum is exact. It takes 8
+    bytes per element and micro-batch: 16·C·N for a batch norm of C channels.
     """
 
     def __init__(
         self, buffers: Mapping[str, Tensor], num_micro_batches: int, device: torch.device | str = "cpu"
     ) -> None:
-        """`buffers`: of the shapes and types of those that the bucket updates; fake ones will do."""
+        """`buffers`: tensors, perhaps fake, with shapes and types of the bucket's buffers."""
         self.names = tuple(buffers)
         self._forms = {name: (tuple(value.shape), value.dtype) for name, value in buffers.items()}
         sizes = {name: value.numel() for name, value in buffers.items()}
@@ -36,16 +36,16 @@ class RunningSum:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What to all-reduce with SUM over the bucket's hosts."""
+        """The tensors to all-reduce with SUM over the bucket's hosts."""
         return [tensor for tensor in (self._means, self._counters) if tensor.numel()]
 
     def reset(self) -> None:
-        """Begins an attempt."""
+        """Begin an attempt."""
         self._means.zero_()
         self._counters.zero_()
 
     def add(self, micro_batch: int, updates: Mapping[str, Tensor]) -> None:
-        """Takes one micro-batch's new values; buffers of other buckets among them are left alone."""
+        """Add one micro-batch's new values; ignores those of other buckets."""
         for name, value in updates.items():
             if name not in self._forms:
                 continue
@@ -67,10 +67,10 @@ class RunningSum:
 
 
 def combine(values: Sequence[Tensor]) -> Tensor:
-    """A buffer after the step, from each micro-batch's new value in the order of the micro-batches.
+    """Combine each micro-batch's new value, in the order of the micro-batches, into the step's.
 
-    Floating point: the mean, summed in float64 from +0 and rounded once, so that the sign of a zero cannot
-    show; where all values are equal, that value. Anything else is a counter, which advances once a step: the
+    Floating point: the mean, summed in float64 from +0 and rounded once, so that the sign of a zero does not
+    matter; if all values are equal, that value. Anything else is a counter, which advances once a step: the
     value of micro-batch 0.
     """
     first = values[0]

@@ -1,7 +1,7 @@
-"""Autograd's engine, called as `torch.autograd.grad` calls it.
+"""Calls autograd's engine as `torch.autograd.grad` does, without its checks.
 
-`grad` first looks at every tensor again, in Python. Right after a long operation, when the caches are cold,
-that takes nearly a tenth of a millisecond for each section of each backward. What it looks for holds here by
+`grad` first checks every tensor in Python. Right after a long operation, when caches are cold, that takes
+nearly a tenth of a millisecond for each section of each backward. The checked conditions hold here by
 construction. `Variable._execution_engine` is not documented API; it is used here only, checked with torch
 2.13.
 """
@@ -20,10 +20,10 @@ _engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore
 def gradients(
     roots: Sequence[Tensor], seeds: Sequence[Tensor], wanted: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """What flows from `seeds`, the gradients of `roots`, to each of `wanted`; None where nothing does.
+    """The gradients of `wanted`, given `seeds`, the gradients of `roots`; None where no gradient flows.
 
-    There is at least one of each; all roots need gradients, and a seed has its root's shape and type. Frees
-    the graph.
+    There must be at least one of each; all roots need gradients, and a seed has its root's shape and type.
+    Frees the graph.
     """
     keep_graph = create_graph = False
     allow_unreachable = True

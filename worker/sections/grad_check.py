@@ -1,4 +1,4 @@
-"""Whether a step's gradient can be applied: the same answer everywhere, from the norms in the commit."""
+"""Decides whether a step's gradient can be applied, equally on all ranks, from the norms in the commit."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def total_norm(norms: Sequence[float]) -> torch.Tensor:
 
 
 def is_usable(step: int, names: Sequence[str], norms: Sequence[float], loss_scale: LossScale | None) -> bool:
-    """False: the gradient is not finite, so the step is skipped and the loss scale halved.
+    """Whether the gradient is finite; if not, the step is skipped and the loss scale halved.
 
-    `norms`: of the parameters `names`, in the model's order. Raises `NonFiniteGradient` naming them where a
-    smaller loss scale cannot help.
+    `norms`: of the parameters `names`, in the model's order. Raises `NonFiniteGradient` naming parameters if
+    a smaller loss scale cannot help.
     """
     total = float(total_norm(norms))
     if math.isfinite(total):

@@ -4,9 +4,9 @@ Exact. Each micro-batch's gradient g of a tensor becomes the integers round(g·S
 integers are summed here and all-reduced. Integer addition is associative, so no order, grouping or routing
 changes a bit. With n contributions in all, S is such that a contribution 2^HEADROOM_BITS times as large as
 the largest of the last step still keeps |g|·S <= 2^62/n, so that the sum stays below 2^62. A step whose
-gradient is zero says nothing of the next: the scale stays.
-Error bound: S > 2^62 / (n · 2^(HEADROOM_BITS+2) · max|g|). Rounding moves each contribution by 1/(2S) at
-most, so the sum by at most n/(2S) < n^2 · 2^(HEADROOM_BITS-61) · max|g|: for n = 64, 2^-39 of the largest
+gradient is zero leaves the scale unchanged.
+Error bound: S > 2^62 / (n · 2^(HEADROOM_BITS+2) · max|g|). Rounding changes each contribution by at most
+1/(2S), so the sum by at most n/(2S) < n^2 · 2^(HEADROOM_BITS-61) · max|g|: for n = 64, 2^-39 of the largest
 |g|. The sum is then converted once to float64 (relative error 2^-53), divided, and rounded once to float32.
 """
 
@@ -23,7 +23,7 @@ from ...model.errors import UserCodeError
 from ...model.partition.partition import Sections
 
 HEADROOM_BITS = 10  # a gradient may grow 1024-fold from one step to the next before a step has to be redone
-_CHUNK = 1 << 16  # elements converted at a time: the three temporaries stay in the second-level cache
+_CHUNK = 1 << 16  # elements converted at a time: the three temporaries fit into the second-level cache
 
 
 class GradientSum(Protocol):
@@ -38,25 +38,25 @@ class GradientSum(Protocol):
     with MAX. Empty with `fast`."""
 
     def reset(self, scales: Mapping[str, float]) -> None:
-        """Begins an attempt with these scales (`scales/<name>`; absent or 0: not known yet)."""
+        """Begin an attempt with these scales (`scales/<name>`; absent or 0: not known yet)."""
         ...
 
     def add(self, name: str, gradient: Tensor) -> None:
-        """Adds one micro-batch's gradient."""
+        """Add one micro-batch's gradient."""
         ...
 
     def overflow(self) -> bool:
-        """After the all-reduce: the sum cannot be used; redo the step with `next_scales()`."""
+        """After the all-reduce: whether the sum cannot be used; if so, redo the step with `next_scales()`."""
         ...
 
     def non_finite(self) -> set[str]:
-        """After the all-reduce: names that got an infinite contribution, or one that is no number, as far
-        as the sum itself does not show it."""
+        """After the all-reduce: names with an infinite or NaN contribution that the sum itself does not
+        show."""
         ...
 
     def next_scales(self) -> dict[str, float]:
-        """After the all-reduce: the scales of the next attempt or step. A gradient that is zero, or not
-        finite, leaves its scale as it is."""
+        """After the all-reduce: the scales of the next attempt or step. A gradient that is zero or not finite
+        leaves its scale unchanged."""
         ...
 
     def finalise(self, total_weight: float) -> dict[str, Tensor]:
@@ -71,9 +71,9 @@ def new_sum(
     numerics: Literal["exact", "fast"],
     device: torch.device | str = "cpu",
 ) -> GradientSum:
-    """An empty sum for the parameters `names` of a model.
+    """Make an empty sum for the parameters `names` of a model.
 
-    How the model's parameters are grouped into sums, and over how many workers, changes no bit.
+    With `exact`, the grouping of parameters into sums and the number of workers do not change a bit.
     """
     shapes = {name: tuple(chain.traced.tensors[name].shape) for name in names}
     if numerics == "fast":
@@ -91,7 +91,7 @@ class ExactSum:
         contributions: Mapping[str, int],
         device: torch.device | str = "cpu",
     ) -> None:
-        """`contributions`: how many gradients each parameter gets in a step, over all workers and
+        """`contributions`: the number of gradients that each parameter gets in a step, over all workers and
         sections."""
         self.names = tuple(shapes)
         self._limits = [2.0**62 / contributions[name] for name in shapes]
@@ -113,11 +113,11 @@ class ExactSum:
         self.maxima[row] = torch.maximum(self.maxima[row], largest)
         scale = self.scales[name]
         if scale == 0.0:
-            return  # this attempt only measures
+            return  # this attempt only determines the maximum
         flat, total = gradient.reshape(-1), self._views[name].view(-1)
         for start in range(0, flat.numel(), _CHUNK):
             chunk = flat[start : start + _CHUNK].double().mul_(scale).round_()
-            # Beyond the limit the conversion may give any integer: the sum is then not used.
+            # Beyond the limit the conversion may give any integer; the sum is then not used.
             total[start : start + _CHUNK].add_(chunk.to(torch.int64))
 
     def overflow(self) -> bool:
@@ -141,7 +141,7 @@ class ExactSum:
     def finalise(self, total_weight: float) -> dict[str, Tensor]:
         result: dict[str, Tensor] = {}
         for name, total in self._views.items():
-            scale = self.scales[name] or 1.0  # unknown scale and no overflow: every contribution was zero
+            scale = self.scales[name] or 1.0  # an unknown scale without overflow: all contributions are zero
             result[name] = (total.double() / scale / total_weight).float()
         return result
 
@@ -165,7 +165,7 @@ class FastSum:
         return False
 
     def non_finite(self) -> set[str]:
-        return set()  # floating point keeps it in the sum
+        return set()  # in floating point the sum itself shows it
 
     def next_scales(self) -> dict[str, float]:
         return {}
@@ -175,8 +175,7 @@ class FastSum:
 
 
 def mean_loss(pieces: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(loss, total weight) from each micro-batch's (sum, weight), given in the order of the
-    micro-batches."""
+    """(loss, total weight) from each micro-batch's (sum, weight), in the order of the micro-batches."""
     total = weight = 0.0
     for piece_sum, piece_weight in pieces:
         total += piece_sum
@@ -194,7 +193,7 @@ def parameter_norm(gradient: Tensor) -> Tensor:
 
 
 def global_norm(norms: Sequence[Tensor]) -> Tensor:
-    """The 2-norm of the whole gradient from the parameters' norms, given in the model's order.
+    """The 2-norm of the whole gradient, from the parameters' norms in the model's order.
 
     Equals what `torch.nn.utils.clip_grad_norm_` returns, bit for bit.
     """
@@ -204,9 +203,9 @@ def global_norm(norms: Sequence[Tensor]) -> Tensor:
 
 
 def norms_of(total: GradientSum, gradients: Mapping[str, Tensor]) -> dict[str, float]:
-    """Each parameter's norm, by name; infinite where a micro-batch's gradient was not finite.
+    """{parameter: its norm}; infinite if a micro-batch's gradient was not finite.
 
-    `gradients`: what `total` was finalised to, or nothing if it overflowed.
+    `gradients`: the result of `total.finalise`, or empty if it overflowed.
     """
     norms = {name: float(parameter_norm(gradients[name])) for name in total.names if name in gradients}
     return norms | dict.fromkeys(total.non_finite(), math.inf)

@@ -1,8 +1,8 @@
 """Dynamic loss scaling for fp16: a power of two on the loss, so that small gradients do not vanish.
 
-As `torch.amp.GradScaler`: the scale doubles after 2000 steps without overflow and halves after one, and a
-step that overflows updates nothing. It is part of every section's state, and changes with each commit, so all
-workers hold the same one. Being a power of two, it is divided out of the sums without rounding.
+Like `torch.amp.GradScaler`: the scale doubles after 2000 steps without overflow and halves after an overflow,
+and a step that overflows updates nothing. It is part of every section's state, and changes only with commits,
+so all workers have the same one. Since it is a power of two, dividing by it does not round.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 INITIAL = 2.0**16
 GROWTH_INTERVAL = 2000  # GradScaler's default
-_LEAST = 2.0**-24  # fp16's smallest number: what overflows below is no matter of range
+_LEAST = 2.0**-24  # fp16's smallest number: a smaller scale cannot prevent an overflow
 
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """The scale of the next step, and how many steps in a row went well with it."""
+    """The scale of the next step, and the number of consecutive steps without overflow."""
 
     scale: float = INITIAL
     good_steps: int = 0
@@ -28,7 +28,7 @@ class LossScale:
             raise ValueError(f"loss scale: {self.scale!r} is no power of two, or {self.good_steps} < 0")
 
     def after(self, overflow: bool) -> LossScale:
-        """What it is after a step."""
+        """The loss scale after a step."""
         if overflow:
             return LossScale(self.scale / 2)
         if self.good_steps + 1 == GROWTH_INTERVAL:
@@ -37,5 +37,5 @@ class LossScale:
 
     @property
     def exhausted(self) -> bool:
-        """Whether another overflow cannot be blamed on the scale."""
+        """Whether a smaller scale could not prevent another overflow."""
         return self.scale <= _LEAST

@@ -1,4 +1,4 @@
-"""Learning rates by the step: each parameter group's initial one times the schedule's factor."""
+"""Learning rates: each parameter group's initial rate times the schedule's factor for the step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class LearningRates:
             )
 
     def set(self, step: int) -> None:
-        """Raises `UserCodeError` when the schedule raises, or gives no factor for each group."""
+        """Set the rates for `step`. Raises `UserCodeError` if the schedule raises, or gives a wrong number of
+        factors."""
         if self._schedule is None:
             return
         groups = self._optimizer.param_groups

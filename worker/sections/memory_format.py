@@ -1,7 +1,7 @@
-"""Where and in what form tensors lie: on a section's device, contiguous and aligned, with its seed set.
+"""Canonical placement of tensors: on a section's device, contiguous and aligned.
 
-Kernels may sum in another order for another memory form, so a value must look the same here as after a
-journey.
+Kernels may sum in a different order for a different memory layout, so a tensor must have the same layout
+whether it was computed here or received.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor, fx
 from ...model.tracing.regions import set_device
 
 _ALIGNMENT = (
-    64  # bytes: what torch's CPU allocator gives; vector kernels may sum otherwise on other alignments
+    64  # bytes, as torch's CPU allocator gives; vector kernels may sum differently on other alignments
 )
 
 
 def on_device(original: fx.GraphModule, device: torch.device) -> fx.GraphModule:
-    """The graph with the device that tracing wrote into it (`cpu`) replaced."""
+    """A copy of the graph with the traced device (`cpu`) replaced by `device`."""
     if device.type == "cpu":
         return original
     copied = copy.deepcopy(original)
@@ -38,7 +38,7 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 
 def canonical(tensor: Tensor) -> Tensor:
-    """Contiguous, aligned, in memory of its own form: the same here as after a journey."""
+    """The tensor, contiguous and aligned, as if it had been received."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 

@@ -1,7 +1,7 @@
-"""A section's optimizer: the user's own, made for the section's parameters alone.
+"""A section's optimizer: the user's own, created for the section's parameters only.
 
-The user writes it as for the whole model. So parameter groups that are empty in one section must work there,
-and whatever the optimizer keeps in its groups (not only in its state) must travel with the section.
+The user writes it for the whole model. So parameter groups that are empty in a section must work there, and
+values that the optimizer keeps in its groups (not only in its state) must move with the section.
 
 Changes `torch.optim.Optimizer.add_param_group` while the user's function runs: checked with torch 2.13.
 """
@@ -26,8 +26,8 @@ _TORCHS_OWN = {"params", "param_names", "param_groups", "state", "defaults"}
 
 
 def make_optimizer(training: Training, named: Sequence[tuple[str, nn.Parameter]]) -> Optimizer | None:
-    """The optimizer of these parameters; None if there are none. Raises `UserCodeError` when the user's
-    function raises, returns something else, or brings parameters of its own."""
+    """Create the optimizer of these parameters; None if there are none. Raises `UserCodeError` if the user's
+    function raises, returns something else, or adds other parameters."""
     if not named:
         return None
     with _empty_groups_allowed():
@@ -56,7 +56,8 @@ def _described(made: object) -> str:
 
 @contextmanager
 def _empty_groups_allowed() -> Generator[None]:
-    """torch takes an empty group for one without names, and refuses it beside groups with names."""
+    """Allow empty groups beside groups with names: torch treats an empty one as having no names, and refuses
+    the mixture."""
     original = Optimizer.add_param_group
 
     def add(self: Optimizer, param_group: dict[str, Any]) -> None:
@@ -84,11 +85,10 @@ def _has_names(groups: Sequence[Mapping[str, Any]]) -> bool:
 
 
 class OwnSettings:
-    """What an optimizer changed of itself since it was made, beside its state: in its parameter groups and in
-    its attributes. They are entries of a section's state.
+    """Settings that an optimizer changed since it was created, in its parameter groups and attributes.
 
-    `groups/<section>/<group>/<key>` and `groups/<section>/self/<attribute>`; a learning rate that the
-    schedule sets is left out.
+    They are entries of a section's state: `groups/<section>/<group>/<key>` and
+    `groups/<section>/self/<attribute>`, without learning rates that the schedule sets.
     """
 
     def __init__(self, optimizer: Optimizer | None, section: int, *, scheduled: bool) -> None:
@@ -104,7 +104,7 @@ class OwnSettings:
         }
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
-        """(tensors, scalars). Raises `UserCodeError` when the optimizer keeps what cannot be saved."""
+        """(tensors, scalars). Raises `UserCodeError` if the optimizer keeps values that cannot be saved."""
         self._refuse_hidden_tensors()
         tensors: dict[str, Tensor] = {}
         scalars: dict[str, Scalar] = {}
@@ -120,8 +120,8 @@ class OwnSettings:
         return tensors, scalars
 
     def load(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Scalar]) -> set[str]:
-        """Sets what `state` gave, and everything else as when the optimizer was made. Returns which of the
-        names were its own. Raises `RecipeMismatch` when there is no such group."""
+        """Restore what `state` gave, and reset all other settings. Returns the names that it used. Raises
+        `RecipeMismatch` if a group does not exist."""
         entries = {name: v for name, v in {**tensors, **scalars}.items() if name.startswith(self._prefix)}
         for place, initial in self._initial.items():
             for key in [key for key, _ in self._settings(place) if key not in initial]:
@@ -135,7 +135,7 @@ class OwnSettings:
         return set(entries)
 
     def _settings(self, place: str) -> list[tuple[str, Any]]:
-        """What can be told and set: tensors, numbers, text."""
+        """The settings that can be saved and restored: tensors, numbers, text."""
         return [
             (key, value)
             for key, value in self._places[place].items()
@@ -143,7 +143,7 @@ class OwnSettings:
         ]
 
     def _refuse_hidden_tensors(self) -> None:
-        """State that would be lost with the worker."""
+        """Raise `UserCodeError` for tensors in attributes, which would be lost with the worker."""
         if self._optimizer is None:
             return
         known = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
@@ -151,7 +151,7 @@ class OwnSettings:
         hidden = [str(key) for key in state if id(key) not in known]
         for key, value in vars(self._optimizer).items():
             if isinstance(value, Optimizer) and value.state and value.state is not self._optimizer.state:
-                hidden.append(key)  # one that this one wraps
+                hidden.append(key)  # a wrapped optimizer
             if key not in _TORCHS_OWN and isinstance(value, dict | list | tuple | set):
                 leaves: list[Any] = tree_leaves(cast(object, value))
                 if any(isinstance(leaf, Tensor) and id(leaf) not in known for leaf in leaves):

@@ -27,23 +27,23 @@ __all__ = [
 ]
 
 Accumulate = Callable[[int, str, Tensor], None]
-"""Takes (section, parameter name, one micro-batch's gradient)."""
+"""Called with (section, parameter name, one micro-batch's gradient)."""
 Collect = Callable[[int, Mapping[str, Tensor]], None]
-"""Takes (micro-batch, the new values that it gives to buffers, by name)."""
+"""Called with (micro-batch, {buffer: its new value})."""
 
 
 def configure_torch(threads: int, numerics: Literal["exact", "fast"]) -> None:
-    """Sets what every trainer of a job must have alike. With `exact`, an operation that has no
-    deterministic algorithm raises and is named by torch."""
+    """Set the torch options that all trainers of a job share. With `exact`, torch raises an error naming any
+    operation without a deterministic algorithm."""
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(numerics == "exact")
     deterministic: Any = torch.utils.deterministic  # a module that holds a property
-    deterministic.fill_uninitialized_memory = False  # costs time; nothing reads unfilled memory
+    deterministic.fill_uninitialized_memory = False  # it costs time; nothing reads unfilled memory
     torch.backends.cudnn.benchmark = False
 
 
 def pick_device(kind: str) -> torch.device:
-    """The device of this kind. Raises `RecipeMismatch` when there is none."""
+    """The device of this kind. Raises `RecipeMismatch` if there is none."""
     if kind == "cuda" and not torch.cuda.is_available():
         raise RecipeMismatch("device_kind: the recipe says cuda, and torch finds no CUDA device here")
     return torch.device(kind)
@@ -65,16 +65,16 @@ class _Kept:
 
 
 class RangeOutput(NamedTuple):
-    """`values`: what crosses after the range, in the order of `Sections.outputs_of`; empty at the end."""
+    """`values`: tensors that cross after the range, as in `Sections.outputs_of`; empty at the end."""
 
     values: dict[str, Tensor]
     piece: Piece | None
-    updates: dict[str, Tensor]  # new values of these sections' buffers, as this micro-batch makes them
+    updates: dict[str, Tensor]  # new values of these sections' buffers from this micro-batch
 
 
 class RangeRuntime:
-    """The sections that one worker hosts. They are independent objects in `sections`: morphs add and drop
-    them."""
+    """The sections that one worker hosts. They are independent objects in `sections`, which morphs add and
+    drop."""
 
     def __init__(
         self, chain: Sections, training: Training, seed: int, device: torch.device | str = "cpu"
@@ -90,7 +90,7 @@ class RangeRuntime:
         self._kept: dict[tuple[int, int], _Kept] = {}
 
     def host(self, index: int, *, initialise: bool = True) -> SectionRuntime:
-        """Adds section `index`, with initial weights or (False) zeros to load into; a hosted one stays."""
+        """Add section `index`, with initial weights or (False) zeros to load into; keeps a hosted one."""
         if index not in self.sections:
             self.sections[index] = self._make(index, initialise)
         return self.sections[index]
@@ -117,7 +117,7 @@ class RangeRuntime:
 
     @property
     def loss_scale(self) -> LossScale | None:
-        """What the next step's loss is multiplied by, the same in all sections; None without fp16."""
+        """The loss scale of the next step, equal in all sections; None without fp16."""
         return next((section.loss_scale for section in self.sections.values()), None)
 
     def drop(self, index: int) -> None:
@@ -138,10 +138,10 @@ class RangeRuntime:
         batch: Mapping[str, Tensor],
         keep: bool,
     ) -> RangeOutput:
-        """Runs sections start..stop-1 on `inputs` (the values of `chain.inputs_of(start)`).
+        """Run sections start..stop-1 on `inputs` (the values of `chain.inputs_of(start)`).
 
-        `keep` False keeps only the inputs of the first section that a gradient reaches: `recompute` must come
-        before `backward`. Nothing is kept of frozen sections.
+        `keep=False` keeps only the inputs of the first section that a gradient reaches; then `recompute` must
+        precede `backward`. Nothing is kept of frozen sections.
         """
         first = min(max(start, self._frozen), stop)
         frozen = self._run(step, micro_batch, range(start, first), inputs, batch, None)
@@ -154,8 +154,8 @@ class RangeRuntime:
         return output._replace(updates=frozen.updates | output.updates)
 
     def recompute(self, micro_batch: int, start: int) -> None:
-        """Runs the forward again from the kept inputs, with the same random numbers, and keeps its
-        graphs. It gives the same updates of buffers again: they count once, as the forward gave them."""
+        """Run the forward again from the kept inputs, with the same random numbers, and keep its graphs. Its
+        updates of buffers are discarded, since they equal those of the forward."""
         kept = self._kept[micro_batch, start]
         sections = range(kept.first, kept.span[1])
         self._run(kept.step, micro_batch, sections, kept.inputs, kept.batch, kept.saved)
@@ -168,12 +168,12 @@ class RangeRuntime:
         accumulate: Accumulate,
         section_done: Callable[[int], None] | None = None,
     ) -> dict[str, Tensor]:
-        """Gradients of `inputs_of(start)` that need one. `gradients`: those of `outputs_of(stop)` that need
-        one.
+        """Run the backward: from the gradients of `outputs_of(stop)` to those of `inputs_of(start)`, where
+        they need one.
 
-        Gives each parameter's gradient to `accumulate` as soon as its section is done, then calls
-        `section_done`, and forgets the micro-batch. Gradients of a value that several sections use are added
-        in descending section order.
+        Passes each parameter's gradient to `accumulate` as soon as its section is done, then calls
+        `section_done`, and drops the micro-batch. Gradients of a value that several sections use are added in
+        descending section order.
         """
         kept = self._kept.pop((micro_batch, start))
         flowing = dict(gradients)
@@ -188,15 +188,15 @@ class RangeRuntime:
             inputs, parameters = section.backward(kept.saved.pop(index), own)
             for name, gradient in parameters.items():
                 accumulate(index, name, gradient)
-            parameters.clear()  # before the next section makes its own
+            parameters.clear()  # before the next section allocates its own
             if section_done is not None:
                 section_done(index)
             for name, gradient in inputs.items():
                 flowing[name] = flowing[name] + gradient if name in flowing else gradient
-        return flowing  # what the sections made has been taken out; what they took, or passed on, is left
+        return flowing  # gradients of the sections' own outputs were removed; inputs' and relayed ones remain
 
     def discard(self) -> None:
-        """Forgets all micro-batches in flight (an abandoned attempt)."""
+        """Drop all micro-batches in flight (an abandoned attempt)."""
         self._kept.clear()
 
     def _run(
@@ -208,7 +208,7 @@ class RangeRuntime:
         batch: Mapping[str, Tensor],
         saved: dict[int, Saved] | None,
     ) -> RangeOutput:
-        """Puts what the backward needs into `saved`, if there is one."""
+        """Run sections; with `saved`, keep there what the backward needs."""
         values = dict(values)
         updates: dict[str, Tensor] = {}
         piece: Piece | None = None
@@ -220,5 +220,5 @@ class RangeRuntime:
             piece = output.piece
             if saved is not None:
                 saved[index] = output.saved
-            del output  # what is not kept is gone before the next section runs
+            del output  # free what is not kept before the next section runs
         return RangeOutput(values, piece, updates)

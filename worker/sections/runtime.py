@@ -1,9 +1,9 @@
 """Sections on a device: each its own autograd graph, so that a gradient has the same bits on any partition.
 
 A section's inputs are detached leaves, also inside a worker's range and when one worker hosts everything.
-Values and gradients that cross a section are made contiguous and aligned, so that kernels see the same
-memory form whether a tensor was made here or received. Forward always records autograd, also when it will
-be recomputed: otherwise other kernels might be chosen the second time.
+Values and gradients between sections are made contiguous and aligned, so that kernels see the same memory
+layout whether a tensor was computed here or received. Forward always records autograd, even if it will be
+recomputed: otherwise torch might choose other kernels the second time.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .state import Scalar, load_section_state, section_state
 
 @dataclass(slots=True)
 class Saved:
-    """What a section's backward needs from its forward. `leaves`: the inputs that need a gradient; `results`:
-    the outputs that one comes back for."""
+    """What a section's backward needs from its forward: `leaves`, the inputs that need a gradient, and
+    `results`, the outputs that receive one."""
 
     leaves: dict[str, Tensor]
     results: dict[str, Tensor]
@@ -41,8 +41,8 @@ class Saved:
 
 
 class Piece(NamedTuple):
-    """One micro-batch's part of the loss: added up in the order of the micro-batches, divided by the
-    weights."""
+    """One micro-batch's loss sum and weight; sums are added in the order of the micro-batches, and divided by
+    the total weight."""
 
     loss_sum: float
     weight: float
@@ -52,7 +52,7 @@ class SectionOutput(NamedTuple):
     values: dict[str, Tensor]
     piece: Piece | None  # of the last section only
     saved: Saved
-    updates: dict[str, Tensor]  # new values of `info.updates`, from the buffers' values of this step
+    updates: dict[str, Tensor]  # new values of `info.updates`, from the buffers' values at the step's start
 
 
 class SectionRuntime:
@@ -69,15 +69,15 @@ class SectionRuntime:
         initialise: bool = True,
         optimizer_on_host: bool = False,
     ) -> None:
-        """`initialise` False leaves parameters and persistent buffers as zeros, to be filled by
-        `load_state`. `optimizer_on_host`: the optimizer updates copies of the weights in host memory, where
-        its state then is, and the device gets the result."""
+        """`initialise=False` leaves parameters and persistent buffers as zeros, to be filled by `load_state`.
+        `optimizer_on_host`: the optimizer updates copies of the weights in host memory, with its state there,
+        and the result is copied to the device."""
         self.info: Section = sections.sections[index]
         self.scales: dict[str, float] = {}
         """`numerics: exact`: the scale of each trainable parameter for the next step; 0 or absent: not
         known."""
         self.loss_scale = LossScale() if sections.traced.precision == "fp16" else None
-        """With fp16: what the next step's loss is multiplied by; the same in all sections."""
+        """With fp16, the loss scale of the next step; equal in all sections."""
         self._training = training
         self._seed = seed
         self._device = torch.device(device)
@@ -95,32 +95,31 @@ class SectionRuntime:
         self._constants = [self._make(name, True) for name in self.info.constants]
         precision: Precision = sections.traced.precision
         self._module, self.folded = fold(self._module, self._unchanging(), self._device, precision)
-        # Looked up once: after a long operation the caches are cold, and lookups cost several times more.
+        # Looked up once: after a long operation caches are cold, and lookups cost several times more.
         self.trainable = {name: self.parameters[name] for name in self.info.trainable}
         self._stored = [*self.parameters.values(), *self.buffers.values(), *self._constants]
         self._autocast = autocast(self._device.type, precision)
-        self._call = self._module.forward  # nobody sets hooks on a section's graph
+        self._call = self._module.forward  # without __call__, since a section's graph has no hooks
         crossing = {value.name: value for values in sections.crossing for value in values}
         self._inputs = [(name, crossing[name].needs_grad) for name in self.info.inputs]
         self._outputs = [(name, crossing[name].torch_dtype) for name in self.info.outputs]
         self.optimizer_on_host = optimizer_on_host
         self._owned = self._copied_to_host() if optimizer_on_host else self.trainable
-        """What the optimizer updates: the parameters, or their copies."""
+        """The tensors that the optimizer updates: the parameters, or their copies."""
         self.optimizer = make_optimizer(training, list(self._owned.items()))
         self._settings = OwnSettings(self.optimizer, index, scheduled=training.schedule is not None)
         self._rates = LearningRates(self.optimizer, training.schedule) if self.optimizer else None
 
     @property
     def operations(self) -> list[str]:
-        """What runs for every micro-batch, in order."""
+        """The operations that run for every micro-batch, in order."""
         return [str(node.target) for node in self._module.graph.nodes if node.op == "call_function"]
 
     def forward(
         self, step: int, micro_batch: int, values: Mapping[str, Tensor], batch: Mapping[str, Tensor]
     ) -> SectionOutput:
-        """Runs the section on detached `values` (those of `info.inputs`); its random numbers come from
-        (seed, step, micro-batch, section). `batch` is needed where `info.batch` names entries, and by the
-        loss."""
+        """Run the section on detached `values` (those of `info.inputs`); random numbers are seeded by (seed,
+        step, micro-batch, section). `batch` is needed if `info.batch` names entries, and by the loss."""
         if not torch.is_grad_enabled():  # asked first: the context costs more than all else here
             with torch.enable_grad():
                 return self.forward(step, micro_batch, values, batch)
@@ -148,7 +147,7 @@ class SectionRuntime:
             results: dict[str, Tensor] = {}
             outputs: dict[str, Tensor] = {}
             for (name, dtype), value in zip(self._outputs, own, strict=True):
-                result = value.to(dtype)  # as it was traced, on any device
+                result = value.to(dtype)  # the traced type, on any device
                 outputs[name] = canonical(result.detach())
                 if result.requires_grad:
                     results[name] = result
@@ -157,9 +156,9 @@ class SectionRuntime:
     def backward(
         self, saved: Saved, gradients: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """(gradients of `info.inputs` that need one, gradients of parameters), by name. `gradients`: those
-        of `info.outputs`; with fp16 all of them are of the loss times `loss_scale`. An input that nothing
-        flows to gets zeros; such a parameter is left out."""
+        """(gradients of `info.inputs` that need one, gradients of parameters), by name. `gradients`: those of
+        `info.outputs`; with fp16 all are of the loss times `loss_scale`. An input without gradient gets
+        zeros; a parameter without gradient is left out."""
         roots: list[Tensor] = []
         seeds: list[Tensor] = []
         if saved.loss is not None:
@@ -185,7 +184,7 @@ class SectionRuntime:
         return inputs, {name: gradient for name, gradient in own if gradient is not None}
 
     def set_lr(self, step: int) -> None:
-        """Sets each group's learning rate for `step`: its initial one times the schedule's factor."""
+        """Set each group's learning rate for `step`: its initial one times the schedule's factor."""
         if self._rates is not None:
             self._rates.set(step)
 
@@ -196,7 +195,7 @@ class SectionRuntime:
         coefficient: Tensor | None = None,
         statistics: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Updates the weights with finalised gradients (times the clip coefficient), and the buffers with
+        """Update the weights with finalised gradients (times the clip coefficient), and the buffers with
         `statistics`; keeps no gradient."""
         for name, value in (statistics or {}).items():
             if name in self.buffers:
@@ -213,8 +212,7 @@ class SectionRuntime:
         self._to_device()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
-        """Everything that a later run needs of this section: (tensors, scalars), by name; see
-        `section_state`."""
+        """The section's complete state: (tensors, scalars), by name; see `section_state`."""
         tensors, scalars = section_state(
             self.parameters | self._owned, self._kept_buffers(), self.optimizer, self.scales, self.loss_scale
         )
@@ -222,8 +220,7 @@ class SectionRuntime:
         return tensors | group_tensors, scalars | group_scalars
 
     def load_state(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Scalar]) -> None:
-        """Takes over what `state` gave, here or elsewhere. Raises `RecipeMismatch` naming what does not
-        fit."""
+        """Restore what `state` gave, here or elsewhere. Raises `RecipeMismatch` naming what does not fit."""
         ours = self._settings.load(tensors, scalars)
         self.scales, self.loss_scale = load_section_state(
             self.parameters | self._owned,
@@ -242,14 +239,14 @@ class SectionRuntime:
         }
 
     def _to_device(self) -> None:
-        """The weights that the optimizer has updated, where the passes use them."""
+        """Copy updated weights to the device."""
         if self.optimizer_on_host:
             with torch.no_grad():
                 for name, owned in self._owned.items():
                     self.parameters[name].copy_(owned)
 
     def fixed_bytes(self) -> int:
-        """Of buffers and constants on the device that are not part of the state."""
+        """Bytes of buffers and constants on the device that are not part of the state."""
         kept = self._kept_buffers().values()
         rest = [buffer for buffer in self.buffers.values() if all(buffer is not other for other in kept)]
         return sum(
@@ -257,7 +254,7 @@ class SectionRuntime:
         )
 
     def _kept_buffers(self) -> dict[str, Tensor]:
-        """The buffers that belong to the state, under its names: persistent ones, and those that change."""
+        """The state's buffers under their names in it: persistent ones, and those that change."""
         kept: dict[str, Tensor] = {}
         for name, buffer in self.buffers.items():
             if name in self._sections.persistent_buffers:
@@ -267,7 +264,7 @@ class SectionRuntime:
         return kept
 
     def _unchanging(self) -> dict[int, Tensor]:
-        """Position among the section's arguments -> buffer or constant that nothing ever changes."""
+        """{position among the section's arguments: buffer or constant that never changes}."""
         state = self._sections.persistent_buffers | set(self._sections.traced.updates)
         arguments = [*self.parameters, *self.buffers, *self.info.constants]
         values = [None] * len(self.parameters) + [*self.buffers.values(), *self._constants]
@@ -285,7 +282,7 @@ class SectionRuntime:
         return torch.zeros(fake.shape, dtype=fake.dtype, device=self._device)
 
     def _without_updates(self, returned: list[Any]) -> tuple[list[Any], dict[str, Tensor]]:
-        """(what the graph returns but for new values of buffers, those)."""
+        """(the graph's results without new values of buffers, {buffer: its new value})."""
         if not self.info.updates:
             return returned, {}
         own = len(returned) - len(self.info.updates)

@@ -1,13 +1,13 @@
-"""A section's state as named tensors and scalars, for checkpoints and for peers.
+"""A section's state as named tensors and scalars: what a checkpoint has, and what a peer gets.
 
 weights/<name>              each parameter
 buffers/<name>              each persistent buffer
 statistics/<name>           each other buffer that changes in training
 optimizer/<name>/<key>      the optimizer's state of a parameter: a tensor, or else a scalar
-groups/<section>/<n>/<key>  what the optimizer changed in its nth parameter group (self: in itself)
+groups/<section>/<n>/<key>  settings that the optimizer changed in its nth parameter group (self: in itself)
 scales/<name>               `numerics: exact`: float64, the scale of the next step
-job/loss_scale              fp16: the loss scale of the next step, the same in every section
-job/good_steps              fp16: how many steps in a row went well with it
+job/loss_scale              fp16: the loss scale of the next step, equal in every section
+job/good_steps              fp16: the number of consecutive steps without overflow
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def section_state(
     scales: Mapping[str, float],
     loss_scale: LossScale | None,
 ) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
-    """(tensors, scalars). The tensors are the live ones: copy them before the next step changes them.
+    """(tensors, scalars). The tensors are live: copy them before the next step changes them.
 
-    `buffers` come under the names that they have in the state. Raises `UserCodeError` when the optimizer
-    keeps state that is neither tensor nor scalar.
+    `buffers` have the names of the state. Raises `UserCodeError` if the optimizer keeps state that is neither
+    tensor nor scalar.
     """
     tensors: dict[str, Tensor] = {f"weights/{name}": value.detach() for name, value in parameters.items()}
     tensors |= buffers
@@ -62,8 +62,8 @@ def section_state(
 
 
 def entry_owner(entry: str) -> str:
-    """`optimizer/block.0.weight/exp_avg` -> `block.0.weight`: the parameter or buffer of a state's entry;
-    empty for what belongs to the job as a whole, `group_owner` of a section for its optimizer's groups."""
+    """The parameter or buffer of an entry: `optimizer/block.0.weight/exp_avg` -> `block.0.weight`; empty for
+    entries of the whole job, `group_owner` of the section for its optimizer's groups."""
     kind, _, rest = entry.partition("/")
     if kind == "job":
         return ""
@@ -73,7 +73,7 @@ def entry_owner(entry: str) -> str:
 
 
 def group_owner(section: int) -> str:
-    """What `entry_owner` says of the settings of a section's parameter groups."""
+    """`entry_owner` of the settings of a section's parameter groups."""
     return f"groups/{section}"
 
 
@@ -85,10 +85,10 @@ def load_section_state(
     tensors: Mapping[str, Tensor],
     scalars: Mapping[str, Scalar],
 ) -> tuple[dict[str, float], LossScale | None]:
-    """Fills parameters, buffers and optimizer with a state; returns the scales and the loss scale.
+    """Load a state into parameters, buffers and optimizer; returns the scales and the loss scale.
 
-    `loss_scale` None: there must be none.
-    Raises `RecipeMismatch` when a tensor is missing, of another shape or type, or belongs to nothing here.
+    `loss_scale` None: the state must have none. Raises `RecipeMismatch` if a tensor is missing, has another
+    shape or type, or belongs to nothing here.
     """
     targets: dict[str, Tensor] = {f"weights/{name}": value for name, value in parameters.items()}
     targets |= buffers
@@ -137,8 +137,7 @@ def _fitting(name: str, target: Tensor, tensors: Mapping[str, Tensor]) -> Tensor
 
 
 def _placed(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter, key: str, value: Any) -> Any:
-    """A private copy on the device where `Optimizer.load_state_dict` would put it: step counters stay on
-    the CPU."""
+    """A copy on the device where `Optimizer.load_state_dict` would put it: step counters stay on the CPU."""
     if not isinstance(value, Tensor):
         return value
     groups = optimizer.param_groups if optimizer is not None else []
