@@ -1,6 +1,6 @@
-"""What agents, trainers and the manager say to each other.
+"""The protocol between agents, trainers and the manager.
 
-In: nothing of ours. Out: the messages and the bounds on what they may hold, how a frame of another version is
-read, how a job's code is packed, and the few names that both sides must spell alike. Nothing here imports
-torch.
+`messages` defines the messages, `bounds` limits their contents, `frames` reads frames of other versions,
+`archives` packs a job's code; the rest are names that both sides must spell alike. Imports nothing of ours,
+and not torch.
 """

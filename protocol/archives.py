@@ -1,7 +1,7 @@
-"""A job's code as an archive: how much it may be, and a look at each member before anything is made of it.
+"""A job's code as an archive, with bounds that are checked before anything is unpacked.
 
-A small archive can unpack to anything: what counts is how many members it has, how large they are together,
-and how much memory their headers take, all of which are checked as the stream is read.
+A small archive can unpack to any size. So the number of members, their total size, and the memory of their
+headers are checked as the stream is read.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import IO, cast
 
 _LONGEST_HEADER = 64 * 1024
 _HEADERS_BYTES = 4096  # of one member, with what is added to it
-_LONGEST_PART = 255  # of a name, in bytes: what file systems take
+_LONGEST_PART = 255  # bytes of one part of a path, as file systems allow
 
 
 class BadArchive(ValueError):
-    """No archive, or one that is more than its bounds allow; the message says what of it."""
+    """Not an archive, or one that exceeds its bounds; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class BundleBounds:
-    """How much an unpacked bundle may be."""
+    """Limits of an unpacked bundle."""
 
     members: int = 20_000  # files and folders
     unpacked_bytes: int = 1 << 30
@@ -35,19 +35,19 @@ class BundleBounds:
 
     @property
     def stream_bytes(self) -> int:
-        """How long the archive may be before it is compressed: there are headers between the files."""
+        """The limit of the uncompressed archive, including headers between the files."""
         return self.unpacked_bytes + _HEADERS_BYTES * self.members + _LONGEST_HEADER
 
 
 DEFAULT = BundleBounds()
-# On a VM: how much a job's code may be the manager has judged, perhaps under other bounds.
+# For VMs: the manager has checked the bundle already, perhaps with other bounds.
 ANY_SIZE = BundleBounds(members=sys.maxsize, unpacked_bytes=sys.maxsize, name_chars=sys.maxsize)
 
 
 @contextmanager
 def opened(data: bytes) -> Generator[tarfile.TarFile]:
-    """The tar.gz `data`, to be read once from its beginning to its end. Raises `BadArchive`, also inside;
-    what goes wrong with files that are made of it stays an `OSError`."""
+    """Open the tar.gz `data`, to be read once from beginning to end. Raises `BadArchive`, also inside the
+    context; errors of unpacked files stay `OSError`s."""
     try:
         with gzip.open(io.BytesIO(data)) as unpacked:
             stream = cast(IO[bytes], _Headers(unpacked))
@@ -58,9 +58,8 @@ def opened(data: bytes) -> Generator[tarfile.TarFile]:
 
 
 def members(archive: tarfile.TarFile, bounds: BundleBounds) -> Iterator[tarfile.TarInfo]:
-    """The members one by one, as far as they are plain files and folders inside the bundle and within bounds.
-
-    Raises `BadArchive` at the first that is not.
+    """Yield the members. Raises `BadArchive` at the first that is not a plain file or folder inside the
+    bundle, or exceeds the bounds.
     """
     total = 0
     for number, member in enumerate(archive, 1):
@@ -76,7 +75,7 @@ def members(archive: tarfile.TarFile, bounds: BundleBounds) -> Iterator[tarfile.
 
 
 def check(data: bytes, bounds: BundleBounds) -> None:
-    """Read all of it and make nothing of it. Raises `BadArchive`."""
+    """Read the whole archive without unpacking it. Raises `BadArchive`."""
     with opened(data) as archive:
         for _ in members(archive, bounds):
             pass
@@ -97,9 +96,9 @@ def _check_name(name: str, bounds: BundleBounds) -> None:
 
 
 class _Headers:
-    """What `tarfile` reads of an archive whose members are passed over: headers, none of which is long.
+    """Limits what `tarfile` reads at once of an archive whose members are skipped: only headers.
 
-    It reads a header's extensions whole, however long the archive says that they are.
+    tarfile reads a header's extensions into memory at any length that the archive states.
     """
 
     def __init__(self, stream: gzip.GzipFile) -> None:

@@ -1,7 +1,7 @@
-"""What a message from another machine may hold: finite numbers, short texts, lists of bounded length.
+"""Limits on messages from other machines: finite numbers, short texts, lists of bounded length.
 
-A report is believed once it was read, and some of it is journalled: what would not read back as it was
-written, or would fill the manager's memory, is refused where it comes in.
+A report is trusted once it was read, and parts of it are journalled. So values that would not read back as
+they were written, or would fill the manager's memory, are refused on arrival.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 MOST_DEVICES = 256  # of one VM
-MOST_DEATHS = 100  # of trainers, told of in one report
-MOST_METRICS = 1000  # steps told of in one report; the others go with the next
+MOST_DEATHS = 100  # of trainers, in one report
+MOST_METRICS = 1000  # steps in one report; the others go with the next
 MOST_ENTRIES = 100_000  # in a list of a report: sections measured, workers lost
 _LONGEST_NAME = 500
 _LONGEST_TEXT = 32_768  # of a traceback; its middle is left out
@@ -24,15 +24,15 @@ _DEEPEST = 50
 
 
 def writable(name: Any) -> Any:
-    """`name` with `?` for what UTF-8 cannot write: file names that are no UTF-8 bring lone surrogates."""
+    """`name` with `?` for lone surrogates, which file names that are not UTF-8 contain."""
     if not isinstance(name, str) or name.isascii():
         return name
     return name.encode(errors="replace").decode()
 
 
 def shortened(text: Any) -> Any:
-    """`text` with its middle left out if it is long, and escapes for what UTF-8 cannot write; anything else
-    as it is, for the type to refuse."""
+    """`text` with its middle left out if it is long, and escapes for lone surrogates; other types unchanged,
+    for the field's type to refuse."""
     if not isinstance(text, str):
         return text
     if not text.isascii():
@@ -44,7 +44,7 @@ def shortened(text: Any) -> Any:
 
 
 def plain(value: dict[str, Any]) -> dict[str, Any]:
-    """`value` if it is JSON that reads back as it was. Raises `ValueError` for what does not."""
+    """Return `value`. Raises `ValueError` unless it is JSON that reads back unchanged."""
     left = _MOST_VALUES
     pending: list[tuple[Any, int]] = [(value, 0)]
     while pending:

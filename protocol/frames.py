@@ -1,10 +1,9 @@
-"""Frames between manager and agent, read by a side that may be older or newer than the writer.
+"""Reads frames between manager and agent, which may have different versions.
 
-Unknown fields and unknown kinds of frames are passed over. An unknown value of an enumeration is read as
-its `other` in what tells (see `unknown_values`); in orders it is `UnknownOrder`, since half of what is wanted
-must not be done. What cannot be read is `Malformed`, and a side that speaks another protocol altogether is a
-`Misfit`; none of these ends a process. An agent and its trainers are two sides, too: after an upgrade in
-place a trainer that is started anew is of the version on disk.
+Unknown fields and unknown kinds of frames are ignored. An unknown value of an enumeration is read as `other`
+in reports (see `unknown_values`); in orders it raises `UnknownOrder`, because orders must not be carried out
+in part. An unreadable frame raises `Malformed`, another protocol `Misfit`; none of these ends a process. An
+agent and its trainers may differ, too: after an upgrade in place a restarted trainer has the version on disk.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _NOT_A_CHOICE = ("literal_error", "enum")
 
 
 class Malformed(ValueError):
-    """A frame that cannot be read; the message names the first faults, and holds no values."""
+    """An unreadable frame; the message names the first faults, without values."""
 
 
 class Misfit(Exception):
@@ -51,7 +50,7 @@ class UnknownOrder(Exception):
 
 
 class _Envelope(BaseModel):
-    """What every version of every frame can be read as."""
+    """The fields that every version of every frame has."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -67,7 +66,7 @@ def makara_version() -> str:
 
 
 def read_to_agent(frame: str | bytes) -> Welcome | Orders | ReportAck | Credential | None:
-    """A frame from the manager; None for a kind that this version does not know.
+    """Read a frame from the manager; None for a kind that this version does not know.
 
     Raises `Malformed`, `UnknownOrder`, and `Misfit` for the welcome of a manager with another protocol.
     """
@@ -88,7 +87,7 @@ def read_to_agent(frame: str | bytes) -> Welcome | Orders | ReportAck | Credenti
 
 
 def read_report_or_beat(frame: str) -> Report | Beat:
-    """A frame from an agent; raises as `read_report`."""
+    """Read a frame from an agent; raises like `read_report`."""
     if not frame.startswith(_BEAT):
         return read_report(frame)
     try:
@@ -98,7 +97,7 @@ def read_report_or_beat(frame: str) -> Report | Beat:
 
 
 def read_report(frame: str | bytes) -> Report:
-    """An agent's report. Raises `Malformed`, and `Misfit` for that of an agent with another protocol."""
+    """Read an agent's report. Raises `Malformed`, and `Misfit` if the agent has another protocol."""
     try:
         report = Report.model_validate_json(frame, extra="ignore", context=FROM_ANOTHER_VERSION)
     except ValidationError as error:
@@ -110,21 +109,21 @@ def read_report(frame: str | bytes) -> Report:
 
 
 def read_from_trainer(kind: type[M], value: Any) -> M:
-    """A message of a trainer that may be newer than its agent. Raises `ValidationError`."""
+    """Read a message of a trainer, which may be newer than its agent. Raises `ValidationError`."""
     return kind.model_validate(value, extra="ignore", context=FROM_ANOTHER_VERSION)
 
 
 def read_from_agent(line: bytes) -> Orders:
-    """Orders that an agent passed on, which may be older than its trainer. Raises `ValidationError`."""
+    """Read orders from an agent, which may be older than its trainer. Raises `ValidationError`."""
     return Orders.model_validate_json(line, extra="ignore")
 
 
 def read_refusal(body: bytes) -> Refusal | None:
-    """The refusal in the body of an answer; None if it is not a manager's."""
+    """Read the refusal in the body of an answer; None if it is not a manager's."""
     try:
         return Refusal.model_validate_json(body, extra="ignore")
     except ValidationError:
-        return None  # whoever answered, it was not a manager that knows of VMs
+        return None  # the answer is not a manager's
 
 
 def _envelope(frame: str | bytes) -> _Envelope:

@@ -1,8 +1,8 @@
-"""How hashes are shown."""
+"""Formatting of hashes."""
 
 from __future__ import annotations
 
 
 def short(hash_: str) -> str:
-    """So much of a hash that a person can tell it from others."""
+    """The beginning of a hash, for people."""
     return hash_[:12]

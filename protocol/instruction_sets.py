@@ -1,4 +1,4 @@
-"""Vector instructions that trainers are held to, so that more kinds of processors give the same bits."""
+"""Limits trainers to a set of vector instructions, so that more kinds of processors give the same bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 InstructionSet = Literal["native", "avx2", "avx512"]
 
-# For ATen's own kernels, oneDNN and MKL, which read them once, when they are first used.
+# For ATen's own kernels, oneDNN and MKL, which read them once, at first use.
 _ENVIRONMENT: dict[InstructionSet, dict[str, str]] = {
     "native": {},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"},
@@ -23,16 +23,16 @@ _NEEDS: dict[InstructionSet, Set[str]] = {
 
 
 def environment_of(wanted: InstructionSet, flags: Set[str]) -> dict[str, str]:
-    """What a trainer's environment needs on a processor with these flags.
+    """The variables for a trainer's environment on a processor with these flags.
 
-    Nothing where the processor lacks them: ATen would run them all the same and be killed. Such a trainer
-    gives other bits than its peers, and is told by them.
+    Empty if the processor lacks the instructions, because ATen would use them all the same and crash. Such a
+    trainer computes other bits than its peers, and is recognised by them.
     """
     return dict(_ENVIRONMENT[wanted]) if _NEEDS[wanted] <= flags else {}
 
 
 def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Of this machine; empty where the system does not list them so."""
+    """The CPU flags of this machine; empty if the system does not list them in `cpuinfo`."""
     if not cpuinfo.exists():
         return frozenset()
     lines = cpuinfo.read_text().splitlines()

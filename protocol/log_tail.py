@@ -1,15 +1,15 @@
-"""The ends of a VM's log files."""
+"""Reads the ends of a VM's log files."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-BEFORE = ".1"  # the suffix of what was written before
+BEFORE = ".1"  # the suffix of a log's older part
 
 
 def tail(path: Path, most_bytes: int) -> str:
-    """The end of a log, with that of what was moved away before it; "" if there is none."""
+    """The last `most_bytes` of a log and its older part; "" if there is none."""
     data = _end(path, most_bytes)
     if len(data) < most_bytes:
         data = _end(path.with_name(path.name + BEFORE), most_bytes - len(data)) + data

@@ -1,8 +1,8 @@
-"""What a machine of a person's own and its manager say to each other.
+"""The protocol between a joined machine and its manager.
 
-A machine asks for a challenge, signs it, and opens one WebSocket. On it come `MachineOrders`: all that the
-machine should be doing; back go `MachineReport`s: all that it does. Losing frames or the connection needs no
-treatment: the next orders and the next report say everything again.
+A machine gets a challenge, signs it, and opens one WebSocket. It receives `MachineOrders`, everything that
+the machine should do, and sends `MachineReport`s, everything that it does. Lost frames or connections need no
+handling, because the next orders and report are complete again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import Field
 from .messages import BootConfig, Message
 
 SCHEME = "Makara-Machine"
-"""Of the Authorization header: `Makara-Machine <public key> <nonce> <signature>`; first and last in hex."""
+"""The Authorization header is `Makara-Machine <public key> <nonce> <signature>`; first and last in hex."""
 JOIN_HEADER = "Makara-Join-Token"
 CONSOLE_BYTES = 8 << 10
 
@@ -23,41 +23,41 @@ LeaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 
 
 class Challenge(Message):
-    """`nonce` is good once, and for a minute."""
+    """A challenge; `nonce` is valid once, for a minute."""
 
     manager: str  # as in `Welcome`
     nonce: str
 
     def signed(self) -> bytes:
-        """What a machine signs: good for this manager and this nonce alone."""
+        """The bytes that a machine signs; valid only for this manager and nonce."""
         return f"makara machine\n{self.manager}\n{self.nonce}".encode()
 
 
 class Lease(Message):
-    """One VM that this machine is to be. `name` is never used for another."""
+    """A VM that this machine is to run. `name` is never reused."""
 
     name: LeaseName
     vm: LeaseName
-    boot: BootConfig | None = None  # None: the manager knows that its agent was started
+    boot: BootConfig | None = None  # None once the manager knows that the agent was started
 
 
 class MachineOrders(Message):
-    """`version` counts within a connection."""
+    """The machine's complete orders; `version` counts within a connection."""
 
     version: int
     lease: Lease | None = None
 
 
 class MachineReport(Message):
-    """What the machine is after it obeyed the orders of version `obeyed`; 0: it has had none."""
+    """The machine's state after the orders of version `obeyed` (0: none yet)."""
 
     obeyed: int = 0
-    lease: str | None = None  # whose agent runs
-    ended: str | None = None  # the last lease of which nothing runs
+    lease: str | None = None  # the lease whose agent runs
+    ended: str | None = None  # the last lease that ended
     console: Annotated[str, Field(max_length=CONSOLE_BYTES)] = ""
-    # Why something of a VM that ended cannot be wiped: until it is, this machine is no VM. "": it is.
+    # Why files of an ended VM cannot be removed; until then the machine runs no VM. "": all are removed.
     unwiped: Annotated[str, Field(max_length=500)] = ""
-    # It was told to end: it becomes no other VM, and goes once it is none.
+    # It was told to end: it runs no further VM, and leaves after the current one.
     leaving: bool = False
     name: Annotated[str, Field(max_length=200)] = ""  # for people
     num_cpus: int = 0
@@ -65,5 +65,5 @@ class MachineReport(Message):
 
 
 def machine_id(public_key: bytes) -> str:
-    """The name of a machine: what it signs with, and nothing else."""
+    """A machine's id, a hash of its public key."""
     return hashlib.sha256(public_key).hexdigest()[:16]

@@ -1,8 +1,7 @@
-"""Values that a newer side may add to those of an enumeration, read by a side that does not know them.
+"""Reads values of enumerations that a newer version may have added.
 
-Where a message tells what is, the field has a member for them (`or_else`), whose meaning is the safest:
-nothing follows from it that ends anything. Only `frames` reads so; what is made here has values that this
-version knows.
+In reports, such a field has a member for unknown values (`or_else`) with the safest meaning: it never ends
+anything. Only `frames` reads so; messages made by this version have known values.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ FROM_ANOTHER_VERSION: Final = {"from_another_version": True}
 
 
 def or_else(other: str) -> WrapValidator:
-    """Mark an enumeration: a text that is none of its values is read as `other`."""
+    """A validator that reads a text that is not a value of the enumeration as `other`."""
 
     def read(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         try:

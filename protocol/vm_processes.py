@@ -1,8 +1,8 @@
-"""The processes of a VM that shares its machine with others: found again, and ended whole.
+"""Finds and ends the processes of a VM that shares its machine with others.
 
-`<folder>/vm.json` names the agent by process id and start time. Whatever the agent starts carries two marks
-in its environment: MAKARA_VM is the VM's name, and MAKARA_VM_FOLDER its folder, since others on this machine
-may have VMs of the same name.
+`<folder>/vm.json` names the agent by process id and start time. Processes that the agent starts have two
+marks in their environment: MAKARA_VM, the VM's name, and MAKARA_VM_FOLDER, its folder, since other managers
+on this machine may have VMs of the same name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TERM_GRACE_S = 3.0
 
 
 class VmProcesses:
-    """Those of VM `vm` in `folder`, of whichever process started them."""
+    """The processes of VM `vm` in `folder`, whichever process started them."""
 
     def __init__(self, vm: str, folder: Path) -> None:
         self._vm = vm
@@ -45,7 +45,7 @@ class VmProcesses:
             )
 
     def recorded(self) -> dict[str, Any] | None:
-        """What `vm.json` says; None if there is none."""
+        """The content of `vm.json`; None if it does not exist."""
         try:
             return json.loads((self._folder / RECORD).read_bytes())
         except FileNotFoundError:
@@ -59,11 +59,11 @@ class VmProcesses:
         return _living(int(found["pid"]), float(found["started"]), found.get("boot"))
 
     def unrecorded_leader(self) -> int | None:
-        """The process id of an agent whose starter had no time to write it down."""
+        """The process id of an agent that was started but not recorded."""
         return next((p.pid for p in self._tagged() if _session(p.pid) == p.pid), None)
 
     def members(self) -> list[psutil.Process]:
-        """All living processes of the VM: its session, and what carries its marks."""
+        """All living processes of the VM: its session, and processes with its marks."""
         leader = self.leader()
         found = {} if leader is None else {leader.pid: leader}
         if leader is not None:
@@ -74,14 +74,14 @@ class VmProcesses:
         return list(found.values())
 
     def signal(self, number: signal.Signals, *, to_leader: bool = True) -> None:
-        """To all members, or to all but the agent."""
+        """Send a signal to all members, or to all except the agent."""
         leader = self.leader()
         for process in self.members():
             if to_leader or leader is None or process.pid != leader.pid:
                 _signal(process, number)
 
     def end(self) -> None:
-        """Let the agent end, and kill whatever is left a moment later. Blocking."""
+        """Let the agent end, and kill what is left a moment later. Blocking."""
         self.signal(signal.SIGCONT)
         leader = self.leader()
         if leader is not None:
@@ -92,13 +92,13 @@ class VmProcesses:
     def kill(self) -> None:
         leader = self.leader()
         if leader is not None and _session(leader.pid) == leader.pid:
-            with contextlib.suppress(ProcessLookupError):  # it was faster
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
                 os.killpg(leader.pid, signal.SIGKILL)
         for process in self.members():
             _signal(process, signal.SIGKILL)
 
     def _tagged(self) -> Iterator[psutil.Process]:
-        """What earlier versions started has no folder in its marks."""
+        """Processes with the marks; those of earlier versions have only the name."""
         place = _place(self._folder)
         for process in psutil.process_iter():
             try:
@@ -111,12 +111,12 @@ class VmProcesses:
 
 
 def record(pid: int) -> bytes:
-    """The text of `vm.json` for an agent that was just started."""
+    """The content of `vm.json` for an agent that was just started."""
     return json.dumps({"pid": pid, "started": _start_time(pid), "boot": _boot_id()}).encode()
 
 
 def _living(pid: int, started: float, boot: str | None) -> psutil.Process | None:
-    """The process if it lives and is the one that was started then (ids are used again); a zombie is dead.
+    """The process if it lives and was started then, since ids are reused; None for a zombie.
 
     A record without `boot` is of an earlier version, which wrote Unix seconds.
     """
@@ -132,9 +132,9 @@ def _living(pid: int, started: float, boot: str | None) -> psutil.Process | None
 
 
 def _start_time(pid: int) -> float:
-    """When the process began, in a unit of the system's own that does not change when the wall clock is set.
+    """The process's start time, in a unit of the system that does not change when the wall clock is set.
 
-    0.0 if it has ended already: no process has this start time.
+    0.0, which no process has, if it has ended already.
     """
     try:
         stat = Path(f"/proc/{pid}/stat")
@@ -147,7 +147,7 @@ def _start_time(pid: int) -> float:
 
 
 def _boot_id() -> str:
-    """Names this run of the machine: start times of another are not to be compared."""
+    """An id of this boot of the machine: start times of different boots must not be compared."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except FileNotFoundError:
@@ -173,5 +173,5 @@ def _session(pid: int) -> int | None:
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):  # it was faster
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
         process.send_signal(number)

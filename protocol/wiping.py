@@ -1,4 +1,4 @@
-"""How nothing is left of a folder in which a job's code wrote."""
+"""Removes a folder in which a job's code wrote."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def wipe(folder: Path) -> None:
-    """Remove `folder`, whatever modes its folders were given. Raises `OSError` if something stays."""
+    """Remove `folder`, whatever modes its subfolders have. Raises `OSError` if something remains."""
     try:
         shutil.rmtree(folder)
     except PermissionError:
@@ -18,7 +18,7 @@ def wipe(folder: Path) -> None:
 
 def _let_owner_write(folder: Path) -> None:
     folder.chmod(0o700)
-    for place, names, _ in os.walk(folder):  # a folder is opened up before the walk enters it
+    for place, names, _ in os.walk(folder):  # the modes are changed before the walk enters a folder
         for name in names:
             path = Path(place, name)
             if not path.is_symlink():
