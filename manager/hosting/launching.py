@@ -1,6 +1,6 @@
-"""From a record to a manager that answers: its VM is asked for, met, and given what it is to be.
+"""Launches the manager of a record: requests its VM, authenticates it, sends its payload, waits for answers.
 
-Called again with the same record, after whatever cut it off, it goes on and makes no second VM.
+Interrupted at any point and called again with the same record, it continues and creates no second VM.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .pairing import NobodyThere, NotOurs, Taken, pair
 from .record import PAIR_WITHIN_S, VM, Record, UpFolder
 from .user_data import user_data
 
-UP_WITHIN_S = 2400.0  # a VM that comes late, and an installation over a slow network
+UP_WITHIN_S = 2400.0  # covers a VM that starts late and an installation over a slow network
 _MOST_LIVES = 3
 ALIVE = (ResourceStatus.PENDING, ResourceStatus.RUNNING)
 _REFUSALS = (NoCapacity, NotAllowed, QuotaExceeded, Unauthenticated)
@@ -43,19 +43,19 @@ _TIMEOUT_S = 10.0
 
 
 class LaunchError(Exception):
-    """The manager is not up, and its VM may be there: what to do next is in the message."""
+    """The manager is not up, and its VM may exist. The message says what to do next."""
 
 
 class NothingMade(LaunchError):
-    """The cloud refused, and nothing is left."""
+    """The cloud refused, and nothing of the attempt exists."""
 
 
 class WrongCertificate(Exception):
-    """Something answers, and it does not show a certificate of the manager's authority for that address."""
+    """Something answers without a certificate of the manager's authority for that address."""
 
 
 class _VmGone(Exception):
-    """It has ended before it was a manager."""
+    """The VM ended before it became a manager."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +101,12 @@ class Launch:
         return open_clouds(self.host.settings, record.tag, render)[record.cloud]
 
     def _is_late(self, record: Record) -> bool:
-        """Whether a VM of it, if there is one, waits for nobody any more."""
+        """Whether the record's VM, if it exists, no longer waits to be paired."""
         return self.folder.was_asked and self.patience.clock() - record.asked_at > PAIR_WITHIN_S
 
     def _check_alive(self, provider: Provider, record: Record) -> None:
-        """A VM that was met before may be a manager by now. Raises `_VmGone` if there is none: an old secret
-        is not to be used again."""
+        """A VM that was paired before may be a manager by now. Raises `_VmGone` if it does not exist: a new
+        VM needs a new secret."""
         try:
             there = there_of(provider, record)
         except ProviderError as error:
@@ -116,7 +116,7 @@ class Launch:
 
     def _create(self, provider: Provider, record: Record, until: float) -> None:
         """Raises `NoCapacity`, `NothingMade` (nothing of the attempt exists), `_VmGone`, `LaunchError`."""
-        unknown = self.folder.was_asked  # whether a call of this attempt may have made a VM
+        unknown = self.folder.was_asked  # whether an earlier call of this attempt may have created a VM
         boot = BootConfig(vm=VM, job=VM, manager_url="", join_token="", directory="")
         while True:
             self.folder.write(record)
@@ -133,9 +133,9 @@ class Launch:
                 if isinstance(error, NoCapacity):
                     raise
                 raise NothingMade(str(error)) from error
-            except Throttled as error:  # nothing was made by it
+            except Throttled as error:  # this call created nothing
                 self.tell(str(error))
-            except ProviderError as error:  # unknown: the same call again
+            except ProviderError as error:  # outcome unknown: repeat the same call
                 self.tell(str(error))
                 unknown = True
             if self.patience.clock() > until:
@@ -143,7 +143,7 @@ class Launch:
             self.patience.sleep(self.patience.pause_s)
 
     def _elsewhere(self, record: Record) -> Record:
-        """The next place. Raises `NothingMade` after the last."""
+        """A record at the next placement. Raises `NothingMade` after the last."""
         places, here = list(self.placements), record.attempt.placement
         number = places.index(here) + 1 if here in places else 0
         if number == len(places):
@@ -151,7 +151,7 @@ class Launch:
         return self.folder.begin_again(record, places[number], self.patience.clock())
 
     def _anew(self, record: Record) -> Record:
-        """Nothing is left of the attempt, and another one is to be made. Raises `LaunchError`."""
+        """Delete the attempt's resources; returns a new record. Raises `LaunchError` if any stay."""
         account = account_of(record.cloud, self.host.settings, record.tag)
         left = end_all([account], self.patience, self.tell, not_before=self.folder.written_at + LAG_S)
         if left:
@@ -164,7 +164,7 @@ class Launch:
         """Raises `_VmGone`, `LaunchError`."""
         told, seen_at, late = "", self.patience.clock(), False
         while not late:
-            late = self.patience.clock() >= until  # a last look: this machine may have slept meanwhile
+            late = self.patience.clock() >= until  # look once more: this machine may have slept
             try:
                 there = there_of(provider, record)
                 machines = [one for one in there if one.kind == "vm"]
@@ -189,7 +189,7 @@ class Launch:
         )
 
     def _answering(self, record: Record, there: Sequence[Resource]) -> tuple[str | None, str]:
-        """(the URL of the manager, if it is one by now that knows its owner; what is wrong with its
+        """(the manager's URL, or None while none accepts the owner's token; what is wrong with its
         certificate)."""
         url, ca = self._url(record, there), self.folder.ca
         try:
@@ -201,7 +201,7 @@ class Launch:
         return url, ""
 
     def _introduced(self, record: Record, there: Sequence[Resource]) -> str:
-        """What has come of trying to hand the VM its payload."""
+        """Try to send the VM its payload; returns the result as text."""
         private, public = addresses(there)
         address = public if self.host.public else private
         if not address:
@@ -211,7 +211,7 @@ class Launch:
         try:
             pair(address, record.port, record.secret, self.folder.payload, told, self.folder.trust)
         except (NobodyThere, Taken):
-            if self.folder.ca is not None:  # it was met
+            if self.folder.ca is not None:  # paired before
                 return "the VM installs Makara"
             where = f"{address}:{record.port}"
             return f"nobody answers at {where} yet: the VM boots, or a security group is in the way"
@@ -233,8 +233,8 @@ class Launch:
 
 
 def there_of(provider: Provider, record: Record) -> list[Resource]:
-    """What there is of its attempt, by name and by tag: a list may be late, and names may not be those that
-    were asked for. What a list says of a VM is less than what is told by name. Raises `ProviderError`."""
+    """The attempt's resources, found by name and by tag: a list may lag, and a cloud may choose other names.
+    A lookup by name says more of a VM than a list. Raises `ProviderError`."""
     number = record.attempt.number
     found = list(provider.look(VM, number))
     named = {one.id for one in found}
@@ -243,7 +243,7 @@ def there_of(provider: Provider, record: Record) -> list[Resource]:
 
 
 def answers(url: str, token: str, ca: str) -> bool:
-    """Whether a manager of that authority is there that knows this token. Raises `WrongCertificate`."""
+    """Whether a manager of that authority answers and accepts this token. Raises `WrongCertificate`."""
     trust = ssl.create_default_context(cadata=ca)
     try:
         with httpx.Client(verify=trust, timeout=_TIMEOUT_S, trust_env=False) as client:
@@ -255,7 +255,7 @@ def answers(url: str, token: str, ca: str) -> bool:
 
 
 def addresses(there: Sequence[Resource]) -> tuple[str, str]:
-    """(in the network, public); empty while not known."""
+    """(private address, public address); empty while unknown."""
     private = next((one.private_address for one in there if one.private_address), "")
     return private, next((one.public_address for one in there if one.public_address), "")
 

@@ -1,8 +1,7 @@
-"""`makara up` and its VM meet: over TLS that trusts nobody, until each has shown that it knows the secret.
+"""Pairs `makara up` with its VM: TLS without a trusted authority, until each proves that it knows the secret.
 
-What is shown is an HMAC over the certificate of the connection, so that nobody stands between. That
-certificate is the manager's own authority, which is what is to be trusted from then on. The other side is
-`manager_boot.py`.
+The proof is an HMAC over the connection's certificate, which excludes a man in the middle. The certificate is
+the manager's own authority, and `makara up` trusts it from then on. The VM's side is `manager_boot.py`.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _MOST_BYTES = 4096
 
 
 class NobodyThere(Exception):
-    """Nothing that speaks this answers at that address, or not to its end."""
+    """Nothing at that address speaks this protocol, or the exchange broke off."""
 
 
 class NotOurs(Exception):
-    """What answers does not know the secret, or says that we do not."""
+    """The other side does not know the secret, or says that we do not."""
 
 
 class Taken(Exception):
@@ -42,10 +41,10 @@ def pair(
     told: dict[str, Any],
     trust: Callable[[str], None],
 ) -> None:
-    """Hand the VM at this address its payload, and what `installing` is `told`.
+    """Send the VM at this address its payload and `told`, the arguments of `installing`.
 
-    `trust` is called with the VM's authority, as PEM, before anything is sent to it. Raises `NobodyThere`,
-    `NotOurs`, `Taken`.
+    Calls `trust` with the VM's authority, as PEM, before anything is sent. Raises `NobodyThere`, `NotOurs`,
+    `Taken`.
     """
     connection = http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=_trusting_nobody())
     try:
@@ -62,7 +61,7 @@ def pair(
 
 
 def _trusting_nobody() -> ssl.SSLContext:
-    """Whose certificate it is, the proof says."""
+    """A context that accepts any certificate: the proof authenticates it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -70,7 +69,7 @@ def _trusting_nobody() -> ssl.SSLContext:
 
 
 def _meet(connection: http.client.HTTPSConnection, secret: str, certificate: bytes) -> str:
-    """The VM's nonce, once it has shown that it knows the secret, and no other."""
+    """The VM's nonce, after its proof that it knows the secret. Raises `NotOurs`."""
     ours = secrets.token_hex(16)
     status, answer = _ask(connection, "/hello", ours.encode(), {})
     if status != 200:

@@ -1,8 +1,8 @@
-"""What `makara up` knows of the manager's VM, in `<home>/up`: written before anything is asked for, so that a
-call that was cut off goes on, and `makara down` ends what it left.
+"""The record of the manager's VM, in `<home>/up`. It is written before anything is requested, so that an
+interrupted `makara up` continues and `makara down` deletes what it left.
 
-Once the manager has answered, the folder is what command lines read of a manager's home: server.json, ca.pem
-and admin.token.
+After the manager has answered, the folder holds what command lines read from a manager's home: server.json,
+ca.pem and admin.token.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ..spec.placement import Attempt, Placement
 from .payload import payload_of
 
 VM = "manager"
-TAG = "up-"  # before the identity of the manager: who tags that manager's own VM
+TAG = "up-"  # prefix of the manager's identity in the tag of its own VM
 PAIR_WITHIN_S = 900.0
 _RECORD = "record.json"
 _ENDED = "ended"
 
 
 def home_above(folder: Path) -> Path:
-    """The home, where its folder `up` is named in place of it."""
+    """The home, also if the folder is its `up`."""
     return folder.parent if folder.name == "up" and (folder / _RECORD).exists() else folder
 
 
@@ -43,10 +43,10 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cloud: str
-    identity: str  # of the manager: what it rents carries that tag
+    identity: str  # of the manager; VMs that it rents are tagged with it
     attempt: Attempt
-    asked_at: float  # Unix seconds: when the attempt was written down
-    secret: str  # by which VM and caller know each other, for `PAIR_WITHIN_S` after the VM has booted
+    asked_at: float  # Unix seconds: when the attempt was recorded
+    secret: str  # authenticates VM and caller to each other, within `PAIR_WITHIN_S` after the VM has booted
     payload_sha256: str
     port: int
 
@@ -63,17 +63,17 @@ class UpFolder:
 
     @contextlib.contextmanager
     def held(self) -> Generator[None]:
-        """Nobody else asks for its VM, or ends it. Raises `ConfigError`."""
+        """Lock the folder: no other process requests or ends its VM meanwhile. Raises `ConfigError`."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            lock = hold(self.path)  # beside it: what it holds is removed meanwhile
+            lock = hold(self.path)  # beside the folder, whose content is removed under the lock
         except JournalLocked as error:
             raise ConfigError(f"another `makara up` or `down` is at work: {error}") from error
         with lock:
             yield
 
     def read(self) -> Record | None:
-        """None: there is no VM. Raises `ConfigError`."""
+        """The record, or None if there is no VM. Raises `ConfigError`."""
         try:
             return Record.model_validate_json(self._record.read_bytes())
         except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""What is asked of Azure's resource manager, by Azure's own client, and what it says there is.
+"""Requests to Azure's resource manager, through Azure's own client, and the resources that it returns.
 
-Nothing is tried again in here except a connection that could not be made: a request that had no answer has an
-unknown outcome, and a throttled one was not done; what to do then, and when, its caller decides.
-Interfaces and addresses are asked for through the same client by their paths, which saves the package of
-the whole network, a hundred times as large as what is needed of it.
+Only connections that could not be made are retried here. A request without an answer has an unknown outcome,
+and a throttled one was not done: the caller decides whether and when to retry.
+Network interfaces and addresses are requested through the same client by their paths: Azure's package for
+networks is a hundred times as large as what is needed of it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _READ_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """A resource as the resource manager shows it."""
+    """A resource as the resource manager returns it."""
 
     kind: Kind
     body: dict[str, Any]
@@ -81,7 +81,7 @@ class Thing:
 
     @property
     def placement(self) -> Placement | None:
-        """Of a VM. Its zone is empty where Azure chose it."""
+        """A VM's type, zone and market. The zone is empty if Azure chose it."""
         if self.kind != "vm":
             return None
         return Placement(
@@ -94,7 +94,7 @@ class Thing:
 
     @property
     def private_address(self) -> str:
-        """Of an interface."""
+        """The private address of an interface."""
         if self.kind != "interface":
             return ""
         inner = [one.get("properties") or {} for one in self._properties.get("ipConfigurations") or []]
@@ -102,12 +102,12 @@ class Thing:
 
     @property
     def public_address(self) -> str:
-        """Of an address."""
+        """The IP of an address resource."""
         return str(self._properties.get("ipAddress") or "") if self.kind == "address" else ""
 
     @property
     def codes(self) -> list[tuple[str, str]]:
-        """Of a VM: what it is doing, as (`PowerState/running`, message)."""
+        """A VM's statuses, as (`PowerState/running`, message)."""
         found = (self._properties.get("instanceView") or {}).get("statuses") or []
         return [(str(one.get("code", "")), str(one.get("message") or "")) for one in found]
 
@@ -134,7 +134,7 @@ class Account:
         )
 
     def create(self, name: str, body: dict[str, Any]) -> LROPoller[Any]:
-        """Ask for a VM of a name that must be free (else HTTP 412)."""
+        """Begin to create a VM. Its name must be free (else HTTP 412)."""
         return self.client.virtual_machines.begin_create_or_update(
             self._settings.resource_group,
             name,
@@ -144,7 +144,7 @@ class Account:
         )
 
     def get(self, kind: Kind, name: str) -> Thing | None:
-        """A VM with what it is doing."""
+        """The resource, or None; a VM with its statuses."""
         expand = {"$expand": "instanceView"} if kind == "vm" else {}
         try:
             return Thing(kind, self._ask("GET", f"{self._folder(kind)}/{name}", kind, expand))
@@ -152,7 +152,7 @@ class Account:
             return None
 
     def delete(self, kind: Kind, name: str) -> None:
-        """Begin it; what is not there need not be deleted. A VM is not given time to shut down."""
+        """Begin the deletion; a missing resource is no error. A VM gets no time to shut down."""
         force = {"forceDeletion": "true"} if kind == "vm" else {}
         try:
             self._ask("DELETE", f"{self._folder(kind)}/{name}", kind, force)
@@ -160,7 +160,7 @@ class Account:
             return
 
     def list(self, kind: Kind) -> Iterator[Thing]:
-        """All pages of what the resource group has of a kind; of VMs without what they are doing.
+        """All resources of a kind in the resource group, over all pages; VMs without their statuses.
 
         Azure takes `$expand=instanceView` for the list of a group only with a filter for scale sets
         (`learn.microsoft.com/rest/api/compute/virtual-machines/list`).

@@ -1,4 +1,4 @@
-"""Whether a wish for VMs can be granted, and what can be asked for at what price."""
+"""Checks a job's resources against types, quota and images, and lists offers with their prices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Catalog:
         self._prices = PriceList(settings.prices, settings.ca_file)
 
     def check(self, resources: Resources) -> list[Fault]:
-        """Raises `ProviderError` where Azure has no answer."""
+        """Everything that is wrong with the resources. Raises `ProviderError` if Azure does not answer."""
         faults = list(self._place_faults(resources))
         try:
             sizes = self._region.sizes()
@@ -47,7 +47,7 @@ class Catalog:
         return list(self._quota_faults(resources, [size for _, size in wanted if size is not None]))
 
     def offers(self, resources: Resources) -> list[Offer]:
-        """Spot before on-demand, then by type and zone as they are named; without a zone, Azure's choice."""
+        """Spot before on-demand, then types and zones in the job's order. Without zones, Azure chooses."""
         sizes = self._region.sizes()
         zones = resources.zones_of("azure") or ("",)
         return [
@@ -97,7 +97,7 @@ class Catalog:
             num_cpus=size.num_cpus,
             memory_bytes=size.memory_bytes,
             num_gpus=size.num_gpus,
-            gpu_memory_bytes=None,  # Azure's list does not tell it
+            gpu_memory_bytes=None,  # not in Azure's list
         )
         for zone in resources.zones_of("azure"):
             if zone not in size.zones:
@@ -105,7 +105,7 @@ class Catalog:
                 yield "zones", f"{name} is not in zone {zone!r} of {region}; zones that have it: {known}"
 
     def _image_faults(self, resources: Resources, sizes: list[Size]) -> Iterator[Fault]:
-        """Of an image of the marketplace; of one that is named by its id the manager may know nothing."""
+        """Only of marketplace images: the manager may lack the permission to read one that is named by id."""
         name = resources.image_of("azure") or self._settings.image
         if name.startswith("/"):
             return
@@ -124,7 +124,7 @@ class Catalog:
             yield "disk_gb", f"{disk_gb} GB, but image {name} needs {image.disk_gb}"
 
     def _quota_faults(self, resources: Resources, sizes: list[Size]) -> Iterator[Fault]:
-        """For `min_nodes` VMs of the smallest type; fewer would never train."""
+        """Checks the quota for `min_nodes` VMs of the smallest type: with fewer, the job never trains."""
         market = Market.SPOT if resources.spot else Market.ON_DEMAND
         size = min(sizes, key=lambda one: one.num_cpus, default=None)
         if size is None:
@@ -158,7 +158,7 @@ def _markets(resources: Resources) -> tuple[Market, ...]:
 
 
 def _price(listed: Listed, market: Market, resources: Resources, source: str) -> Price | None:
-    """A spot VM costs its bid at most, and without one the on-demand price. None: not known."""
+    """The price, or None if unknown. A spot VM costs at most its bid, or without one the on-demand price."""
     hourly, bid = listed.hourly.get(market), resources.max_price
     if market is Market.ON_DEMAND:
         ceiling = hourly

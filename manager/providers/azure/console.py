@@ -14,9 +14,9 @@ _TIMEOUT_S = 30.0
 
 
 def read_console(client: ComputeManagementClient, settings: AzureSettings, machine: str) -> str:
-    """Its end; empty while there is none. Raises `AzureError` and `ProviderError`."""
+    """The end of a VM's console; empty while there is none. Raises `AzureError` and `ProviderError`."""
     found = client.virtual_machines.retrieve_boot_diagnostics_data(settings.resource_group, machine)
-    address = found.serial_console_log_blob_uri  # signed: whoever has it may read, so it is never told
+    address = found.serial_console_log_blob_uri  # signed: it grants read access, so it is never shown
     if not address:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""A sign-in that is made anew after it failed: libraries keep what they found, or that they found nothing."""
+"""A credential that is made again after it failed: Azure's libraries cache what they found, even nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from azure.core.exceptions import ClientAuthenticationError
 
 
 class Renewed:
-    """A credential made by `make`, and made again once it gave no token. Safe to use from several threads.
+    """A credential from `make`, made again after it gave no token. Thread-safe.
 
-    One that gave tokens which Azure refuses is kept: it may be all that there is while the directory is away.
+    A credential whose tokens Azure refuses is kept: while Azure's directory is down there may be no other.
     """
 
     def __init__(self, make: Callable[[], TokenCredential]) -> None:
@@ -30,6 +30,6 @@ class Renewed:
             return used.get_token(*scopes, **options)
         except ClientAuthenticationError:
             with self._lock:
-                if self._made is used:  # else another thread has seen to it
+                if self._made is used:  # else another thread has replaced it
                     self._made = None
             raise

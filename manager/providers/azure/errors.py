@@ -1,4 +1,4 @@
-"""Which of our errors each of Azure's is.
+"""Maps Azure's errors to `ProviderError`s.
 
 Sources, by code: `learn.microsoft.com/azure/virtual-machines/error-codes-spot` (spot),
 `learn.microsoft.com/troubleshoot/azure/virtual-machines/windows/error-messages` (VMs),
@@ -18,7 +18,7 @@ _CAPACITY = frozenset(
         "ZonalAllocationFailed",
         "OverconstrainedAllocationRequest",
         "OverconstrainedZonalAllocationRequest",
-        "SkuNotAvailable",  # of spot: no capacity; a type that is never to be had there is found by `check`
+        "SkuNotAvailable",  # for spot: no capacity; `check` finds a type that the region never has
         "SpotPriceGreaterThanProvidedMaxPrice",
     }
 )
@@ -27,7 +27,7 @@ _REFUSED = frozenset({400, 403, 404})
 _NOT_SIGNED_IN = 401
 _MOST_SHOWN = 400
 
-# What is in the way of a deletion goes away by itself: an interface of a VM that failed stays for 180 s.
+# Deletions that succeed later: Azure reserves the interface of a failed VM for 180 s.
 STILL_USED = frozenset(
     {
         "NicReservedForAnotherVm",
@@ -44,7 +44,7 @@ STILL_USED = frozenset(
 
 
 def of_request(error: AzureError) -> ProviderError:
-    """What a request that was refused, or had no answer, says of what it asked for."""
+    """The error of a request that was refused or had no answer."""
     status = status_of(error)
     if isinstance(error, ClientAuthenticationError) or status == _NOT_SIGNED_IN:
         return Unauthenticated(f"Azure does not accept the manager's credentials: {_shown(error)}")
@@ -57,7 +57,7 @@ def of_request(error: AzureError) -> ProviderError:
 
 
 def of_failure(code: str, message: str) -> ProviderError:
-    """What the failure of a creation says, of which nothing is left. An unknown code: elsewhere it may do."""
+    """The error of a creation that failed and left nothing. With an unknown code, another place may do."""
     known = _of_code(code, message)
     if known is not None:
         return known
@@ -92,7 +92,7 @@ def _shown(error: AzureError) -> str:
 
 
 def _text(code: str, message: str) -> str:
-    """In one line; a message of Azure's may be a page."""
+    """Code and message in one line, shortened: Azure's messages may be a page long."""
     line = " ".join(message.split())
     if len(line) > _MOST_SHOWN:
         line = line[: _MOST_SHOWN - 3] + "..."
