@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from eager_runs import PreciseModel
 from makara.model.data import Batches
 from makara.model.partition.partition import Sections, split
 from makara.model.precision import Precision
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
-from makara.worker.check.eager import EagerModel
 from makara.worker.sections.ranges import RangeRuntime
 from torch import Tensor, nn
 
@@ -61,7 +61,7 @@ def agree(
         gradients[name] = gradients[name] + gradient if name in gradients else gradient
 
     runtime.backward(0, 0, {}, keep)
-    expected = EagerModel(training, traced, batches, seed=1, precision=precision).step(0)
+    expected = PreciseModel(training, traced, batches, seed=1, precision=precision).step(0)
     assert output.piece is not None
     assert output.piece.loss_sum == pytest.approx(expected.loss, rel=rtol)
     assert gradients.keys() == expected.gradients.keys()

@@ -6,12 +6,14 @@ import dataclasses
 
 import pytest
 import torch
+from eager_runs import PreciseModel, run_eager
 from makara.model.data import Batches
 from makara.model.errors import UserCodeError
 from makara.model.partition.partition import choose_cuts, split
+from makara.model.precision import Precision
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
-from makara.worker.check.eager import EagerModel, eager_step, run_eager
+from makara.worker.check.eager import EagerModel
 from makara.worker.sections.grad_sums import mean_loss
 from makara.worker.sections.ranges import RangeRuntime
 from models import masked_loss, skip_model, tied_gpt, untied_mlp
@@ -51,7 +53,7 @@ def in_pieces(training: Training) -> tuple[float, dict[str, Tensor]]:
 @pytest.mark.parametrize("training", [tied_gpt(dropout=0.0), untied_mlp()], ids=["tied", "untied"])
 def test_a_step_of_the_users_module_agrees_with_the_step_in_pieces(training: Training) -> None:
     traced = trace(training, M, SEED)
-    found = eager_step(training, traced, batches(training), seed=SEED)
+    found = EagerModel(training, traced, batches(training), seed=SEED).step(0)
     loss, gradients = in_pieces(training)
     assert found.loss == pytest.approx(loss, rel=1e-5)
     assert found.gradients.keys() == gradients.keys()
@@ -61,20 +63,22 @@ def test_a_step_of_the_users_module_agrees_with_the_step_in_pieces(training: Tra
 
 def test_weights_of_unequal_micro_batches_divide_once() -> None:
     training = dataclasses.replace(skip_model(), loss=masked_loss)
-    model = EagerModel(training, trace(training, M, SEED), batches(training), seed=SEED)
-    scaled = model.step(0, loss_scale=1024.0)
-    plain = model.step(0)
+    traced = trace(training, M, SEED)
+    scaled = PreciseModel(training, traced, batches(training), seed=SEED, loss_scale=1024.0).step(0)
+    plain = EagerModel(training, traced, batches(training), seed=SEED).step(0)
     assert scaled.loss == plain.loss
     assert all(torch.equal(scaled.gradients[name], plain.gradients[name]) for name in plain.gradients)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_run_of_the_users_module_is_repeatable_and_learns(precision: str) -> None:
+def test_a_run_of_the_users_module_is_repeatable_and_learns(precision: Precision) -> None:
     training = tied_gpt(dropout=0.1)
     traced = trace(training, M, SEED)
 
     def run() -> tuple[list[float], dict[str, Tensor]]:
-        return run_eager(training, traced, batches(training), steps=3, seed=SEED, precision=precision)  # pyright: ignore[reportArgumentType]
+        return run_eager(
+            PreciseModel(training, traced, batches(training), seed=SEED, precision=precision), steps=3
+        )
 
     (losses, state), (again, state_again) = run(), run()
     assert losses == again
@@ -100,7 +104,7 @@ def test_a_schedule_by_group_agrees_with_one_whole_optimizer() -> None:
     )
     traced = trace(training, M, SEED)
     chain = split(traced, choose_cuts(traced))
-    losses, weights = run_eager(training, traced, batches(training), steps=3, seed=SEED)
+    losses, weights = run_eager(EagerModel(training, traced, batches(training), seed=SEED), steps=3)
     found, state = run_reference(
         training,
         microbatch_size=M,
@@ -119,4 +123,4 @@ def test_a_schedule_with_a_factor_too_many_is_refused() -> None:
     training = dataclasses.replace(untied_mlp(), optimizer=by_group, schedule=lambda step: [1.0, 1.0, 1.0])
     model = EagerModel(training, trace(training, M, SEED), batches(training), seed=SEED)
     with pytest.raises(UserCodeError, match=r"schedule\(0\): 3 factors for 2 parameter groups"):
-        model.apply(0, model.step(0))
+        model.apply(0, {}, {})

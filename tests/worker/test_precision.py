@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from eager_runs import PreciseModel, run_eager
 from in_process import SEED, M, N, Workers, reference_of, same_bits
 from makara.model.data import Batches
 from makara.model.errors import NonFiniteGradient, RecipeMismatch
@@ -18,7 +19,6 @@ from makara.model.partition.partition import Sections, choose_cuts, split
 from makara.model.precision import Precision
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
-from makara.worker.check.eager import run_eager
 from makara.worker.sections.loss_scale import GROWTH_INTERVAL, LossScale
 from makara.worker.sections.runtime import SectionRuntime
 from models import VOCABULARY, next_token_loss, skip_model, tied_gpt, untied_mlp
@@ -72,7 +72,8 @@ def test_agrees_with_the_users_module_under_autocast(
     batches = Batches(training.dataset(), SEED, M * N, M)
     losses, state = reference(training, chain, "fast")
     eager, weights = run_eager(
-        training, chain.traced, batches, steps=STEPS, seed=SEED, precision=precision, loss_scale=2.0**16
+        PreciseModel(training, chain.traced, batches, seed=SEED, precision=precision, loss_scale=2.0**16),
+        STEPS,
     )
     assert losses == pytest.approx(eager, rel=1e-4)
     trained = {name: weight for name, weight in weights.items() if f"weights/{name}" in state}
@@ -137,7 +138,7 @@ def test_a_region_of_the_user_that_is_exempt_from_autocast_stays_exempt() -> Non
     chain = chain_of(training, "bf16", 2)
     batches = Batches(training.dataset(), SEED, M * N, M)
     losses, _ = reference(training, chain, "fast")
-    eager, _ = run_eager(training, chain.traced, batches, steps=STEPS, seed=SEED, precision="bf16")
+    eager, _ = run_eager(PreciseModel(training, chain.traced, batches, seed=SEED, precision="bf16"), STEPS)
     assert losses == pytest.approx(eager, rel=1e-5)
 
 

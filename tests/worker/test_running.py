@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from eager_runs import run_eager
 from in_process import SEED, M, N, Workers, reference_of, same_bits
 from makara.model.data import Batches
 from makara.model.errors import RecipeMismatch
@@ -18,7 +19,7 @@ from makara.model.precision import Precision
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from makara.pipeline.plan import Range, grid
-from makara.worker.check.eager import run_eager
+from makara.worker.check.eager import EagerModel
 from makara.worker.execution.buckets import buckets
 from makara.worker.sections.buffer_updates import RunningSum, combine
 from makara.worker.sections.runtime import SectionRuntime
@@ -68,7 +69,7 @@ def test_agree_with_the_users_module(numerics: str) -> None:
     chain = split(traced, choose_cuts(traced))
     batches = Batches(training.dataset(), SEED, M * N, M)
     losses, state = reference(quiet(training), chain, numerics, steps=3)
-    eager, after = run_eager(quiet(training), traced, batches, steps=3, seed=SEED)
+    eager, after = run_eager(EagerModel(quiet(training), traced, batches, seed=SEED), steps=3)
     assert losses == pytest.approx(eager, rel=1e-5)
     for name, tensor in after.items():
         kept = [state[k] for kind in ("weights", "buffers", "statistics") if (k := f"{kind}/{name}") in state]

@@ -1,49 +1,43 @@
-"""Functions of torch that look at the whole model, when user code calls them where it sees a part only."""
+"""Functions of torch that must see the whole model, found when user code calls them where it sees a part."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
+from .findings import Finding
+
 _TORCH = str(Path(torch.__file__).parent)
-_CLIPPERS = ("clip_grad_norm_", "clip_grads_with_norm_", "get_total_norm")
-SCALER = "GradScaler"
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The first call of a function: by name, the line outside torch that led to it, its arguments."""
-
-    name: str
-    place: str
-    arguments: Mapping[str, Any]
+_CLIPPING = ("clip_grad_norm_", "clip_grads_with_norm_", "get_total_norm")
+_SCALER = "torch.amp.GradScaler"
 
 
 class Calls:
-    """Finds calls by their code, however the user imported the function."""
+    """The first call that clips by a norm, and the first of a `GradScaler`. They are known by their code,
+    however the user imported them."""
 
     def __init__(self) -> None:
-        clip: Any = torch.nn.utils
+        utils: Any = torch.nn.utils
         self._known: dict[CodeType, str] = {
-            inspect.unwrap(getattr(clip, name)).__code__: name for name in _CLIPPERS
+            inspect.unwrap(getattr(utils, name)).__code__: f"torch.nn.utils.{name}" for name in _CLIPPING
         }
-        self._scaler_file = inspect.getsourcefile(torch.amp.GradScaler)
-        self._found: dict[str, Call] = {}
+        for _, method in inspect.getmembers(torch.amp.GradScaler, inspect.isfunction):
+            self._known[method.__code__] = _SCALER
+        self._clipping: tuple[str, str, object] | None = None  # name, line, the limit
+        self._scaling: str | None = None  # line
 
     @contextmanager
     def watched(self) -> Generator[None]:
         """Looks at the calls that this thread makes meanwhile."""
-        before: Callable[..., object] | None = sys.getprofile()
-        if before is not None:  # somebody profiles this run, and a C profiler could not be put back
+        if sys.getprofile() is not None:  # somebody profiles this run: a C profiler could not be put back
             yield
             return
         sys.setprofile(self._look)
@@ -52,26 +46,42 @@ class Calls:
         finally:
             sys.setprofile(None)
 
-    @property
-    def clipping(self) -> Call | None:
-        """The outermost function of clipping by norm."""
-        return next((self._found[name] for name in _CLIPPERS if name in self._found), None)
-
-    @property
-    def scaling(self) -> Call | None:
-        return self._found.get(SCALER)
+    def findings(self, where: str) -> list[Finding]:
+        """Of the function `where`, which called them."""
+        found: list[Finding] = []
+        if self._clipping is not None:
+            name, line, limit = self._clipping
+            differs = (
+                f"it calls {name} at {line}. Makara makes one optimizer per section, from that section's "
+                "parameters alone, so each section would be clipped by its own norm"
+            )
+            remedy = (
+                f"Remove the call and declare Training(clip_grad_norm={limit}), which clips by the norm over "
+                "the whole model"
+            )
+            found.append(Finding(where, differs, remedy))
+        if self._scaling is not None:
+            differs = (
+                f"it uses {_SCALER} at {self._scaling}: sections would scale their gradients, and skip "
+                "steps, each by itself"
+            )
+            remedy = (
+                "Remove the scaler and set training.precision: fp16 in the job file: Makara scales the loss, "
+                "and all sections skip a step together"
+            )
+            found.append(Finding(where, differs, remedy))
+        return found
 
     def _look(self, frame: FrameType, event: str, _: object) -> None:
-        if event != "call":
-            return
-        name = self._known.get(frame.f_code)
-        if name is None and frame.f_code.co_filename == self._scaler_file:
-            name = SCALER
-        if name is not None and name not in self._found:
-            self._found[name] = Call(name, _caller(frame), dict(frame.f_locals))
+        name = self._known.get(frame.f_code) if event == "call" else None
+        if name == _SCALER:
+            self._scaling = self._scaling or _caller(frame)
+        elif name is not None and self._clipping is None:
+            self._clipping = name, _caller(frame), frame.f_locals.get("max_norm", "...")
 
 
 def _caller(frame: FrameType) -> str:
+    """The line outside torch that led to it."""
     for caller, line in traceback.walk_stack(frame.f_back):
         if not caller.f_code.co_filename.startswith(_TORCH):
             return f"{caller.f_code.co_filename}:{line}"

@@ -26,12 +26,12 @@ from ...model.precision import Precision
 from ...model.tracebacks import first_line, whole
 from ...model.tracing.trace import trace
 from ...model.training import Training, call_user_code, load_entrypoint
-from .alone import NotTrained, run_each, run_last
-from .comparison import NUM_MICRO_BATCHES, Report, compare, watch_for
-from .findings import TOLERANCE, Finding
+from .comparison import NUM_MICRO_BATCHES, Comparison, watch_for
+from .findings import TOLERANCE, Report
 from .global_state import Watch
-from .limits import Memory, Sizes
+from .memory import Memory, Needs
 from .optimizers import check_optimizer
+from .single_sections import run_sections
 
 _NO_TRACEBACK = {"traceback": None, "whole_traceback": None}
 _OWN_FAULT = (
@@ -73,31 +73,20 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
     m = chain.traced.microbatch_size
     watch, report = watch_for(training, folder), Report(notes=_of_size(m, settings))
     report.findings += check_optimizer(training, chain, watch)
-    memory = Memory(settings.memory_bytes)
     dataset = call_user_code("Training.dataset", training.dataset)
     batch = Batches(dataset, settings.seed, m, m).micro_batch(0, 0)
-    left_out = _keep_apart(watch, report) or (None if settings.compare else "--skip-comparison was given")
-    sizes = Sizes(chain)
-    whole = sizes.whole()
-    too_long = whole.too_long(settings.max_seconds)
-    if left_out is None and too_long is None and (left_out := memory.refusal(whole)) is not None:
-        report.notes += run_each(chain, training, settings.seed, batch, memory, sizes)
-    left_out = left_out or too_long
-    not_run = None
-    try:
-        not_run = run_last(chain, training, settings.seed, batch, memory, sizes)
-    except (UserCodeError, RuntimeError) as error:
-        # On zeros, which a sound model may refuse: where the step itself is run, it decides.
-        if isinstance(error.__cause__, NotTrained):
-            raise
-        if left_out is not None and chain.num_sections == 1:
-            raise
-        if left_out is not None:
-            raise _of_zeros(error, left_out) from error
+    memory, needs = Memory(settings.memory_bytes), Needs(chain)
+    left_out = _keep_apart(watch, report) or _unwanted(settings, needs)
+    no_memory = memory.refusal(needs.whole_bytes()) if left_out is None else None
+    left_out, not_run = left_out or no_memory, None
     if left_out is None:
         plain = chain if settings.precision == "fp32" else _cut(training, m, settings, "fp32")
         batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
-        compare(training, plain, batches, settings.seed, watch, report)
+        Comparison(training, plain, batches, settings.seed, watch, report).run()
+    else:
+        first = 0 if no_memory else chain.num_sections - 1
+        note, not_run = run_sections(chain, training, settings.seed, batch, memory, needs, first)
+        report.notes += [note] if note else []
     return {
         **_describe(chain),
         "num_samples": len(dataset),
@@ -107,21 +96,10 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
         "tolerance": TOLERANCE,
         "random_operations": report.random_operations,
         "not_compared": left_out,
-        "memory_bytes": whole.memory_bytes,
+        "memory_bytes": needs.whole_bytes(),
         "last_section_not_run": not_run,
         "seconds": time.perf_counter() - began,
     }
-
-
-def _of_zeros(error: UserCodeError | RuntimeError, left_out: str) -> UserCodeError:
-    """What the last section raised, with what is to be known of its inputs."""
-    known = isinstance(error, UserCodeError)
-    said = error.message if known else f"the last section: {type(error).__name__}: {first_line(error)}"
-    return UserCodeError(
-        f"{said}\nThe last section was given zeros, made up for what the section before gives: one step was "
-        f"not run ({left_out}). A model or a loss that refuses only zeros passes where the step is run",
-        error.traceback if known else None,
-    )
 
 
 def _cut_first(training: Training, settings: CheckSettings) -> Sections:
@@ -169,14 +147,25 @@ def _keep_apart(watch: Watch, report: Report) -> str | None:
     leaked = watch.leaked()
     if not leaked:
         return None
-    finding = Finding(
+    report.find(
         "the model's forward",
         f"it stores a tensor in {', '.join(leaked)}: what reads it, in the next call or elsewhere, would be "
         "in another process, or at another micro-batch",
         "Pass the value on as an argument or a result; make state that training must keep a buffer",
     )
-    report.findings.append(finding)
     return "the model's forward leaves tensors behind"
+
+
+def _unwanted(settings: CheckSettings, needs: Needs) -> str | None:
+    """Why the user does not want the comparison, or None."""
+    if not settings.compare:
+        return "--skip-comparison was given"
+    seconds = needs.seconds() if settings.max_seconds is not None else 0.0
+    if seconds > (settings.max_seconds or 0.0):
+        return (
+            f"it would take about {seconds:.0f} s on this machine; `makara check` takes as long as it needs"
+        )
+    return None
 
 
 def _describe(chain: Sections) -> dict[str, Any]:

@@ -2,176 +2,121 @@
 weights on the same data with the same random numbers, compared stage by stage.
 
 Each stage is judged on the same inputs, so that one fault is told once: losses by micro-batch; gradients;
-the buffers; the optimizers' updates from the same gradients.
+the buffers; the optimizers' updates from the same gradients. What differs is only blamed beyond rounding:
+beyond what the user's own step differs by when its weights change by their last bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from ...model.data import Batches
 from ...model.partition.partition import Sections
 from ...model.training import Training
-from .eager import EagerModel, EagerResult
-from .findings import NOISE, TOLERANCE, Finding, difference, differing, largest_magnitude, some
-from .first_divergence import backward_hooks, first_difference
+from .eager import EagerModel, StepResult
+from .findings import TOLERANCE, Report, difference, differences, largest_magnitude, noise_floor, some
+from .first_divergence import first_divergence
 from .global_state import Watch
-from .loss_recorder import LossListener
-from .losses import check_calls, check_weights
+from .losses import LossRecorder, check_weights, checked_loss
 from .random_numbers import FixedNumbers
-from .rounding import LOSS, Allowance, Rounding, own_rounding
-from .sectioned_step import Loaded, Pieces, StepInPieces
+from .sectioned_step import Loaded, SectionedModel
 
 NUM_MICRO_BATCHES = 2  # the second shows what the first left behind
-
-
-@dataclass
-class Report:
-    """What was compared. `largest`: the largest relative difference of each kind of tensor."""
-
-    findings: list[Finding] = field(default_factory=list[Finding])
-    notes: list[str] = field(default_factory=list[str])
-    largest: dict[str, float] = field(default_factory=dict[str, float])
-    random_operations: dict[str, int] = field(default_factory=dict[str, int])
-    seconds: float = 0.0
+_FORWARD = "the model's forward"
+_LOSS = "the micro-batches"
+_TIMES = 4  # both sides are off, each in its own way; one way of one side is known
+_OTHER_NUMBERS = 1e-2  # losses further apart than that are not of the same computation ...
+_GROWTH = 16  # ... or than that many times the last bit of a type of few bits
 
 
 def watch_for(training: Training, folder: Path) -> Watch:
     """A watch over what the user's functions could keep between calls."""
-    functions: dict[str, Callable[..., Any] | None] = {
-        "Training.loss": training.loss,
-        "Training.optimizer": training.optimizer,
-        "Training.schedule": training.schedule,
-    }
-    return Watch(folder, functions)
+    named = ("loss", "optimizer", "schedule")
+    return Watch(folder, {f"Training.{name}": getattr(training, name) for name in named})
 
 
-def compare(
-    training: Training, chain: Sections, batches: Batches, seed: int, watch: Watch, report: Report
-) -> None:
-    """Adds to `report`, which has the optimizer's findings already. `batches`: of two micro-batches.
+class Comparison:
+    """Adds to `report`, which has the optimizer's findings already.
 
-    Raises the user's errors.
+    Raises the user's errors, when made and when run.
     """
-    _Comparison(training, chain, batches, seed, watch, report).run()
 
-
-class _Comparison:
     def __init__(
-        self,
-        training: Training,
-        chain: Sections,
-        batches: Batches,
-        seed: int,
-        watch: Watch,
-        report: Report,
+        self, training: Training, chain: Sections, batches: Batches, seed: int, watch: Watch, report: Report
     ) -> None:
+        """`batches`: of two micro-batches."""
         self._training = training
         self._chain = chain
-        self._read = batches
         self._batches = Loaded(batches)
         self._seed = seed
         self._watch = watch
-        self._micro_batches = [self._batches.micro_batch(0, i) for i in range(NUM_MICRO_BATCHES)]
         self._report = report
-        self._listener = LossListener(training.loss)
-        self._plain: EagerResult | None = None
-        self._allowance = Allowance(self._own_rounding)
+        self._compare_data(batches)
+        numbers, recorder = FixedNumbers(), LossRecorder(training.loss)
+        # The pieces go first: afterwards the user's globals may hold values of the whole module.
+        self._sections = SectionedModel(chain, checked_loss(training), self._batches, seed)
+        with numbers:
+            self._ours = self._sections.step()
+        self._eager = EagerModel(replace(training, loss=recorder), chain.traced, self._batches, seed=seed)
+        with numbers, watch.over(self._eager.module):
+            self._theirs = self._eager.step(0)
+        self._floor = noise_floor(self._theirs.gradients.values())
+        self._buffer_floor = max(noise_floor(self._ours.buffers.values()), 1e-30)
+        self._declares_weight = recorder.declares_weight
+        report.findings += recorder.findings()
+        report.random_operations = dict(numbers.counts)
 
     def run(self) -> None:
-        self._check_data()
-        # The pieces go first: afterwards the user's globals may hold values of the whole module.
-        numbers = FixedNumbers()
-        pieces = Pieces(self._chain, self._training, self._batches, self._seed)
-        with numbers:
-            ours = pieces.step()
-        eager, theirs = self._run_eager(numbers)
-        self._plain = theirs
-        sound = self._compare_losses(eager, pieces, ours, theirs) and self._compare_gradients(
-            eager, ours, theirs
-        )
-        self._compare_buffers(eager, ours, theirs)
-        if sound:
-            self._judge_loss(eager)
-        self._compare_updates(eager, pieces, ours)
-        self._report.random_operations = dict(numbers.counts)
-        self._report.notes += self._allowance.notes
+        sound = self._compare_losses() and self._compare_gradients()
+        self._compare_buffers()
+        last = next((s.trainable for s in reversed(self._chain.sections) if s.trainable), ())
+        if sound and last:
+            wanted = [value for name, value in self._eager.module.named_parameters() if name in last]
+            micro_batches = [self._batches.micro_batch(0, i) for i in range(NUM_MICRO_BATCHES)]
+            weights = [weight for _, weight in self._theirs.losses]
+            check_weights(self._eager, micro_batches, weights, self._declares_weight, wanted, self._report)
+        self._compare_updates()
 
-    def _own_rounding(self) -> Rounding:
-        assert self._plain is not None, "the module ran before anything is compared with it"
-        if self._watch.changed:
-            return Rounding(unknown="a second run would begin from what the first one changed")
-        floor = NOISE / TOLERANCE * largest_magnitude(self._plain.gradients.values())
-        traced = self._chain.traced
-        return own_rounding(self._training, traced, self._batches, self._seed, self._plain, floor)
-
-    def _check_data(self) -> None:
-        again = self._read.micro_batch(0, 0)
-        changed = [name for name, value in self._micro_batches[0].items() if not _same(value, again[name])]
+    def _compare_data(self, batches: Batches) -> None:
+        once, again = self._batches.micro_batch(0, 0), batches.micro_batch(0, 0)
+        changed = [name for name, value in once.items() if difference(value, again[name])]
         if changed:
-            self._find(
+            self._report.find(
                 "Training.dataset",
                 f"entry {some(changed)} of a sample is another when the sample is read again: it draws from "
                 "a generator or a counter of its own. Several workers read the same sample",
                 "Draw from Python's, NumPy's or torch's global generators, which are seeded for each sample",
             )
 
-    def _run_eager(self, numbers: FixedNumbers) -> tuple[EagerModel, EagerResult]:
-        heard = replace(self._training, loss=self._listener)
-        eager = EagerModel(heard, self._chain.traced, self._batches, seed=self._seed)
-        before = {name: id(p) for name, p in eager.module.named_parameters(remove_duplicate=False)}
-        with numbers, self._watch.over(eager.module):
-            result = eager.step(0)
-        after = {name: id(p) for name, p in eager.module.named_parameters(remove_duplicate=False)}
-        moved = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-        if moved:
-            self._find(
-                "the model's forward",
-                f"it replaces or ties the parameter {some(moved)}: an optimizer made before would go on with "
-                "the old one",
-                "Tie or replace parameters in the constructor, or in the function Training.model",
-            )
-        return eager, result
-
-    def _compare_losses(
-        self, eager: EagerModel, pieces: Pieces, ours: StepInPieces, theirs: EagerResult
-    ) -> bool:
-        self._report.findings += check_calls(self._listener)
-        apart = [_apart(one, other) for one, other in zip(ours.pieces, theirs.pieces, strict=True)]
-        self._report.largest["loss"] = max(apart)
-        first = next((i for i, value in enumerate(apart) if value > TOLERANCE), None)
-        if first is None or not self._allowance.beyond("loss", {LOSS: max(apart)}, lambda own: own.loss):
+    def _compare_losses(self) -> bool:
+        """Whether they agree."""
+        apart = _losses_apart(self._ours, self._theirs)
+        if not self._beyond_rounding("loss", {_LOSS: max(apart)}):
             return True
-        if self._blamed("Training.loss"):
+        if self._report.blames("Training.loss"):
             return False
+        first = next(i for i, value in enumerate(apart) if value > TOLERANCE)
         fresh = EagerModel(self._training, self._chain.traced, self._batches, seed=self._seed)
-        place = first_difference(
-            fresh, self._chain.traced, pieces.weights(), self._micro_batches[: first + 1]
-        )
-        self._find(*self._explain_forward(first, ours, theirs, place and str(place)))
-        return False
-
-    def _explain_forward(
-        self, i: int, ours: StepInPieces, theirs: EagerResult, place: str | None
-    ) -> tuple[str, str, str]:
-        said = f"the loss of micro-batch {i} is {_mean(theirs.pieces[i]):.7g} from your module and "
-        said += f"{_mean(ours.pieces[i]):.7g} in pieces"
+        calls = [self._batches.micro_batch(0, i) for i in range(first + 1)]
+        place = first_divergence(fresh, self._chain.traced, self._sections.weights(), calls)
+        said = f"the loss of micro-batch {first} is {_mean(self._theirs, first):.7g} from your module and "
+        said += f"{_mean(self._ours, first):.7g} in pieces"
         if place is not None:
             said += f"; the first module with another output is {place}"
-        changed = list(self._watch.changed)
-        if changed:
+        if changed := list(self._watch.changed):
             said += f". Forward changes {', '.join(changed[:4])}"
             remedy = (
                 "Compute from arguments, parameters and buffers alone: return a value instead of storing it, "
                 "and make state that training must keep a buffer"
             )
-        elif i > 0:
+        elif first > 0:
             said += ", although that of the first is the same: the first left something behind"
             remedy = "Keep no state between calls of forward, except in buffers"
         else:
@@ -179,115 +124,134 @@ class _Comparison:
                 "Look there for what depends on more than its arguments: global settings, contexts such as "
                 "torch.autocast, hooks, values computed in Python"
             )
-        return "the model's forward", said, remedy
+        self._report.find(_FORWARD, said, remedy)
+        return False
 
-    def _compare_gradients(self, eager: EagerModel, ours: StepInPieces, theirs: EagerResult) -> bool:
-        floor = NOISE / TOLERANCE * largest_magnitude(theirs.gradients.values())
-        apart, worst = differing(ours.gradients, theirs.gradients, floor)
-        self._report.largest["gradient"] = worst
-        names = self._allowance.beyond("gradient", apart, lambda own: own.gradients)
+    def _compare_gradients(self) -> bool:
+        """Whether they agree."""
+        apart = differences(self._ours.gradients, self._theirs.gradients, self._floor)
+        beyond = self._beyond_rounding("gradient", apart)
+        names = [name for name in self._chain.parameter_names if name in beyond]
         if not names:
             return True
-        ordered = [name for name in self._chain.parameter_names if name in names]
-        without = [name for name in ordered if name not in theirs.gradients]
-        if without == ordered:
-            self._find(
-                "the model's forward",
-                f"no gradient reaches {some(without)} in your module as it is, although its output depends "
-                "on them. torch.utils.checkpoint(use_reentrant=True) does so where no argument requires a "
+        if not any(name in self._theirs.gradients for name in names):
+            self._report.find(
+                _FORWARD,
+                f"no gradient reaches {some(names)} in your module as it is, although its output depends on "
+                "them. torch.utils.checkpoint(use_reentrant=True) does so where no argument requires a "
                 "gradient",
                 "Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)",
             )
             return False
-        hooks = backward_hooks(eager.module)
+        hooks = _backward_hooks(self._eager.module)
         cause = f" Hooks would be lost: {some(hooks)}." if hooks else ""
-        self._find(
+        self._report.find(
             "the model's backward",
-            f"the losses agree, but the gradients of {len(ordered)} parameters do not: {some(ordered)}. "
-            f"The last of them in the model, {ordered[-1]!r}, is nearest to the cause.{cause} What autograd "
-            "cannot see in a traced graph acts there: a backward hook, a custom backward"
-            f"{self._allowance.doubt()}",
+            f"the losses agree, but the gradients of {len(names)} parameters do not: {some(names)}. The last "
+            f"of them in the model, {names[-1]!r}, is nearest to the cause.{cause} What autograd cannot see "
+            "in a traced graph acts there: a backward hook, a custom backward",
             "Express it with differentiable operations in forward",
         )
         return False
 
-    def _compare_buffers(self, eager: EagerModel, ours: StepInPieces, theirs: EagerResult) -> None:
-        if theirs.changed_by_backward:
+    def _compare_buffers(self) -> None:
+        theirs = self._theirs.buffers
+        if again := sorted(self._eager.changed_by_backward):
             self._report.notes.append(
-                f"backward changes the buffer {some(theirs.changed_by_backward)} once more, as activation "
-                "checkpointing does around batch norm: your module alone counts each micro-batch twice "
-                "there, Makara once"
+                f"backward changes the buffer {some(again)} once more, as activation checkpointing does "
+                "around batch norm: your module alone counts each micro-batch twice there, Makara once"
             )
-        initial = {name: self._chain.traced.initial(name) for name in theirs.buffers}
-        changed = {name: value for name, value in theirs.buffers.items() if not _same(value, initial[name])}
-        silent = [name for name in changed if name not in ours.buffers]
-        if silent:
-            self._find(
-                "the model's forward",
-                f"it changes the buffer {some(silent)}, and the sections would not",
-                "Change it with operations on tensors in forward and declare it in Training.average_buffers, "
-                "or leave it unchanged",
-            )
-        both = {name: value for name, value in theirs.buffers.items() if name in ours.buffers}
-        floor = max(largest_magnitude(both.values()) * NOISE / TOLERANCE, 1e-30)
-        apart, worst = differing(ours.buffers, both, floor)
-        names = self._allowance.beyond("buffer", apart, lambda own: own.buffers)
-        if both:
-            self._report.largest["buffer"] = worst
-        if names:
-            self._find(
-                "the model's forward",
-                f"the buffer {some(names)} comes out otherwise in pieces, as the mean over micro-batches",
-                "Update it from the micro-batch alone",
+        changed = dict(self._ours.buffers)
+        for name in theirs.keys() - changed.keys():
+            initial = self._chain.traced.initial(name)
+            if difference(initial, theirs[name]):
+                changed[name] = initial  # the sections leave it
+        apart = differences(changed, {name: theirs[name] for name in changed}, self._buffer_floor)
+        if names := self._beyond_rounding("buffer", apart):
+            self._report.find(
+                _FORWARD,
+                f"the buffer {some(names)} comes out otherwise in pieces, where it is the mean over "
+                "micro-batches, or stays",
+                "Change it with operations on tensors in forward, from the micro-batch alone, and declare it "
+                "in Training.average_buffers",
             )
 
-    def _judge_loss(self, eager: EagerModel) -> None:
-        sections = self._chain.sections
-        last = next((s.trainable for s in reversed(sections) if s.trainable), ())
-        if last:
-            report = check_weights(self._training, eager, self._listener, last)
-            self._report.findings += report.findings
-            self._report.notes += report.notes
-
-    def _compare_updates(self, eager: EagerModel, pieces: Pieces, ours: StepInPieces) -> None:
+    def _compare_updates(self) -> None:
         """Both sides update from the gradients in pieces: rounding would be blown up by Adam's division."""
-        before = {name: value.detach().clone() for name, value in pieces.weights().items()}
-        eager.apply(0, EagerResult(0.0, ours.gradients, {}))
-        pieces.apply(ours)
-        whole = dict(eager.module.named_parameters())
-        worst, names = 0.0, list[str]()
-        for name, weight in pieces.weights().items():
-            floor = float(before[name].abs().max()) if before[name].numel() else 0.0
-            apart = difference(weight, whole[name], floor)
-            worst = max(worst, apart)
-            names += [name] if apart > TOLERANCE else []
-        self._report.largest["weight after the step"] = worst
-        if names and not self._blamed("Training.optimizer"):
-            self._find(
+        floors = {name: largest_magnitude([value]) for name, value in self._sections.weights().items()}
+        self._eager.apply(0, self._ours.gradients, {})
+        self._sections.apply(self._ours)
+        whole = dict(self._eager.module.named_parameters())
+        apart = {
+            name: difference(value, whole[name], floors[name])
+            for name, value in self._sections.weights().items()
+        }
+        self._report.largest["weight after the step"] = max(apart.values(), default=0.0)
+        names = [name for name, value in apart.items() if value > TOLERANCE]
+        if names and not self._report.blames("Training.optimizer"):
+            self._report.find(
                 "Training.optimizer",
                 f"one over the whole model and one per section update {some(names)} differently from the "
                 "same gradients",
                 "Keep all state in `self.state[parameter]`; let an update depend on its own parameter alone",
             )
 
-    def _blamed(self, where: str) -> bool:
-        return any(finding.where == where for finding in self._report.findings)
+    def _beyond_rounding(self, kind: str, apart: Mapping[str, float]) -> list[str]:
+        """The names that differ by more than `TOLERANCE` and than rounding explains, which is noted."""
+        if apart:
+            self._report.largest[kind] = max(apart.values())
+        names = [name for name, value in apart.items() if value > TOLERANCE]
+        if not names:
+            return []
+        own = self._rounding[kind]
+        left = [name for name in names if apart[name] > _TIMES * own.get(name, 0.0)]
+        passed = [name for name in names if name not in left]
+        if passed:
+            name = max(passed, key=lambda name: apart[name])
+            self._report.notes.append(
+                f"the {kind} of {some(passed)} differs by up to {apart[name]:.1g}, which is rounding: your "
+                f"module's own moves by {own[name]:.1g} when its weights change by their last bit"
+            )
+        return left
 
-    def _find(self, where: str, differs: str, remedy: str) -> None:
-        self._report.findings.append(Finding(where, differs, remedy))
+    @cached_property
+    def _rounding(self) -> dict[str, Mapping[str, float]]:
+        """By kind: what the user's own step differs by when its weights change by their last bit."""
+        found: dict[str, Mapping[str, float]] = {"loss": {}, "gradient": {}, "buffer": {}}
+        if self._watch.changed:
+            return found  # a second run would begin from what the first one changed
+        largest_move = self._eager.move_last_bits()
+        with FixedNumbers():
+            moved = self._eager.step(0)
+        self._eager.load_initial()
+        loss = max(_losses_apart(moved, self._theirs))
+        if loss > max(_OTHER_NUMBERS, _GROWTH * largest_move):
+            return found
+        gradients = differences(moved.gradients, self._theirs.gradients, self._floor)
+        buffers = differences(moved.buffers, self._theirs.buffers, self._buffer_floor)
+        found["loss"] = {_LOSS: loss}
+        found["gradient"] = {name: value for name, value in gradients.items() if math.isfinite(value)}
+        found["buffer"] = {name: value for name, value in buffers.items() if math.isfinite(value)}
+        return found
 
 
-def _mean(piece: tuple[float, float]) -> float:
-    return piece[0] / piece[1] if piece[1] else piece[0]
+def _backward_hooks(model: nn.Module) -> list[str]:
+    """Modules and parameters with hooks that act on gradients."""
+    kept = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+    owners = [*model.named_modules(), *model.named_parameters()]
+    return [name for name, owner in owners if any(getattr(owner, hooks, None) for hooks in kept)]
 
 
-def _apart(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """The largest relative difference of sums and weights."""
-    return max(
-        difference(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64))
-        for a, b in zip(one, other, strict=True)
-    )
+def _losses_apart(one: StepResult, other: StepResult) -> list[float]:
+    """Of each micro-batch, the larger relative difference of sum and weight."""
+
+    def apart(a: float, b: float) -> float:
+        return difference(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64))
+
+    pairs = zip(one.losses, other.losses, strict=True)
+    return [max(apart(a[0], b[0]), apart(a[1], b[1])) for a, b in pairs]
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return difference(one, other) == 0.0
+def _mean(result: StepResult, i: int) -> float:
+    total, weight = result.losses[i]
+    return total / weight if weight else total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,6 +30,22 @@ class Finding:
         return f"{self.where}: {self.differs}. {self.remedy}."
 
 
+@dataclass(slots=True)
+class Report:
+    """What was compared. `largest`: the largest relative difference of each kind of tensor."""
+
+    findings: list[Finding] = field(default_factory=list[Finding])
+    notes: list[str] = field(default_factory=list[str])
+    largest: dict[str, float] = field(default_factory=dict[str, float])
+    random_operations: dict[str, int] = field(default_factory=dict[str, int])
+
+    def find(self, where: str, differs: str, remedy: str) -> None:
+        self.findings.append(Finding(where, differs, remedy))
+
+    def blames(self, where: str) -> bool:
+        return any(finding.where == where for finding in self.findings)
+
+
 def difference(one: Tensor, other: Tensor, floor: float = 0.0) -> float:
     """max|one - other| over the largest magnitude of either, which counts as `floor` at least; 0 when equal.
 
@@ -49,27 +65,26 @@ def difference(one: Tensor, other: Tensor, floor: float = 0.0) -> float:
     return apart / largest if apart > 0.0 else 0.0
 
 
+def differences(
+    one: Mapping[str, Tensor], other: Mapping[str, Tensor], floor: float = 0.0
+) -> dict[str, float]:
+    """How far the tensors of each name are apart. A name that one side lacks counts as zeros."""
+    found: dict[str, float] = {}
+    for name in {**one, **other}:
+        missing = torch.zeros_like(one[name] if name in one else other[name])
+        found[name] = difference(one.get(name, missing), other.get(name, missing), floor)
+    return found
+
+
 def largest_magnitude(tensors: Iterable[Tensor]) -> float:
     """Over all finite values; 0 when there are none."""
     found = [float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) for t in tensors if t.numel()]
     return max(found, default=0.0)
 
 
-def differing(
-    one: Mapping[str, Tensor], other: Mapping[str, Tensor], floor: float = 0.0
-) -> tuple[dict[str, float], float]:
-    """(names whose tensors are further apart than `TOLERANCE`, and how far; the largest difference). A name
-    that one side lacks counts as zeros."""
-    names: dict[str, float] = {}
-    worst = 0.0
-    for name in {**one, **other}:
-        present = one[name] if name in one else other[name]
-        missing = torch.zeros_like(present)
-        apart = difference(one.get(name, missing), other.get(name, missing), floor)
-        worst = max(worst, apart)
-        if apart > TOLERANCE:
-            names[name] = apart
-    return names, worst
+def noise_floor(tensors: Iterable[Tensor]) -> float:
+    """The magnitude below which differences of these tensors say nothing."""
+    return largest_magnitude(tensors) * NOISE / TOLERANCE
 
 
 def some(names: Iterable[str], shown: int = 3) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,31 +14,29 @@ from ...model.data import Sample
 from ...model.tracing.trace import TracedModel
 from .eager import EagerModel
 from .findings import difference
+from .interpreter import GraphInterpreter
 from .random_numbers import FixedNumbers
 
 _FAR = 1e-4  # beyond rounding, also where outputs are small differences
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A module of the user's model. `line`: file:line of its forward."""
-
-    path: str
-    kind: str
-    line: str
-
-    def __str__(self) -> str:
-        return f"{self.path or 'the whole model'} ({self.kind}, {self.line})"
-
-
-def first_difference(
-    eager: EagerModel, traced: TracedModel, weights: Mapping[str, Tensor], calls: list[Sample]
-) -> Place | None:
+def first_divergence(
+    eager: EagerModel, traced: TracedModel, weights: Mapping[str, Tensor], calls: Sequence[Sample]
+) -> str | None:
     """The first module, in the order in which they finish, whose output in the last of `calls` is that of no
-    operation which the graph has for it. None when no module can be blamed.
+    operation which the graph has for it: its path, class and line. None when no module can be blamed.
 
     `weights`: parameters and buffers by name. Memory: all activations of one micro-batch, twice.
     """
+    values = _graph_values(traced, weights, calls[-1])
+    for path, output in _module_outputs(eager, calls):
+        candidates = values.get(path, [])
+        if candidates and all(difference(output, value) > _FAR for value in candidates):
+            return _described(path, eager.module.get_submodule(path))
+    return None
+
+
+def _module_outputs(eager: EagerModel, calls: Sequence[Sample]) -> list[tuple[str, Tensor]]:
     outputs: list[tuple[str, Tensor]] = []
 
     def keep(path: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -54,19 +51,7 @@ def first_difference(
     finally:
         for hook in hooks:
             hook.remove()
-    values = _graph_values(traced, weights, calls[-1])
-    for path, output in outputs:
-        candidates = values.get(path, [])
-        if candidates and all(difference(output, value) > _FAR for value in candidates):
-            return _place(eager.module.get_submodule(path), path)
-    return None
-
-
-def backward_hooks(model: nn.Module) -> list[str]:
-    """Modules and parameters with hooks that act on gradients."""
-    kept = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
-    owners: list[tuple[str, nn.Module | nn.Parameter]] = [*model.named_modules(), *model.named_parameters()]
-    return [name for name, owner in owners if any(getattr(owner, hooks, None) for hooks in kept)]
+    return outputs
 
 
 def _graph_values(
@@ -76,32 +61,28 @@ def _graph_values(
     known = {**traced.parameters, **traced.buffers, **traced.constants}
     found: dict[str, list[Tensor]] = {}
 
-    class Runner(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            value = super().run_node(n)
-            stack: Mapping[str, tuple[str, Any]] = n.meta.get("nn_module_stack") or {}
-            for path, _ in stack.values():
-                found.setdefault(path, []).extend(_tensors(value))
-            return value
+    def keep(node: fx.Node, value: Any) -> None:
+        stack: Mapping[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
+        for path, _ in stack.values():
+            found.setdefault(path, []).extend(_tensors(value))
 
-    arguments = [
-        _value(traced, weights, known[node.name]) if node.name in known else batch[traced.inputs[node.name]]
-        for node in traced.graph.find_nodes(op="placeholder")
-    ]
+    def given(place: str) -> Tensor:
+        if place not in known:
+            return batch[traced.inputs[place]]
+        name = known[place]
+        return weights[name].detach() if name in weights else traced.initial(name)
+
+    arguments = [given(node.name) for node in traced.graph.find_nodes(op="placeholder")]
     with FixedNumbers(), torch.no_grad():
-        Runner(fx.GraphModule(traced.owner, traced.graph)).run(*arguments)
+        GraphInterpreter(traced, keep).run(*arguments)
     return found
-
-
-def _value(traced: TracedModel, weights: Mapping[str, Tensor], name: str) -> Tensor:
-    return weights[name].detach() if name in weights else traced.initial(name)
 
 
 def _tensors(value: Any) -> list[Tensor]:
     return [leaf.detach() for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def _place(part: nn.Module, path: str) -> Place:
+def _described(path: str, part: nn.Module) -> str:
     forward = inspect.unwrap(type(part).forward)
-    file = inspect.getsourcefile(forward) or "?"
-    return Place(path, type(part).__name__, f"{file}:{forward.__code__.co_firstlineno}")
+    line = f"{inspect.getsourcefile(forward) or '?'}:{forward.__code__.co_firstlineno}"
+    return f"{path or 'the whole model'} ({type(part).__name__}, {line})"

@@ -1,4 +1,5 @@
-"""Whether the mean of the micro-batches' losses is the loss of the micro-batches together.
+"""Whether the loss leads back to the model and to nothing else, whether it is a function of output and batch
+alone, and whether the mean of the micro-batches' losses is the loss of the micro-batches together.
 
 For samples that count alike, and for a declared (sum, weight), the gradient of two micro-batches together is
 the weighted mean of theirs. Fitting the weights to the gradients tells a loss that weighs otherwise (a mean
@@ -8,103 +9,150 @@ has no weights that fit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from ...model.data import Sample
 from ...model.errors import UserCodeError
-from ...model.training import Training
-from .batch_gradient import Point, by_outputs, by_parameters
+from ...model.training import Loss, Training
+from .calls import Calls
 from .eager import EagerModel
-from .findings import Finding
-from .loss_recorder import LossListener
+from .findings import Finding, Report
+from .random_numbers import FixedNumbers
 
 _FIELD = "Training.loss"
 _DIFFERS = 1e-4  # of the gradient's norm: batches of another size run other kernels, so more than `TOLERANCE`
 _FITS = 0.1  # weights explain a difference when this part of it, at most, is left
 _SCALE = 0.02  # weights that fit add up to 1 by so much
+_TIED = 1e-2  # what no weights explain and is more than the rounding of bf16
+_SAMPLED = 1 << 21  # elements of a gradient that are looked at: an output layer may have hundreds of millions
 
 
-@dataclass(frozen=True, slots=True)
-class LossReport:
-    findings: tuple[Finding, ...] = ()
-    notes: tuple[str, ...] = ()
+class NotTrained(ValueError):
+    """The loss leads back to no parameter of the model, or to others as well."""
 
 
-def check_calls(listener: LossListener) -> tuple[Finding, ...]:
-    """What the loss did while the user's module ran: it must be a function of output and batch alone."""
-    found: list[Finding] = []
-    if listener.repeated is not None:
-        once, again = listener.repeated
-        found.append(
-            Finding(
-                _FIELD,
-                f"it gives {once:.9g} and then {again:.9g} for the same output and batch: it keeps state, or "
-                "changes its arguments in place. Micro-batches are computed on any machine, in any order",
-                "Make it a function of the output and the batch alone",
+def checked_loss(training: Training) -> Training:
+    """`training`, whose loss is refused where it leads back to no parameter of the model, or to others."""
+    return replace(training, loss=partial(_loss, training))
+
+
+class LossRecorder:
+    """Stands in for `Training.loss` and notes what it does: it must depend on output and batch alone."""
+
+    def __init__(self, loss: Callable[[Any, dict[str, Tensor]], Loss]) -> None:
+        self._loss = loss
+        self._calls = Calls()
+        self._repeated: tuple[float, float] | None = None  # the first loss, and that of the same call again
+        self.declares_weight = False
+
+    def __call__(self, output: Any, batch: dict[str, Tensor]) -> Loss:
+        with self._calls.watched():
+            loss: Any = self._loss(output, batch)
+            if self._repeated is None:
+                self._repeated = _value(loss), _value(self._loss(output, batch))
+        self.declares_weight = isinstance(loss, tuple)
+        return cast(Loss, loss)
+
+    def findings(self) -> list[Finding]:
+        found = self._calls.findings(_FIELD)
+        once, again = self._repeated or (0.0, 0.0)
+        if once != again and (once == once or again == again):  # not both no number
+            found.append(
+                Finding(
+                    _FIELD,
+                    f"it gives {once:.9g} and then {again:.9g} for the same output and batch: it keeps "
+                    "state, or changes its arguments in place. Micro-batches are computed on any machine, in "
+                    "any order",
+                    "Make it a function of the output and the batch alone",
+                )
             )
-        )
-    if scaler := listener.calls.scaling:
-        found.append(
-            Finding(
-                _FIELD,
-                f"it uses torch.amp.GradScaler at {scaler.place}: nothing would divide the gradients by the "
-                "scale for all sections alike",
-                "Return the plain loss and set training.precision: fp16 in the job file",
-            )
-        )
-    return tuple(found)
+        return found
 
 
 def check_weights(
-    training: Training, eager: EagerModel, listener: LossListener, wanted: Sequence[str]
-) -> LossReport:
-    """`listener`: it heard two micro-batches. `wanted`: parameters by whose gradients to judge where outputs
-    cannot be put together; the nearer they are to the output, the less they cost."""
-    weights = listener.weights
-    if weights == [1.0, 1.0]:
-        return LossReport()  # (mean, 1): the user says that micro-batches count alike
+    eager: EagerModel,
+    batches: Sequence[Sample],
+    weights: Sequence[float],
+    declared: bool,
+    wanted: Sequence[Tensor],
+    report: Report,
+) -> None:
+    """Adds to `report` what is to be said of two micro-batches that count by `weights`.
+
+    `wanted`: the parameters whose gradients are compared; the nearer to the output, the cheaper.
+    """
+    if declared and list(weights) == [1.0, 1.0]:
+        return  # (mean, 1): the user says that micro-batches count alike
     try:
-        points = by_outputs(training, eager, listener.heard) or by_parameters(eager, listener.heard, wanted)
+        apart, together = _gradients(eager, batches, wanted)
     except UserCodeError as error:
         reason = error.message.splitlines()[0]
-        return LossReport(
-            notes=(
-                f"whether micro-batches count alike is not known: a batch twice as large fails ({reason})",
-            )
+        report.notes.append(
+            f"whether micro-batches count alike is not known: a batch twice as large fails ({reason})"
         )
-    return _judge(points, weights)
-
-
-def _judge(points: Point, weights: Sequence[float] | None) -> LossReport:
-    given = weights if weights is not None else [1.0] * len(points.apart)
-    share = [weight / sum(given) for weight in given]
-    basis = torch.stack(points.apart, dim=1)
-    size = float(points.together.norm())
-    if size == 0.0 or not bool(torch.isfinite(points.together).all()):
-        return LossReport()
-    apart = _left(points.together, basis, torch.tensor(share, dtype=torch.float64)) / size
-    if apart <= _DIFFERS:
-        return LossReport()
-    fitted = torch.linalg.lstsq(basis, points.together.unsqueeze(1), driver="gelsd").solution.flatten()
-    if _left(points.together, basis, fitted) / size > max(_DIFFERS, _FITS * apart):
-        return LossReport(
-            notes=(
-                "the loss ties the samples of a micro-batch to each other (no weighted mean of the "
-                "micro-batches' losses is their loss together), so the micro-batch size is part of what is "
-                "trained",
-            )
+        return
+    size = float(together.norm())
+    if size == 0.0 or not bool(torch.isfinite(together).all()):
+        return
+    share = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+    fitted = torch.linalg.lstsq(apart, together.unsqueeze(1), driver="gelsd").solution.flatten()
+    differs, left = (float((together - apart @ by).norm()) / size for by in (share, fitted))
+    if differs > _DIFFERS and left <= max(_DIFFERS, _FITS * differs):
+        report.findings.append(_unequal(fitted.tolist(), share.tolist(), declared))
+    elif left > _TIED:
+        report.notes.append(
+            "the model or its loss ties the samples of a micro-batch to each other (no weighted mean of the "
+            "micro-batches' losses is their loss together), so the micro-batch size is part of what is "
+            "trained"
         )
-    return LossReport(findings=(_unequal(fitted.tolist(), share, declared=weights is not None),))
 
 
-def _left(together: Tensor, basis: Tensor, weights: Tensor) -> float:
-    return float((together - basis @ weights).norm())
+def _gradients(
+    eager: EagerModel, batches: Sequence[Sample], wanted: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """(a column for each micro-batch's mean loss, that of all together) in float64, thinned out alike.
+
+    Dropout is left out, batch norm uses its running statistics, and every call begins with the same buffers,
+    so that a sample's output is its own.
+    """
+    buffers = {name: buffer.detach().clone() for name, buffer in eager.module.named_buffers()}
+    stride = 1 + sum(parameter.numel() for parameter in wanted) // _SAMPLED
+
+    def gradient(batch: Sample) -> Tensor:
+        loss = eager.loss(eager.output(batch), batch)
+        total, weight = cast(tuple[Any, Any], loss) if isinstance(loss, tuple) else (loss, 1.0)
+        found = torch.autograd.grad(total / weight, wanted, allow_unused=True, materialize_grads=True)
+        eager.set_buffers(buffers)
+        return torch.cat([value.flatten()[::stride].double() for value in found])
+
+    joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    with _running_statistics(eager.module), FixedNumbers(expected=True):
+        return torch.stack([gradient(batch) for batch in batches], dim=1), gradient(joined)
 
 
-def _unequal(fitted: Sequence[float], share: Sequence[float], *, declared: bool) -> Finding:
+@contextmanager
+def _running_statistics(module: nn.Module) -> Generator[None]:
+    """Batch norms in evaluation mode."""
+    norms = (nn.modules.batchnorm._BatchNorm,)  # pyright: ignore[reportPrivateUsage]
+    training = [part for part in module.modules() if isinstance(part, norms) and part.training]
+    for part in training:
+        part.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.train()
+
+
+def _unequal(fitted: Sequence[float], share: Sequence[float], declared: bool) -> Finding:
     total = sum(fitted)
     how = "it returns (sum, weight)" if declared else "it returns a mean"
     ratio = " : ".join(f"{weight:.4g}" for weight in fitted)
@@ -125,3 +173,47 @@ def _unequal(fitted: Sequence[float], share: Sequence[float], *, declared: bool)
         "Return (sum, weight), for example (cross_entropy(..., reduction='sum'), (labels != -100).sum()), or "
         "(mean * weight, weight) of a model's own mean; (mean, 1) if micro-batches shall count alike",
     )
+
+
+def _loss(training: Training, output: Any, batch: dict[str, Tensor]) -> Loss:
+    """The user's loss, which must lead back to the model: otherwise the job would run and train nothing."""
+    loss: Any = training.loss(output, batch)
+    total = loss[0] if isinstance(loss, tuple) else loss
+    if not isinstance(total, Tensor):
+        return loss
+    if not total.requires_grad:
+        raise NotTrained(
+            "no gradient flows from it into the model; expected a differentiable function of the model's "
+            "output, without detach(), no_grad() or a new tensor"
+        )
+    if foreign := _leaves_outside(total, output):
+        shapes = ", ".join(str(list(leaf.shape)) for leaf in foreign[:3])
+        raise NotTrained(
+            f"a gradient flows into parameters that are not the model's (of shape {shapes}): no optimizer "
+            "would update them, and each VM would have values of its own. Make them parameters of the model, "
+            "and let forward return what the loss needs of them"
+        )
+    return loss
+
+
+def _leaves_outside(total: Tensor, output: Any) -> list[Tensor]:
+    """The leaves that require a gradient between the model's output and the loss."""
+    ends = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    seen: set[Any] = {None, *(leaf.grad_fn for leaf in ends)}
+    found: list[Tensor] = []
+    waiting = [total.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf: Tensor | None = getattr(node, "variable", None)
+        if leaf is not None and all(leaf is not end for end in ends):
+            found.append(leaf)
+        waiting += [after for after, _ in node.next_functions]
+    return found
+
+
+def _value(loss: Any) -> float:
+    total, weight = cast(tuple[Any, Any], loss) if isinstance(loss, tuple) else (loss, 1.0)
+    return float(total.detach()) / float(weight)

@@ -10,9 +10,7 @@ Reads operators' tags and schemas of torch's dispatcher: checked with torch 2.13
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,14 +25,12 @@ _MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
 
 class FixedNumbers(TorchDispatchMode):
     """While entered, random operations draw what (operation, shape) decide. `expected`: what can be is drawn
-    as its mean (dropout keeps all), so that the size of a batch changes nothing. `drawn_in_fp32`: numbers of
-    float64 are those of fp32, so that a computation in float64 has the same."""
+    as its mean (dropout keeps all), so that the size of a batch changes nothing."""
 
-    def __init__(self, *, expected: bool = False, drawn_in_fp32: bool = False) -> None:
+    def __init__(self, *, expected: bool = False) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()  # operation -> how often it was called
         self._expected = expected
-        self._drawn_in_fp32 = drawn_in_fp32
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -42,35 +38,28 @@ class FixedNumbers(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
+        given = _arguments(func, args, kwargs)
+        if given.get("dropout_p") == 0.0 or given.get("train") is False or given.get("training") is False:
+            return func(*args, **kwargs)  # attention without dropout; what draws in training mode only
         name = func.overloadpacket.__name__.removesuffix("_")
         self.counts[name] += 1
-        if kwargs.get("generator") is not None:
+        if given.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
-        arguments = tree_map(_plain, args)
         with preserved_randomness():
             seed_everything(seed64("dry run", name, str([_shape(a) for a in args])))
-            if self._drawn_in_fp32:
-                with default_dtype(torch.float32):
-                    drawn = func(*tree_map(_narrowed, arguments), **tree_map(_narrowed, kwargs))
-                result = tree_map(partial(_widened, torch.get_default_dtype()), drawn)
-            else:
-                result = func(*arguments, **kwargs)
+            result = func(*tree_map(_plain, args), **kwargs)
         if self._expected:
-            result = _mean(name, args, kwargs, result)
+            result = _mean(name, args, given, result)
         if func._schema.is_mutable and isinstance(args[0], Tensor):
             return args[0].copy_(result)
         return result
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Generator[None]:
-    """What numbers of floating point are whose type nobody names."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+def _arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments by name, defaults included."""
+    named = func._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in named}
+    return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
 
 
 def _plain(leaf: Any) -> Any:
@@ -78,32 +67,24 @@ def _plain(leaf: Any) -> Any:
     return leaf.clone(memory_format=torch.contiguous_format) if isinstance(leaf, Tensor) else leaf
 
 
-def _narrowed(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
-        return leaf.float() if leaf.dtype == torch.float64 else leaf
-    return torch.float32 if leaf is torch.float64 else leaf
-
-
-def _widened(dtype: torch.dtype, leaf: Any) -> Any:
-    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf
-
-
 def _shape(argument: Any) -> object:
     return tuple(argument.shape) if isinstance(argument, Tensor) else argument
 
 
-def _mean(name: str, args: Sequence[Any], kwargs: dict[str, Any], drawn: Any) -> Any:
+def _mean(name: str, args: tuple[Any, ...], given: Mapping[str, Any], drawn: Any) -> Any:
     if name in _MEANS:
         return drawn.fill_(_MEANS[name])
     if name == "native_dropout":
         return args[0].clone(), torch.ones_like(drawn[1])
     if name == "bernoulli":
-        chance = args[1] if len(args) > 1 else kwargs.get("p", args[0])
+        chance = given["p"] if "p" in given else args[0]
         return drawn.copy_(chance) if isinstance(chance, Tensor) else drawn.fill_(chance)
-    if name in ("normal", "uniform") and isinstance(args[0], Tensor):
-        low, high = (args[1] if len(args) > 1 else 0.0), (args[2] if len(args) > 2 else 1.0)
-        return drawn.fill_(low if name == "normal" else (low + high) / 2)
+    if name == "normal" and "mean" in given and not isinstance(given["mean"], Tensor):
+        return drawn.fill_(given["mean"])
+    if name == "uniform":
+        return drawn.fill_((given["from"] + given["to"]) / 2)
+    if name == "exponential":
+        return drawn.fill_(1 / given["lambd"])
     if name in ("randint", "randint_like"):
-        limits = [argument for argument in args if isinstance(argument, int)]
-        return drawn.fill_((limits[-1] + (limits[0] if len(limits) > 1 else 0)) // 2)
+        return drawn.fill_((given.get("low", 0) + given["high"]) // 2)
     return drawn

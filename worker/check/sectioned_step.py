@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from ...model.data import Batches, Sample
@@ -13,6 +11,7 @@ from ..sections.buffer_updates import combine
 from ..sections.grad_check import is_usable, total_norm
 from ..sections.grad_sums import clip_coefficient, mean_loss, new_sum, parameter_norm
 from ..sections.ranges import RangeRuntime
+from .eager import StepResult
 
 
 class Loaded(Batches):
@@ -29,46 +28,37 @@ class Loaded(Batches):
         return {name: value.clone() for name, value in self._loaded[i].items()}
 
 
-@dataclass(frozen=True)
-class StepInPieces:
-    """A step before anything is applied. `pieces`: each micro-batch's (loss sum, weight)."""
-
-    pieces: tuple[tuple[float, float], ...]
-    gradients: dict[str, Tensor]  # of the mean loss, by parameter
-    buffers: dict[str, Tensor]  # those that the step changes, afterwards
-
-
-class Pieces:
+class SectionedModel:
     """All sections of a chain on one device. Raises the user's errors, as `UserCodeError`."""
 
     def __init__(self, chain: Sections, training: Training, batches: Batches, seed: int) -> None:
-        self.chain = chain
+        self._chain = chain
         self._training = training
         self._batches = batches
         self._runtime = RangeRuntime(chain, training, seed)
         for index in range(chain.num_sections):
             self._runtime.host(index)
 
-    def step(self) -> StepInPieces:
-        """Forward and backward of all micro-batches of step 0."""
-        last, num = self.chain.num_sections, self._batches.num_micro_batches
-        sums = new_sum(self.chain, self.chain.trainable_names, num, "fast")
-        pieces: list[tuple[float, float]] = []
+    def step(self) -> StepResult:
+        """Forward and backward of all micro-batches of step 0. `buffers`: those that the step changes."""
+        last, num = self._chain.num_sections, self._batches.num_micro_batches
+        sums = new_sum(self._chain, self._chain.trainable_names, num, "fast")
+        losses: list[tuple[float, float]] = []
         updates: dict[str, list[Tensor]] = {}
         for i in range(num):
             output = self._runtime.forward(0, i, 0, last, {}, self._batches.micro_batch(0, i), keep=True)
             self._runtime.backward(i, 0, {}, lambda _, name, gradient: sums.add(name, gradient))
             assert output.piece is not None, "the last section computes the loss"
-            pieces.append((output.piece.loss_sum, output.piece.weight))
+            losses.append((output.piece.loss_sum, output.piece.weight))
             for name, value in output.updates.items():
                 updates.setdefault(name, []).append(value)
-        _, weight = mean_loss(pieces)
+        _, weight = mean_loss(losses)
         buffers = {name: combine(values) for name, values in updates.items()}
-        return StepInPieces(tuple(pieces), sums.finalise(weight), buffers)
+        return StepResult(tuple(losses), sums.finalise(weight), buffers)
 
-    def apply(self, result: StepInPieces) -> None:
+    def apply(self, result: StepResult) -> None:
         """Clips by the norm over all sections and lets each section's optimizer update its weights."""
-        names = self.chain.trainable_names
+        names = self._chain.trainable_names
         norms = [float(parameter_norm(result.gradients[name])) for name in names]
         is_usable(0, names, norms, None)
         clip = self._training.clip_grad_norm
