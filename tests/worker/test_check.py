@@ -269,7 +269,7 @@ MODELS: dict[str, tuple[Callable[[], Training], tuple[str, ...]]] = {
     "a hook of a tensor": (net(coupled_models.TensorHooked), ("register_hook", "coupled_models.py:")),
     "hooks that the optimizer leaves": (
         lambda: sound(optimizer=tying_optimizers.clamping),
-        ("the gradients of 19 parameters", "Hooks would be lost: 'embed.weight'"),
+        ("'embed.weight' has a hook on its gradient, clamping", "tying_optimizers.py:", "in the optimizer"),
     ),
 }
 

@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from ...model.data import Batches
 from ...model.partition.partition import Sections
+from ...model.tracing.scan import refuse_unheld
 from ...model.training import Training
 from .eager import EagerModel, StepResult
 from .findings import TOLERANCE, Report, difference, differences, largest_magnitude, noise_floor, some
@@ -45,7 +45,7 @@ def watch_for(training: Training, folder: Path) -> Watch:
 class Comparison:
     """Adds to `report`, which has the optimizer's findings already.
 
-    Raises the user's errors, when made and when run.
+    Raises the user's errors, when made and when run; `UntraceableModel` for hooks that the optimizer leaves.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Comparison:
         with numbers:
             self._ours = self._sections.step()
         self._eager = EagerModel(replace(training, loss=recorder), chain.traced, self._batches, seed=seed)
+        refuse_unheld(self._eager.module)  # the trace saw it without what the optimizer's function adds
         with numbers, watch.over(self._eager.module):
             self._theirs = self._eager.step(0)
         self._floor = noise_floor(self._theirs.gradients.values())
@@ -143,13 +144,11 @@ class Comparison:
                 "Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)",
             )
             return False
-        hooks = _backward_hooks(self._eager.module)
-        cause = f" Hooks would be lost: {some(hooks)}." if hooks else ""
         self._report.find(
             "the model's backward",
             f"the losses agree, but the gradients of {len(names)} parameters do not: {some(names)}. The last "
-            f"of them in the model, {names[-1]!r}, is nearest to the cause.{cause} What autograd cannot see "
-            "in a traced graph acts there: a backward hook, a custom backward",
+            f"of them in the model, {names[-1]!r}, is nearest to the cause. What autograd cannot see in a "
+            "traced graph acts there, such as a custom backward",
             "Express it with differentiable operations in forward",
         )
         return False
@@ -233,13 +232,6 @@ class Comparison:
         found["gradient"] = {name: value for name, value in gradients.items() if math.isfinite(value)}
         found["buffer"] = {name: value for name, value in buffers.items() if math.isfinite(value)}
         return found
-
-
-def _backward_hooks(model: nn.Module) -> list[str]:
-    """Modules and parameters with hooks that act on gradients."""
-    kept = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
-    owners = [*model.named_modules(), *model.named_parameters()]
-    return [name for name, owner in owners if any(getattr(owner, hooks, None) for hooks in kept)]
 
 
 def _losses_apart(one: StepResult, other: StepResult) -> list[float]:
