@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from ...model.precision import Precision
 from ...model.tracing.regions import autocast_of
 from ...model.tracing.trace import TracedModel
 
@@ -16,7 +17,7 @@ class GraphInterpreter(fx.Interpreter):
 
     def __init__(self, traced: TracedModel, seen: Callable[[fx.Node, Any], None]) -> None:
         super().__init__(traced.owner, graph=traced.graph)
-        self._precision = traced.precision
+        self._precision: Precision = traced.precision
         self._seen = seen
 
     def run_node(self, n: fx.Node) -> Any:
