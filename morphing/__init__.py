@@ -2,19 +2,33 @@
 
 `choose`: from the available workers, the model's calibration and the sections that workers hold, to the plan
 with the least predicted time per step, or the reason why there is none. `agree` and `transfers`: from what
-each member of a forming generation holds, to the step that all continue from, who must still apply it, and
-who sends which section to whom (what a section's state is: `worker.sections.state`).
+each member of a forming generation holds and what is published, to the newest state that covers all sections,
+who must still apply its last step, and who sends which section to whom (what a section's state is:
+`worker.sections.state`).
 """
 
 from .balance import balance
 from .choose import choose
 from .infeasible import too_deep
 from .placement import Roster, Slot, place
-from .recovery import Agreement, Application, MemberState, NoReplica, Record, Transfer, agree, transfers
+from .recovery import (
+    NOTHING,
+    Agreement,
+    Application,
+    MemberState,
+    NoReplica,
+    Record,
+    Rung,
+    Transfer,
+    agree,
+    covers,
+    transfers,
+)
 from .request import Candidate, Choice, Infeasible, Request
 from .stages import stage_table
 
 __all__ = [
+    "NOTHING",
     "Agreement",
     "Application",
     "Candidate",
@@ -24,12 +38,14 @@ __all__ = [
     "Record",
     "Request",
     "Roster",
+    "Rung",
     "Slot",
     "MemberState",
     "Transfer",
     "agree",
     "balance",
     "choose",
+    "covers",
     "place",
     "stage_table",
     "too_deep",

@@ -7,11 +7,14 @@ therefore a member keeps the commit's record until the next one, and its reduced
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..pipeline import Range
+from ..protocol.messages import CheckpointRef
+
+Rung = Literal["start", "peers", "store"]
 
 
 class NoReplica(ValueError):
@@ -43,6 +46,14 @@ class MemberState:
     """Sections whose state it holds, at `applied_step`."""
     reduced_by: tuple[int, int] | None = None
     """(generation, attempt) in which those gradients were reduced; None matches any record."""
+    branch: int = 0
+    """The generation whose commit went into its state last; of a checkpoint, the one that published it."""
+    agreed_in: int = 0
+    """The newest generation whose members agreed on the state that this one is of."""
+
+
+NOTHING = MemberState(None, None, None, frozenset())
+"""Of a member that holds no state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +68,22 @@ class Application:
 class Agreement:
     """The state that all members continue from.
 
-    `rung` store: at no single step do living members hold every section; `step` is None, `apply` is empty and
-    all members drop what they hold. `rung` peers: `keep` are the members at `step` once `apply` is done,
-    `drop` those whose older or conflicting state must be dropped, `holders` the members that then hold each
-    section, and `record` the commit of `step` if any member saw it; every member keeps that record.
+    `rung` store: at no single step do living members hold every section, or a checkpoint is newer; `step` is
+    None, `apply` is empty and all members drop what they hold. `rung` start: as store, but nothing was
+    published. `rung` peers: `keep` are the members at `step` once `apply` is done, `drop` those whose older
+    or conflicting state must be dropped, `holders` the members that then hold each section, `record` the
+    commit of `step` if any member saw it (every member keeps that record), and `branch` the generation whose
+    commit went into the state last.
     """
 
-    rung: Literal["peers", "store"]
+    rung: Rung
     step: int | None
     record: Record | None
     apply: tuple[Application, ...]
     keep: tuple[int, ...]
     drop: tuple[int, ...]
     holders: Mapping[int, tuple[int, ...]]
+    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -86,28 +100,31 @@ def agree(
     expected_voters_by_generation: Mapping[int, int] | None = None,
     *,
     num_sections: int,
+    checkpoints: Iterable[CheckpointRef] = (),
 ) -> Agreement:
     """Agree on the newest step at which the survivors hold every section.
 
-    A record is valid only if its number of voters is that of its generation (`expected_voters_by_generation`,
-    if given; an unlisted generation has no valid record) and its step is the holder's own or the next. A
-    member one step behind applies the step if it has the reduced gradients and some member has the record.
-    So a step that any member applied is not lost while the members at it, or able to apply it, hold all
-    sections. Otherwise an older step with all sections is taken; the caller compares it with the newest
-    checkpoint, which may be newer still.
+    Only the newest branch counts. A record is valid only if its number of voters is that of its generation
+    (`expected_voters_by_generation`, if given; an unlisted generation has no valid record) and its step is
+    the holder's own or the next. A member one step behind applies the step if it has the reduced gradients
+    and some member has the record. So a step that any member applied is not lost while the members at it, or
+    able to apply it, hold all sections. Otherwise an older step with all sections is taken. `checkpoints` are
+    those that are published; if one of them is newer than the step found, it is read instead.
     """
-    reachable = {
-        step
-        for standing in standings
-        if standing.applied_step is not None
-        for step in (standing.applied_step, standing.applied_step + 1)
-    }
-    for step in sorted(reachable, reverse=True):
-        found = _at(step, standings, expected_voters_by_generation)
-        if all(found.holders.get(section) for section in range(num_sections)):
-            return found
-    everyone = tuple(m for m, standing in enumerate(standings) if standing.applied_step is not None)
-    return Agreement("store", None, None, apply=(), keep=(), drop=everyone, holders={})
+    checkpoints = tuple(checkpoints)
+    branch = max((standing.branch for standing in standings), default=0)
+    current = [standing if _is_current(standing, branch) else NOTHING for standing in standings]
+    found = _newest(current, expected_voters_by_generation, num_sections)
+    if found is None or _is_overtaken(found, standings, checkpoints):
+        found = Agreement("store" if checkpoints else "start", None, None, (), (), (), {})
+    held = (member for member, standing in enumerate(standings) if standing.applied_step is not None)
+    drop = tuple(member for member in held if member not in found.keep)
+    return replace(found, drop=drop, branch=found.record.generation if found.record else branch)
+
+
+def covers(held: Iterable[Iterable[int]], num_sections: int) -> bool:
+    """Whether each section is among what some member holds."""
+    return set(range(num_sections)) <= set[int]().union(*held)
 
 
 def transfers(holders: Mapping[int, Sequence[int]], wanted: Sequence[Range | None]) -> tuple[Transfer, ...]:
@@ -130,6 +147,48 @@ def transfers(holders: Mapping[int, Sequence[int]], wanted: Sequence[Range | Non
             load[source] = load.get(source, 0) + 1
             result.append(Transfer(section, source, destination))
     return tuple(result)
+
+
+def _is_current(standing: MemberState, newest: int) -> bool:
+    """Whether a member's state is on the branch with which the others continued.
+
+    A worker that was left out of a generation may come back with steps of the one before, even more than the
+    others have taken since. That is another branch, which with `numerics: fast` has other values. A member of
+    the newest generation that has not applied its commit yet is current.
+    """
+    if standing.applied_step is None:
+        return False
+    return standing.branch == newest or (standing.reduced_by is not None and standing.reduced_by[0] == newest)
+
+
+def _newest(
+    standings: Sequence[MemberState], expected: Mapping[int, int] | None, num_sections: int
+) -> Agreement | None:
+    """The newest step that is covered; None: there is none."""
+    reachable = {
+        step
+        for standing in standings
+        if standing.applied_step is not None
+        for step in (standing.applied_step, standing.applied_step + 1)
+    }
+    for step in sorted(reachable, reverse=True):
+        found = _at(step, standings, expected)
+        if covers([found.holders], num_sections):
+            return found
+    return None
+
+
+def _is_overtaken(
+    found: Agreement, standings: Sequence[MemberState], checkpoints: Iterable[CheckpointRef]
+) -> bool:
+    """Whether a checkpoint is newer than the state that was found.
+
+    Checkpoints of generations before the one in which its members agreed existed when they did: they
+    continued from one, or skipped one that no member could read, which may have a later step than theirs.
+    """
+    assert found.step is not None, "a state that was found is of a step"
+    agreed_in = max((standings[member].agreed_in for member in found.keep), default=0)
+    return any((ref.generation, ref.step) > (agreed_in, found.step) for ref in checkpoints)
 
 
 def _at(step: int, standings: Sequence[MemberState], expected: Mapping[int, int] | None) -> Agreement:
@@ -155,12 +214,7 @@ def _at(step: int, standings: Sequence[MemberState], expected: Mapping[int, int]
     for member in kept:
         for section in standings[member].sections:
             holders[section] = (*holders.get(section, ()), member)
-    dropped = (
-        m for m, standing in enumerate(standings) if standing.applied_step is not None and m not in kept
-    )
-    return Agreement(
-        "peers", step, record, tuple(apply), tuple(kept), tuple(dropped), dict(sorted(holders.items()))
-    )
+    return Agreement("peers", step, record, tuple(apply), tuple(kept), (), dict(sorted(holders.items())))
 
 
 def _can_apply(standing: MemberState, record: Record) -> bool:

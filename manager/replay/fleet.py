@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ...morphing import MemberState
 from ...pipeline import Range
 from ...protocol.messages import (
     CheckpointRef,
@@ -18,6 +19,7 @@ from ...protocol.messages import (
 from ..core.events import ReportReceived
 
 GRAPH_HASH = "replayed"
+NOTHING = MemberState(None, None, None, frozenset())
 
 
 @dataclass(eq=False, slots=True)
@@ -34,10 +36,19 @@ class Trainer:
     """The sections that it holds, as of `step`; None: none."""
     branch: int = 0
     """The generation whose commit went into them last."""
+    agreed_in: int = 0
+    """The generation that formed with them last."""
     formed: Formed | None = None
     published: CheckpointRef | None = None
     profiling: Profiling | None = None
     profile: Profile | None = None
+
+    def standing(self) -> MemberState:
+        """What it holds, as the others are told when a generation forms."""
+        if self.span is None:
+            return NOTHING
+        sections = frozenset(self.span.sections)
+        return MemberState(self.step, None, None, sections, branch=self.branch, agreed_in=self.agreed_in)
 
     def report(self) -> WorkerReport:
         return _BLANK.model_copy(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
 
+from ...morphing import Rung, agree
 from ...pipeline import Range
 from ...protocol.messages import CheckpointRef
 from ...simulator import Calibration, MorphCosts
-from .fleet import Trainer
-
-Rung = Literal["start", "peers", "store"]
+from .fleet import NOTHING, Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +20,25 @@ class Beginning:
     rung: Rung
     step: int
     branch: int
-    """The generation whose commits the members' states must have for it; 0: none is used."""
+    """The generation whose commit went into that state last."""
+    kept: frozenset[str]
+    """Workers that hold it."""
 
 
-def agree(
+def begin(
     members: Sequence[Trainer], checkpoints: Sequence[CheckpointRef], num_sections: int, *, keeps_state: bool
 ) -> Beginning:
-    """What `morphing.agree` comes to where all who step do so together: survivors of the newest branch stand
-    at one step, and go on from it if they hold every section; else the newest checkpoint is read.
+    """What the members of a forming generation agree on. All who step do so together, so none of them has a
+    commit to apply; without one that all can go on with, the newest checkpoint is read.
     """
-    base = checkpoints[0] if checkpoints else None
-    holders = [trainer for trainer in members if trainer.span is not None] if keeps_state else []
-    branch = max((trainer.branch for trainer in holders), default=0)
-    newest = [trainer for trainer in holders if trainer.branch == branch]
-    if newest and newest[0].step >= (base.step if base is not None else 0):
-        spans = sorted({trainer.span for trainer in newest if trainer.span is not None})
-        reached = 0
-        for span in spans:
-            if span.start > reached:
-                break
-            reached = max(reached, span.stop)
-        if reached == num_sections:
-            return Beginning("peers", newest[0].step, branch)
-    return Beginning("store", base.step, 0) if base is not None else Beginning("start", 0, 0)
+    standings = [trainer.standing() if keeps_state else NOTHING for trainer in members]
+    found = agree(standings, num_sections=num_sections, checkpoints=checkpoints)
+    if found.step is not None:
+        kept = frozenset(members[member].worker for member in found.keep)
+        return Beginning(found.rung, found.step, found.branch, kept)
+    if not checkpoints:
+        return Beginning(found.rung, 0, 0, frozenset())
+    return Beginning(found.rung, checkpoints[0].step, checkpoints[0].generation, frozenset())
 
 
 class Bytes:
@@ -74,7 +68,7 @@ class Bytes:
         lacking = [0] * self._num_sections  # workers that must be given the section
         most = 0
         for trainer, span in zip(members, wanted, strict=False):
-            held = trainer.span if trainer.branch == beginning.branch else None
+            held = trainer.span if trainer.worker in beginning.kept else None
             missing = [section for section in span.sections if held is None or section not in held]
             for section in missing:
                 lacking[section] += 1
@@ -85,7 +79,7 @@ class Bytes:
 
     def _most_sent(self, beginning: Beginning, members: Sequence[Trainer], lacking: Sequence[int]) -> float:
         """What the busiest holder hands over, when the holders of each section share its readers."""
-        spans = [t.span for t in members if t.span is not None and t.branch == beginning.branch]
+        spans = [t.span for t in members if t.span is not None and t.worker in beginning.kept]
         hosts = [0] * self._num_sections
         for span in spans:
             for section in span.sections:

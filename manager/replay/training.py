@@ -13,7 +13,7 @@ from ..core.state import Generation, JobState, vm_of
 from ..spec.job_spec import JobSpec
 from .fleet import Fleet, SimVm, Trainer
 from .group import Group, GroupPhase, make_group, make_stretch
-from .loading import Bytes, agree
+from .loading import Bytes, begin
 from .policies import Policy
 from .scenario import Scenario
 from .time_account import Item, TimeAccount
@@ -183,7 +183,7 @@ class Training:
         members = [trainer for worker, _ in current.members if (trainer := living.get(worker)) is not None]
         num_sections = self.world.scenario.calibration.num_sections
         keeps = self.policy.keeps_state
-        beginning = agree(members, current.checkpoints, num_sections, keeps_state=keeps)
+        beginning = begin(members, current.checkpoints, num_sections, keeps_state=keeps)
         whole = len(members) == len(current.members)
         group = make_group(current, members, beginning, GroupPhase.FORMING if whole else GroupPhase.BROKEN)
         self.group = group
@@ -227,7 +227,8 @@ class Training:
             trainer.phase, trainer.span = Phase.LEFT, None
             return
         trainer.phase, trainer.formed = Phase.RUNNING, formed
-        trainer.span, trainer.branch, trainer.step = group.ranges[rank], group.number, formed.step
+        trainer.span, trainer.step = group.ranges[rank], formed.step
+        trainer.branch, trainer.agreed_in = group.beginning.branch, group.number
 
     # ---- stepping ------------------------------------------------------------------------------------------
 
@@ -265,6 +266,8 @@ class Training:
         if newest is not None:
             self._saved_ns = stretch.taken_ns(newest)
         for trainer in group.workers:
+            if step > group.beginning.step:
+                trainer.branch = group.number
             trainer.step = step
 
     def loses(self, vm: SimVm) -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makara.morphing import Application, MemberState, NoReplica, Record, agree, transfers
+from makara.morphing import Application, MemberState, NoReplica, Record, agree, covers, transfers
 from makara.pipeline import Range
+from makara.protocol.messages import CheckpointRef
 
 K = 4
 COMMIT = Record(step=7, attempt=0, voters=3, generation=2)
@@ -62,13 +63,61 @@ def test_of_rival_commits_the_newer_generation_counts() -> None:
 
 def test_without_a_holder_for_each_section_the_store_is_next() -> None:
     found = agree([standing(7, "01", COMMIT), standing(None, "")], VOTERS, num_sections=K)
+    assert (found.rung, found.step, found.keep, found.drop) == ("start", None, (), (0,))
+    published = [CheckpointRef(step=5, generation=1)]
+    found = agree([standing(7, "01", COMMIT)], VOTERS, num_sections=K, checkpoints=published)
     assert (found.rung, found.step, found.keep, found.drop) == ("store", None, (), (0,))
-    assert agree([standing(None, ""), standing(None, "")], num_sections=K).rung == "store"
+    assert agree([standing(None, ""), standing(None, "")], num_sections=K).rung == "start"
 
 
 def test_an_older_step_that_is_covered_comes_before_the_store() -> None:
     found = agree([standing(7, "01"), standing(6, "0123")], num_sections=K)
     assert (found.rung, found.step, found.keep, found.drop) == ("peers", 6, (1,), (0,))
+
+
+def test_a_member_that_was_left_out_brings_no_steps_of_an_older_branch() -> None:
+    left_out = replace(standing(9, "0123"), branch=1, agreed_in=1)
+    found = agree([left_out, replace(standing(7, "0123"), branch=2, agreed_in=2)], num_sections=K)
+    assert (found.step, found.keep, found.drop, found.branch) == (7, (1,), (0,), 2)
+
+
+def test_an_older_branch_does_not_stand_in_for_sections_that_the_newest_has_lost() -> None:
+    left_out = replace(standing(7, "0123"), branch=1)
+    found = agree([left_out, replace(standing(7, "01"), branch=2)], num_sections=K)
+    assert (found.rung, found.step, found.drop) == ("start", None, (0, 1))
+
+
+def test_who_is_yet_to_apply_the_newest_branchs_commit_is_not_left_out() -> None:
+    behind = replace(standing(6, "01", None, 7), reduced_by=(2, 0), branch=1)
+    found = agree([behind, replace(standing(7, "23", COMMIT), branch=2)], num_sections=K)
+    assert (found.step, found.keep, found.apply) == (7, (0, 1), (Application(0, 1),))
+
+
+def test_the_branch_is_that_of_a_commit_which_all_apply() -> None:
+    saw = replace(standing(6, "0123", COMMIT, 7), branch=1)
+    found = agree([saw], VOTERS, num_sections=K)
+    assert (found.step, found.branch) == (7, COMMIT.generation)
+
+
+@pytest.mark.parametrize(
+    ("step", "generation", "overtakes"),
+    [(8, 2, True), (7, 2, False), (3, 3, True), (9, 1, False)],
+    ids=["a later step", "the same step", "a later generation", "was there when they agreed"],
+)
+def test_a_checkpoint_counts_if_it_is_newer_than_what_its_holders_agreed_on(
+    step: int, generation: int, overtakes: bool
+) -> None:
+    published = [CheckpointRef(step=step, generation=generation)]
+    held = replace(standing(7, "0123"), branch=1, agreed_in=2)
+    found = agree([held], num_sections=K, checkpoints=published)
+    assert (found.rung, found.step) == (("store", None) if overtakes else ("peers", 7))
+    assert found.drop == ((0,) if overtakes else ())
+
+
+def test_sections_are_covered_when_each_is_held_by_somebody() -> None:
+    assert covers([range(2), range(1, 4)], K)
+    assert not covers([range(2), range(3, 4)], K)
+    assert not covers([], K)
 
 
 sections = st.frozensets(st.integers(0, K - 1))

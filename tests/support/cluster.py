@@ -295,8 +295,9 @@ class Cluster:
             return False
         victim = self.random.choice(workers)
         for trainer in workers:
+            trainer.reduced_in = group.order.number
             if trainer is not victim and self.random.random() < 0.5:
-                trainer.lineage = (*(trainer.lineage or ()), group.order.number)
+                trainer.commit(group.order.number)
         self.kill_vm(victim.vm.name)
         return True
 

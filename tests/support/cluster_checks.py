@@ -77,6 +77,13 @@ def check_heard(world: Cluster, report: Report) -> None:
             raise Broken(f"{worker.worker} died before incarnation {worker.incarnation}: not counted")
 
 
+def check_agreed(lineages: set[tuple[int, ...]], step: int) -> tuple[int, ...]:
+    """What survivors agree on is one history."""
+    if {len(lineage) for lineage in lineages} != {step} or len(lineages) > 1:
+        raise Broken(f"survivors agree on step {step} of different histories: {lineages}")
+    return min(lineages)
+
+
 def check_formed(group: Group, lineage: tuple[int, ...]) -> None:
     """When a generation begins: its history has each step once, and goes back no further than its base."""
     check_lineage(lineage, len(lineage))

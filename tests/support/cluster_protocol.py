@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from cluster_checks import check_formed
+from cluster_checks import check_agreed, check_formed
 from cluster_profiles import measure
 from cluster_trainers import GRAPH_HASH, RECIPE, Group, Trainer
+from makara.morphing import Rung, agree
 from makara.protocol.messages import CheckpointRef, Failure, Formed, Orders, Phase
 
 if TYPE_CHECKING:
     from cluster import Cluster
+
+
+class Agreed(NamedTuple):
+    """The state that a generation begins with."""
+
+    lineage: tuple[int, ...]
+    branch: int
+    rung: Rung
+
 
 _IN_GROUP = (Phase.FORMING, Phase.RUNNING, Phase.HELD)
 
@@ -75,9 +85,10 @@ def form(world: Cluster, group: Group) -> None:
     if group.broken or any(not stands(t, group, Phase.FORMING) for t in members):
         shatter(world, group, [t.worker for t in members if not stands(t, group, Phase.FORMING)])
         return
-    lineage, rung = agreed(world, group, members)
+    begun, number = agreed(world, group, members), group.order.number
+    lineage = begun.lineage
     group.running = True
-    formed = Formed(generation=group.order.number, step=len(lineage), rung=rung, phases_s={"load": 0.1})
+    formed = Formed(generation=number, step=len(lineage), rung=begun.rung, phases_s={"load": 0.1})
     for rank, trainer in enumerate(members):
         if rank >= group.num_workers:
             trainer.phase = Phase.LEFT
@@ -85,7 +96,8 @@ def form(world: Cluster, group: Group) -> None:
         else:
             start, stop = group.order.plan["ranges"][rank]
             trainer.sections = frozenset(range(start, stop))
-            trainer.lineage, trainer.lineage_generation = lineage, group.order.number
+            trainer.lineage, trainer.branch, trainer.agreed_in = lineage, begun.branch, number
+            trainer.record, trainer.reduced_in = None, 0
             trainer.phase, trainer.formed = Phase.RUNNING, formed
         world.changed(trainer.vm)
     check_formed(group, lineage)
@@ -94,25 +106,23 @@ def form(world: Cluster, group: Group) -> None:
     world.after(world.step_s, step, world, group)
 
 
-def agreed(world: Cluster, group: Group, members: list[Trainer]) -> tuple[tuple[int, ...], str]:
-    standing = [(t.lineage_generation, t.lineage) for t in members if t.lineage is not None]
-    if standing:
-        generation, target = max(standing, key=lambda s: (s[0], len(s[1])))
-        # A member one commit behind applies its reduced gradients with another's commit record.
-        held = [
-            t.sections
-            for t in members
-            if t.lineage is not None
-            and t.lineage_generation == generation
-            and t.lineage in (target, target[:-1])
-        ]
-        if frozenset().union(*held) >= frozenset(range(RECIPE.num_sections)):
-            return target, "peers"
-    base = next((c for c in group.order.checkpoints if (c.step, c.generation) in world.store.parts), None)
-    assert base is not None or not group.order.checkpoints, (
-        "a checkpoint given to a generation has lost its parts"
-    )
-    return (world.store.parts[base.step, base.generation], "store") if base else ((), "start")
+def agreed(world: Cluster, group: Group, members: list[Trainer]) -> Agreed:
+    """By the rule that trainers go by."""
+    published = group.order.checkpoints
+    standings = [trainer.standing() for trainer in members]
+    found = agree(standings, num_sections=RECIPE.num_sections, checkpoints=published)
+    if found.step is not None:
+        applying = {application.member for application in found.apply}
+        for member in applying:
+            assert found.record is not None, "only a commit is applied"
+            members[member].commit(found.record.generation)
+        lineages = {members[member].lineage or () for member in found.keep}
+        return Agreed(check_agreed(lineages, found.step), found.branch, found.rung)
+    base = next((c for c in published if (c.step, c.generation) in world.store.parts), None)
+    assert base is not None or not published, "a checkpoint given to a generation has lost its parts"
+    if base is None:
+        return Agreed((), 0, found.rung)
+    return Agreed(world.store.parts[base.step, base.generation], base.generation, found.rung)
 
 
 def stands(trainer: Trainer, group: Group, phase: Phase) -> bool:
@@ -141,7 +151,7 @@ def step(world: Cluster, group: Group) -> None:
         and not world.torn_commit(group, workers)
     ):
         for trainer in workers:
-            trainer.lineage = (*(trainer.lineage or ()), group.order.number)
+            trainer.commit(group.order.number)
             world.changed(trainer.vm)
         done = workers[0].step
         if done % world.interval == 0 or done == world.num_steps or group.holds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from calibrations import measured, uniform
+from makara.morphing import MemberState, Record
 from makara.protocol.messages import (
     CheckpointRef,
     DeviceInfo,
@@ -106,7 +107,10 @@ class Trainer:
     generation: int = 0
     prepared: int = 0
     lineage: tuple[int, ...] | None = None
-    lineage_generation: int = 0  # the generation in which the lineage was last agreed on
+    branch: int = 0  # the generation whose commit the lineage ends with, or of the checkpoint that it is from
+    agreed_in: int = 0  # the generation in which the lineage was last agreed on
+    record: Record | None = None  # of the newest commit that it saw
+    reduced_in: int = 0  # the generation of gradients that it holds for the step after the lineage; 0: none
     sections: frozenset[int] = frozenset()
     formed: Formed | None = None
     lost: tuple[str, ...] = ()
@@ -123,6 +127,26 @@ class Trainer:
     @property
     def step(self) -> int:
         return len(self.lineage or ())
+
+    def commit(self, generation: int) -> None:
+        """Take a step."""
+        self.lineage = (*(self.lineage or ()), generation)
+        self.branch, self.reduced_in = generation, 0
+        self.record = Record(step=self.step, attempt=0, voters=0, generation=generation)
+
+    def standing(self) -> MemberState:
+        """What it holds, as the others are told when a generation forms."""
+        if self.lineage is None:
+            return MemberState(None, None, None, frozenset())
+        return MemberState(
+            applied_step=self.step,
+            record=self.record,
+            reduced_step=self.step + 1 if self.reduced_in else None,
+            sections=self.sections,
+            reduced_by=(self.reduced_in, 0) if self.reduced_in else None,
+            branch=self.branch,
+            agreed_in=self.agreed_in,
+        )
 
     def report(self) -> WorkerReport:
         return WorkerReport.model_construct(

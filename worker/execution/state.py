@@ -72,6 +72,8 @@ class ModelState:
             reduced_step=None if reduced is None else reduced.step + 1,
             sections=frozenset(self.runtime.sections) if self.applied is not None else frozenset(),
             reduced_by=None if reduced is None else (reduced.generation, reduced.attempt),
+            branch=self.branch,
+            agreed_in=self.agreed_in,
         )
 
     def apply(self, record: CommitRecord) -> AppliedStep:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,7 +25,7 @@ from ...checkpoint import (
 from ...checkpoint.tensors import unpack
 from ...model.errors import WorkerError
 from ...model.partition.partition import Section
-from ...morphing.recovery import Agreement, MemberState, Record, Transfer, agree, transfers
+from ...morphing.recovery import Agreement, MemberState, Record, Rung, Transfer, agree, transfers
 from ...protocol.messages import At, CheckpointRef, Formed
 from ..execution.buckets import Bucket
 from ..execution.commit import CommitRecord
@@ -37,11 +37,8 @@ from ..sections.state import entry_owner, group_owner
 from .store_trouble import StoreTrouble
 
 V = TypeVar("V")
-Rung = Literal["start", "peers", "store"]
-
 
 _PIECE_BYTES = 16 << 20  # in which a section is sent to a peer; each received piece is progress
-_NOTHING = MemberState(None, None, None, frozenset())
 
 
 class NoCheckpoint(WorkerError):
@@ -84,7 +81,7 @@ def join_generation(
     with session.progress.being(At.MEMBERS):
         session.rendezvous()
     phases.end("rendezvous")
-    agreement, branch = _agree(session, state)
+    agreement = _agree(session, state)
     moves = _moves(session, agreement)
     phases.end("agree")
     with session.progress.being(At.MEMBERS):
@@ -96,7 +93,7 @@ def join_generation(
     phases.end("load")
     # Before telling the others: after that a donor may drop sections that only this member has as well.
     state.applied = step
-    state.branch = branch if loaded_branch is None else loaded_branch
+    state.branch = agreement.branch if loaded_branch is None else loaded_branch
     state.agreed_in = session.number
     session.gather("ready", step)
     state.keep_only(session.wanted)
@@ -104,62 +101,30 @@ def join_generation(
     return Formed(generation=session.number, step=step, rung=rung, phases_s=phases.seconds)
 
 
-def _agree(session: Session, state: ModelState) -> tuple[Agreement, int]:
-    """Exchange states, apply or drop as agreed; returns the agreement and its branch."""
+def _agree(session: Session, state: ModelState) -> Agreement:
+    """Exchange states; apply or drop as agreed."""
     record = state.record
+    standing = state.standing()
     reports = session.gather(
         "standing",
         {
-            "standing": _standing_to_json(state.standing()),
+            "standing": _standing_to_json(standing),
             "record": None if record is None else record.to_json(),
-            "branch": state.branch,
-            "agreed_in": state.agreed_in,
+            "branch": standing.branch,
+            "agreed_in": standing.agreed_in,
         },
     )
-    standings = [_standing_from_json(report["standing"]) for report in reports]
-    branch = max(report["branch"] for report in reports)
-    standings = [
-        standing if _is_current(standing, report["branch"], branch) else _NOTHING
-        for standing, report in zip(standings, reports, strict=True)
-    ]
-    agreement = agree(standings, num_sections=session.plan.num_sections)
-    agreed_in = max((_agreed_in(reports[member]) for member in agreement.keep), default=0)
-    if agreement.step is None or _is_overtaken(agreement.step, agreed_in, session.checkpoints):
-        state.forget()
-        return Agreement("store", None, None, (), (), (), {}), branch
-    if session.rank in agreement.drop or standings[session.rank] is _NOTHING:
+    agreement = agree(
+        [_standing_from_json(report) for report in reports],
+        num_sections=session.plan.num_sections,
+        checkpoints=session.checkpoints,
+    )
+    if session.rank not in agreement.keep:
         state.forget()
     for application in agreement.apply:
         if application.member == session.rank:
             state.apply(CommitRecord.from_json(reports[application.record_holder]["record"]))
-    if agreement.record is not None:
-        branch = agreement.record.generation
-    return agreement, branch
-
-
-def _is_current(standing: MemberState, own: int, newest: int) -> bool:
-    """Whether a member's state is on the branch with which the others continued.
-
-    A worker that was left out of a generation may come back with steps of the one before, even more than the
-    others have taken since. That is another branch, which with `numerics: fast` has other values. A member of
-    the newest generation that has not applied its commit yet is current.
-    """
-    if standing.applied_step is None:
-        return False
-    return own == newest or (standing.reduced_by is not None and standing.reduced_by[0] == newest)
-
-
-def _agreed_in(report: Mapping[str, Any]) -> int:
-    return report.get("agreed_in", report["branch"])  # a trainer of an older version does not send it
-
-
-def _is_overtaken(step: int, agreed_in: int, checkpoints: Iterable[CheckpointRef]) -> bool:
-    """Whether a checkpoint is newer than the state at `step` of members that agreed in that generation.
-
-    Checkpoints of earlier generations existed when they agreed: they continued from one, or skipped one that
-    no member could read, which may have a later step than theirs.
-    """
-    return any((ref.generation, ref.step) > (agreed_in, step) for ref in checkpoints)
+    return agreement
 
 
 def _moves(session: Session, agreement: Agreement) -> tuple[Transfer, ...]:
@@ -329,11 +294,14 @@ def _standing_to_json(standing: MemberState) -> dict[str, Any]:
     }
 
 
-def _standing_from_json(value: Mapping[str, Any]) -> MemberState:
+def _standing_from_json(report: Mapping[str, Any]) -> MemberState:
+    value = report["standing"]
     return MemberState(
         applied_step=value["applied_step"],
         record=None if value["record"] is None else Record(*value["record"]),
         reduced_step=value["reduced_step"],
         sections=frozenset(value["sections"]),
         reduced_by=None if value["reduced_by"] is None else (value["reduced_by"][0], value["reduced_by"][1]),
+        branch=report["branch"],
+        agreed_in=report.get("agreed_in", report["branch"]),  # a trainer of an older version does not send it
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ....morphing import covers
 from ....protocol.messages import Phase
 from ..commands import ExportWeights
 from ..events import JobCommandFailed, JobSubmitted, StopRequested, WeightsExported
@@ -126,9 +127,8 @@ def _can_save(turn: Turn) -> bool:
     published = state.published[-1].step if state.published else 0
     if state.recipe is None or turn.held_step() <= published:
         return False
-    living = [span for seat, span in state.hosts.items() if not turn.is_away(seat)]
-    held = {section for start, stop in living for section in range(start, stop)}
-    return len(held) == state.recipe.num_sections
+    held = [range(start, stop) for seat, (start, stop) in state.hosts.items() if not turn.is_away(seat)]
+    return covers(held, state.recipe.num_sections)
 
 
 def _deadly(turn: Turn) -> str:
