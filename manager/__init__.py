@@ -5,5 +5,6 @@ VMs, plans, the checkpoint head, and what users see. `spec` is the job file; `co
 rule a module in `core/rules`; `service` runs the loop, keeps the journal and carries out commands;
 `providers` rent VMs (a new cloud goes there), `boot` turns them into workers; `hosting` runs a manager on a
 VM of its own and ends what managers rented; `api` is HTTP, `page` the status page, `cli` the command line;
-`replay` drives the core through a trace in virtual time. Nothing here imports torch or runs a user's code.
+`world` simulates what is around the core in virtual time, `replay` drives it by a trace. Nothing here imports
+torch or runs a user's code.
 """

@@ -10,8 +10,8 @@ from ...pipeline import Range
 from ...simulator import to_ns
 from ..core.state import Generation
 from ..spec.job_spec import CheckpointSpec
-from .fleet import Trainer
-from .loading import Beginning, Bytes
+from ..world import Beginning, Trainer
+from .loading import Bytes
 from .steady_run import SteadyRun
 
 
@@ -39,8 +39,6 @@ class Group:
     beginning: Beginning
     stretch: SteadyRun | None = None
     holding: bool = False
-    fenced_ns: int | None = None
-    """Since when a newer generation's head lets it publish nothing more."""
 
     @property
     def workers(self) -> Sequence[Trainer]:
@@ -64,8 +62,7 @@ class Group:
         """The step of its newest checkpoint by now."""
         if self.stretch is None:
             return None
-        until_ns = now_ns if self.fenced_ns is None else min(now_ns, self.fenced_ns)
-        steps = self.stretch.newest_published(until_ns)
+        steps = self.stretch.newest_published(now_ns)
         return None if steps is None else self.stretch.first_step + steps
 
 

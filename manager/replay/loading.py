@@ -1,44 +1,13 @@
-"""How a forming generation comes to its state in a replay, and how long the bytes take."""
+"""How long the bytes take in a replay: to the members of a forming generation, and to the store."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
-from ...morphing import Rung, agree
 from ...pipeline import Range
-from ...protocol.messages import CheckpointRef
 from ...simulator import Calibration, MorphCosts
-from .fleet import NOTHING, Trainer
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """Where a generation begins: the rung of the ladder, and the committed steps it goes on from."""
-
-    rung: Rung
-    step: int
-    branch: int
-    """The generation whose commit went into that state last."""
-    kept: frozenset[str]
-    """Workers that hold it."""
-
-
-def begin(
-    members: Sequence[Trainer], checkpoints: Sequence[CheckpointRef], num_sections: int, *, keeps_state: bool
-) -> Beginning:
-    """What the members of a forming generation agree on. All who step do so together, so none of them has a
-    commit to apply; without one that all can go on with, the newest checkpoint is read.
-    """
-    standings = [trainer.standing() if keeps_state else NOTHING for trainer in members]
-    found = agree(standings, num_sections=num_sections, checkpoints=checkpoints)
-    if found.step is not None:
-        kept = frozenset(members[member].worker for member in found.keep)
-        return Beginning(found.rung, found.step, found.branch, kept)
-    if not checkpoints:
-        return Beginning(found.rung, 0, 0, frozenset())
-    return Beginning(found.rung, checkpoints[0].step, checkpoints[0].generation, frozenset())
+from ..world import Beginning, Trainer
 
 
 class Bytes:

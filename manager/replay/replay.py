@@ -9,7 +9,7 @@ from .outcome import Outcome, Prices, Steady, goodput, morphs
 from .planner import CachedPlanner, predicted
 from .policies import POLICIES, Policy
 from .scenario import ReplayError, Scenario
-from .world import JOB, World
+from .trace_world import JOB, TraceWorld
 
 
 def replay(
@@ -48,7 +48,7 @@ def replay(
 def _outcome(
     scenario: Scenario, policy: Policy, planner: CachedPlanner, steady: Steady | None, prices: Prices
 ) -> Outcome:
-    world = World(scenario, policy, planner)
+    world = TraceWorld(scenario, policy, planner)
     world.run()
     ledger, wall_s = world.training.ledger, world.now_ns / 1e9
     assert sum(ledger.items.values()) == world.now_ns, "all of the time is accounted for"

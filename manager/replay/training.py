@@ -11,9 +11,10 @@ from ...simulator import MorphCosts
 from ..core import Vitals
 from ..core.state import Generation, JobState, vm_of
 from ..spec.job_spec import JobSpec
-from .fleet import Fleet, SimVm, Trainer
+from ..world import Store, Trainer, begin
+from .fleet import Fleet, NodeVm
 from .group import Group, GroupPhase, make_group, make_stretch
-from .loading import Bytes, begin
+from .loading import Bytes
 from .policies import Policy
 from .scenario import Scenario
 from .time_account import Item, TimeAccount
@@ -25,14 +26,15 @@ class World(Protocol):
     scenario: Scenario
     spec: JobSpec
     costs: MorphCosts
-    now_ns: int
     state: JobState
     vitals: Vitals
     fleet: Fleet
-    listed: list[CheckpointRef]
-    """Published, oldest first."""
+    store: Store[None]
     dirty: dict[str, None]
     """VMs with something new to report, in order."""
+
+    @property
+    def now_ns(self) -> int: ...
 
     def after(self, delay_s: float, call: Callable[..., None], *values: Any) -> None: ...
 
@@ -181,9 +183,10 @@ class Training:
             return  # closed in the meantime
         living = self.world.fleet.trainers
         members = [trainer for worker, _ in current.members if (trainer := living.get(worker)) is not None]
-        num_sections = self.world.scenario.calibration.num_sections
-        keeps = self.policy.keeps_state
-        beginning = begin(members, current.checkpoints, num_sections, keeps_state=keeps)
+        if not self.policy.keeps_state:
+            for trainer in members:
+                trainer.span = None
+        beginning = begin(members, current.checkpoints, self.world.scenario.calibration.num_sections)
         whole = len(members) == len(current.members)
         group = make_group(current, members, beginning, GroupPhase.FORMING if whole else GroupPhase.BROKEN)
         self.group = group
@@ -192,7 +195,8 @@ class Training:
             self.world.dirty[vm_of(trainer.worker)] = None
         if whole:
             costs = self.world.costs
-            again_s = 0.0 if keeps or generation.number == 1 else costs.start_s + costs.trace_s
+            goes_on = self.policy.keeps_state or generation.number == 1
+            again_s = 0.0 if goes_on else costs.start_s + costs.trace_s
             load_s = self._bytes.load_s(beginning, members, group.ranges)
             self.world.after(costs.form_s + again_s + load_s, self._formed, group, load_s)
 
@@ -208,7 +212,7 @@ class Training:
             self._take_part(group, trainer, rank, formed)
         if self._saved_ns is None or not self.policy.keeps_state:
             self._saved_ns = now_ns
-        published = max((ref.step for ref in self.world.listed), default=0)
+        published = max((ref.step for ref in self.world.store.listed), default=0)
         group.stretch = make_stretch(
             group,
             self._bytes,
@@ -224,11 +228,9 @@ class Training:
     def _take_part(self, group: Group, trainer: Trainer, rank: int, formed: Formed) -> None:
         self.world.dirty[vm_of(trainer.worker)] = None
         if rank >= len(group.ranges):  # a donor has handed over what it had
-            trainer.phase, trainer.span = Phase.LEFT, None
-            return
-        trainer.phase, trainer.formed = Phase.RUNNING, formed
-        trainer.span, trainer.step = group.ranges[rank], formed.step
-        trainer.branch, trainer.agreed_in = group.beginning.branch, group.number
+            trainer.leave()
+        else:
+            trainer.take_part(group.ranges[rank], group.beginning.branch, formed)
 
     # ---- stepping ------------------------------------------------------------------------------------------
 
@@ -241,16 +243,9 @@ class Training:
         if step is not None:
             self._publish(group, step)
 
-    def fence(self) -> None:
-        """The head belongs to a newer generation from now on."""
-        if self.group is not None and self.group.fenced_ns is None:
-            self.group.fenced_ns = self.world.now_ns
-
     def _publish(self, group: Group, step: int) -> None:
-        ref, listed = CheckpointRef(step=step, generation=group.number), self.world.listed
-        leader = group.members[0]
-        if (leader.published is None or ref != leader.published) and ref not in listed:
-            listed.insert(0, ref)
+        ref, leader = CheckpointRef(step=step, generation=group.number), group.members[0]
+        if ref != leader.published and self.world.store.publish(ref, None):
             leader.published = ref
             if group.doing is GroupPhase.STEPPING:
                 leader.step = group.step_at(self.world.now_ns)
@@ -270,7 +265,7 @@ class Training:
                 trainer.branch = group.number
             trainer.step = step
 
-    def loses(self, vm: SimVm) -> None:
+    def loses(self, vm: NodeVm) -> None:
         """A VM is about to be gone. If its trainers take part, all of the group come to a halt."""
         group = self.group
         if group is None or group.doing is GroupPhase.BROKEN:
@@ -285,7 +280,7 @@ class Training:
             told = next((t for t in group.workers if t not in vm.trainers), group.workers[0])
             self.world.dirty[vm_of(told.worker)] = None  # the last heartbeat before it told of this step
         group.doing = GroupPhase.BROKEN
-        self.undetected.add(vm.vm)
+        self.undetected.add(vm.name)
 
     # ---- the last checkpoint, and the one before a hold ----------------------------------------------------
 
@@ -302,7 +297,7 @@ class Training:
         if group is not self.group or group.doing is not GroupPhase.SAVING:
             return
         group.doing = GroupPhase.RESTING
-        if group.fenced_ns is None:
+        if self.world.store.generation == group.number:
             self.ledger.num_published += 1
             self._saved_ns = self.world.now_ns
             self._publish(group, group.workers[0].step)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deaths import Deaths
 from lying_cloud import Habits
-from lying_history import Deaths, History, Resources, explained
+from lying_history import History, Resources, explained
 from makara.manager.core.facts import VmNotReleased
 from makara.manager.service.costs.views import not_released
 from virtual_time import run_virtually

@@ -10,7 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lying_history import Deaths, History, Resources, explained
+from deaths import Deaths
+from lying_history import History, Resources, explained
 from virtual_time import run_virtually
 
 CLOUDS = {

@@ -1,22 +1,20 @@
-"""A simulated world around the core: a manager that crashes, a cloud that fails, a store, VMs and trainers.
-
-Everything happens in virtual time on one heap and follows from the seed; invariants are checked as it goes.
+"""The simulated world of a seeded history: a manager that crashes, a cloud that fails, VMs and trainers that
+exchange every message with the core. All follows from the seed; invariants are checked as it goes.
 """
 
 from __future__ import annotations
 
-import heapq
+import math
 import random
-from collections.abc import Callable
 from typing import Any
 
 import cluster_faults
-from cluster_checks import check_end, check_facts, check_heard
+from cluster_checks import Broken, check_end, check_facts, check_heard
 from cluster_effects import perform
 from cluster_protocol import die, obey
-from cluster_store import Broken, Store
-from cluster_trainers import Group, ProfileGroup, SimVm, Trainer
-from makara.manager.core import Timing, Vitals, decide
+from cluster_trainers import Group, ProfileGroup, SimTrainer, SimVm
+from deaths import Deaths
+from makara.manager.core import Decision, Timing, Vitals
 from makara.manager.core.commands import Command
 from makara.manager.core.events import (
     ConnectionClosed,
@@ -32,7 +30,9 @@ from makara.manager.core.facts import Fact
 from makara.manager.core.fold import fold
 from makara.manager.core.orders import Leases, orders
 from makara.manager.core.state import JobState
+from makara.manager.world import World
 from makara.protocol.messages import Failure, Report
+from makara.simulator import to_ns
 from rented_script import OFFER
 
 TIMING = Timing(
@@ -71,26 +71,26 @@ class Crash(Exception):
     """The manager dies here."""
 
 
-class Cluster:
+class Cluster(World[tuple[int, ...]]):
     """One history. `run` plays it to its end and raises `Broken` when an invariant fails."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__(TIMING, epoch_s=1000.0)
         self.random = random.Random(seed)
         self.person = random.Random(f"{seed}: what a person does")
         self.cloud = random.Random(f"{seed}: what a cloud says")
         self.rents = random.Random(f"{seed}: where its VMs are from").random() < 0.4
         pick = self.random
-        self.now = 1000.0
         self.num_steps, self.interval, self.step_s = pick.randint(3, 18), pick.randint(1, 4), 0.5
         self.max_nodes = pick.randint(1, 5)
         self.min_nodes = pick.randint(1, self.max_nodes)
         self.workers_per_node = 1 if self.max_nodes > 3 or pick.random() < 0.7 else 2
         self.needs_all = pick.random() > 0.8  # of `min_nodes` the planner wants each worker
-        self.keep = pick.randint(1, 3)
+        self.keep_latest_k = pick.randint(1, 3)
         self.pace = pick.choice((1.0, 1.2, 1.7))
         self.surveys = pick.random() < 0.5
         self.zombies_publish = pick.random() < 0.5
-        self.store, self.store_down_until = Store(), 0.0
+        self.store_down_until = 0.0
         self.vms: dict[str, SimVm] = {}
         self.released: set[str] = set()
         self.groups: dict[int, Group] = {}
@@ -98,12 +98,10 @@ class Cluster:
         self.faults_until = self.now + pick.uniform(0.0, 30.0)
         self.facts: list[Fact] = []
         self.pending: dict[str, Command] = {}
-        self.state, self.vitals, self.manager_up = JobState(), Vitals(), True
-        self.crash_odds = 0.01 if pick.random() < 0.5 else 0.0
-        self.num_vms = self.num_events = self.num_crashes = 0
+        self.manager_up = True
+        self.deaths = Deaths(pick, odds=0.01 if pick.random() < 0.5 else 0.0, most=math.inf)
+        self.num_vms = self.num_crashes = 0
         self.times_continued, self.going_on = 0, False  # whether somebody is about to have it go on
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._counter = 0
         self._dirty: set[str] = set()
 
     @property
@@ -124,16 +122,12 @@ class Cluster:
         self.after(0.0, self._tick)
         cluster_faults.schedule(self)
         while self.state.ended is None or self._alive() or self.pending or self.going_on:
-            if not self._heap or self._heap[0][0] > 1000.0 + limit_s * (1 + self.times_continued):
+            next_ns = self.clock.next_ns
+            if next_ns is None or next_ns > to_ns(limit_s * (1 + self.times_continued)):
                 raise Broken(f"no end after {limit_s:g} s: {self.state.status}, {self.state.impossible}")
-            self.now, _, call, values = heapq.heappop(self._heap)
-            call(*values)
+            self.clock.advance()
         check_end(self)
         return self.state
-
-    def after(self, delay_s: float, call: Callable[..., None], *values: Any) -> None:
-        self._counter += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._counter, call, values))
 
     def _spec(self) -> dict[str, Any]:
         return {
@@ -146,7 +140,11 @@ class Cluster:
                 "workers_per_node": self.workers_per_node,
             },
             "training": {"global_batch_size": 8, "steps": self.num_steps},
-            "checkpoint": {"uri": "file:///c", "interval": self.interval, "keep_latest_k": self.keep},
+            "checkpoint": {
+                "uri": "file:///c",
+                "interval": self.interval,
+                "keep_latest_k": self.keep_latest_k,
+            },
             "retry": {"max_restarts_on_errors": 0 if self.person.random() < 0.3 else 3},
         }
 
@@ -158,29 +156,30 @@ class Cluster:
             self.handle(event)
 
     def handle(self, event: Event) -> None:
-        self.num_events += 1
-        decision = decide(self.state, self.vitals, event, TIMING)
+        num_facts = len(self.facts)
         try:
-            if decision.facts or decision.commands:
-                self._maybe_crash()
-                self.facts += decision.facts  # one transaction
-                self.pending.update({c.key: c for c in decision.commands})
-                changed = decision.state.num_facts != self.state.num_facts
-                self.state = decision.state
-                check_facts(self, decision.facts)
-                self._maybe_crash()
-                for command in decision.commands:
-                    perform(self, command)
-                    self._maybe_crash()
-                if changed:
-                    self._push_orders()
-                cluster_faults.look_at_end(self, decision.facts)
-            self.vitals = decision.vitals
+            super().handle(event)
+            cluster_faults.look_at_end(self, self.facts[num_facts:])
         except Crash:
             self._die()
 
-    def _maybe_crash(self) -> None:
-        if self.now < self.faults_until and self.random.random() < self.crash_odds:
+    def keep(self, decision: Decision) -> None:
+        if not decision.facts and not decision.commands:
+            super().keep(decision)
+            return
+        self._may_die("before it is kept")
+        self.facts += decision.facts  # one transaction
+        self.pending.update({c.key: c for c in decision.commands})
+        super().keep(decision)
+        check_facts(self, decision.facts)
+        self._may_die("after it was kept")
+
+    def perform(self, command: Command) -> None:
+        perform(self, command)
+        self._may_die(f"after {command.command}")
+
+    def _may_die(self, what: str) -> None:
+        if self.now < self.faults_until and self.deaths.strikes(what):
             raise Crash
 
     def _die(self) -> None:
@@ -200,7 +199,7 @@ class Cluster:
         self.handle(ManagerStarted(now=self.now))
         for command in list(self.pending.values()):
             perform(self, command)
-        self._push_orders()
+        self.give_orders()
 
     def _tick(self) -> None:
         if self.rents and self.vitals.offers is None:
@@ -210,7 +209,7 @@ class Cluster:
         self.send(Tick(now=self.now, new_vms=fresh))
         self.after(1.0, self._tick)
 
-    def _push_orders(self) -> None:
+    def give_orders(self) -> None:
         state = self.state
         for name, vm in self.vms.items():
             if vm.alive and vm.connected and self.random.random() > 0.03:
@@ -248,7 +247,7 @@ class Cluster:
         self._dirty.discard(name)
         if not vm.alive or vm.stopped or vm.down or not vm.connected:
             return
-        report = vm.report(self.now, changed=changed)
+        report = vm.newest_report(self.now_ns, changed=changed)
         odds = self.random.random()
         if odds < 0.97:
             self.after(0.01 + 0.2 * self.random.random() ** 3, self._receive, report)
@@ -289,7 +288,7 @@ class Cluster:
         else:
             self.after(1.0, self._tell_terminated, name)
 
-    def torn_commit(self, group: Group, workers: list[Trainer]) -> bool:
+    def torn_commit(self, group: Group, workers: list[SimTrainer]) -> bool:
         """Now and then a VM dies inside a commit, which then has happened for some survivors only."""
         if self.now > self.faults_until or len(workers) < 2 or self.random.random() > 0.02:
             return False

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster_store import Broken
-from cluster_trainers import Group
 from makara.manager.core.facts import (
     EndReason,
     Fact,
@@ -18,11 +16,17 @@ from makara.manager.core.facts import (
 )
 from makara.manager.core.fold import fold
 from makara.manager.core.state import order_of
-from makara.protocol.messages import INCARNATIONS
+from makara.protocol.messages import INCARNATIONS, CheckpointRef
 
 if TYPE_CHECKING:
     from cluster import Cluster
+    from cluster_trainers import Group, SimTrainer
+    from makara.manager.world import Beginning
     from makara.protocol.messages import Report
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
 
 
 def check_facts(world: Cluster, facts: tuple[Fact, ...]) -> None:
@@ -38,7 +42,7 @@ def check_facts(world: Cluster, facts: tuple[Fact, ...]) -> None:
     for fact in facts:
         _check_fact(world, fact)
     for ref in world.store.listed:
-        if (ref.step, ref.generation) not in world.store.parts:
+        if ref not in world.store.parts:
             raise Broken(f"{ref} is published without its parts")
 
 
@@ -77,10 +81,17 @@ def check_heard(world: Cluster, report: Report) -> None:
             raise Broken(f"{worker.worker} died before incarnation {worker.incarnation}: not counted")
 
 
-def check_agreed(lineages: set[tuple[int, ...]], step: int) -> tuple[int, ...]:
-    """What survivors agree on is one history."""
-    if {len(lineage) for lineage in lineages} != {step} or len(lineages) > 1:
-        raise Broken(f"survivors agree on step {step} of different histories: {lineages}")
+def lineage_of(world: Cluster, members: list[SimTrainer], begun: Beginning) -> tuple[int, ...]:
+    """The one history that members go on from, with as many steps as they agree on."""
+    if begun.kept:
+        lineages = {trainer.lineage for trainer in members if trainer.worker in begun.kept}
+    elif begun.rung == "store":
+        ref = CheckpointRef(step=begun.step, generation=begun.branch)
+        lineages = {world.store.parts[ref]} if ref in world.store.parts else set[tuple[int, ...]]()
+    else:
+        lineages = {()}
+    if {len(lineage) for lineage in lineages} != {begun.step} or len(lineages) > 1:
+        raise Broken(f"from {begun.rung} at step {begun.step}, but of these histories: {lineages}")
     return min(lineages)
 
 

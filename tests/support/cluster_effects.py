@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cluster_checks import check_lineage
 from cluster_protocol import started
-from cluster_trainers import RECIPE, SimVm, Trainer
+from cluster_trainers import RECIPE, SimTrainer, SimVm
 from makara.manager.core.commands import (
     Command,
     ComputeGrowth,
@@ -89,9 +89,9 @@ def _boot(world: Cluster, command: RequestVm) -> None:
         refused = AttemptFailed(now=world.now, vm=name, number=number, kind=kind, error="no capacity")
         _done(world, command, refused)
     else:
-        vm = world.vms[name] = SimVm(name, pace=world.random.choice((1.0, 1.0, world.pace, 2.0)))
+        vm = world.vms[name] = SimVm(name, [], pace=world.random.choice((1.0, 1.0, world.pace, 2.0)))
         for index in range(world.workers_per_node):
-            trainer = Trainer(f"{name}.{index}", vm)
+            trainer = SimTrainer(f"{name}.{index}", vm=vm)
             vm.trainers.append(trainer)
             world.after(world.random.uniform(0.2, 2.0), started, world, trainer)
         _done(world, command, AttemptSucceeded(now=world.now, vm=name, number=number, id=f"id of {name}"))
@@ -170,5 +170,5 @@ def _use_store(world: Cluster, command: OpenHead | DeleteCheckpoint | SweepStore
         _done(world, command, HeadSeen(now=world.now, generation=world.store.generation, checkpoints=listed))
     else:
         step = command.checkpoint.step
-        check_lineage(world.store.parts[step, command.checkpoint.generation], world.num_steps)
+        check_lineage(world.store.parts[command.checkpoint], world.num_steps)
         _done(world, command, WeightsExported(now=world.now, uri="file:///c/export", sha256="5a", step=step))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cluster_protocol import die, restart, shatter
-from cluster_trainers import SimVm, Trainer
+from cluster_trainers import SimTrainer, SimVm
 from makara.manager.core.events import ContinueRequested, DrainRequested, StopRequested
 from makara.manager.core.facts import Fact, JobEnded
 from makara.protocol.messages import INCARNATIONS, Failure, Phase
+from makara.simulator import to_ns
 from makara.worker.agent.starts import REPORTS, last_of
 
 if TYPE_CHECKING:
@@ -48,14 +49,14 @@ def _say(world: Cluster, mean_s: float) -> None:
 
 
 def _notice_withdrawn(world: Cluster, vm: SimVm) -> None:
-    if vm.deadline is None:
-        vm.deadline = world.now + 8.0
+    if vm.deadline_ns is None:
+        vm.deadline_ns = world.now_ns + to_ns(8.0)
         world.changed(vm)
         world.after(world.cloud.uniform(0.05, 5.0), _withdraw, world, vm)
 
 
 def _withdraw(world: Cluster, vm: SimVm) -> None:
-    vm.deadline = None
+    vm.deadline_ns = None
     world.changed(vm)
 
 
@@ -67,9 +68,9 @@ def _drain(world: Cluster, vm: SimVm) -> None:
 
 def _notice_all(world: Cluster, vm: SimVm) -> None:
     for one in world.vms.values():
-        if one.alive and one.deadline is None:
-            one.deadline = world.now + world.cloud.choice((2.0, 8.0, 60.0))
-            world.after(one.deadline - world.now, world.kill_vm, one.name)
+        if one.alive and one.deadline_ns is None:
+            one.deadline_ns = world.now_ns + to_ns(world.cloud.choice((2.0, 8.0, 60.0)))
+            world.at(one.deadline_ns, world.kill_vm, one.name)
             world.changed(one)
 
 
@@ -97,9 +98,9 @@ def _up(world: Cluster, vm: SimVm) -> None:
         return
     vm.starts += 1
     vm.down, vm.orders, vm.sequence = False, None, vm.starts * REPORTS
-    vm.told = []
+    vm.reported = []
     vm.deaths = [last_of(trainer.worker, vm.starts) for trainer in vm.trainers]
-    vm.trainers = [Trainer(t.worker, vm, incarnation=vm.starts * INCARNATIONS) for t in vm.trainers]
+    vm.trainers = [SimTrainer(t.worker, vm.starts * INCARNATIONS, vm=vm) for t in vm.trainers]
     for trainer in vm.trainers:
         world.after(world.cloud.uniform(0.1, 1.0), restart, world, trainer)
     world.changed(vm)
@@ -120,9 +121,9 @@ def _kill_two(world: Cluster, vm: SimVm) -> None:
 
 
 def _notice(world: Cluster, vm: SimVm) -> None:
-    if vm.deadline is None:
-        vm.deadline = world.now + world.random.uniform(1.0, 8.0)
-        world.after(vm.deadline - world.now, world.kill_vm, vm.name)
+    if vm.deadline_ns is None:
+        vm.deadline_ns = world.now_ns + to_ns(world.random.uniform(1.0, 8.0))
+        world.at(vm.deadline_ns, world.kill_vm, vm.name)
         world.changed(vm)
 
 
@@ -173,7 +174,7 @@ def _stop_trainer(world: Cluster, vm: SimVm) -> None:
     world.after(4.0, _end_lease, world, trainer)
 
 
-def _end_lease(world: Cluster, trainer: Trainer) -> None:
+def _end_lease(world: Cluster, trainer: SimTrainer) -> None:
     die(world, trainer, Failure(kind="lease", message="no beat for 4 s"))
 
 
@@ -204,7 +205,7 @@ def _ask_to_stop(world: Cluster) -> None:
         world.after(1.0, _ask_to_stop, world)
 
 
-def look_at_end(world: Cluster, facts: tuple[Fact, ...]) -> None:
+def look_at_end(world: Cluster, facts: list[Fact]) -> None:
     """Now and then somebody has a job go on that was stopped or failed, at once or when all is quiet."""
     ended = any(isinstance(fact, JobEnded) and fact.status != "finished" for fact in facts)
     if ended and world.times_continued < 2 and world.person.random() < 0.8:

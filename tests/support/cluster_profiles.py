@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cluster_trainers import PROFILE, ProfileGroup, Trainer, measured_profile
+from cluster_trainers import PROFILE, ProfileGroup, SimTrainer, measured_profile
 from makara.protocol.messages import GenerationOrder, Orders, Phase
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _SECTIONS = 6  # 3 for each of two m
 
 
-def measure(world: Cluster, trainer: Trainer, orders: Orders) -> None:
+def measure(world: Cluster, trainer: SimTrainer, orders: Orders) -> None:
     """Get ready for the one that is ordered, go into it, and leave one that is not wanted any more."""
     order = orders.generation
     wanted = orders.recipe is None and order is not None and order.kind == "profile"
@@ -30,18 +30,18 @@ def measure(world: Cluster, trainer: Trainer, orders: Orders) -> None:
             enter(world, trainer, order)
 
 
-def tell(world: Cluster, trainer: Trainer, **changes: Any) -> None:
+def tell(world: Cluster, trainer: SimTrainer, **changes: Any) -> None:
     trainer.profiling = trainer.profiling.model_copy(update=changes)
     world.changed(trainer.vm)
 
 
-def leave(world: Cluster, trainer: Trainer) -> None:
+def leave(world: Cluster, trainer: SimTrainer) -> None:
     if trainer.phase is Phase.PROFILING:
         trainer.phase = Phase.IDLE
         world.changed(trainer.vm)
 
 
-def enter(world: Cluster, trainer: Trainer, order: GenerationOrder) -> None:
+def enter(world: Cluster, trainer: SimTrainer, order: GenerationOrder) -> None:
     trainer.phase, trainer.profile = Phase.PROFILING, None
     tell(world, trainer, generation=order.number, broken="")
     group = world.profiles.setdefault(order.number, ProfileGroup(order))
@@ -65,7 +65,7 @@ def is_whole(world: Cluster, group: ProfileGroup) -> bool:
     return False
 
 
-def break_off(world: Cluster, trainer: Trainer, group: ProfileGroup) -> None:
+def break_off(world: Cluster, trainer: SimTrainer, group: ProfileGroup) -> None:
     if trainer.phase is Phase.PROFILING and trainer.profiling.generation == group.order.number:
         trainer.phase = Phase.IDLE
         tell(world, trainer, broken="it lost a peer")

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from cluster_checks import check_agreed, check_formed
+from cluster_checks import check_formed, lineage_of
 from cluster_profiles import measure
-from cluster_trainers import GRAPH_HASH, RECIPE, Group, Trainer
-from makara.morphing import Rung, agree
+from cluster_trainers import GRAPH_HASH, RECIPE, Group, SimTrainer
+from makara.manager.world import begin
+from makara.pipeline import Range
 from makara.protocol.messages import CheckpointRef, Failure, Formed, Orders, Phase
 
 if TYPE_CHECKING:
     from cluster import Cluster
 
-
-class Agreed(NamedTuple):
-    """The state that a generation begins with."""
-
-    lineage: tuple[int, ...]
-    branch: int
-    rung: Rung
-
-
 _IN_GROUP = (Phase.FORMING, Phase.RUNNING, Phase.HELD)
 
 
-def obey(world: Cluster, trainer: Trainer, orders: Orders) -> None:
+def obey(world: Cluster, trainer: SimTrainer, orders: Orders) -> None:
     """A trainer takes its newest orders."""
     if not trainer.alive:
         return
@@ -50,7 +42,7 @@ def obey(world: Cluster, trainer: Trainer, orders: Orders) -> None:
             enter(world, trainer)
 
 
-def traced(world: Cluster, trainer: Trainer) -> None:
+def traced(world: Cluster, trainer: SimTrainer) -> None:
     if trainer.alive and trainer.graph_hash is None:
         trainer.graph_hash = GRAPH_HASH
         world.changed(trainer.vm)
@@ -58,7 +50,7 @@ def traced(world: Cluster, trainer: Trainer) -> None:
             obey(world, trainer, trainer.vm.orders)
 
 
-def enter(world: Cluster, trainer: Trainer) -> None:
+def enter(world: Cluster, trainer: SimTrainer) -> None:
     """Join the forming of the generation that the orders say to go to."""
     order = trainer.go
     assert order is not None
@@ -85,20 +77,18 @@ def form(world: Cluster, group: Group) -> None:
     if group.broken or any(not stands(t, group, Phase.FORMING) for t in members):
         shatter(world, group, [t.worker for t in members if not stands(t, group, Phase.FORMING)])
         return
-    begun, number = agreed(world, group, members), group.order.number
-    lineage = begun.lineage
+    number, published = group.order.number, group.order.checkpoints
+    begun = begin(members, published, RECIPE.num_sections)
+    lineage = lineage_of(world, members, begun)
     group.running = True
     formed = Formed(generation=number, step=len(lineage), rung=begun.rung, phases_s={"load": 0.1})
     for rank, trainer in enumerate(members):
         if rank >= group.num_workers:
-            trainer.phase = Phase.LEFT
-            trainer.lineage = None
+            trainer.leave()
         else:
             start, stop = group.order.plan["ranges"][rank]
-            trainer.sections = frozenset(range(start, stop))
-            trainer.lineage, trainer.branch, trainer.agreed_in = lineage, begun.branch, number
-            trainer.record, trainer.reduced_in = None, 0
-            trainer.phase, trainer.formed = Phase.RUNNING, formed
+            trainer.take_part(Range(start, stop), begun.branch, formed)
+            trainer.lineage = lineage
         world.changed(trainer.vm)
     check_formed(group, lineage)
     if len(lineage) == world.num_steps or group.order.saves_only:
@@ -106,26 +96,7 @@ def form(world: Cluster, group: Group) -> None:
     world.after(world.step_s, step, world, group)
 
 
-def agreed(world: Cluster, group: Group, members: list[Trainer]) -> Agreed:
-    """By the rule that trainers go by."""
-    published = group.order.checkpoints
-    standings = [trainer.standing() for trainer in members]
-    found = agree(standings, num_sections=RECIPE.num_sections, checkpoints=published)
-    if found.step is not None:
-        applying = {application.member for application in found.apply}
-        for member in applying:
-            assert found.record is not None, "only a commit is applied"
-            members[member].commit(found.record.generation)
-        lineages = {members[member].lineage or () for member in found.keep}
-        return Agreed(check_agreed(lineages, found.step), found.branch, found.rung)
-    base = next((c for c in published if (c.step, c.generation) in world.store.parts), None)
-    assert base is not None or not published, "a checkpoint given to a generation has lost its parts"
-    if base is None:
-        return Agreed((), 0, found.rung)
-    return Agreed(world.store.parts[base.step, base.generation], base.generation, found.rung)
-
-
-def stands(trainer: Trainer, group: Group, phase: Phase) -> bool:
+def stands(trainer: SimTrainer, group: Group, phase: Phase) -> bool:
     if not trainer.alive or trainer.stopped or trainer.vm.stopped:
         return False
     return trainer.phase is phase and trainer.generation == group.order.number
@@ -169,14 +140,14 @@ def start_publishing(world: Cluster, group: Group) -> None:
     if not group.publishing:
         group.publishing = True
         workers = [group.arrived[name] for name in group.names[: group.num_workers]]
-        lineage, holding = workers[0].lineage or (), group.holds
+        lineage, holding = workers[0].lineage, group.holds
         world.after(world.random.uniform(0.1, 1.0), publish, world, group, lineage, holding)
         if len(lineage) == world.num_steps:
             for trainer in workers[1:]:  # done once their own parts are stored, whatever becomes of rank 0
                 world.after(world.random.uniform(0.0, 1.0), finish, world, trainer, group)
 
 
-def finish(world: Cluster, trainer: Trainer, group: Group) -> None:
+def finish(world: Cluster, trainer: SimTrainer, group: Group) -> None:
     if stands(trainer, group, Phase.RUNNING):
         trainer.phase = Phase.FINISHED
         world.changed(trainer.vm)
@@ -216,7 +187,7 @@ def shatter(world: Cluster, group: Group, lost: list[str]) -> None:
             world.after(world.random.uniform(0.02, 0.4), break_off, world, trainer, tuple(lost))
 
 
-def break_off(world: Cluster, trainer: Trainer, lost: tuple[str, ...]) -> None:
+def break_off(world: Cluster, trainer: SimTrainer, lost: tuple[str, ...]) -> None:
     group = world.groups.get(trainer.generation)
     if not trainer.alive or trainer.phase not in _IN_GROUP:
         return
@@ -228,7 +199,7 @@ def break_off(world: Cluster, trainer: Trainer, lost: tuple[str, ...]) -> None:
         enter(world, trainer)
 
 
-def die(world: Cluster, trainer: Trainer, failure: Failure) -> None:
+def die(world: Cluster, trainer: SimTrainer, failure: Failure) -> None:
     """The process ends; its agent reports it and starts the next incarnation."""
     if not trainer.alive:
         return
@@ -242,16 +213,16 @@ def die(world: Cluster, trainer: Trainer, failure: Failure) -> None:
         world.after(world.random.uniform(0.3, 1.5), restart, world, trainer)
 
 
-def restart(world: Cluster, trainer: Trainer) -> None:
+def restart(world: Cluster, trainer: SimTrainer) -> None:
     vm = trainer.vm
     if vm.alive and trainer in vm.trainers:
-        again = Trainer(trainer.worker, vm, incarnation=trainer.incarnation + 1)
+        again = SimTrainer(trainer.worker, trainer.incarnation + 1, vm=vm)
         vm.trainers[vm.trainers.index(trainer)] = again
         world.after(world.random.uniform(0.2, 1.0), started, world, again)
         world.changed(vm)
 
 
-def started(world: Cluster, trainer: Trainer) -> None:
+def started(world: Cluster, trainer: SimTrainer) -> None:
     if trainer.alive and trainer.phase is Phase.STARTING:
         trainer.phase = Phase.IDLE
         world.changed(trainer.vm)

@@ -1,22 +1,17 @@
-"""What simulated VMs and trainers are, for `cluster.py`; what they do is in `cluster_protocol.py`.
-
-A trainer's weights are stood for by their *lineage*: the generation that committed each step.
-"""
+"""What VMs and trainers of a seeded history are; what they do is in `cluster_protocol.py`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from calibrations import measured, uniform
-from makara.morphing import MemberState, Record
+from makara.manager.world import Trainer, Vm
 from makara.protocol.messages import (
-    CheckpointRef,
     DeviceInfo,
     Failure,
-    Formed,
     GenerationOrder,
     Orders,
-    Phase,
     Profile,
     Profiling,
     Recipe,
@@ -96,117 +91,58 @@ def measured_profile(*, links: bool) -> Profile:
     return profile_of(found, RECIPE, wanted=None, memory_bytes=1 << 30, most_workers=2)
 
 
-@dataclass(eq=False)
-class Trainer:
-    """One incarnation of one worker."""
+@dataclass(eq=False, kw_only=True)
+class SimTrainer(Trainer):
+    """A trainer that faults may befall. Its weights are stood for by their *lineage*: the generation that
+    committed each step."""
 
-    worker: str
     vm: SimVm
-    incarnation: int = 1
-    phase: Phase = Phase.STARTING
-    generation: int = 0
-    prepared: int = 0
-    lineage: tuple[int, ...] | None = None
-    branch: int = 0  # the generation whose commit the lineage ends with, or of the checkpoint that it is from
-    agreed_in: int = 0  # the generation in which the lineage was last agreed on
-    record: Record | None = None  # of the newest commit that it saw
-    reduced_in: int = 0  # the generation of gradients that it holds for the step after the lineage; 0: none
-    sections: frozenset[int] = frozenset()
-    formed: Formed | None = None
-    lost: tuple[str, ...] = ()
-    published: CheckpointRef | None = None
-    failure: Failure | None = None
     profiling: Profiling = field(default_factory=Profiling)
-    profile: Profile | None = None
-    graph_hash: str | None = None
+    lineage: tuple[int, ...] = ()
+    lost: tuple[str, ...] = ()
+    failure: Failure | None = None
     go: GenerationOrder | None = None
     hold: bool = False
     stopped: bool = False
     alive: bool = True
 
-    @property
-    def step(self) -> int:
-        return len(self.lineage or ())
-
     def commit(self, generation: int) -> None:
-        """Take a step."""
-        self.lineage = (*(self.lineage or ()), generation)
-        self.branch, self.reduced_in = generation, 0
-        self.record = Record(step=self.step, attempt=0, voters=0, generation=generation)
+        super().commit(generation)
+        self.lineage = (*self.lineage, generation)
 
-    def standing(self) -> MemberState:
-        """What it holds, as the others are told when a generation forms."""
-        if self.lineage is None:
-            return MemberState(None, None, None, frozenset())
-        return MemberState(
-            applied_step=self.step,
-            record=self.record,
-            reduced_step=self.step + 1 if self.reduced_in else None,
-            sections=self.sections,
-            reduced_by=(self.reduced_in, 0) if self.reduced_in else None,
-            branch=self.branch,
-            agreed_in=self.agreed_in,
-        )
-
-    def report(self) -> WorkerReport:
-        return WorkerReport.model_construct(
-            worker=self.worker,
-            incarnation=self.incarnation,
-            phase=self.phase,
-            generation=self.generation,
-            prepared=self.prepared,
-            endpoint=f"{self.worker}:{self.prepared}" if self.prepared else None,
-            graph_hash=self.graph_hash,
-            step=self.step,
-            formed=self.formed,
-            lost=list(self.lost),
-            published=self.published,
-            failure=self.failure,
-            profile=self.profile,
-            forward_s=self.vm.pace * len(self.sections),
-            backward_s=2 * self.vm.pace * len(self.sections),
-            profiling=self.profiling,
-        )
+    def told(self) -> dict[str, Any]:
+        num_sections = len(self.span.sections) if self.span is not None else 0
+        return super().told() | {
+            "lost": list(self.lost),
+            "failure": self.failure,
+            "forward_s": self.vm.pace * num_sections,
+            "backward_s": 2 * self.vm.pace * num_sections,
+        }
 
 
 @dataclass(eq=False)
-class SimVm:
-    """A machine with its agent and its trainers."""
+class SimVm(Vm[SimTrainer]):
+    """A VM that faults may befall."""
 
-    name: str
     pace: float = 1.0  # how many times longer than calibrated its workers take
-    alive: bool = True
     connected: bool = True
     stopped: bool = False
     down: bool = False  # it reboots
     starts: int = 0  # reboots so far
     at_risk: bool = False
-    sequence: int = 0
     orders: Orders | None = None
-    deadline: float | None = None
     heard_at: float = 0.0  # when the manager last took in a report
-    trainers: list[Trainer] = field(default_factory=list)
-    told: list[WorkerReport] = field(default_factory=list)  # as last reported
+    reported: list[WorkerReport] = field(default_factory=list)  # its trainers, as last reported
     deaths: list[WorkerReport] = field(default_factory=list)  # that the manager has not heard of
 
-    def report(self, now: float, *, changed: bool) -> Report:
-        self.sequence += 1
-        if changed or not self.told:
-            self.told = [trainer.report() for trainer in self.trainers]
-        return Report.model_construct(
-            vm=self.name,
-            sequence=self.sequence,
-            orders_version=self.orders.version if self.orders else 0,
-            address="127.0.0.1",
-            devices=DEVICES * len(self.trainers),
-            workers=self.told,
-            deaths=list(self.deaths),
-            metrics=[],
-            notice_deadline_s=None if self.deadline is None else self.deadline - now,
-            notices_known=True,
-            at_risk=self.at_risk,
-            leaving=None,
-        )
+    def newest_report(self, now_ns: int, *, changed: bool) -> Report:
+        if changed or not self.reported:
+            self.reported = [trainer.report() for trainer in self.trainers]
+        return self.report(now_ns, DEVICES * len(self.trainers), self.orders.version if self.orders else 0)
+
+    def told(self) -> dict[str, Any]:
+        deaths = list(self.deaths)
+        return {"workers": self.reported, "deaths": deaths, "notices_known": True, "at_risk": self.at_risk}
 
 
 @dataclass(eq=False)
@@ -214,7 +150,7 @@ class ProfileGroup:
     """The members of a generation of kind `profile`, as they meet."""
 
     order: GenerationOrder
-    arrived: dict[str, Trainer] = field(default_factory=dict)
+    arrived: dict[str, SimTrainer] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -222,7 +158,7 @@ class Group:
     """The process groups of one generation, as its members share them."""
 
     order: GenerationOrder
-    arrived: dict[str, Trainer] = field(default_factory=dict)
+    arrived: dict[str, SimTrainer] = field(default_factory=dict)
     running: bool = False
     broken: bool = False
     publishing: bool = False

@@ -100,6 +100,6 @@ def check_instant(training: Training) -> None:
         )
     if state.running and state.current is not None:  # as far as it was told before the death
         assert state.current.lost_steps <= training.begun[state.current.number].lost_steps
-    listed = [(ref.generation, ref.step) for ref in world.listed]
+    listed = [(ref.generation, ref.step) for ref in world.store.listed]
     assert listed == sorted(listed, reverse=True)
-    assert set(state.published) <= set(world.listed) or state.ended is not None
+    assert set(state.published) <= set(world.store.listed) or state.ended is not None

@@ -1,14 +1,9 @@
-"""The world around the core in a replay: a clock that jumps, a cloud that follows the trace, a store."""
+"""The simulated world of a replay: a cloud that follows the trace, and a planner that is asked once."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
-from typing import Any
-
-from ...protocol.messages import CheckpointRef, Phase, Profile, Profiling
+from ...protocol.messages import Phase, Profile, Profiling
 from ...simulator import Change, to_ns
-from ..core import Vitals, decide
 from ..core.commands import (
     Command,
     ComputeGrowth,
@@ -22,9 +17,17 @@ from ..core.commands import (
     StoreCalibration,
     SweepStore,
 )
-from ..core.events import Event, HeadOpened, JobSubmitted, Tick, Together, VmTerminated, WeightsExported
-from ..core.state import JobState
-from .fleet import Fleet, SimVm
+from ..core.events import (
+    HeadOpened,
+    JobSubmitted,
+    ReportReceived,
+    Tick,
+    Together,
+    VmTerminated,
+    WeightsExported,
+)
+from ..world import World
+from .fleet import GRAPH_HASH, Fleet, NodeVm
 from .planner import CachedPlanner
 from .policies import Policy
 from .scenario import EPOCH_S, TIMING, Scenario
@@ -34,7 +37,7 @@ _TICK_S = 1.0
 JOB = "replay"
 
 
-class World:
+class TraceWorld(World[None]):
     """One replay. `run` plays it to its end. All times are whole nanoseconds since the trace's start.
 
     What happens at one instant is decided on together: first all that happens, then one decision on all
@@ -42,33 +45,22 @@ class World:
     """
 
     def __init__(self, scenario: Scenario, policy: Policy, planner: CachedPlanner) -> None:
+        super().__init__(TIMING, EPOCH_S)
         self.scenario = scenario
         self.spec = policy.spec(scenario.spec)
         self.costs = scenario.costs
         self.planner = planner
-        self.now_ns = 0
-        self.state, self.vitals = JobState(), Vitals()
         self.fleet = Fleet(scenario.spec.resources.workers_per_node)
-        self.listed: list[CheckpointRef] = []
-        """What the store's head lists, newest first."""
         self.dirty: dict[str, None] = {}
         """VMs that have something to report."""
         self.gone: list[str] = []
         """VMs of whose death the manager is told at this instant."""
         self.training = Training(self, policy)
-        self.num_decisions = 0
-        self._device = scenario.device
+        self._devices = [scenario.device] * scenario.spec.resources.workers_per_node
         self._asked: ComputePlan | None = None
         self._tick_ns: int | None = None
         self._profiler: str | None = None
         self._profiles = 0  # the newest generation of kind `profile` that trainers are prepared for
-        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._counter = 0
-
-    @property
-    def now(self) -> float:
-        """The core's clock."""
-        return EPOCH_S + self.now_ns / 1e9
 
     def run(self) -> None:
         """Plays until the trace's time is over, or the job's last step is published."""
@@ -78,38 +70,14 @@ class World:
             JobSubmitted(now=self.now, job=JOB, spec=self.spec.model_dump(mode="json"), bundle_sha256="")
         )
         self._tick_at(0)
-        while self._heap and self._heap[0][0] <= end_ns and self.state.ended is None:
-            at_ns = self._heap[0][0]
+        while (at_ns := self.clock.next_ns) is not None and at_ns <= end_ns and self.state.ended is None:
             self.training.pass_time(at_ns)
-            self.now_ns = at_ns
-            while self._heap and self._heap[0][0] == at_ns:
-                _, _, call, values = heapq.heappop(self._heap)
-                call(*values)
+            while self.clock.next_ns == at_ns:
+                self.clock.advance()
             self._settle()
         if self.state.ended is None:
-            self.now_ns = end_ns
+            self.clock.now_ns = end_ns
             self.training.stop(end_ns)
-
-    def after(self, delay_s: float, call: Callable[..., None], *values: Any) -> None:
-        self.at(self.now_ns + to_ns(delay_s), call, *values)
-
-    def at(self, at_ns: int, call: Callable[..., None], *values: Any) -> None:
-        self._counter += 1
-        heapq.heappush(self._heap, (at_ns, self._counter, call, values))
-
-    # ---- the core ------------------------------------------------------------------------------------------
-
-    def handle(self, event: Event) -> None:
-        """One decision, and what it brings about."""
-        decision = decide(self.state, self.vitals, event, TIMING)
-        self.num_decisions += 1
-        changed = decision.state is not self.state
-        self.state, self.vitals = decision.state, decision.vitals
-        for command in decision.commands:
-            self._perform(command)
-        if changed:
-            self._obey()
-            self.training.obey()
 
     def _settle(self) -> None:
         """Decide on what happened at this instant."""
@@ -117,7 +85,12 @@ class World:
         while self.dirty or self.gone:
             living = [vm for name in self.dirty if (vm := self.fleet.vms.get(name)) is not None]
             version = self.state.num_facts
-            reports = [vm.event(self.now_ns, self.now, self._device, version) for vm in living]
+            reports = [
+                ReportReceived.model_construct(
+                    now=self.now, report=vm.report(self.now_ns, self._devices, version)
+                )
+                for vm in living
+            ]
             deaths = [VmTerminated(now=self.now, vm=vm) for vm in self.gone]
             self.dirty, self.gone = {}, []
             self.handle(Together.model_construct(event="together", now=self.now, events=(*reports, *deaths)))
@@ -155,9 +128,9 @@ class World:
             self._tick_ns = at_ns
             self.at(at_ns, _nothing)
 
-    # ---- commands ------------------------------------------------------------------------------------------
+    # ---- commands and orders -------------------------------------------------------------------------------
 
-    def _perform(self, command: Command) -> None:
+    def perform(self, command: Command) -> None:
         match command:
             case RequestVm():
                 self.fleet.waiting[command.vm] = None
@@ -173,7 +146,8 @@ class World:
             case OpenHead():
                 self.after(self.costs.open_s, self._open_head, command.generation)
             case DeleteCheckpoint():
-                self.listed.remove(command.checkpoint)
+                self.store.retire(command.checkpoint, self.now)
+                self.store.delete(command.checkpoint, self.now, lease_s=0.0)
             case ExportWeights():
                 self.after(0.0, self._exported, command.checkpoint.step)
             case SweepStore():
@@ -189,8 +163,8 @@ class World:
 
     def _open_head(self, generation: int) -> None:
         self.training.tell_progress()
-        self.training.fence()
-        self.handle(HeadOpened(now=self.now, generation=generation, checkpoints=tuple(self.listed)))
+        self.store.open(generation)
+        self.handle(HeadOpened(now=self.now, generation=generation, checkpoints=tuple(self.store.listed)))
 
     def _exported(self, step: int) -> None:
         self.handle(WeightsExported(now=self.now, uri="", sha256="", step=step))
@@ -229,7 +203,7 @@ class World:
         if vm is not None:
             self.training.loses(vm)
             self.fleet.end(vm, self.now_ns)
-            self.after(self.costs.detect_s, self._tell_gone, vm.vm)
+            self.after(self.costs.detect_s, self._tell_gone, vm.name)
 
     def _notice(self, node: str, gone_ns: int) -> None:
         self.fleet.leaving.add(node)
@@ -238,7 +212,7 @@ class World:
         if vm is not None:
             vm.deadline_ns = gone_ns
             if vm.joined:
-                self.dirty[vm.vm] = None
+                self.dirty[vm.name] = None
 
     def _tell_gone(self, name: str) -> None:
         self.gone.append(name)
@@ -250,27 +224,31 @@ class World:
 
     # ---- agents and trainers, until they take part ---------------------------------------------------------
 
-    def _join(self, vm: SimVm) -> None:
+    def _join(self, vm: NodeVm) -> None:
         if vm.alive:
             vm.joined = True
-            self.dirty[vm.vm] = None
+            self.dirty[vm.name] = None
             traced_s = self.costs.trace_s if self.state.recipe is not None else 0.0
             self.after(self.costs.start_s + traced_s, self._started, vm)
 
-    def _started(self, vm: SimVm) -> None:
+    def _started(self, vm: NodeVm) -> None:
         if vm.alive:
             for trainer in vm.trainers:
                 trainer.phase = Phase.IDLE
             self._traced(vm)
 
-    def _traced(self, vm: SimVm) -> None:
+    def _traced(self, vm: NodeVm) -> None:
         if vm.alive:
             for trainer in vm.trainers:
-                trainer.traced = self.state.recipe is not None
-            self.dirty[vm.vm] = None
+                trainer.graph_hash = GRAPH_HASH if self.state.recipe is not None else None
+            self.dirty[vm.name] = None
 
-    def _obey(self) -> None:
-        """Profile, or trace, if that is what is ordered."""
+    def give_orders(self) -> None:
+        """Profile, or trace, if that is what is ordered; trainers that have done so see to their own."""
+        self._measure()
+        self.training.obey()
+
+    def _measure(self) -> None:
         state = self.state
         if state.profile is not None and state.profile.number > self._profiles:
             self._profiles = state.profile.number
