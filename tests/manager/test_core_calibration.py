@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster_trainers import GRAPH_HASH, WIRE, measured_profile
 from core_script import Script
 from makara.manager.core.commands import StoreCalibration
 from makara.manager.core.events import ManagerStarted, VmTerminated
@@ -22,6 +21,7 @@ from makara.manager.core.orders import orders
 from makara.manager.core.state import Status, vm_of
 from makara.protocol.messages import Phase, Profiling, WorkerReport
 from makara.simulator import Measurements
+from world_machines import GRAPH_HASH, WIRE, measured_profile
 
 
 def idle(worker: str, incarnation: int = 1) -> WorkerReport:

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 
 import pytest
-from cluster import Cluster
+from faulty_world import FaultyWorld
 from makara.manager.core.state import Status
 
 NUM_HISTORIES = 3000
@@ -37,7 +37,7 @@ def test_every_history_ends_well(shard: int) -> None:
     print(f"seeds {seeds[:1]}..{seeds[-1:]}")
     for seed in seeds:
         try:
-            ends[Cluster(seed).run().status] += 1
+            ends[FaultyWorld(seed).run().status] += 1
         except Exception as error:
             error.add_note(f"MAKARA_SEED={seed}")
             raise

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from cluster import Cluster
 from core_script import Script, plan_json
+from faulty_world import FaultyWorld
 from makara.manager.core.facts import (
     EndReason,
     GenerationClosed,
@@ -136,7 +136,7 @@ def test_status_follows_the_job() -> None:
 def test_folding_in_two_parts_is_folding_at_once() -> None:
     seed = random.SystemRandom().randrange(10**9)
     print(f"seed {seed}")
-    world = Cluster(seed)
+    world = FaultyWorld(seed)
     world.run()
     cut = world.random.randrange(len(world.facts))
     state: JobState = fold(world.facts[:cut])

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from cluster_trainers import SURVEY, row
 from makara.protocol.messages import GenerationOrder, JobSettings, Member, Orders, Phase, Profile
 from makara.protocol.survey import Layout, SectionRow
 from makara.simulator import Measurements
@@ -24,6 +23,7 @@ from makara.worker.profiling.generation import MeasuredSoFar, measure_together
 from makara.worker.progress import Progress
 from makara.worker.trainer.measurer import Measurer
 from trainer_processes import TIMEOUT_S, settings
+from world_machines import SURVEY, row
 
 ALL = [(m, section) for m in (1, 2) for section in range(3)]
 LEFT = [part for part in ALL if part != (2, 1)]  # what the survey has not measured

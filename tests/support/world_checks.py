@@ -19,17 +19,17 @@ from makara.manager.core.state import order_of
 from makara.protocol.messages import INCARNATIONS, CheckpointRef
 
 if TYPE_CHECKING:
-    from cluster import Cluster
-    from cluster_trainers import Group, SimTrainer
+    from faulty_world import FaultyWorld
     from makara.manager.world import Beginning
     from makara.protocol.messages import Report
+    from world_machines import Group, SimTrainer
 
 
 class Broken(AssertionError):
     """An invariant does not hold."""
 
 
-def check_facts(world: Cluster, facts: tuple[Fact, ...]) -> None:
+def check_facts(world: FaultyWorld, facts: tuple[Fact, ...]) -> None:
     """After each decision."""
     state = world.state
     counted, alive = {vm.vm for vm in state.counted_vms}, {vm.name for vm in world.vms.values() if vm.alive}
@@ -46,7 +46,7 @@ def check_facts(world: Cluster, facts: tuple[Fact, ...]) -> None:
             raise Broken(f"{ref} is published without its parts")
 
 
-def _check_fact(world: Cluster, fact: Fact) -> None:
+def _check_fact(world: FaultyWorld, fact: Fact) -> None:
     match fact:
         case GenerationPlanned() if len(dict(fact.members)) < len(fact.members):
             raise Broken(f"a worker is twice in generation {fact.number}")
@@ -68,7 +68,7 @@ def _check_fact(world: Cluster, fact: Fact) -> None:
             pass
 
 
-def check_heard(world: Cluster, report: Report) -> None:
+def check_heard(world: FaultyWorld, report: Report) -> None:
     """After a report: whoever runs again has been counted as dead."""
     pulse, vm = world.vitals.pulses.get(report.vm), world.state.vms.get(report.vm)
     if world.state.ended or vm is None or not vm.live or pulse is None or pulse.report is not report:
@@ -81,7 +81,7 @@ def check_heard(world: Cluster, report: Report) -> None:
             raise Broken(f"{worker.worker} died before incarnation {worker.incarnation}: not counted")
 
 
-def lineage_of(world: Cluster, members: list[SimTrainer], begun: Beginning) -> tuple[int, ...]:
+def lineage_of(world: FaultyWorld, members: list[SimTrainer], begun: Beginning) -> tuple[int, ...]:
     """The one history that members go on from, with as many steps as they agree on."""
     if begun.kept:
         lineages = {trainer.lineage for trainer in members if trainer.worker in begun.kept}
@@ -108,7 +108,7 @@ def check_lineage(lineage: tuple[int, ...], num_steps: int) -> None:
         raise Broken(f"steps twice, skipped or out of order: {lineage}")
 
 
-def check_end(world: Cluster) -> None:
+def check_end(world: FaultyWorld) -> None:
     """When the job has ended and all is quiet."""
     if fold(world.facts) != world.state:
         raise Broken("the journal tells another state")

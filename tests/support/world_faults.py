@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster_protocol import die, restart, shatter
-from cluster_trainers import SimTrainer, SimVm
 from makara.manager.core.events import ContinueRequested, DrainRequested, StopRequested
 from makara.manager.core.facts import Fact, JobEnded
 from makara.protocol.messages import INCARNATIONS, Failure, Phase
 from makara.simulator import to_ns
 from makara.worker.agent.starts import REPORTS, last_of
+from world_machines import SimTrainer, SimVm
+from world_protocol import die, restart, shatter
 
 if TYPE_CHECKING:
-    from cluster import Cluster
+    from faulty_world import FaultyWorld
 
 
-def schedule(world: Cluster) -> None:
+def schedule(world: FaultyWorld) -> None:
     """Faults at a rate of this history's own; some histories have none."""
     world.after(world.random.uniform(0.5, 3.0), _strike, world, world.random.uniform(0.5, 6.0))
     if world.cloud.random() < 0.6:
@@ -27,7 +27,7 @@ def schedule(world: Cluster) -> None:
         world.after(world.person.uniform(1.0, 30.0), _ask_to_stop, world)
 
 
-def _strike(world: Cluster, mean_s: float) -> None:
+def _strike(world: FaultyWorld, mean_s: float) -> None:
     if world.now > world.faults_until:
         return
     alive = [vm for vm in world.vms.values() if vm.alive]
@@ -37,7 +37,7 @@ def _strike(world: Cluster, mean_s: float) -> None:
     world.after(world.random.expovariate(1.0 / mean_s), _strike, world, mean_s)
 
 
-def _say(world: Cluster, mean_s: float) -> None:
+def _say(world: FaultyWorld, mean_s: float) -> None:
     """What a cloud and a person say of VMs, and reboots."""
     if world.now > world.faults_until:
         return
@@ -48,25 +48,25 @@ def _say(world: Cluster, mean_s: float) -> None:
     world.after(world.cloud.expovariate(1.0 / mean_s), _say, world, mean_s)
 
 
-def _notice_withdrawn(world: Cluster, vm: SimVm) -> None:
+def _notice_withdrawn(world: FaultyWorld, vm: SimVm) -> None:
     if vm.deadline_ns is None:
         vm.deadline_ns = world.now_ns + to_ns(8.0)
         world.changed(vm)
         world.after(world.cloud.uniform(0.05, 5.0), _withdraw, world, vm)
 
 
-def _withdraw(world: Cluster, vm: SimVm) -> None:
+def _withdraw(world: FaultyWorld, vm: SimVm) -> None:
     vm.deadline_ns = None
     world.changed(vm)
 
 
-def _drain(world: Cluster, vm: SimVm) -> None:
+def _drain(world: FaultyWorld, vm: SimVm) -> None:
     names = list(world.state.vms.live)
     if world.state.active and names:
         world.send(DrainRequested(now=world.now, vm=world.cloud.choice(names)))
 
 
-def _notice_all(world: Cluster, vm: SimVm) -> None:
+def _notice_all(world: FaultyWorld, vm: SimVm) -> None:
     for one in world.vms.values():
         if one.alive and one.deadline_ns is None:
             one.deadline_ns = world.now_ns + to_ns(world.cloud.choice((2.0, 8.0, 60.0)))
@@ -74,12 +74,12 @@ def _notice_all(world: Cluster, vm: SimVm) -> None:
             world.changed(one)
 
 
-def _risk(world: Cluster, vm: SimVm) -> None:
+def _risk(world: FaultyWorld, vm: SimVm) -> None:
     vm.at_risk = not vm.at_risk
     world.changed(vm)
 
 
-def _reboot(world: Cluster, vm: SimVm) -> None:
+def _reboot(world: FaultyWorld, vm: SimVm) -> None:
     if vm.down:
         return
     vm.down = True
@@ -93,7 +93,7 @@ def _reboot(world: Cluster, vm: SimVm) -> None:
     world.after(world.cloud.uniform(0.5, 9.0), _up, world, vm)
 
 
-def _up(world: Cluster, vm: SimVm) -> None:
+def _up(world: FaultyWorld, vm: SimVm) -> None:
     if not vm.alive:
         return
     vm.starts += 1
@@ -109,25 +109,25 @@ def _up(world: Cluster, vm: SimVm) -> None:
 _SAID = (_notice_withdrawn, _drain, _notice_all, _risk, _reboot)
 
 
-def _kill(world: Cluster, vm: SimVm) -> None:
+def _kill(world: FaultyWorld, vm: SimVm) -> None:
     world.kill_vm(vm.name)
 
 
-def _kill_two(world: Cluster, vm: SimVm) -> None:
+def _kill_two(world: FaultyWorld, vm: SimVm) -> None:
     world.kill_vm(vm.name)
     others = [other for other in world.vms.values() if other.alive]
     if others:
         world.kill_vm(world.random.choice(others).name)
 
 
-def _notice(world: Cluster, vm: SimVm) -> None:
+def _notice(world: FaultyWorld, vm: SimVm) -> None:
     if vm.deadline_ns is None:
         vm.deadline_ns = world.now_ns + to_ns(world.random.uniform(1.0, 8.0))
         world.at(vm.deadline_ns, world.kill_vm, vm.name)
         world.changed(vm)
 
 
-def _silence(world: Cluster, vm: SimVm) -> None:
+def _silence(world: FaultyWorld, vm: SimVm) -> None:
     """SIGSTOP of a whole VM: it says nothing, comes back as a zombie, or stays so until it is released."""
     vm.stopped = True
     awake_in_s = world.random.choice((1.0, 3.0, 15.0, None))
@@ -135,12 +135,12 @@ def _silence(world: Cluster, vm: SimVm) -> None:
         world.after(awake_in_s, _wake, world, vm)
 
 
-def _wake(world: Cluster, vm: SimVm) -> None:
+def _wake(world: FaultyWorld, vm: SimVm) -> None:
     vm.stopped = False
     world.changed(vm)
 
 
-def _cut_off(world: Cluster, vm: SimVm) -> None:
+def _cut_off(world: FaultyWorld, vm: SimVm) -> None:
     """The VM trains on, but the manager cannot hear it."""
     vm.connected = False
     if world.random.random() < 0.5:
@@ -148,12 +148,12 @@ def _cut_off(world: Cluster, vm: SimVm) -> None:
     world.after(world.random.choice((0.5, 2.0, 12.0)), _reconnect, world, vm)
 
 
-def _reconnect(world: Cluster, vm: SimVm) -> None:
+def _reconnect(world: FaultyWorld, vm: SimVm) -> None:
     vm.connected = True
     world.changed(vm)
 
 
-def _isolate_manager(world: Cluster, _: SimVm) -> None:
+def _isolate_manager(world: FaultyWorld, _: SimVm) -> None:
     """Everybody trains on, but the manager hears nobody; sooner or later they return, one after the other."""
     away = [vm for vm in world.vms.values() if vm.alive]
     silence_s = world.random.choice((1.0, 7.0, 11.0))
@@ -164,21 +164,21 @@ def _isolate_manager(world: Cluster, _: SimVm) -> None:
         world.after(silence_s + world.random.uniform(0.0, 3.0), _reconnect, world, vm)
 
 
-def _kill_trainer(world: Cluster, vm: SimVm) -> None:
+def _kill_trainer(world: FaultyWorld, vm: SimVm) -> None:
     die(world, world.random.choice(vm.trainers), Failure(kind="killed", message="SIGKILL"))
 
 
-def _stop_trainer(world: Cluster, vm: SimVm) -> None:
+def _stop_trainer(world: FaultyWorld, vm: SimVm) -> None:
     trainer = world.random.choice(vm.trainers)
     trainer.stopped = True
     world.after(4.0, _end_lease, world, trainer)
 
 
-def _end_lease(world: Cluster, trainer: SimTrainer) -> None:
+def _end_lease(world: FaultyWorld, trainer: SimTrainer) -> None:
     die(world, trainer, Failure(kind="lease", message="no beat for 4 s"))
 
 
-def _raise_in_user_code(world: Cluster, vm: SimVm) -> None:
+def _raise_in_user_code(world: FaultyWorld, vm: SimVm) -> None:
     die(
         world,
         world.random.choice(vm.trainers),
@@ -186,26 +186,26 @@ def _raise_in_user_code(world: Cluster, vm: SimVm) -> None:
     )
 
 
-def _fail_inside(world: Cluster, vm: SimVm) -> None:
+def _fail_inside(world: FaultyWorld, vm: SimVm) -> None:
     die(world, world.random.choice(vm.trainers), Failure(kind="internal", message="fault of ours"))
 
 
-def _stop_store(world: Cluster, _: SimVm) -> None:
+def _stop_store(world: FaultyWorld, _: SimVm) -> None:
     world.store_down_until = world.now + world.random.uniform(0.5, 6.0)
 
 
-def _kill_manager(world: Cluster, _: SimVm) -> None:
+def _kill_manager(world: FaultyWorld, _: SimVm) -> None:
     world.kill_manager()
 
 
-def _ask_to_stop(world: Cluster) -> None:
+def _ask_to_stop(world: FaultyWorld) -> None:
     if world.manager_up:
         world.send(StopRequested(now=world.now))
     else:
         world.after(1.0, _ask_to_stop, world)
 
 
-def look_at_end(world: Cluster, facts: list[Fact]) -> None:
+def look_at_end(world: FaultyWorld, facts: list[Fact]) -> None:
     """Now and then somebody has a job go on that was stopped or failed, at once or when all is quiet."""
     ended = any(isinstance(fact, JobEnded) and fact.status != "finished" for fact in facts)
     if ended and world.times_continued < 2 and world.person.random() < 0.8:
@@ -217,7 +217,7 @@ def look_at_end(world: Cluster, facts: list[Fact]) -> None:
         world.after(world.person.choice((0.1, 2.0, 30.0)), _have_it_go_on, world, *nodes)
 
 
-def _have_it_go_on(world: Cluster, min_nodes: int, max_nodes: int) -> None:
+def _have_it_go_on(world: FaultyWorld, min_nodes: int, max_nodes: int) -> None:
     """Asked again until it is acknowledged: the manager may be away, or die meanwhile."""
     world.min_nodes, world.max_nodes = min_nodes, max_nodes
     world.send(ContinueRequested(now=world.now, min_nodes=min_nodes, max_nodes=max_nodes))

@@ -1,4 +1,4 @@
-"""What VMs and trainers of a seeded history are; what they do is in `cluster_protocol.py`."""
+"""What VMs and trainers of a seeded history are; what they do is in `world_protocol.py`."""
 
 from __future__ import annotations
 

@@ -8,11 +8,7 @@ import math
 import random
 from typing import Any
 
-import cluster_faults
-from cluster_checks import Broken, check_end, check_facts, check_heard
-from cluster_effects import perform
-from cluster_protocol import die, obey
-from cluster_trainers import Group, ProfileGroup, SimTrainer, SimVm
+import world_faults
 from deaths import Deaths
 from makara.manager.core import Decision, Timing, Vitals
 from makara.manager.core.commands import Command
@@ -34,6 +30,10 @@ from makara.manager.world import World
 from makara.protocol.messages import Failure, Report
 from makara.simulator import to_ns
 from rented_script import OFFER
+from world_checks import Broken, check_end, check_facts, check_heard
+from world_effects import perform
+from world_machines import Group, ProfileGroup, SimTrainer, SimVm
+from world_protocol import die, obey
 
 TIMING = Timing(
     vm_lease_s=6.0,
@@ -71,7 +71,7 @@ class Crash(Exception):
     """The manager dies here."""
 
 
-class Cluster(World[tuple[int, ...]]):
+class FaultyWorld(World[tuple[int, ...]]):
     """One history. `run` plays it to its end and raises `Broken` when an invariant fails."""
 
     def __init__(self, seed: int) -> None:
@@ -120,7 +120,7 @@ class Cluster(World[tuple[int, ...]]):
             self._restart_manager()
             self.handle(submitted)
         self.after(0.0, self._tick)
-        cluster_faults.schedule(self)
+        world_faults.schedule(self)
         while self.state.ended is None or self._alive() or self.pending or self.going_on:
             next_ns = self.clock.next_ns
             if next_ns is None or next_ns > to_ns(limit_s * (1 + self.times_continued)):
@@ -159,7 +159,7 @@ class Cluster(World[tuple[int, ...]]):
         num_facts = len(self.facts)
         try:
             super().handle(event)
-            cluster_faults.look_at_end(self, self.facts[num_facts:])
+            world_faults.look_at_end(self, self.facts[num_facts:])
         except Crash:
             self._die()
 

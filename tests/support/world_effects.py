@@ -5,9 +5,6 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from cluster_checks import check_lineage
-from cluster_protocol import started
-from cluster_trainers import RECIPE, SimTrainer, SimVm
 from makara.manager.core.commands import (
     Command,
     ComputeGrowth,
@@ -35,9 +32,12 @@ from makara.manager.core.events import (
 from makara.manager.core.facts import RefusalKind
 from makara.pipeline.plan import Range, grid
 from rented_script import answer
+from world_checks import check_lineage
+from world_machines import RECIPE, SimTrainer, SimVm
+from world_protocol import started
 
 if TYPE_CHECKING:
-    from cluster import Cluster
+    from faulty_world import FaultyWorld
 
 _SHAPES = {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (2, 2), 5: (2, 2), 6: (3, 2)}
 _STAGES = {1: [(0, 3)], 2: [(0, 1), (1, 3)], 3: [(0, 1), (1, 2), (2, 3)]}
@@ -47,7 +47,7 @@ _PLANS = {
 }
 
 
-def perform(world: Cluster, command: Command) -> None:
+def perform(world: FaultyWorld, command: Command) -> None:
     delay_s = world.random.uniform(0.05, 0.6)
     match command:
         case RequestVm():
@@ -68,7 +68,7 @@ def perform(world: Cluster, command: Command) -> None:
             world.after(max(delay_s, world.store_down_until - world.now), _use_store, world, command)
 
 
-def _done(world: Cluster, command: Command, event: Event | None = None) -> None:
+def _done(world: FaultyWorld, command: Command, event: Event | None = None) -> None:
     """A command is marked done once its answer was taken; before that a new manager runs it again."""
     if not world.manager_up or command.key not in world.pending:
         return
@@ -78,7 +78,7 @@ def _done(world: Cluster, command: Command, event: Event | None = None) -> None:
         del world.pending[command.key]
 
 
-def _boot(world: Cluster, command: RequestVm) -> None:
+def _boot(world: FaultyWorld, command: RequestVm) -> None:
     name, number = command.vm, command.attempt.number if command.attempt is not None else 1
     if name in world.vms or name in world.released:
         _done(world, command)
@@ -98,13 +98,13 @@ def _boot(world: Cluster, command: RequestVm) -> None:
         world.after(0.1, world.heartbeat, name)
 
 
-def _release(world: Cluster, command: ReleaseVm) -> None:
+def _release(world: FaultyWorld, command: ReleaseVm) -> None:
     world.released.add(command.vm)
     world.kill_vm(command.vm, told=False)
     _done(world, command, VmTerminated(now=world.now, vm=command.vm))
 
 
-def _plan(world: Cluster, command: ComputePlan) -> None:
+def _plan(world: FaultyWorld, command: ComputePlan) -> None:
     slots = sorted(command.workers, key=lambda slot: slot.slowdown) if world.pace > 1.5 else command.workers
     workers = tuple(slot.worker for slot in slots)
     if len(workers) < world.min_workers:
@@ -131,7 +131,7 @@ def _plan(world: Cluster, command: ComputePlan) -> None:
     _done(world, command, answer)
 
 
-def _grow(world: Cluster, command: ComputeGrowth) -> None:
+def _grow(world: FaultyWorld, command: ComputeGrowth) -> None:
     def step_s(num_vms: int) -> float | None:
         num_workers = num_vms * world.workers_per_node
         return 6.0 / prod(_SHAPES[num_workers]) if num_workers >= world.min_workers else None
@@ -143,7 +143,7 @@ def _grow(world: Cluster, command: ComputeGrowth) -> None:
         _done(world, command, answer(command, step_s, world.now))
 
 
-def _use_store(world: Cluster, command: OpenHead | DeleteCheckpoint | SweepStore | ExportWeights) -> None:
+def _use_store(world: FaultyWorld, command: OpenHead | DeleteCheckpoint | SweepStore | ExportWeights) -> None:
     if world.now < world.store_down_until:
         world.after(1.0, _use_store, world, command)
     elif not world.manager_up:

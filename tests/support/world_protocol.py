@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster_checks import check_formed, lineage_of
-from cluster_profiles import measure
-from cluster_trainers import GRAPH_HASH, RECIPE, Group, SimTrainer
 from makara.manager.world import begin
 from makara.pipeline import Range
 from makara.protocol.messages import CheckpointRef, Failure, Formed, Orders, Phase
+from world_checks import check_formed, lineage_of
+from world_machines import GRAPH_HASH, RECIPE, Group, SimTrainer
+from world_profiles import measure
 
 if TYPE_CHECKING:
-    from cluster import Cluster
+    from faulty_world import FaultyWorld
 
 _IN_GROUP = (Phase.FORMING, Phase.RUNNING, Phase.HELD)
 
 
-def obey(world: Cluster, trainer: SimTrainer, orders: Orders) -> None:
+def obey(world: FaultyWorld, trainer: SimTrainer, orders: Orders) -> None:
     """A trainer takes its newest orders."""
     if not trainer.alive:
         return
@@ -42,7 +42,7 @@ def obey(world: Cluster, trainer: SimTrainer, orders: Orders) -> None:
             enter(world, trainer)
 
 
-def traced(world: Cluster, trainer: SimTrainer) -> None:
+def traced(world: FaultyWorld, trainer: SimTrainer) -> None:
     if trainer.alive and trainer.graph_hash is None:
         trainer.graph_hash = GRAPH_HASH
         world.changed(trainer.vm)
@@ -50,7 +50,7 @@ def traced(world: Cluster, trainer: SimTrainer) -> None:
             obey(world, trainer, trainer.vm.orders)
 
 
-def enter(world: Cluster, trainer: SimTrainer) -> None:
+def enter(world: FaultyWorld, trainer: SimTrainer) -> None:
     """Join the forming of the generation that the orders say to go to."""
     order = trainer.go
     assert order is not None
@@ -66,12 +66,12 @@ def enter(world: Cluster, trainer: SimTrainer) -> None:
         world.after(4.0, wait_ended, world, group)
 
 
-def wait_ended(world: Cluster, group: Group) -> None:
+def wait_ended(world: FaultyWorld, group: Group) -> None:
     if not group.running and len(group.arrived) < len(group.names):
         shatter(world, group, [name for name in group.names if name not in group.arrived])
 
 
-def form(world: Cluster, group: Group) -> None:
+def form(world: FaultyWorld, group: Group) -> None:
     """Survivors agree on the newest state that they hold; else the newest published checkpoint is loaded."""
     members = [group.arrived[name] for name in group.names]
     if group.broken or any(not stands(t, group, Phase.FORMING) for t in members):
@@ -102,7 +102,7 @@ def stands(trainer: SimTrainer, group: Group, phase: Phase) -> bool:
     return trainer.phase is phase and trainer.generation == group.order.number
 
 
-def step(world: Cluster, group: Group) -> None:
+def step(world: FaultyWorld, group: Group) -> None:
     """One mini-batch of a generation: commit, then switch, hold, publish, or go on."""
     if group.broken:
         return
@@ -136,7 +136,7 @@ def step(world: Cluster, group: Group) -> None:
     world.after(world.step_s, step, world, group)
 
 
-def start_publishing(world: Cluster, group: Group) -> None:
+def start_publishing(world: FaultyWorld, group: Group) -> None:
     if not group.publishing:
         group.publishing = True
         workers = [group.arrived[name] for name in group.names[: group.num_workers]]
@@ -147,7 +147,7 @@ def start_publishing(world: Cluster, group: Group) -> None:
                 world.after(world.random.uniform(0.0, 1.0), finish, world, trainer, group)
 
 
-def finish(world: Cluster, trainer: SimTrainer, group: Group) -> None:
+def finish(world: FaultyWorld, trainer: SimTrainer, group: Group) -> None:
     if stands(trainer, group, Phase.RUNNING):
         trainer.phase = Phase.FINISHED
         world.changed(trainer.vm)
@@ -155,7 +155,7 @@ def finish(world: Cluster, trainer: SimTrainer, group: Group) -> None:
             enter(world, trainer)
 
 
-def publish(world: Cluster, group: Group, lineage: tuple[int, ...], holding: bool) -> None:
+def publish(world: FaultyWorld, group: Group, lineage: tuple[int, ...], holding: bool) -> None:
     """Rank 0 publishes through the head, which refuses it when a newer generation has opened it."""
     workers = [group.arrived[name] for name in group.names[: group.num_workers]]
     group.publishing = False
@@ -177,7 +177,7 @@ def publish(world: Cluster, group: Group, lineage: tuple[int, ...], holding: boo
     world.changed(workers[0].vm)
 
 
-def shatter(world: Cluster, group: Group, lost: list[str]) -> None:
+def shatter(world: FaultyWorld, group: Group, lost: list[str]) -> None:
     """Everybody who waits in the group's collectives is woken, each a little later than the last."""
     if group.broken:
         return
@@ -187,7 +187,7 @@ def shatter(world: Cluster, group: Group, lost: list[str]) -> None:
             world.after(world.random.uniform(0.02, 0.4), break_off, world, trainer, tuple(lost))
 
 
-def break_off(world: Cluster, trainer: SimTrainer, lost: tuple[str, ...]) -> None:
+def break_off(world: FaultyWorld, trainer: SimTrainer, lost: tuple[str, ...]) -> None:
     group = world.groups.get(trainer.generation)
     if not trainer.alive or trainer.phase not in _IN_GROUP:
         return
@@ -199,7 +199,7 @@ def break_off(world: Cluster, trainer: SimTrainer, lost: tuple[str, ...]) -> Non
         enter(world, trainer)
 
 
-def die(world: Cluster, trainer: SimTrainer, failure: Failure) -> None:
+def die(world: FaultyWorld, trainer: SimTrainer, failure: Failure) -> None:
     """The process ends; its agent reports it and starts the next incarnation."""
     if not trainer.alive:
         return
@@ -213,7 +213,7 @@ def die(world: Cluster, trainer: SimTrainer, failure: Failure) -> None:
         world.after(world.random.uniform(0.3, 1.5), restart, world, trainer)
 
 
-def restart(world: Cluster, trainer: SimTrainer) -> None:
+def restart(world: FaultyWorld, trainer: SimTrainer) -> None:
     vm = trainer.vm
     if vm.alive and trainer in vm.trainers:
         again = SimTrainer(trainer.worker, trainer.incarnation + 1, vm=vm)
@@ -222,7 +222,7 @@ def restart(world: Cluster, trainer: SimTrainer) -> None:
         world.changed(vm)
 
 
-def started(world: Cluster, trainer: SimTrainer) -> None:
+def started(world: FaultyWorld, trainer: SimTrainer) -> None:
     if trainer.alive and trainer.phase is Phase.STARTING:
         trainer.phase = Phase.IDLE
         world.changed(trainer.vm)

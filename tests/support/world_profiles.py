@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cluster_trainers import PROFILE, ProfileGroup, SimTrainer, measured_profile
 from makara.protocol.messages import GenerationOrder, Orders, Phase
+from world_machines import PROFILE, ProfileGroup, SimTrainer, measured_profile
 
 if TYPE_CHECKING:
-    from cluster import Cluster
+    from faulty_world import FaultyWorld
 
 _SECTIONS = 6  # 3 for each of two m
 
 
-def measure(world: Cluster, trainer: SimTrainer, orders: Orders) -> None:
+def measure(world: FaultyWorld, trainer: SimTrainer, orders: Orders) -> None:
     """Get ready for the one that is ordered, go into it, and leave one that is not wanted any more."""
     order = orders.generation
     wanted = orders.recipe is None and order is not None and order.kind == "profile"
@@ -30,18 +30,18 @@ def measure(world: Cluster, trainer: SimTrainer, orders: Orders) -> None:
             enter(world, trainer, order)
 
 
-def tell(world: Cluster, trainer: SimTrainer, **changes: Any) -> None:
+def tell(world: FaultyWorld, trainer: SimTrainer, **changes: Any) -> None:
     trainer.profiling = trainer.profiling.model_copy(update=changes)
     world.changed(trainer.vm)
 
 
-def leave(world: Cluster, trainer: SimTrainer) -> None:
+def leave(world: FaultyWorld, trainer: SimTrainer) -> None:
     if trainer.phase is Phase.PROFILING:
         trainer.phase = Phase.IDLE
         world.changed(trainer.vm)
 
 
-def enter(world: Cluster, trainer: SimTrainer, order: GenerationOrder) -> None:
+def enter(world: FaultyWorld, trainer: SimTrainer, order: GenerationOrder) -> None:
     trainer.phase, trainer.profile = Phase.PROFILING, None
     tell(world, trainer, generation=order.number, broken="")
     group = world.profiles.setdefault(order.number, ProfileGroup(order))
@@ -50,7 +50,7 @@ def enter(world: Cluster, trainer: SimTrainer, order: GenerationOrder) -> None:
         world.after(world.random.uniform(0.1, 1.0), survey, world, group)
 
 
-def is_whole(world: Cluster, group: ProfileGroup) -> bool:
+def is_whole(world: FaultyWorld, group: ProfileGroup) -> bool:
     """Whether all members are in it still; else the others notice, sooner or later."""
     members = list(group.arrived.values())
     inside = [
@@ -65,13 +65,13 @@ def is_whole(world: Cluster, group: ProfileGroup) -> bool:
     return False
 
 
-def break_off(world: Cluster, trainer: SimTrainer, group: ProfileGroup) -> None:
+def break_off(world: FaultyWorld, trainer: SimTrainer, group: ProfileGroup) -> None:
     if trainer.phase is Phase.PROFILING and trainer.profiling.generation == group.order.number:
         trainer.phase = Phase.IDLE
         tell(world, trainer, broken="it lost a peer")
 
 
-def survey(world: Cluster, group: ProfileGroup) -> None:
+def survey(world: FaultyWorld, group: ProfileGroup) -> None:
     """Rank 0 looks at the model, or in the store; then all measure their shares."""
     if again_later(world, survey, group) or not is_whole(world, group):
         return
@@ -83,7 +83,7 @@ def survey(world: Cluster, group: ProfileGroup) -> None:
     world.after(world.random.uniform(0.1, 2.0), links, world, group)
 
 
-def links(world: Cluster, group: ProfileGroup) -> None:
+def links(world: FaultyWorld, group: ProfileGroup) -> None:
     """Now and then it comes to nothing."""
     if again_later(world, links, group) or not is_whole(world, group):
         return
@@ -96,7 +96,7 @@ def links(world: Cluster, group: ProfileGroup) -> None:
         world.after(world.random.uniform(0.1, 1.0), finish, world, group)
 
 
-def finish(world: Cluster, group: ProfileGroup) -> None:
+def finish(world: FaultyWorld, group: ProfileGroup) -> None:
     if again_later(world, finish, group) or not is_whole(world, group):
         return
     first, *others = (group.arrived[member.worker] for member in group.order.members)
@@ -105,7 +105,7 @@ def finish(world: Cluster, group: ProfileGroup) -> None:
         leave(world, trainer)
 
 
-def again_later(world: Cluster, call: Any, group: ProfileGroup) -> bool:
+def again_later(world: FaultyWorld, call: Any, group: ProfileGroup) -> bool:
     """Whether one of them is stopped: they wait for each other."""
     stopped = any(t.alive and (t.stopped or t.vm.stopped) for t in group.arrived.values())
     if stopped:
