@@ -23,7 +23,7 @@ from .layout import (
 )
 from .stores.store import Store, StoredObject, Unfinished
 
-UNFINISHED_S = 3600.0  # an upload that takes longer is aborted, unless it can still be published
+_UNFINISHED_S = 3600.0  # an upload that takes longer is aborted, unless it can still be published
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,6 @@ def sweep(
     opened: int | None = None,
     unwanted: Callable[[CheckpointId], bool] = lambda _: False,
     exporting: bool = False,
-    unfinished_s: float = UNFINISHED_S,
 ) -> Swept | None:
     """Remove unneeded objects of `job`; returns None, and removes nothing, if the head is not the caller's.
 
@@ -72,7 +71,7 @@ def sweep(
     aborted = sum(
         _abort(store, unfinished)
         for unfinished in store.unfinished(job_prefix(job))
-        if _is_given_up(job, head, unfinished, now, lease_s, unfinished_s, exporting)
+        if _is_given_up(job, head, unfinished, now, lease_s, exporting)
     )
     return Swept(head, tuple(due), orphans, exports, aborted)
 
@@ -110,7 +109,6 @@ def _is_given_up(
     unfinished: Unfinished,
     now: float,
     lease_s: float,
-    unfinished_s: float,
     exporting: bool,
 ) -> bool:
     age_s = now - unfinished.began_at
@@ -122,7 +120,7 @@ def _is_given_up(
     if checkpoint is not None and can_be_published(head, checkpoint):
         return False  # however long it takes
     ours = checkpoint is not None or export_step_of(job, unfinished.key) is not None
-    return (ours or is_temporary_listing(job, unfinished.key)) and age_s >= unfinished_s
+    return (ours or is_temporary_listing(job, unfinished.key)) and age_s >= _UNFINISHED_S
 
 
 def _abort(store: Store, unfinished: Unfinished) -> int:

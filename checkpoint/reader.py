@@ -14,6 +14,7 @@ from .safetensors_header import parse_header
 from .stores.store import Store, retrying
 
 _PIECE_BYTES = 64 << 20
+_NUM_PARALLEL = 4
 
 
 def read_sections(
@@ -23,7 +24,6 @@ def read_sections(
     wanted: Collection[int] | Callable[[str], bool],
     *,
     manifest: Manifest | None = None,
-    parallel: int = 4,
     patience_s: float = 60.0,
     cancel: Event | None = None,
     on_read: Callable[[], None] | None = None,
@@ -34,7 +34,7 @@ def read_sections(
 
     `wanted`: section numbers, or a predicate on tensor names (a part is read if it holds one). Each file is
     checked against the size, checksum and tensor names of the manifest (read from the store unless given).
-    `parallel` files are in flight at a time; each is retried for `patience_s` while the store is unavailable,
+    Four files are in flight at a time; each is retried for `patience_s` while the store is unavailable,
     and with `refusals` while it refuses, until `cancel` is set. `on_read` is called for each piece received,
     and `on_retry` before each wait, both on any of several threads. Raises `Corrupt` or `NotFound` naming the
     key, and what `retrying` raises.
@@ -61,7 +61,7 @@ def read_sections(
             on_retry=on_retry,
         )
 
-    return _read_all(read, parts, parallel)
+    return _read_all(read, parts)
 
 
 def read_part(store: Store, part: Part, on_read: Callable[[], None] | None = None) -> bytes:
@@ -94,10 +94,8 @@ def _fetch(store: Store, part: Part, on_read: Callable[[], None]) -> bytes:
     return b"".join(pieces)
 
 
-def _read_all(
-    read: Callable[[Part], bytes], parts: tuple[Part, ...], parallel: int
-) -> dict[tuple[int, int], bytes]:
-    pool = ThreadPoolExecutor(parallel, thread_name_prefix="read-parts")
+def _read_all(read: Callable[[Part], bytes], parts: tuple[Part, ...]) -> dict[tuple[int, int], bytes]:
+    pool = ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="read-parts")
     try:
         files = list(pool.map(read, parts))
     finally:

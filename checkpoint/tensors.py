@@ -39,13 +39,11 @@ def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
         raise ValueError(f"tensors {sorted(ready)}: {error}") from error
 
 
-def unpack(
-    data: bytes, device: torch.device | str = "cpu", *, key: str = "payload"
-) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """(tensors on `device`, metadata) that `pack` was given. Raises `Corrupt` naming `key`."""
-    header = parse_header(data, key)
+def unpack(data: bytes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """(tensors, metadata) that `pack` was given. Raises `Corrupt`."""
+    header = parse_header(data, "payload")
     try:
         loaded = load(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError, AssertionError) as error:
-        raise Corrupt(f"{key}: not a valid safetensors file: {error}") from error
-    return {name: tensor.to(device) for name, tensor in loaded.items()}, dict(header.metadata)
+        raise Corrupt(f"payload: not a valid safetensors file: {error}") from error
+    return loaded, dict(header.metadata)

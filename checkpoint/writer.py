@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import Corrupt, Incomplete
+from .errors import Incomplete
 from .layout import CheckpointId, part_key
 from .manifest import Manifest, Part
 from .records import CheckpointRecord, Count, Record, Scalar, Sha256, canonical, decode
@@ -77,21 +77,17 @@ def write_part(
     num_parts: int,
     payload: bytes,
     *,
-    tensors: Iterable[str] | None = None,
     metadata: Mapping[str, Scalar] | None = None,
 ) -> Receipt:
     """Store `payload`, a safetensors file, as part `part` of the `num_parts` of `section`.
 
-    `tensors`: names that the file must hold (None: not checked). `metadata`: finite scalars of the section,
-    which go into the manifest. Safe to repeat. Raises `Corrupt` if the payload is not such a file,
-    `ValueError` for a bad number or scalar, and the store's errors.
+    `metadata`: finite scalars of the section, which go into the manifest. Safe to repeat. Raises `Corrupt` if
+    the payload is not such a file, `ValueError` for a bad number or scalar, and the store's errors.
     """
     if not 0 <= part < num_parts or section < 0:
         raise ValueError(f"part {part} of {num_parts} of section {section}: expected 0 <= part < num_parts")
     key = part_key(job, checkpoint, section, part)
     names = tuple(sorted(parse_header(payload, key).tensors))
-    if tensors is not None and set(tensors) != set(names):
-        raise Corrupt(f"{key}: the payload holds {list(names)}, announced were {sorted(tensors)}")
     canonical(dict(metadata or {}))  # refuses NaN before anything is stored
     stored = Part(section, part, key, len(payload), hashlib.sha256(payload).hexdigest(), names)
     store.put(key, payload)

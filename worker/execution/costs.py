@@ -33,6 +33,7 @@ from .prefetch import Prefetcher
 
 _DEPTH = 3  # so that one worker has neighbours on both sides
 _REST_S = 0.006
+_NUM_HANDOVERS = 20
 _SERIAL, _STEADY = 6, 12  # micro-batches: one at a time, and unlimited in flight
 _VALUE = CutTensor("x", (1024,), "float32", needs_grad=True)
 _GROUPS = {Kind.FORWARD: "activations", Kind.BACKWARD: "gradients"}
@@ -110,11 +111,11 @@ def costs_of(
     return ExecutorCosts(operation_s, max(0.0, statistics.mean(ways) - operation_s), handover)
 
 
-def handover_s(repeats: int = 20) -> float:
+def handover_s() -> float:
     """Seconds from passing a collective to its thread until the compute thread has the result."""
     courier = BlockingThread("handover", Interrupt())
     times: list[float] = []
-    for _ in range(repeats):
+    for _ in range(_NUM_HANDOVERS):
         time.sleep(_REST_S)
         began = time.monotonic()
         courier.call(lambda: None)

@@ -17,7 +17,6 @@ from .runtime import Piece, Saved, SectionRuntime
 
 __all__ = [
     "Accumulate",
-    "Collect",
     "Piece",
     "RangeOutput",
     "RangeRuntime",
@@ -28,8 +27,6 @@ __all__ = [
 
 Accumulate = Callable[[int, str, Tensor], None]
 """Called with (section, parameter name, one micro-batch's gradient)."""
-Collect = Callable[[int, Mapping[str, Tensor]], None]
-"""Called with (micro-batch, {buffer: its new value})."""
 
 
 def configure_torch(threads: int, numerics: Literal["exact", "fast"]) -> None:
