@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import os
 import shutil
-import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -33,6 +30,7 @@ from makara.protocol.messages import VmEnding
 from provider_stands import boot_of
 from provider_troubles import Trouble
 from rented_vms import AwsCloud, AzureAccountInUse, Cloud, cloud_of
+from tls_server import tls_server
 from written_files import files_in
 
 
@@ -249,7 +247,7 @@ def test_a_certificate_of_somebody_else_is_told(
     is_at(monkeypatch, "127.0.0.1")
     expected = Authority(aws.path, []).certificate
     monkeypatch.setattr(launching, "pair", lambda *arguments: arguments[-1](expected))
-    with tls_server(other) as port:
+    with tls_server(other) as (_, port):
         aws.set_port(port)
         assert aws.up() == 1
     assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
@@ -257,24 +255,6 @@ def test_a_certificate_of_somebody_else_is_told(
 
 def is_at(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setattr(launching, "addresses", lambda there: (address, address) if there else ("", ""))
-
-
-@contextlib.contextmanager
-def tls_server(authority: Authority) -> Iterator[int]:
-    """Shakes hands, and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with contextlib.suppress(OSError):
-                    authority.context.wrap_socket(connection, server_side=True).close()
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield int(listener.getsockname()[1])
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 import ssl
 import stat
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +24,7 @@ from makara.worker.agent import agent
 from makara.worker.agent.bundles import fetch_secrets
 from makara.worker.agent.connection import ManagerConnection
 from managers import Manager, release_all
+from tls_server import tls_server
 
 DAY_S = 86400.0
 
@@ -48,27 +47,6 @@ def authority(tmp_path: Path, wall: Wall) -> Authority:
     return Authority(tmp_path / "home", names_of("127.0.0.1"), wall)
 
 
-@contextlib.contextmanager
-def answering(authority: Authority) -> Iterator[tuple[str, int]]:
-    """A server that shakes hands, and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with contextlib.suppress(OSError), connection:
-                    authority.context.wrap_socket(connection, server_side=True).close()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield listener.getsockname()
-        listener.shutdown(socket.SHUT_RDWR)
-    thread.join()
-
-
 def shown(address: tuple[str, int], ca: str) -> x509.Certificate:
     context = ssl.create_default_context(cadata=ca)
     context.verify_flags |= ssl.VERIFY_X509_STRICT  # Python 3.13 asks for it
@@ -81,7 +59,7 @@ def shown(address: tuple[str, int], ca: str) -> x509.Certificate:
 
 def test_who_knows_the_authority_trusts_each_certificate_that_it_renews(tmp_path: Path) -> None:
     authority = Authority(tmp_path, names_of("127.0.0.1"))
-    with answering(authority) as address:
+    with tls_server(authority) as address:
         first = shown(address, authority.certificate)
         authority.renew()
         second = shown(address, authority.certificate)
