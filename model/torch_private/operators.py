@@ -9,7 +9,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-__all__ = ["OpOverload", "is_mutable", "name_of", "overload_of", "written_arguments"]
+__all__ = ["OpOverload", "defaults_of", "is_mutable", "name_of", "overload_of", "written_arguments"]
 
 
 def name_of(target: Any) -> str:
@@ -20,6 +20,11 @@ def name_of(target: Any) -> str:
 def overload_of(target: Any) -> str:
     """`Tensor` of aten.add_.Tensor."""
     return target._overloadname
+
+
+def defaults_of(target: OpOverload) -> dict[str, Any]:
+    """Name -> default of the operator's arguments, in order; None where there is none."""
+    return {argument.name: argument.default_value for argument in target._schema.arguments}
 
 
 def is_mutable(target: Any) -> bool:

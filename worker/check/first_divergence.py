@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
 
 from ...model.data import Sample
+from ...model.torch_private.pytree import tree_leaves
 from ...model.tracing.trace import TracedModel
 from .eager import EagerModel
 from .findings import difference

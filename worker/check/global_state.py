@@ -17,11 +17,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+
+from ...model.torch_private.fake_tensors import FakeTensor
+from ...model.torch_private.modules import OWN_FIELDS
 
 _DEPTH = 3
 _MANY = 1000
-_OF_MODULE = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"}
 
 
 class Watch:
@@ -61,7 +62,7 @@ class Watch:
     def _named(self, module: nn.Module | None) -> Iterator[tuple[str, object]]:
         for path, part in module.named_modules() if module is not None else ():
             for name, value in vars(part).items():
-                if name not in _OF_MODULE and not name.endswith("_hooks"):
+                if name not in OWN_FIELDS and not name.endswith("_hooks"):
                     yield f"the model's attribute {f'{path}.{name}' if path else name!r}", value
         for file in self._own_modules():
             for name, value in vars(file).items():

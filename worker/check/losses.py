@@ -17,10 +17,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from ...model.data import Sample
 from ...model.errors import UserCodeError
+from ...model.torch_private.modules import BatchNorm
+from ...model.torch_private.pytree import tree_leaves
 from ...model.training import Loss, Training
 from .calls import Calls
 from .eager import EagerModel
@@ -141,8 +142,7 @@ def _gradients(
 @contextmanager
 def _running_statistics(module: nn.Module) -> Generator[None]:
     """Batch norms in evaluation mode."""
-    norms = (nn.modules.batchnorm._BatchNorm,)  # pyright: ignore[reportPrivateUsage]
-    training = [part for part in module.modules() if isinstance(part, norms) and part.training]
+    training = [part for part in module.modules() if isinstance(part, BatchNorm) and part.training]
     for part in training:
         part.eval()
     try:

@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ...model.partition.flops import compute_nodes, work_per_node
 from ...model.partition.partition import Sections
+from ...model.torch_private.dispatch import TorchDispatchMode
+from ...model.torch_private.pytree import tree_leaves
+from ...model.torch_private.storages import storage_key
 from ...model.tracing.trace import TracedModel
 from ..memory_watch import available_bytes
 from .interpreter import GraphInterpreter
@@ -113,7 +114,7 @@ class _NewMemory(TorchDispatchMode):
     def __init__(self, given: Iterable[Any]) -> None:
         super().__init__()
         self._known = {
-            _place(value): value for value in given if isinstance(value, Tensor)
+            storage_key(value): value for value in given if isinstance(value, Tensor)
         }  # alive, so that no place gets free
         self.size_bytes = 0
 
@@ -122,7 +123,7 @@ class _NewMemory(TorchDispatchMode):
     ) -> Any:
         returned = func(*args, **(kwargs or {}))
         for value in tree_leaves(returned):
-            if isinstance(value, Tensor) and (place := _place(value)) not in self._known:
+            if isinstance(value, Tensor) and (place := storage_key(value)) not in self._known:
                 self._known[place] = value
                 self.size_bytes += value.untyped_storage().nbytes()
         return returned
@@ -145,10 +146,6 @@ def _like(node: fx.Node, trained: bool) -> Any:
         return value
     fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     return fresh.requires_grad_(trained)
-
-
-def _place(value: Tensor) -> int:
-    return value.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
 def _operations_per_s() -> float:

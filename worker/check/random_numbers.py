@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from ...model.seeds import preserved_randomness, seed64, seed_everything
+from ...model.torch_private.dispatch import TorchDispatchMode
+from ...model.torch_private.operators import defaults_of, is_mutable
+from ...model.torch_private.pytree import tree_map
 
 _MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
 
@@ -50,15 +51,14 @@ class FixedNumbers(TorchDispatchMode):
             result = func(*tree_map(_plain, args), **kwargs)
         if self._expected:
             result = _mean(name, args, given, result)
-        if func._schema.is_mutable and isinstance(args[0], Tensor):
+        if is_mutable(func) and isinstance(args[0], Tensor):
             return args[0].copy_(result)
         return result
 
 
 def _arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """All arguments by name, defaults included."""
-    named = func._schema.arguments
-    defaults = {argument.name: argument.default_value for argument in named}
+    defaults = defaults_of(func)
     return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
 
 
