@@ -24,7 +24,7 @@ def overload_of(target: Any) -> str:
 
 def defaults_of(target: OpOverload) -> dict[str, Any]:
     """Name -> default of the operator's arguments, in order; None where there is none."""
-    return {argument.name: argument.default_value for argument in target._schema.arguments}
+    return {argument.name: argument.default_value for argument in target._schema.arguments}  # pyright: ignore[reportPrivateUsage]
 
 
 def is_mutable(target: Any) -> bool:
