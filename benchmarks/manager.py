@@ -178,7 +178,7 @@ async def _measure(service: Service, agents: asyncio.StreamWriter) -> dict[str, 
     await asyncio.sleep(1.5 * STEP_S)
     found |= await _share(job, f"heartbeats, and a step in {STEP_S:g} s")
     assert job.state.running, "nothing happened to the generation"
-    assert job.vitals.newest_step >= WATCHED_S / STEP_S, "steps were told of"
+    assert job.observations.newest_step >= WATCHED_S / STEP_S, "steps were told of"
     found["a view of the job, s"], _ = _timed(lambda: job_view(job, {}, 0.0).model_dump_json())
     found["/metrics, s"], _ = _timed(lambda: exposition(service))
     return found
@@ -203,7 +203,7 @@ async def _share(job: Job, what: str) -> dict[str, float]:
 
 def _heard(job: Job) -> int:
     """Beats and reports so far."""
-    return sum(pulse.report.sequence for pulse in job.vitals.pulses.values())
+    return sum(last_report.report.sequence for last_report in job.observations.last_reports.values())
 
 
 def _timed(call: Any) -> tuple[float, Any]:

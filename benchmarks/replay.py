@@ -10,7 +10,7 @@ from importlib import resources
 from makara.manager.replay import Outcome, Scenario, replay
 from makara.manager.replay.planner import CachedPlanner
 from makara.manager.spec.job_spec import parse_spec, parse_yaml
-from makara.simulator import Calibration, Change, Link, TraceEvent, read_trace, warm_up
+from makara.simulator import Calibration, Link, NodeChange, TraceEvent, read_trace, warm_up
 
 from .report import Row
 
@@ -75,13 +75,13 @@ def churning(calibration: Calibration, most: int, hours: int, changes: int, batc
 def _churn(most: int, hours: int, changes: int) -> Sequence[TraceEvent]:
     draw = random.Random(1)
     live = [f"n{n}" for n in range(most)]
-    events = [TraceEvent(0, Change.ADD, node) for node in live]
+    events = [TraceEvent(0, NodeChange.ADD, node) for node in live]
     for number, at_ms in enumerate(sorted(draw.randrange(1, hours * 3_600_000) for _ in range(changes))):
         if len(live) == most or (len(live) > most * 3 // 4 and draw.random() < 0.5):
-            events.append(TraceEvent(at_ms, Change.REMOVE, live.pop(draw.randrange(len(live)))))
+            events.append(TraceEvent(at_ms, NodeChange.REMOVE, live.pop(draw.randrange(len(live)))))
         else:
             live.append(f"m{number}")
-            events.append(TraceEvent(at_ms, Change.ADD, live[-1]))
+            events.append(TraceEvent(at_ms, NodeChange.ADD, live[-1]))
     return events
 
 

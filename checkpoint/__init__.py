@@ -33,7 +33,7 @@ from .export import Export, export, fetch_export, weight_shapes, weights_sha256
 from .head import Head, Retired, candidates, delete_parts, publish, read_head, retire
 from .layout import CheckpointId
 from .leftovers import Swept, sweep
-from .manifest import Manifest, Part, load_manifest
+from .manifest import CheckpointPart, Manifest, load_manifest
 from .opening import open_generation, restart_generation
 from .reader import read_part, read_sections
 from .stores.azure_hosts import is_azure
@@ -62,7 +62,7 @@ __all__ = [
     "NoCredentials",
     "NoReadable",
     "NotFound",
-    "Part",
+    "CheckpointPart",
     "Receipt",
     "Retained",
     "Retired",

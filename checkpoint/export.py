@@ -15,9 +15,9 @@ from typing import IO
 
 from .errors import Corrupt, Incomplete, NotFound
 from .layout import CheckpointId, export_done_key, export_prefix, export_step_of
-from .manifest import Manifest, Part, load_manifest
+from .manifest import CheckpointPart, Manifest, load_manifest
 from .reader import read_part
-from .records import FORMAT, CheckpointRecord, Count, Record, Sha256, canonical, decode, encode
+from .records import FORMAT, CheckpointRecord, Count, Sha256, StoredRecord, canonical, decode, encode
 from .safetensors_header import Header, TensorEntry, build_header, parse_header
 from .stores.store import Store
 
@@ -156,11 +156,11 @@ class _Source:
     """A tensor to export: its exported name, and where it is stored."""
 
     name: str
-    part: Part
+    part: CheckpointPart
     entry: TensorEntry
 
 
-class _Done(Record):
+class _Done(StoredRecord):
     format: int
     checkpoint: CheckpointRecord
     sha256: Sha256
@@ -224,7 +224,7 @@ def _sources(store: Store, manifest: Manifest) -> list[_Source]:
     return [sources[name] for name in sorted(sources)]
 
 
-def _stored_header(store: Store, part: Part) -> Header:
+def _stored_header(store: Store, part: CheckpointPart) -> Header:
     data = store.get_range(part.key, 0, _HEADER_GUESS_BYTES)
     needed = 8 + int.from_bytes(data[:8], "little")
     if len(data) < needed <= part.size_bytes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from .errors import Conflict, Corrupt, Fenced, Incomplete, Retained, StoreUnavailable, Superseded
 from .layout import CheckpointId, checkpoint_of, head_key, manifest_key, parts_prefix
 from .manifest import Manifest
-from .records import FORMAT, CheckpointRecord, Count, Record, decode, encode
+from .records import FORMAT, CheckpointRecord, Count, StoredRecord, decode, encode
 from .stores.store import Store
 
 _MAX_SWAPS = 100  # lost races in a row; each means that another writer succeeded
@@ -196,12 +196,12 @@ def _delete_objects(store: Store, job: str, checkpoint: CheckpointId) -> None:
     store.delete(manifest_key(job, checkpoint))
 
 
-class _RetiredRecord(Record):
+class _RetiredRecord(StoredRecord):
     checkpoint: CheckpointRecord
     at: float
 
 
-class _HeadRecord(Record):
+class _HeadRecord(StoredRecord):
     format: int
     job: str
     version: Count

@@ -11,12 +11,22 @@ from pydantic import TypeAdapter, ValidationError
 
 from .errors import Corrupt, Incomplete
 from .layout import CheckpointId, manifest_key, part_key
-from .records import FORMAT, CheckpointRecord, Count, JsonObject, Record, Scalar, Sha256, canonical, decode
+from .records import (
+    FORMAT,
+    CheckpointRecord,
+    Count,
+    JsonObject,
+    Scalar,
+    Sha256,
+    StoredRecord,
+    canonical,
+    decode,
+)
 from .stores.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CheckpointPart:
     """One stored safetensors file: part `part` of section `section`, and the names of the tensors in it."""
 
     section: int
@@ -40,7 +50,7 @@ class Manifest:
     data_position: int
     recipe: Mapping[str, Any]
     num_parts: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[CheckpointPart, ...]
     metadata: Mapping[int, Mapping[str, Scalar]]
 
     def __post_init__(self) -> None:
@@ -62,7 +72,7 @@ class Manifest:
     def num_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
 
-    def parts_of(self, sections: Iterable[int]) -> tuple[Part, ...]:
+    def parts_of(self, sections: Iterable[int]) -> tuple[CheckpointPart, ...]:
         """The parts of these sections, in order of section and part."""
         wanted = set(sections)
         return tuple(part for part in self.parts if part.section in wanted)
@@ -98,7 +108,7 @@ class Manifest:
                 recipe=body.recipe,
                 num_parts=tuple(body.num_parts),
                 parts=tuple(
-                    Part(p.section, p.part, p.key, p.size_bytes, p.sha256, tuple(p.tensors))
+                    CheckpointPart(p.section, p.part, p.key, p.size_bytes, p.sha256, tuple(p.tensors))
                     for p in body.parts
                 ),
                 metadata={int(section): values for section, values in body.metadata.items()},
@@ -116,7 +126,7 @@ def load_manifest(store: Store, job: str, checkpoint: CheckpointId) -> Manifest:
     return manifest
 
 
-class _PartRecord(Record):
+class _PartRecord(StoredRecord):
     section: Count
     part: Count
     key: str
@@ -125,7 +135,7 @@ class _PartRecord(Record):
     tensors: list[str] | tuple[str, ...]
 
 
-class _Body(Record):
+class _Body(StoredRecord):
     format: int
     job: str
     checkpoint: CheckpointRecord
@@ -136,7 +146,7 @@ class _Body(Record):
     metadata: dict[str, dict[str, Scalar]]
 
 
-class _Envelope(Record):
+class _Envelope(StoredRecord):
     body: _Body
     sha256: Sha256
 
@@ -165,7 +175,7 @@ def _check_whole(manifest: Manifest) -> None:
         raise Incomplete(
             f"{what}: parts (section, part) missing {missing}, surplus or out of order {surplus}"
         )
-    holder: dict[str, Part] = {}
+    holder: dict[str, CheckpointPart] = {}
     for part in manifest.parts:
         if part.key != part_key(manifest.job, manifest.checkpoint, part.section, part.part):
             raise Incomplete(f"{what}: part {part.section}.{part.part} has the foreign key {part.key}")

@@ -9,7 +9,7 @@ from threading import Event
 
 from .errors import CheckpointError, Corrupt
 from .layout import CheckpointId
-from .manifest import Manifest, Part, load_manifest
+from .manifest import CheckpointPart, Manifest, load_manifest
 from .safetensors_header import parse_header
 from .stores.store import Store, retrying
 
@@ -52,7 +52,7 @@ def read_sections(
     else:
         parts = manifest.parts_of(wanted)
 
-    def read(part: Part) -> bytes:
+    def read(part: CheckpointPart) -> bytes:
         return retrying(
             lambda: read_part(store, part, on_read),
             patience_s=patience_s,
@@ -64,7 +64,7 @@ def read_sections(
     return _read_all(read, parts)
 
 
-def read_part(store: Store, part: Part, on_read: Callable[[], None] | None = None) -> bytes:
+def read_part(store: Store, part: CheckpointPart, on_read: Callable[[], None] | None = None) -> bytes:
     """Read one file and check it against the manifest; for `on_read` see `read_sections`. Raises `Corrupt`
     naming the key, and the store's errors."""
     data = _fetch(store, part, on_read or (lambda: None))
@@ -79,7 +79,7 @@ def read_part(store: Store, part: Part, on_read: Callable[[], None] | None = Non
     return data
 
 
-def _fetch(store: Store, part: Part, on_read: Callable[[], None]) -> bytes:
+def _fetch(store: Store, part: CheckpointPart, on_read: Callable[[], None]) -> bytes:
     """Read a big file in pieces, so that a slow store can be distinguished from one that hangs."""
     if part.size_bytes <= _PIECE_BYTES:
         data = store.get(part.key)
@@ -94,7 +94,9 @@ def _fetch(store: Store, part: Part, on_read: Callable[[], None]) -> bytes:
     return b"".join(pieces)
 
 
-def _read_all(read: Callable[[Part], bytes], parts: tuple[Part, ...]) -> dict[tuple[int, int], bytes]:
+def _read_all(
+    read: Callable[[CheckpointPart], bytes], parts: tuple[CheckpointPart, ...]
+) -> dict[tuple[int, int], bytes]:
     pool = ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="read-parts")
     try:
         files = list(pool.map(read, parts))

@@ -18,21 +18,21 @@ Count = Annotated[int, Field(ge=0)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 JsonObject = dict[str, JsonValue]
 
-R = TypeVar("R", bound="Record")
+R = TypeVar("R", bound="StoredRecord")
 
 
-class Record(BaseModel):
+class StoredRecord(BaseModel):
     """Unknown keys, missing keys and coerced types are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class CheckpointRecord(Record):
+class CheckpointRecord(StoredRecord):
     step: Count
     generation: Count
 
 
-def encode(record: Record) -> bytes:
+def encode(record: StoredRecord) -> bytes:
     """Encode a record canonically: sorted keys, UTF-8, no NaN."""
     return canonical(record.model_dump(mode="json"))
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from .errors import Incomplete
 from .layout import CheckpointId, part_key
-from .manifest import Manifest, Part
-from .records import CheckpointRecord, Count, Record, Scalar, Sha256, canonical, decode
+from .manifest import CheckpointPart, Manifest
+from .records import CheckpointRecord, Count, Scalar, Sha256, StoredRecord, canonical, decode
 from .safetensors_header import parse_header
 from .stores.store import Store
 
@@ -21,7 +21,7 @@ class Receipt:
 
     checkpoint: CheckpointId
     num_parts: int  # of the section
-    part: Part
+    part: CheckpointPart
     metadata: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
 
     def to_json(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Receipt:
         return cls(
             CheckpointId(record.checkpoint.step, record.checkpoint.generation),
             record.num_parts,
-            Part(
+            CheckpointPart(
                 record.section,
                 record.part,
                 record.key,
@@ -56,7 +56,7 @@ class Receipt:
         )
 
 
-class _ReceiptRecord(Record):
+class _ReceiptRecord(StoredRecord):
     checkpoint: CheckpointRecord
     num_parts: Count
     section: Count
@@ -89,7 +89,7 @@ def write_part(
     key = part_key(job, checkpoint, section, part)
     names = tuple(sorted(parse_header(payload, key).tensors))
     canonical(dict(metadata or {}))  # refuses NaN before anything is stored
-    stored = Part(section, part, key, len(payload), hashlib.sha256(payload).hexdigest(), names)
+    stored = CheckpointPart(section, part, key, len(payload), hashlib.sha256(payload).hexdigest(), names)
     store.put(key, payload)
     return Receipt(checkpoint, num_parts, stored, dict(metadata or {}))
 
@@ -141,7 +141,7 @@ def assemble(
     )
 
 
-def _merge(into: dict[str, Scalar], metadata: Mapping[str, Scalar], part: Part) -> None:
+def _merge(into: dict[str, Scalar], metadata: Mapping[str, Scalar], part: CheckpointPart) -> None:
     for name, value in metadata.items():
         if into.setdefault(name, value) != value:
             raise Incomplete(

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _IDLE_S = 30.0  # an idle thread ends after this
 
 
-class Kind(StrEnum):
+class CallKind(StrEnum):
     """The kind of a call. `owner` in `Threads.run` distinguishes providers, or jobs."""
 
     JOURNAL = "journal"  # writes, one at a time, in order
@@ -67,7 +67,7 @@ class _Call(NamedTuple):
     loop: asyncio.AbstractEventLoop
 
 
-class Lane:
+class CallQueue:
     """Runs at most `size` calls at a time, first come first served, in threads of its own."""
 
     def __init__(self, name: str, size: int) -> None:
@@ -126,15 +126,15 @@ class Threads:
 
     def __init__(self, bounds: ThreadBounds | None = None) -> None:
         self._bounds = bounds or ThreadBounds()
-        self._lanes: dict[tuple[Kind, str], Lane] = {}
+        self._lanes: dict[tuple[CallKind, str], CallQueue] = {}
 
-    async def run(self, kind: Kind, call: Callable[..., T], *values: Any, owner: str = "") -> T:
+    async def run(self, kind: CallKind, call: Callable[..., T], *values: Any, owner: str = "") -> T:
         """Run `call(*values)` in a thread of its kind and owner."""
         key = kind, owner
         if key not in self._lanes:
             self._lanes = {other: lane for other, lane in self._lanes.items() if not lane.unused}
             size: int = getattr(self._bounds, kind.value)
-            self._lanes[key] = Lane(f"{kind} {owner}".strip(), size)
+            self._lanes[key] = CallQueue(f"{kind} {owner}".strip(), size)
         return await self._lanes[key].run(lambda: call(*values))
 
 

@@ -22,7 +22,7 @@ class NoReplica(ValueError):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Record:
+class CommitProof:
     """The result of the all-reduce that ended a step; it proves that the step is committed."""
 
     step: int
@@ -38,7 +38,7 @@ class MemberState:
 
     applied_step: int | None
     """Number of steps applied; None if it holds no state."""
-    record: Record | None
+    record: CommitProof | None
     """The newest commit that it saw, applied or not."""
     reduced_step: int | None
     """The step for which it holds reduced gradients, not yet applied."""
@@ -78,7 +78,7 @@ class Agreement:
 
     rung: Rung
     step: int | None
-    record: Record | None
+    record: CommitProof | None
     apply: tuple[Application, ...]
     keep: tuple[int, ...]
     drop: tuple[int, ...]
@@ -217,7 +217,7 @@ def _at(step: int, standings: Sequence[MemberState], expected: Mapping[int, int]
     return Agreement("peers", step, record, tuple(apply), tuple(kept), (), dict(sorted(holders.items())))
 
 
-def _can_apply(standing: MemberState, record: Record) -> bool:
+def _can_apply(standing: MemberState, record: CommitProof) -> bool:
     if standing.applied_step != record.step - 1 or standing.reduced_step != record.step:
         return False
     return standing.reduced_by in (None, (record.generation, record.attempt))

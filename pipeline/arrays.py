@@ -47,11 +47,11 @@ class Hop:
     num_turns: int = 0
     """Number of micro-batches on the path."""
     first_turn: int = 0
-    """Index of the path's first `Turn`; the same for all hops of a path."""
+    """Index of the path's first `ForwardTurn`; the same for all hops of a path."""
 
 
 @dataclass(slots=True)
-class Turn:
+class ForwardTurn:
     """One micro-batch of a path, in the order of forwards."""
 
     micro_batch: int = 0
@@ -77,7 +77,7 @@ class Entry:
 class StaticOrder:
     """The orders of a component's workers; `most_in_flight` is each worker's peak if it follows its order."""
 
-    turns: Array[Turn]
+    turns: Array[ForwardTurn]
     entries: Array[Entry]
     most_in_flight: Sequence[int]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .arrays import NONE, Entry, Hop, Turn, Worker, operation
+from .arrays import NONE, Entry, ForwardTurn, Hop, Worker, operation
 from .policy import BACKWARD, FORWARD, FORWARD_DISCARD, RECOMPUTE
 
 
 def gpipe(
     workers: Sequence[Worker],
     hops: Sequence[Hop],
-    turns: Sequence[Turn],
+    turns: Sequence[ForwardTurn],
     entries: Sequence[Entry],
     *,
     window: int | None,
@@ -35,7 +35,7 @@ def gpipe(
         _turn_back(path_of, hops, turns, turn_of)
 
 
-def _by_micro_batch(hops: Sequence[Hop], turns: Sequence[Turn]) -> list[int]:
+def _by_micro_batch(hops: Sequence[Hop], turns: Sequence[ForwardTurn]) -> list[int]:
     """The first hop of each micro-batch's path, by micro-batch."""
     numbered = [
         (turns[hop.first_turn + turn].micro_batch, index)
@@ -100,7 +100,7 @@ def _write_round(
 
 
 def _turn_back(
-    path_of: Sequence[int], hops: Sequence[Hop], turns: Sequence[Turn], turn_of: dict[int, int]
+    path_of: Sequence[int], hops: Sequence[Hop], turns: Sequence[ForwardTurn], turn_of: dict[int, int]
 ) -> None:
     """Number the backwards of a round. `turn_of` counts each path's micro-batches in earlier rounds."""
     for first in set(path_of):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .arrays import NONE, Array, Entry, Hop, Turn, Worker, operation
+from .arrays import NONE, Array, Entry, ForwardTurn, Hop, Worker, operation
 from .policy import BACKWARD, FORWARD, FORWARD_DISCARD, RECOMPUTE
 
 
@@ -61,7 +61,7 @@ class Queued:
 def list_schedule(
     workers: Array[ListWorker],
     hops: Array[ListHop],
-    turns: Array[Turn],
+    turns: Array[ForwardTurn],
     entries: Array[Entry],
     queues: Array[Queued],
 ) -> None:
@@ -80,7 +80,7 @@ def list_schedule(
 def _start_all(
     workers: Array[ListWorker],
     hops: Array[ListHop],
-    turns: Array[Turn],
+    turns: Array[ForwardTurn],
     entries: Array[Entry],
     queues: Array[Queued],
 ) -> int:
@@ -100,7 +100,7 @@ def _start_all(
 def _start(
     worker: ListWorker,
     hops: Array[ListHop],
-    turns: Array[Turn],
+    turns: Array[ForwardTurn],
     entries: Array[Entry],
     queues: Array[Queued],
 ) -> int:
@@ -128,7 +128,7 @@ def _start(
     return 1
 
 
-def _next_forward(worker: ListWorker, hops: Array[ListHop], turns: Array[Turn]) -> int:
+def _next_forward(worker: ListWorker, hops: Array[ListHop], turns: Array[ForwardTurn]) -> int:
     """The hop whose next forward may run, the lowest micro-batch first; `NONE` if there is none."""
     entering = _first_offered(worker, hops, turns, 1)
     if entering != NONE and worker.num_in_flight >= hops[entering].window:
@@ -140,7 +140,7 @@ def _next_forward(worker: ListWorker, hops: Array[ListHop], turns: Array[Turn]) 
     return returning if is_lower else entering
 
 
-def _first_offered(worker: ListWorker, hops: Array[ListHop], turns: Array[Turn], enters: int) -> int:
+def _first_offered(worker: ListWorker, hops: Array[ListHop], turns: Array[ForwardTurn], enters: int) -> int:
     first, index = NONE, worker.first_hop
     while index != NONE:
         hop = hops[index]
@@ -151,13 +151,13 @@ def _first_offered(worker: ListWorker, hops: Array[ListHop], turns: Array[Turn],
     return first
 
 
-def _micro_batch(hop: ListHop, turns: Array[Turn]) -> int:
+def _micro_batch(hop: ListHop, turns: Array[ForwardTurn]) -> int:
     """The micro-batch of the hop's next forward."""
     return turns[hop.first_turn + hop.num_forwards].micro_batch
 
 
 def _force_forward(
-    workers: Array[ListWorker], hops: Array[ListHop], turns: Array[Turn], entries: Array[Entry]
+    workers: Array[ListWorker], hops: Array[ListHop], turns: Array[ForwardTurn], entries: Array[Entry]
 ) -> int:
     """Admit the forward nearest to its path's end, where crossing paths have filled each other's windows."""
     best, best_stage, lowest = NONE, 0, 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .arrays import NONE, Array, Entry, Hop, StaticOrder, Turn, Worker, action_of, hop_of, lay_out
+from .arrays import NONE, Array, Entry, ForwardTurn, Hop, StaticOrder, Worker, action_of, hop_of, lay_out
 from .components import Component, components
 from .gpipe import gpipe
 from .list_schedule import ListHop, ListWorker, Queued, list_schedule
@@ -69,16 +69,16 @@ def static_order(plan: Plan, component: Component, lister: Lister = INTERPRETED)
     """Compute the orders of a component's workers under the plan's schedule."""
     workers, hops = lay_out(component, ListWorker, ListHop)
     num_entries = sum(worker.num_entries for worker in workers)
-    turns = [Turn(micro_batch) for path in component.paths for micro_batch in path.micro_batches]
+    turns = [ForwardTurn(micro_batch) for path in component.paths for micro_batch in path.micro_batches]
     if plan.schedule is Schedule.GPIPE:
         entries = [Entry() for _ in range(num_entries)]
         gpipe(workers, hops, turns, entries, window=plan.window, recompute=plan.recompute)
-        return StaticOrder(lister.array(Turn, turns), lister.array(Entry, entries), ())
+        return StaticOrder(lister.array(ForwardTurn, turns), lister.array(Entry, entries), ())
     _set_rules(plan, hops)
     arrays = (
         lister.array(ListWorker, workers),
         lister.array(ListHop, hops),
-        lister.array(Turn, turns),
+        lister.array(ForwardTurn, turns),
         lister.make(Entry, num_entries),
         lister.make(Queued, num_entries),
     )

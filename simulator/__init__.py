@@ -9,7 +9,7 @@ operations, interpreted or compiled (`backends`); `step_end` adds all-reduces, c
 
 from .backends import warm_up
 from .calibration.data import Calibration, InvalidCalibration, Link
-from .calibration.links import AllReduce, Wire
+from .calibration.links import AllReduce, MeasuredWire
 from .calibration.measurements import Measurements
 from .calibration.sizes import sizes_of
 from .cluster import to_ns
@@ -17,14 +17,14 @@ from .costs import InvalidCosts, MorphCosts
 from .simulation import MiniBatch, simulate
 from .spans import Span
 from .step_end import COMMIT_BYTES, LOSS_ALLREDUCE_BYTES, Closing, ClosingKind
-from .trace import Change, InvalidTrace, TraceEvent, read_availability, read_counts, read_trace
+from .trace import InvalidTrace, NodeChange, TraceEvent, read_availability, read_counts, read_trace
 
 __all__ = [
     "AllReduce",
     "COMMIT_BYTES",
     "LOSS_ALLREDUCE_BYTES",
     "Calibration",
-    "Change",
+    "NodeChange",
     "Closing",
     "ClosingKind",
     "InvalidCalibration",
@@ -36,7 +36,7 @@ __all__ = [
     "MorphCosts",
     "Span",
     "TraceEvent",
-    "Wire",
+    "MeasuredWire",
     "read_availability",
     "read_counts",
     "read_trace",

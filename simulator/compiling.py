@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numba
 import numpy
 
-from ..pipeline.arrays import Array, Entry, Turn
+from ..pipeline.arrays import Array, Entry, ForwardTurn
 from ..pipeline.list_schedule import ListHop, ListWorker, Queued, list_schedule
 from .engine import run
 from .fields import Arrival, Link, SimHop, SimOperation, SimWorker, State, Wire
@@ -36,7 +36,7 @@ def compile_list_schedule(*, in_memory: bool) -> Callable[..., None]:
 
     Where it cannot be cached, `in_memory` compiles it for this process alone; without it, raises `NotKept`.
     """
-    records = (ListWorker, ListHop, Turn, Entry, Queued)
+    records = (ListWorker, ListHop, ForwardTurn, Entry, Queued)
     return _compiled(list_schedule, tuple(make(record, 0) for record in records), in_memory)
 
 
@@ -49,7 +49,7 @@ def compile_run(*, in_memory: bool) -> Callable[[State, int], None]:
         links=make(Link, 0),
         wires=make(Wire, 0),
         arrivals=make(Arrival, 0),
-        turns=make(Turn, 0),
+        turns=make(ForwardTurn, 0),
         entries=make(Entry, 0),
     )
     return _compiled(run, (state, 0), in_memory)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..pipeline.arrays import NONE, Array, Entry, Hop, Turn, Worker
+from ..pipeline.arrays import NONE, Array, Entry, ForwardTurn, Hop, Worker
 
 NEVER = 1 << 62  # later than any time
 
@@ -121,5 +121,5 @@ class State(NamedTuple):
     links: Array[Link]
     wires: Array[Wire]
     arrivals: Array[Arrival]
-    turns: Array[Turn]
+    turns: Array[ForwardTurn]
     entries: Array[Entry]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..pipeline.arrays import Array, StaticOrder, Turn
+from ..pipeline.arrays import Array, ForwardTurn, StaticOrder
 from ..pipeline.components import Component, components
 from ..pipeline.plan import Plan, Schedule
 from .cluster import Cluster
@@ -40,7 +40,7 @@ class PlayedPipeline:
     workers: Sequence[SimWorker]
     hops: Sequence[SimHop]
     operations: Sequence[SimOperation]
-    turns: Sequence[Turn]
+    turns: Sequence[ForwardTurn]
     arrivals: Sequence[Arrival]
     """`turns` and `arrivals` are empty unless `keeps_operations` was set."""
 
@@ -114,7 +114,7 @@ def _play(
         workers,
         kernels.read(SimHop, state.hops),
         priced.operations,
-        turns=kernels.read(Turn, state.turns) if keeps_operations else (),
+        turns=kernels.read(ForwardTurn, state.turns) if keeps_operations else (),
         arrivals=kernels.read(Arrival, state.arrivals) if keeps_operations else (),
     )
 

@@ -21,7 +21,7 @@ class InvalidTrace(FileFault):
     """A malformed or inconsistent trace; the message names the line, its text, and what would be accepted."""
 
 
-class Change(StrEnum):
+class NodeChange(StrEnum):
     ADD = "add"
     REMOVE = "remove"
 
@@ -31,7 +31,7 @@ class TraceEvent:
     """At `time_ms` milliseconds after the start, `node` comes or goes."""
 
     time_ms: int
-    change: Change
+    change: NodeChange
     node: str
 
 
@@ -54,7 +54,7 @@ def read_trace(text: str) -> tuple[TraceEvent, ...]:
     absent one is removed.
     """
     events: list[TraceEvent] = []
-    since: dict[str, tuple[Change, int]] = {}  # a node's last change, and its line
+    since: dict[str, tuple[NodeChange, int]] = {}  # a node's last change, and its line
     before = 0
     for line, row in _rows(text):
         event = _event(row, line)
@@ -90,11 +90,11 @@ def read_counts(text: str, *, seed: int = 0) -> tuple[TraceEvent, ...]:
         before = time_ms
         while len(live) > count:
             gone = live.pop(draw.randrange(len(live)))
-            events.append(TraceEvent(time_ms, Change.REMOVE, gone))
+            events.append(TraceEvent(time_ms, NodeChange.REMOVE, gone))
         while len(live) < count:
             named += 1
             live.append(f"node{named}")
-            events.append(TraceEvent(time_ms, Change.ADD, live[-1]))
+            events.append(TraceEvent(time_ms, NodeChange.ADD, live[-1]))
     return tuple(events)
 
 
@@ -117,23 +117,23 @@ def _event(row: list[str], line: int) -> TraceEvent:
     time, change, node = _cells(row, 3, _EVENTS, line)
     if not (time.isascii() and time.isdigit() and len(time) < 18):
         raise InvalidTrace(f"{_shown(time)} is not a whole number of milliseconds >= 0", line)
-    if change not in list(Change):
-        close = difflib.get_close_matches(change.lower(), list(Change), 1)
+    if change not in list(NodeChange):
+        close = difflib.get_close_matches(change.lower(), list(NodeChange), 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise InvalidTrace(f"{_shown(change)} is neither add nor remove{hint}", line)
     if not node:
         raise InvalidTrace("the node has no name; expected one in the third column", line)
-    return TraceEvent(int(time), Change(change), node)
+    return TraceEvent(int(time), NodeChange(change), node)
 
 
-def _check_turn(event: TraceEvent, last: tuple[Change, int] | None, line: int) -> None:
+def _check_turn(event: TraceEvent, last: tuple[NodeChange, int] | None, line: int) -> None:
     """Raise `InvalidTrace` unless additions and removals of a node alternate."""
     node = _shown(event.node)
-    if event.change is Change.ADD and last is not None and last[0] is Change.ADD:
+    if event.change is NodeChange.ADD and last is not None and last[0] is NodeChange.ADD:
         raise InvalidTrace(
             f"{node} is added, but is there already, since line {last[1]}; expected its removal before", line
         )
-    if event.change is Change.REMOVE and (last is None or last[0] is Change.REMOVE):
+    if event.change is NodeChange.REMOVE and (last is None or last[0] is NodeChange.REMOVE):
         why = "was never added" if last is None else f"went in line {last[1]}"
         raise InvalidTrace(f"{node} is removed, but {why}; expected a node that is there", line)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from ..protocol.messages import At
 
 
-class Progress:
+class ProgressCounters:
     """Counters that only grow, each incremented by one thread, and the compute thread's current activity.
 
     Another thread reads them without a lock; values may be slightly old. A thread of an abandoned generation

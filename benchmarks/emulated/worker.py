@@ -27,7 +27,7 @@ from makara.simulator import Calibration, Link
 from makara.worker.execution.buckets import buckets
 from makara.worker.execution.commit import Flag
 from makara.worker.execution.costs import Ran, handover_s, run_rank
-from makara.worker.execution.gloo import Group, Listener
+from makara.worker.execution.gloo import Listener, ProcessGroup
 from makara.worker.execution.session import Session
 from makara.worker.execution.state import ModelState
 from makara.worker.execution.stepper import Stepper
@@ -228,7 +228,7 @@ class _Session(Session):
         super().__init__(order.order, worker, listener)
         self._vms, self._network, self._wires = order.vms, order.network, wires
 
-    def group(self, name: str, ranks: Sequence[int]) -> Group:
+    def group(self, name: str, ranks: Sequence[int]) -> ProcessGroup:
         if name == "transfer":
             detach()
         else:

@@ -31,7 +31,7 @@ from ...protocol.messages import (
 )
 from ..service.service import Service
 from ..service.tokens import Grant, Scope, TokenRefused
-from ..threads import Kind
+from ..threads import CallKind
 from .auth import bearer, service_of
 
 log = logging.getLogger("makara.manager")
@@ -48,7 +48,7 @@ async def agent(websocket: WebSocket, vm: str) -> None:
     service = service_of(websocket)
     try:
         grant = await service.threads.run(
-            Kind.TOKENS, service.tokens.check, bearer(websocket) or "", Scope.JOIN, Scope.WORKER
+            CallKind.TOKENS, service.tokens.check, bearer(websocket) or "", Scope.JOIN, Scope.WORKER
         )
     except TokenRefused as refusal:
         await _refuse(websocket, vm, str(refusal))
@@ -195,7 +195,7 @@ class AgentConnection:
     async def _credential(self) -> Credential:
         ttl_s = self._service.leases.worker_token_s
         issue = partial(self._service.tokens.issue, Scope.WORKER, job=self._job, vm=self._vm, ttl_s=ttl_s)
-        token = await self._service.threads.run(Kind.TOKENS, issue)
+        token = await self._service.threads.run(CallKind.TOKENS, issue)
         return Credential(token=token, valid_for_s=ttl_s)
 
     async def _send(self, message: Message) -> None:
@@ -219,7 +219,7 @@ async def bundle(job: str, request: Request) -> Response:
     """The job's code, for its own VMs: a tar.gz whose SHA-256 is in the orders."""
     service = service_of(request)
     await _worker_of(request, service, job)
-    data = await service.threads.run(Kind.FILES, service.files.bundle(job).read_bytes)
+    data = await service.threads.run(CallKind.FILES, service.files.bundle(job).read_bytes)
     return Response(data, media_type="application/gzip")
 
 
@@ -231,13 +231,13 @@ async def secrets(job: str, request: Request) -> dict[str, str]:
     vm = service.jobs[job].state.vms.get(grant.vm or "")
     if vm is None or not vm.live:
         raise HTTPException(403, "this VM is no longer part of the job")
-    return await service.threads.run(Kind.FILES, service.files.secrets, job)
+    return await service.threads.run(CallKind.FILES, service.files.secrets, job)
 
 
 async def _worker_of(request: Request, service: Service, job: str) -> Grant:
     try:
         grant = await service.threads.run(
-            Kind.TOKENS, service.tokens.check, bearer(request) or "", Scope.WORKER
+            CallKind.TOKENS, service.tokens.check, bearer(request) or "", Scope.WORKER
         )
     except TokenRefused as refusal:
         raise HTTPException(401, str(refusal)) from refusal

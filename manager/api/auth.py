@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 
 from ..service.service import Service
 from ..service.tokens import Grant, Scope, TokenRefused, csrf_token
-from ..threads import Kind
+from ..threads import CallKind
 
 COOKIE = "makara_session"
 SESSION_TTL_S = 12 * 3600.0
@@ -62,7 +62,7 @@ async def admin(request: Request) -> Grant:
 async def _check(request: Request, token: str, *scopes: Scope) -> Grant:
     service = service_of(request)
     try:
-        return await service.threads.run(Kind.TOKENS, service.tokens.check, token, *scopes)
+        return await service.threads.run(CallKind.TOKENS, service.tokens.check, token, *scopes)
     except TokenRefused as refusal:
         raise HTTPException(401, str(refusal), {"WWW-Authenticate": "Bearer"}) from refusal
 

@@ -17,7 +17,7 @@ from ..providers import NotAllowed, Provider, ProviderError, Unauthenticated
 from ..service.service import Service
 from ..spec.job_spec import JobSpec, JobSpecError, Resources
 from ..spec.placement import Offer, Placement, Price
-from ..threads import Kind
+from ..threads import CallKind
 
 Fault = tuple[str, str]  # field of `resources`, message
 Priced = tuple[Price, Placement]
@@ -25,7 +25,7 @@ _ROUNDING = 1e-9
 T = TypeVar("T")
 
 
-class Machine(BaseModel):
+class MachineType(BaseModel):
     """A type of VM that a job may get, and the memory of each of its workers there (None: unknown)."""
 
     instance_type: str
@@ -108,7 +108,7 @@ def _ask(provider: Provider, resources: Resources) -> tuple[Sequence[Fault], Seq
 
 async def _bounded(service: Service, owner: str, call: partial[T]) -> T:
     """Run `call` in a thread, for as long as a submission waits. Raises `TimeoutError`."""
-    asked = service.threads.run(Kind.CHECK_WISH, call, owner=owner)
+    asked = service.threads.run(CallKind.CHECK_WISH, call, owner=owner)
     return await asyncio.wait_for(asked, service.config.cloud_check_s)
 
 
@@ -145,11 +145,11 @@ def _cap_faults(
 # ---- what a worker gets ------------------------------------------------------------------------------------
 
 
-def machines_of(resources: Resources, offers: Sequence[Offer]) -> list[Machine]:
+def machines_of(resources: Resources, offers: Sequence[Offer]) -> list[MachineType]:
     """The offered types, each once."""
     by_type = {offer.placement.instance_type: offer for offer in offers}
     return [
-        Machine(instance_type=name, worker_bytes=_worker_bytes(resources, offer))
+        MachineType(instance_type=name, worker_bytes=_worker_bytes(resources, offer))
         for name, offer in by_type.items()
     ]
 

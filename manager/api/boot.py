@@ -8,13 +8,13 @@ from fastapi import APIRouter, HTTPException, Request, Response
 
 from ..boot.payload import constraints, torch_version, wheel
 from ..service.tokens import Scope, TokenRefused
-from ..threads import Kind
+from ..threads import CallKind
 from .auth import bearer, service_of
 
 router = APIRouter(prefix="/api/v1", tags=["agents"])
 
 
-class Part(StrEnum):
+class BootPart(StrEnum):
     WHEEL = "wheel"
     CONSTRAINTS = "constraints"
     TORCH = "torch"
@@ -27,16 +27,16 @@ async def boot_part(job: str, part: str, request: Request) -> Response:
     service = service_of(request)
     try:
         grant = await service.threads.run(
-            Kind.TOKENS, service.tokens.check, bearer(request) or "", Scope.JOIN, Scope.WORKER
+            CallKind.TOKENS, service.tokens.check, bearer(request) or "", Scope.JOIN, Scope.WORKER
         )
     except TokenRefused as refusal:
         raise HTTPException(401, str(refusal)) from refusal
     if grant.job != job or job not in service.jobs:
         raise HTTPException(403, "this token is for another job")
-    if part not in set(Part):
-        raise HTTPException(404, f"part: expected {', '.join(Part)}")
-    if part == Part.TORCH:
+    if part not in set(BootPart):
+        raise HTTPException(404, f"part: expected {', '.join(BootPart)}")
+    if part == BootPart.TORCH:
         recipe = service.jobs[job].state.recipe
         return Response(torch_version(recipe.torch_version if recipe is not None else None))
-    data = await service.threads.run(Kind.FILES, wheel if part == Part.WHEEL else constraints)
+    data = await service.threads.run(CallKind.FILES, wheel if part == BootPart.WHEEL else constraints)
     return Response(data, media_type="application/octet-stream")

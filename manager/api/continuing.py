@@ -10,7 +10,7 @@ from ..core.facts import Resumption
 from ..service.runtime import Job
 from ..service.service import Service
 from ..spec.job_spec import JobSpec, parse_spec
-from ..threads import Kind
+from ..threads import CallKind
 from .before_renting import check_renting
 from .submission import check_providers, check_secrets, check_store
 
@@ -34,7 +34,7 @@ async def go_on(
     check_providers(spec, service)
     given = check_secrets(spec, secrets)
     stores = service.config.stores
-    await service.threads.run(Kind.SUBMISSION, check_store, spec, job.job, given, stores)
+    await service.threads.run(CallKind.SUBMISSION, check_store, spec, job.job, given, stores)
     if job.state.finished is None:  # else no VM is needed: its weights are exported
         await check_renting(service, spec, spent_by(job.state, service.clock()).at_most)
     if not await service.go_on(job.job, spec.resources, given):
@@ -57,7 +57,7 @@ async def is_going_on(
         return False  # it was told to stop since
     if any(getattr(state.spec.resources, name) != value for name, value in changes.items()):
         return False
-    kept = await service.threads.run(Kind.FILES, service.files.secrets, job.job)
+    kept = await service.threads.run(CallKind.FILES, service.files.secrets, job.job)
     return not secrets or dict(secrets) == kept
 
 

@@ -24,9 +24,9 @@ from ..service.runtime import Job
 from ..service.service import Service
 from ..service.tokens import Grant
 from ..service.views import JobView, StepView, VmView, job_view, step_view, surviving, to_json, vm_view
-from ..threads import Kind
+from ..threads import CallKind
 from .auth import Admin, User, service_of
-from .before_renting import Machine
+from .before_renting import MachineType
 from .continuing import go_on, is_going_on
 from .exporting import ExportView, export_now
 from .job_names import AskedJob
@@ -38,7 +38,7 @@ _LOG_TAIL_BYTES = 256 * 1024  # of one log
 _LOGS_BYTES = 8 << 20  # of all logs in one answer
 
 
-class Submitted(BaseModel):
+class SubmittedJob(BaseModel):
     """The job created by a submission."""
 
     job: str
@@ -53,7 +53,7 @@ class Accepted(BaseModel):
     unpacked_bytes: int
     files: int
     start: StartView | None
-    machines: list[Machine]
+    machines: list[MachineType]
     quote: Quote | None
 
 
@@ -141,7 +141,7 @@ async def submit(
     bundle: UploadFile,
     secrets: Annotated[str, Form(max_length=1 << 20)] = "{}",
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
-) -> Submitted:
+) -> SubmittedJob:
     """Submit a job: the job file as JSON, its code as tar.gz. 201: it is durable; 422 lists faults."""
     service = service_of(request)
     data = await bundle.read(service.config.max_bundle_bytes + 1)
@@ -151,7 +151,7 @@ async def submit(
     response.headers["Location"] = f"/api/v1/jobs/{job}"
     if not new:
         response.status_code = 200
-    return Submitted(job=job, new=new)
+    return SubmittedJob(job=job, new=new)
 
 
 @router.post("/jobs/check")
@@ -246,7 +246,7 @@ async def metrics(job: AskedJob, request: Request, since: Annotated[int, Query(g
         rows = surviving(state, service.journal.metrics(job.job, since))
         return MetricsView(metrics=[step_view(row) for row in rows]).model_dump_json().encode()
 
-    return Response(await service.threads.run(Kind.HISTORY, read), media_type="application/json")
+    return Response(await service.threads.run(CallKind.HISTORY, read), media_type="application/json")
 
 
 @router.get("/jobs/{job}/calibration")
@@ -283,7 +283,7 @@ async def logs(job: AskedJob, request: Request, vm: str | None = None) -> LogsVi
     if vm is not None and vm not in known:
         raise HTTPException(404, f"vm: job {job.job} has no VM {vm!r}")
     folders = [service.vm_directory(name) for name in ([vm] if vm is not None else known)]
-    return LogsView(logs=await service.threads.run(Kind.FILES, _tails, folders))
+    return LogsView(logs=await service.threads.run(CallKind.FILES, _tails, folders))
 
 
 @router.get("/jobs/{job}/stream")
@@ -302,7 +302,7 @@ async def fault(vm: str, body: Fault, request: Request, _: Admin) -> dict[str, s
     """Inject a fault into a local VM, for demonstrations and tests. Admin token only."""
     service = service_of(request)
     try:
-        await service.threads.run(Kind.FILES, _local(service).inject, vm, body.kind, body.deadline_s)
+        await service.threads.run(CallKind.FILES, _local(service).inject, vm, body.kind, body.deadline_s)
     except ProviderError as error:
         raise HTTPException(404, f"vm: {error}") from error
     return {"vm": vm, "kind": body.kind}
@@ -327,7 +327,7 @@ def _view(service: Service, runtime: Job) -> JobView:
 
 
 async def _history(service: Service, job: str, since: int) -> list[FactView]:
-    stored = await service.threads.run(Kind.HISTORY, service.journal.facts, job, since)
+    stored = await service.threads.run(CallKind.HISTORY, service.journal.facts, job, since)
     return [FactView(sequence=s.sequence, at=s.fact.at, fact=to_json(s.fact)) for s in stored]
 
 

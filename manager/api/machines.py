@@ -28,7 +28,7 @@ from ..providers.pool import MachinePool
 from ..providers.static import StaticProvider
 from ..service.service import Service
 from ..service.tokens import TokenRefused
-from ..threads import Kind
+from ..threads import CallKind
 from .auth import Admin, User, service_of
 
 log = logging.getLogger("makara.manager")
@@ -62,7 +62,7 @@ class MachinesView(BaseModel):
 async def machines(request: Request, _: User) -> MachinesView:
     """All machines that joined, in that order."""
     service = service_of(request)
-    found = await service.threads.run(Kind.LIST_VMS, pool_of(service).machines, owner="static")
+    found = await service.threads.run(CallKind.LIST_VMS, pool_of(service).machines, owner="static")
     return MachinesView(machines=[MachineView.model_validate(each, from_attributes=True) for each in found])
 
 
@@ -70,7 +70,7 @@ async def machines(request: Request, _: User) -> MachinesView:
 async def remove(machine: str, request: Request, _: Admin) -> None:
     """Remove a machine: its VM ends, and it needs a join token to come back. Admin token only."""
     service = service_of(request)
-    if not await service.threads.run(Kind.RELEASE_VM, pool_of(service).remove, machine, owner="static"):
+    if not await service.threads.run(CallKind.RELEASE_VM, pool_of(service).remove, machine, owner="static"):
         raise HTTPException(404, f"machine: there is no {machine!r}")
 
 
@@ -92,7 +92,7 @@ async def connection(websocket: WebSocket) -> None:
     machine = machine_id(public_key)
     try:
         token = websocket.headers.get(JOIN_HEADER)
-        await service.threads.run(Kind.TOKENS, _admit, service, machine, public_key, token)
+        await service.threads.run(CallKind.TOKENS, _admit, service, machine, public_key, token)
     except TokenRefused as refusal:
         log.warning("machine %s is refused: %s", machine, refusal)
         answer = Refusal(refused=machine, manager=service.tokens.identity, reason=str(refusal))
@@ -164,7 +164,7 @@ class MachineConnection:
                 await self._websocket.close(_MALFORMED, "malformed report")
                 return
             take = partial(self._pool.take, self._machine, report, self._send)
-            if not await self._threads.run(Kind.FILES, take, owner="machines"):
+            if not await self._threads.run(CallKind.FILES, take, owner="machines"):
                 await self._websocket.close(_NOT_THIS_ONE, "removed, or connected anew")
                 return
 

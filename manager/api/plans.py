@@ -14,7 +14,7 @@ from ..service.planning import request_of
 from ..service.ranking import Ranking, rank, shape
 from ..service.runtime import Job
 from ..service.views import measured_s
-from ..threads import Kind, Threads
+from ..threads import CallKind, Threads
 from .auth import service_of
 from .job_names import AskedJob
 
@@ -86,8 +86,8 @@ def _question(runtime: Job) -> Question:
     """The planner's question about the open generation's workers and those that wait."""
     state, current = runtime.state, runtime.state.current
     assert current is not None, "something runs"
-    seats = dict.fromkeys((*current.seats, *sorted(runtime.vitals.usable)))
-    workers = tuple(slot_of(state, worker) for worker in dict.fromkeys(worker for worker, _ in seats))
+    incarnations = dict.fromkeys((*current.incarnations, *sorted(runtime.observations.usable)))
+    workers = tuple(slot_of(state, worker) for worker in dict.fromkeys(worker for worker, _ in incarnations))
     return request_of(state, workers, current.number)
 
 
@@ -96,7 +96,7 @@ async def _ranked(threads: Threads, runtime: Job, question: Question) -> Ranking
     key = (question.calibration, tuple(question.workers))
     async with runtime.ranking_lock:
         if runtime.ranking is None or runtime.ranking[0] != key:
-            runtime.ranking = key, await threads.run(Kind.RANKING, rank, question, _MOST_ROWS)
+            runtime.ranking = key, await threads.run(CallKind.RANKING, rank, question, _MOST_ROWS)
         return runtime.ranking[1]
 
 

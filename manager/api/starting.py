@@ -20,11 +20,11 @@ from ...checkpoint import (
 )
 from ...protocol.messages import Recipe
 from ..service.service import Service
-from ..service.store_access import NotAllowed, at_source, check_allowed, open_for
+from ..service.store_access import StoreNotAllowed, at_source, check_allowed, open_for
 from ..spec.job_spec import JobSpec, JobSpecError
 from ..spec.start_source import StartSource, split_job, split_step
 from ..spec.store_uri import is_absolute, place_of
-from ..threads import Kind
+from ..threads import CallKind
 from .job_names import find
 
 _FIELD = "checkpoint.start_from"
@@ -101,7 +101,7 @@ async def _look(
             raise JobSpecError([(_FIELD, str(error))]) from error
         return manifest
 
-    manifest = await service.threads.run(Kind.SUBMISSION, read)
+    manifest = await service.threads.run(CallKind.SUBMISSION, read)
     try:
         recipe = Recipe.model_validate(dict(manifest.recipe))
     except ValidationError as error:
@@ -131,7 +131,7 @@ def _place(
 def _opened(there: JobSpec, secrets: Mapping[str, str], allowed: tuple[str, ...]) -> Store:
     try:
         check_allowed(there.checkpoint, {**there.envs, **secrets}, allowed)
-    except NotAllowed as error:
+    except StoreNotAllowed as error:
         raise JobSpecError([(_FIELD, str(error))]) from error
     return open_for(there, secrets, allowed)
 

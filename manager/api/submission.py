@@ -13,11 +13,11 @@ from ...checkpoint import StoreRefused
 from ...protocol.archives import BadArchive, BundleBounds, check
 from ..service.costs.quote import Quote, quote_of
 from ..service.service import Service
-from ..service.store_access import NotAllowed, check_usable
+from ..service.store_access import StoreNotAllowed, check_usable
 from ..spec.job_spec import JobSpec, JobSpecError, parse_spec, to_settings
 from ..spec.resources import CLOUDS
-from ..threads import Kind
-from .before_renting import Machine, check_renting, machines_of
+from ..threads import CallKind
+from .before_renting import MachineType, check_renting, machines_of
 from .starting import StartView, pinned, start_of, start_view
 
 
@@ -41,7 +41,7 @@ class Preview:
     rent, and their price (None: it rents nothing)."""
 
     start: StartView | None = None
-    machines: Sequence[Machine] = ()
+    machines: Sequence[MachineType] = ()
     quote: Quote | None = None
 
 
@@ -53,13 +53,15 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
     spec = _spec(submission.spec_text)
     check_providers(spec, service)
     secrets = check_secrets(spec, _parsed(submission.secrets_text))
-    await service.threads.run(Kind.SUBMISSION, _check_bundle, submission.bundle, service.config.bundle_bounds)
+    await service.threads.run(
+        CallKind.SUBMISSION, _check_bundle, submission.bundle, service.config.bundle_bounds
+    )
     job = _job_id(spec, submission.idempotency_key)
     if job in service.jobs:
         _check_same(service, job, spec, submission)
         return job, False
     stores = service.config.stores
-    await service.threads.run(Kind.SUBMISSION, check_store, spec, job, secrets, stores)
+    await service.threads.run(CallKind.SUBMISSION, check_store, spec, job, secrets, stores)
     await check_renting(service, spec)
     start = await start_of(service, spec, secrets)
     if job in service.jobs:  # the same submission came a second time while the store was asked
@@ -79,7 +81,7 @@ async def check_settings(service: Service, spec_text: str, secrets_text: str, ke
     job = _job_id(spec, key)
     if job not in service.jobs:
         check = partial(check_store, spec, job, secrets, service.config.stores, make_folders=False)
-        await service.threads.run(Kind.SUBMISSION, check)
+        await service.threads.run(CallKind.SUBMISSION, check)
         offers = await check_renting(service, spec)
         return Preview(
             await start_view(service, spec, secrets),
@@ -164,7 +166,7 @@ def check_store(
     to_settings(spec, job, "")  # a relative URI is refused here: the manager's folder is not the user's
     try:
         check_usable(spec, secrets, allowed, make_folders=make_folders)
-    except NotAllowed as error:
+    except StoreNotAllowed as error:
         raise JobSpecError([(error.field, str(error))]) from error
     except StoreRefused as error:
         raise JobSpecError([_field_and_rest(str(error))]) from error

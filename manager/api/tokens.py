@@ -9,7 +9,7 @@ from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, Field
 
 from ..service.tokens import Scope, id_of
-from ..threads import Kind
+from ..threads import CallKind
 from .auth import Admin, service_of
 
 router = APIRouter(prefix="/api/v1", tags=["tokens"])
@@ -56,7 +56,7 @@ async def new_token(body: NewToken, request: Request, _: Admin) -> IssuedToken:
     if (scope is Scope.MACHINE) != (body.uses is not None):
         raise HTTPException(422, "uses: expected with scope machine, and with no other")
     issue = partial(service.tokens.issue, scope, name=body.name, ttl_s=body.ttl_s, uses=body.uses)
-    token = await service.threads.run(Kind.TOKENS, issue)
+    token = await service.threads.run(CallKind.TOKENS, issue)
     return IssuedToken(id=id_of(token), token=token)
 
 
@@ -64,9 +64,9 @@ async def new_token(body: NewToken, request: Request, _: Admin) -> IssuedToken:
 async def tokens(request: Request, _: Admin) -> TokensView:
     """The valid tokens of users, machines and the admin, oldest first. Admin token only."""
     service = service_of(request)
-    found = await service.threads.run(Kind.TOKENS, service.tokens.listed)
+    found = await service.threads.run(CallKind.TOKENS, service.tokens.listed)
     used = {
-        grant.token_id: await service.threads.run(Kind.TOKENS, service.tokens.used, grant.token_id)
+        grant.token_id: await service.threads.run(CallKind.TOKENS, service.tokens.used, grant.token_id)
         for grant, _ in found
         if grant.uses is not None
     }
@@ -90,6 +90,6 @@ async def tokens(request: Request, _: Admin) -> TokensView:
 async def revoke_token(token_id: str, request: Request, _: Admin) -> None:
     """Revoke a token; `token_id` is its part before the dot. Admin token only."""
     service = service_of(request)
-    if not await service.threads.run(Kind.TOKENS, service.tokens.revoke, token_id):
+    if not await service.threads.run(CallKind.TOKENS, service.tokens.revoke, token_id):
         raise HTTPException(404, f"token: there is no {token_id!r}")
     await service.end_streams()

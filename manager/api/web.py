@@ -10,7 +10,7 @@ from fastapi import APIRouter, Form, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from ..service.tokens import Scope, TokenRefused, csrf_token
-from ..threads import Kind
+from ..threads import CallKind
 from .auth import COOKIE, SESSION_TTL_S, User, service_of
 
 router = APIRouter(tags=["page"], include_in_schema=False)
@@ -48,11 +48,11 @@ async def login(request: Request, token: Annotated[str, Form(max_length=200)] = 
     service = service_of(request)
     threads, tokens = service.threads, service.tokens
     try:
-        grant = await threads.run(Kind.TOKENS, tokens.check, token.strip(), Scope.USER, Scope.ADMIN)
+        grant = await threads.run(CallKind.TOKENS, tokens.check, token.strip(), Scope.USER, Scope.ADMIN)
     except TokenRefused as refusal:
         raise HTTPException(401, f"token: {refusal}") from refusal
     issue = partial(tokens.issue, Scope.SESSION, name=grant.name, ttl_s=SESSION_TTL_S, parent=grant.token_id)
-    session = await threads.run(Kind.TOKENS, issue)
+    session = await threads.run(CallKind.TOKENS, issue)
     response = JSONResponse({"csrf": csrf_token(session)})
     response.set_cookie(
         COOKIE,
@@ -76,7 +76,7 @@ async def logout(request: Request, grant: User) -> Response:
     """End the session."""
     if grant.scope is Scope.SESSION:
         service = service_of(request)
-        await service.threads.run(Kind.TOKENS, service.tokens.revoke, grant.token_id)
+        await service.threads.run(CallKind.TOKENS, service.tokens.revoke, grant.token_id)
     response = Response(status_code=204)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return response

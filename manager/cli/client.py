@@ -22,7 +22,7 @@ class Unreachable(Exception):
     """No manager answers at that address."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The manager refused the request. `errors` holds (field, message) for faults of fields."""
 
     def __init__(self, status: int, detail: str, errors: list[tuple[str, str]]) -> None:
@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 class Client:
-    """Calls with a user's or the admin's token; a context manager. Raises `Unreachable` and `Refused`.
+    """Calls with a user's or the admin's token; a context manager. Raises `Unreachable` and `RequestRefused`.
 
     `ca_file`: the only trusted authority, as PEM; None: the system's authorities. Raises `ConfigError` if it
     cannot be read, or if the token would be sent by plain HTTP beyond loopback.
@@ -159,13 +159,13 @@ def _token_of(home: Path) -> str:
         ) from None
 
 
-def _refusal(response: httpx.Response) -> Refused:
+def _refusal(response: httpx.Response) -> RequestRefused:
     try:
         body: Any = response.json()
     except ValueError:
         body = {}
     errors = [(str(e["field"]), str(e["message"])) for e in body.get("errors", [])]
-    return Refused(response.status_code, str(body.get("detail", response.text[:500])), errors)
+    return RequestRefused(response.status_code, str(body.get("detail", response.text[:500])), errors)
 
 
 def _events(response: httpx.Response) -> Iterator[tuple[str, Any]]:

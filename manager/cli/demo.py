@@ -34,7 +34,7 @@ from ..providers.local import LocalProvider
 from ..spec.job_file import read_job
 from .apply import packed, submit
 from .client import Client
-from .market import Market
+from .market import TracePlayer
 from .progress import ProgressDisplay, describe_morph
 from .user_code import plain_step_s
 
@@ -137,14 +137,14 @@ def _submit(api: Client, job_file: Path) -> str:
 
 def _train(api: Client, job_file: Path, console: Console) -> dict[str, Any]:
     trace = read_trace((job_file.parent / "availability.csv").read_text())
-    market = Market(api, trace, lambda text: console.print(f"  [yellow]{text}[/yellow]"))
+    market = TracePlayer(api, trace, lambda text: console.print(f"  [yellow]{text}[/yellow]"))
     market.open()
     name = _submit(api, job_file)
     console.print(f"job [bold]{name}[/bold] accepted: VMs boot, one of them profiles the model")
     return _follow(api, name, console, market)
 
 
-def _follow(api: Client, name: str, console: Console, market: Market | None) -> dict[str, Any]:
+def _follow(api: Client, name: str, console: Console, market: TracePlayer | None) -> dict[str, Any]:
     """Show the job until it ends, with the market's events while it trains."""
     with ProgressDisplay(console) as display:
         while True:

@@ -18,7 +18,7 @@ from ..spec.job_file import placed, told
 from ..spec.job_spec import JobSpecError
 from ..spec.reading import BadFile
 from .bundle import BundleError
-from .client import Refused, Unreachable
+from .client import RequestRefused, Unreachable
 from .costs.asking import NobodyToAsk
 from .parser import parser
 from .plan import NoPlan
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(str(error), UNREACHABLE)
     except JobSpecError as error:
         return _say(told(error, file), MISTAKE, from_us=file is None)
-    except Refused as error:
+    except RequestRefused as error:
         status = UNREACHABLE if error.status >= 500 else MISTAKE
         if error.errors:
             return _say(told(JobSpecError(error.errors), file), status, from_us=file is None)

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-from ...simulator import Change, TraceEvent
-from .client import Client, Refused
+from ...simulator import NodeChange, TraceEvent
+from .client import Client, RequestRefused
 from .progress import counted
 
 NOTICE_S = 8.0
@@ -20,7 +20,7 @@ SEEN_S, SEEN_STEPS = 4.0, 3  # a shape is shown for at least so long before the 
 TRACE_PART = 0.9  # the progress of the job that corresponds to the trace's last event
 
 
-class Market:
+class TracePlayer:
     """Plays an availability trace against the local provider.
 
     The trace's nodes are bound to VMs as these come up; the provider's capacity bounds how many live. The
@@ -72,8 +72,8 @@ class Market:
                 self._vm_of[node] = free.pop(0)
 
     def _happen(self, events: Sequence[TraceEvent], taking_part: Set[str]) -> None:
-        added = [event.node for event in events if event.change is Change.ADD]
-        removed = [event.node for event in events if event.change is Change.REMOVE]
+        added = [event.node for event in events if event.change is NodeChange.ADD]
+        removed = [event.node for event in events if event.change is NodeChange.REMOVE]
         self._nodes = [node for node in [*self._nodes, *added] if node not in removed]
         self._prefer(removed, taking_part)
         self._offer()
@@ -107,7 +107,7 @@ class Market:
     def _harm(self, vm: str, kind: str, deadline_s: float = 0.0) -> None:
         try:
             self._api.post(f"/vms/{vm}/fault", json={"kind": kind, "deadline_s": deadline_s})
-        except Refused as refusal:
+        except RequestRefused as refusal:
             if refusal.status != 404:
                 raise
             self._say(f"{vm} was gone already")

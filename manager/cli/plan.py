@@ -18,9 +18,9 @@ from ..service.ranking import Ranking, rank
 from ..spec.job_file import read_spec
 from ..spec.job_spec import JobSpec, size_of
 from ..spec.reading import BadFile, positive, write_file
-from .calibration.source import Source, of_file, of_manager, of_this_machine
+from .calibration.source import CalibrationSource, of_file, of_manager, of_this_machine
 from .client import Unreachable
-from .plan_text import Cluster, report, request
+from .plan_text import PricedVms, report, request
 from .warm_up import wait_for_code
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def plan(options: argparse.Namespace) -> int:
     timeline: Path | None = options.timeline
     writer = None if timeline is None else _writer(timeline)
     spec, model, source = _job(options)
-    cluster = Cluster(
+    cluster = PricedVms(
         num_vms=options.nodes or spec.resources.max_nodes,
         workers_per_vm=options.devices_per_node or spec.resources.workers_per_node,
         memory_bytes=options.device_memory or spec.resources.device_memory,
@@ -103,7 +103,7 @@ def plan(options: argparse.Namespace) -> int:
 # ---- the job and its calibration ---------------------------------------------------------------------------
 
 
-def _job(options: argparse.Namespace) -> tuple[JobSpec, dict[str, Any] | None, Source]:
+def _job(options: argparse.Namespace) -> tuple[JobSpec, dict[str, Any] | None, CalibrationSource]:
     """(specification, facts about its model if its code was tried, its measurements)."""
     if options.calibration is not None:
         return read_spec(options.file), None, of_file(options.calibration)
@@ -113,7 +113,7 @@ def _job(options: argparse.Namespace) -> tuple[JobSpec, dict[str, Any] | None, S
     return checked.spec, checked.model, _measured(options, checked)
 
 
-def _measured(options: argparse.Namespace, checked: Checked) -> Source:
+def _measured(options: argparse.Namespace, checked: Checked) -> CalibrationSource:
     if not options.measure:
         try:
             known = of_manager(options, checked.spec.name)
@@ -141,7 +141,7 @@ def _writer(path: Path) -> Callable[[Timeline], str]:
     return _WRITERS[path.suffix]
 
 
-def _timeline(spec: JobSpec, calibration: Calibration, cluster: Cluster, ranking: Ranking) -> Timeline:
+def _timeline(spec: JobSpec, calibration: Calibration, cluster: PricedVms, ranking: Ranking) -> Timeline:
     chosen = ranking.choice.plan
     if chosen.optimizer_on_host:
         calibration = calibration.with_optimizer_on_host()
@@ -164,7 +164,11 @@ def _described(spec: JobSpec, model: dict[str, Any] | None) -> list[str]:
 
 
 def _json(
-    spec: JobSpec, model: dict[str, Any] | None, source: Source, cluster: Cluster, ranking: Ranking
+    spec: JobSpec,
+    model: dict[str, Any] | None,
+    source: CalibrationSource,
+    cluster: PricedVms,
+    ranking: Ranking,
 ) -> dict[str, Any]:
     batch = spec.training.global_batch_size
 

@@ -18,7 +18,7 @@ _NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class PricedVms:
     """The VMs that a plan is for. All are paid, used or not."""
 
     num_vms: int
@@ -38,7 +38,7 @@ class Cluster:
         return vm_hour * self.num_vms * row.predicted_s / 3600 / global_batch_size * 1e6
 
 
-def request(spec: JobSpec, calibration: Calibration, cluster: Cluster) -> Request:
+def request(spec: JobSpec, calibration: Calibration, cluster: PricedVms) -> Request:
     """The request that the manager would make to the planner if all these VMs were running."""
     parallelism = spec.parallelism
     memory_bytes = _NO_LIMIT if cluster.memory_bytes is None else cluster.memory_bytes
@@ -61,7 +61,7 @@ def request(spec: JobSpec, calibration: Calibration, cluster: Cluster) -> Reques
 
 
 def report(
-    ranking: Ranking, spec: JobSpec, calibration: Calibration, cluster: Cluster, where: str
+    ranking: Ranking, spec: JobSpec, calibration: Calibration, cluster: PricedVms, where: str
 ) -> Iterable[str]:
     """The table, the reason, the price and the assumptions, line by line."""
     yield from aligned(_cells(ranking.rows, spec, cluster))
@@ -75,7 +75,7 @@ def report(
     yield from _assumed(spec, calibration, cluster, where)
 
 
-def _cells(rows: Sequence[Candidate], spec: JobSpec, cluster: Cluster) -> list[list[str]]:
+def _cells(rows: Sequence[Candidate], spec: JobSpec, cluster: PricedVms) -> list[list[str]]:
     prices = cluster.prices
     priced = [
         (name, price)
@@ -117,12 +117,12 @@ def _cells(rows: Sequence[Candidate], spec: JobSpec, cluster: Cluster) -> list[l
     return cells
 
 
-def _memory(row: Candidate, cluster: Cluster) -> str:
+def _memory(row: Candidate, cluster: PricedVms) -> str:
     held = size(row.peak_bytes or 0)
     return held if cluster.memory_bytes is None else f"{held} of {size(cluster.memory_bytes)}"
 
 
-def _cost(cluster: Cluster) -> str | None:
+def _cost(cluster: PricedVms) -> str | None:
     spot, on_demand = cluster.prices.spot, cluster.prices.on_demand
     told = [
         f"{price * cluster.num_vms:.2f} an hour {name}"
@@ -132,7 +132,7 @@ def _cost(cluster: Cluster) -> str | None:
     return f"{cluster.num_vms} VMs cost {', '.join(told)}, idle ones included." if told else None
 
 
-def _assumed(spec: JobSpec, calibration: Calibration, cluster: Cluster, where: str) -> Iterable[str]:
+def _assumed(spec: JobSpec, calibration: Calibration, cluster: PricedVms, where: str) -> Iterable[str]:
     m = calibration.microbatch_size
     num_micro_batches = spec.training.global_batch_size // m
     yield f"calibration: {where}; m = {m}, N = {num_micro_batches}, K = {calibration.num_sections}"

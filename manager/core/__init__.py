@@ -1,7 +1,7 @@
 """The core: what should be done about a job, decided purely.
 
-In: the state (what was decided before), the vitals (what was observed since this manager started) and one
-event, which carries the time and any new ids. Out: facts to journal, commands for the effects, new vitals.
+In: the state (what was decided before), the observations since this manager started, and one event, which
+carries the time and any new ids. Out: facts to journal, commands for the effects, new observations.
 The rules are level-triggered: each looks at what is, not at what just happened, and decides what is missing;
 so a lost, late or repeated message, or a manager that died between any two instructions, changes nothing for
 good. `decide` runs the rules in one fixed order, each seeing the facts of those before it.
@@ -17,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...protocol.messages import Report
-from .events import Event, ReportReceived, Together
+from .context import Context, Decision
+from .events import Batch, Event, ReportReceived
 from .fold import apply, fold
 from .observation import observe
+from .observations import LastReport, Observations, Planning
 from .rules import (
     drift,
     ending,
@@ -43,15 +45,13 @@ from .rules.resuming import can_go_on
 from .rules.set_aside import stop_set_aside
 from .state import JobState
 from .timing import Timing
-from .turn import Decision, Turn
-from .vitals import Planning, Pulse, Vitals
 
 __all__ = [
     "Decision",
     "Planning",
-    "Pulse",
+    "LastReport",
     "Timing",
-    "Vitals",
+    "Observations",
     "apply",
     "can_go_on",
     "decide",
@@ -59,7 +59,7 @@ __all__ = [
     "stop_set_aside",
 ]
 
-_RULES: tuple[Callable[[Turn], None], ...] = (
+_RULES: tuple[Callable[[Context], None], ...] = (
     membership.join_vms,
     membership.record_failures,
     notices.record,
@@ -94,19 +94,19 @@ _RULES: tuple[Callable[[Turn], None], ...] = (
 _DEFAULT = Timing()
 
 
-def decide(state: JobState, vitals: Vitals, event: Event, timing: Timing = _DEFAULT) -> Decision:
+def decide(state: JobState, observations: Observations, event: Event, timing: Timing = _DEFAULT) -> Decision:
     """What `event` brings about. Pure: the same arguments give the same decision.
 
     The new state is the fold of the decision's facts over `state`; it is handed over as `Decision.state`, so
     that it need not be computed twice.
     """
-    known = vitals
-    vitals = observe(state, vitals, event, timing)
-    turn = Turn(state, vitals, event, timing)
-    for part in event.events if isinstance(event, Together) else (event,):
+    known = observations
+    observations = observe(state, observations, event, timing)
+    context = Context(state, observations, event, timing)
+    for part in event.events if isinstance(event, Batch) else (event,):
         if isinstance(part, ReportReceived):
             continue  # observed; the rules look at what is reported
-        turn.event = part
+        context.event = part
         for intake in (
             spending.take,
             resuming.take,
@@ -121,28 +121,28 @@ def decide(state: JobState, vitals: Vitals, event: Event, timing: Timing = _DEFA
             generations.take,
             retention.take,
         ):
-            intake(turn)
-    turn.event = event
-    if turn.state.spec is not None and _is_news(event, known):
+            intake(context)
+    context.event = event
+    if context.state.spec is not None and _is_news(event, known):
         for rule in _RULES:
-            if turn.state.ended is not None:
+            if context.state.ended is not None:
                 break
-            rule(turn)
-    return turn.decision()
+            rule(context)
+    return context.decision()
 
 
-def _is_news(event: Event, known: Vitals) -> bool:
+def _is_news(event: Event, known: Observations) -> bool:
     """Mere heartbeats are none: rules that look at the clock or at progress run on ticks."""
-    if isinstance(event, Together):
+    if isinstance(event, Batch):
         return any(_is_news(part, known) for part in event.events) or not event.events
     return not isinstance(event, ReportReceived) or not _says_nothing_new(event.report, known)
 
 
-def _says_nothing_new(report: Report, known: Vitals) -> bool:
-    pulse = known.pulses.get(report.vm)
-    if pulse is None or pulse.closed_at is not None:
+def _says_nothing_new(report: Report, known: Observations) -> bool:
+    last_report = known.last_reports.get(report.vm)
+    if last_report is None or last_report.closed_at is not None:
         return False
-    before = pulse.report
+    before = last_report.report
     if report.sequence <= before.sequence:
         return True
     return all(getattr(report, name) == getattr(before, name) for name in _NEWS)

@@ -116,7 +116,7 @@ class VmTerminated(Frozen):
     vm: str
 
 
-class VmEnding(Frozen):
+class VmEndingSeen(Frozen):
     """The provider says that it is ending the VM, whose connection has closed; it is not gone yet."""
 
     event: Literal["vm_ending"] = "vm_ending"
@@ -132,7 +132,7 @@ class DrainRequested(Frozen):
     vm: str
 
 
-class Together(Frozen):
+class Batch(Frozen):
     """Observations that came in one instant: taken in one after the other, then decided on once.
 
     A hundred VMs that the cloud takes at a time call for one plan, not for a hundred.
@@ -140,7 +140,7 @@ class Together(Frozen):
 
     event: Literal["together"] = "together"
     now: float
-    events: tuple[ReportReceived | ConnectionClosed | VmTerminated | VmEnding, ...]
+    events: tuple[ReportReceived | ConnectionClosed | VmTerminated | VmEndingSeen, ...]
 
 
 class PlanComputed(Frozen):
@@ -290,9 +290,9 @@ Event = Annotated[
     | ConsoleRead
     | ReleaseRefused
     | VmTerminated
-    | VmEnding
+    | VmEndingSeen
     | DrainRequested
-    | Together
+    | Batch
     | PlanComputed
     | GrowthComputed
     | HeadOpened

@@ -15,14 +15,14 @@ class Rounds:
     count: int = 0
     began_at: float = 0.0
     generation: int = -1
-    seats: frozenset[tuple[str, int]] = frozenset()
+    incarnations: frozenset[tuple[str, int]] = frozenset()
 
     def failed(self, at: float, generation: int, worker: str, incarnation: int) -> Rounds:
-        seat = (worker, incarnation)
+        death = (worker, incarnation)
         together = generation == self.generation and 0 <= at - self.began_at < _ROUND_S
-        if together and all(worker != other for other, _ in self.seats):
-            return replace(self, seats=self.seats | {seat})
-        return Rounds(self.count + 1, at, generation, frozenset({seat}))
+        if together and all(worker != other for other, _ in self.incarnations):
+            return replace(self, incarnations=self.incarnations | {death})
+        return Rounds(self.count + 1, at, generation, frozenset({death}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What events say about the present, taken down as vitals."""
+"""What events say about the present, taken down as observations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from ...protocol.messages import Phase, Report, WorkerReport
 from . import silence
 from .events import (
+    Batch,
     ConnectionClosed,
     ContinueRequested,
     Event,
@@ -16,99 +17,112 @@ from .events import (
     OffersSeen,
     ReportReceived,
     Tick,
-    Together,
 )
+from .observations import LastReport, Observations
 from .state import Generation, JobState, vm_of
 from .timing import Timing
-from .vitals import Pulse, Vitals
 
 _SUSPENDED_S = 2.0  # ticks are 0.25 s apart, and up to a second more after a long decision
 _STEPPED = frozenset((Phase.RUNNING, Phase.HELD, Phase.FINISHED))
 
 
-def observe(state: JobState, vitals: Vitals, event: Event, timing: Timing) -> Vitals:
-    """The vitals with what `event` says about the present; answers to commands are taken by the rules."""
+def observe(state: JobState, observations: Observations, event: Event, timing: Timing) -> Observations:
+    """`observations` with what `event` says of the present; the rules take answers to commands."""
     match event:
         case ManagerStarted():
-            return Vitals(started_at=event.now)
+            return Observations(started_at=event.now)
         case JobSubmitted():
-            return Vitals(started_at=event.now) if state.spec is None else vitals
+            return Observations(started_at=event.now) if state.spec is None else observations
         case ContinueRequested():
-            return Vitals(started_at=event.now) if state.ended is not None else vitals
+            return Observations(started_at=event.now) if state.ended is not None else observations
         case OffersSeen():
-            return replace(vitals, offers=event.offers, manager_url=event.manager_url)
+            return replace(observations, offers=event.offers, manager_url=event.manager_url)
         case Tick():
-            vitals = _pruned(state, _ticked(vitals, event.now, timing))
-            return silence.judge(state, vitals, event.now, timing)
+            observations = _pruned(state, _ticked(observations, event.now, timing))
+            return silence.judge(state, observations, event.now, timing)
         case ReportReceived() | ConnectionClosed():
-            return _heard(state, vitals, (event,), event.now, timing)
-        case Together():
-            return _heard(state, vitals, event.events, event.now, timing)
+            return _heard(state, observations, (event,), event.now, timing)
+        case Batch():
+            return _heard(state, observations, event.events, event.now, timing)
         case _:
-            return vitals
+            return observations
 
 
-def _ticked(vitals: Vitals, now: float, timing: Timing) -> Vitals:
+def _ticked(observations: Observations, now: float, timing: Timing) -> Observations:
     # A manager that was itself suspended has heard nobody: that is no proof that they are gone. One
     # whose ticks are merely as late as they may be was not, however short the lease.
     late_s = max(timing.vm_lease_s / 2, _SUSPENDED_S)
-    suspended = vitals.ticked_at is not None and now - vitals.ticked_at > late_s
-    return replace(vitals, ticked_at=now, started_at=now if suspended else vitals.started_at)
+    suspended = observations.ticked_at is not None and now - observations.ticked_at > late_s
+    return replace(observations, ticked_at=now, started_at=now if suspended else observations.started_at)
 
 
-def _pruned(state: JobState, vitals: Vitals) -> Vitals:
+def _pruned(state: JobState, observations: Observations) -> Observations:
     """Without the reports of VMs that ended, once no generation that may be asked about has them."""
-    if len(vitals.pulses) <= len(state.live_vms):
-        return vitals
+    if len(observations.last_reports) <= len(state.live_vms):
+        return observations
     present = (state.planned, state.current, *state.history[-1:])
     members = {vm_of(worker) for g in present if g is not None for worker, _ in g.members}
-    pulses = {vm: p for vm, p in vitals.pulses.items() if vm in state.vms.live or vm in members}
-    if len(pulses) == len(vitals.pulses):
-        return vitals
-    return vitals.with_pulses(pulses)
+    last_reports = {
+        vm: p for vm, p in observations.last_reports.items() if vm in state.vms.live or vm in members
+    }
+    if len(last_reports) == len(observations.last_reports):
+        return observations
+    return observations.with_last_reports(last_reports)
 
 
-def _heard(state: JobState, vitals: Vitals, events: Iterable[Event], now: float, timing: Timing) -> Vitals:
+def _heard(
+    state: JobState, observations: Observations, events: Iterable[Event], now: float, timing: Timing
+) -> Observations:
     """What reports and closed connections change."""
-    pulses: dict[str, Pulse] = {}
+    last_reports: dict[str, LastReport] = {}
     reported: set[str] = set()
     stepped = closed = False
-    newest_step, measured = vitals.newest_step, vitals.measured
+    newest_step, measured = observations.newest_step, observations.measured
     members = {worker for worker, _ in state.current.members} if state.current is not None else set[str]()
     forming = state.current.number if state.current is not None and state.current.formed is None else None
     stepping = silence.stepping_generation(state)
     for event in events:
         if isinstance(event, ConnectionClosed):
-            pulse = pulses.get(event.vm) or vitals.pulses.get(event.vm)
-            if pulse is not None and pulse.closed_at is None:
-                pulses[event.vm] = replace(pulse, closed_at=event.now)
+            last_report = last_reports.get(event.vm) or observations.last_reports.get(event.vm)
+            if last_report is not None and last_report.closed_at is None:
+                last_reports[event.vm] = replace(last_report, closed_at=event.now)
                 closed = True
         elif isinstance(event, ReportReceived):
             report = event.report
             vm = state.vms.get(report.vm)
-            pulse = pulses.get(report.vm) or vitals.pulses.get(report.vm)
-            if vm is None or not vm.live or (pulse is not None and report.sequence <= pulse.report.sequence):
+            last_report = last_reports.get(report.vm) or observations.last_reports.get(report.vm)
+            if (
+                vm is None
+                or not vm.live
+                or (last_report is not None and report.sequence <= last_report.report.sequence)
+            ):
                 continue
-            pulses[report.vm] = Pulse(report, event.now, moved=_moved(pulse, report, event.now))
+            last_reports[report.vm] = LastReport(
+                report, event.now, moved=_moved(last_report, report, event.now)
+            )
             if report.metrics:
                 measured = report.metrics[-1].generation, report.metrics[-1].seconds
             reported.add(report.vm)
             steps = [w.step for w in report.workers if _steps_on(members, w) and w.generation != forming]
             newest_step = max([newest_step, *steps])
-            if stepping is not None and pulse is not None and _has_stepped(stepping, pulse.report, report):
+            if (
+                stepping is not None
+                and last_report is not None
+                and _has_stepped(stepping, last_report.report, report)
+            ):
                 stepped = True
-    if not pulses:
-        return vitals
-    vitals = vitals.with_pulses({**vitals.pulses, **pulses})
-    vitals = replace(vitals, newest_step=newest_step, measured=measured)
+    if not last_reports:
+        return observations
+    observations = observations.with_last_reports({**observations.last_reports, **last_reports})
+    observations = replace(observations, newest_step=newest_step, measured=measured)
     if stepped:
-        vitals = replace(vitals, stepped_at=now)
-    if closed and _most_dropped(state, vitals, now, timing):
-        vitals = replace(vitals, dropped_at=now)
-    return silence.heard_again(vitals, reported, now)
+        observations = replace(observations, stepped_at=now)
+    if closed and _most_dropped(state, observations, now, timing):
+        observations = replace(observations, dropped_at=now)
+    return silence.heard_again(observations, reported, now)
 
 
-def _moved(before: Pulse | None, report: Report, now: float) -> tuple[float, ...]:
+def _moved(before: LastReport | None, report: Report, now: float) -> tuple[float, ...]:
     """When each worker of `report` was last seen to make progress."""
     if (
         before is not None
@@ -142,10 +156,14 @@ def _has_stepped(stepping: Generation, before: Report, report: Report) -> bool:
     )
 
 
-def _most_dropped(state: JobState, vitals: Vitals, now: float, timing: Timing) -> bool:
+def _most_dropped(state: JobState, observations: Observations, now: float, timing: Timing) -> bool:
     """Whether the connections of most VMs closed within a lease: no sign that any one of them is gone."""
     joined = [vm.vm for vm in state.live_vms if vm.joined]
-    closed = [pulse.closed_at for vm in joined if (pulse := vitals.pulses.get(vm)) is not None]
+    closed = [
+        last_report.closed_at
+        for vm in joined
+        if (last_report := observations.last_reports.get(vm)) is not None
+    ]
     together = sum(at is not None and now - at < timing.vm_lease_s for at in closed)
     return 2 * together > len(joined)
 

@@ -19,57 +19,65 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...protocol.messages import Phase, WorkerReport
-from .state import Generation, JobState, Seat, vm_of
+from .observations import Observations
+from .state import Generation, Incarnation, JobState, vm_of
 from .timing import Timing
-from .vitals import Vitals
 from .vms import Vm
 
 
-def judge(state: JobState, vitals: Vitals, now: float, timing: Timing) -> Vitals:
-    """The vitals with who is unheard and silent at `now`. Called at each tick."""
+def judge(state: JobState, observations: Observations, now: float, timing: Timing) -> Observations:
+    """The observations with who is unheard and silent at `now`. Called at each tick."""
     lease_s = timing.vm_lease_s
     joined = [vm for vm in state.live_vms if vm.joined]
-    heard = {vm.vm: heard_at(vitals, vm, now) for vm in joined}
+    heard = {vm.vm: heard_at(observations, vm, now) for vm in joined}
     late = frozenset(vm for vm, at in heard.items() if now - at > lease_s)
-    lost = _lost(state, vitals, set(heard), late, now, timing)
+    lost = _lost(state, observations, set(heard), late, now, timing)
     unheard = late | lost
     stepping = stepping_generation(state)
     alive_at, bounds = dict(heard), dict.fromkeys(heard, lease_s)
     if stepping is not None and unheard:
-        for worker, _ in stepping.seats:
+        for worker, _ in stepping.incarnations:
             vm = vm_of(worker)
             if vm in alive_at:
-                alive_at[vm] = max(alive_at[vm], vitals.stepped_at)
+                alive_at[vm] = max(alive_at[vm], observations.stepped_at)
                 # Closing a generation costs at least the step under way: that is given time to be committed.
                 bounds[vm] = lease_s + (stepping.predicted_s or 0.0)
     silent = frozenset(vm for vm in unheard if now - alive_at[vm] > bounds[vm])
-    explained = (vitals.explained & unheard) | _explained(state, vitals, set(heard) - unheard, unheard)
+    explained = (observations.explained & unheard) | _explained(
+        state, observations, set(heard) - unheard, unheard
+    )
     others = {vm: at for vm, at in heard.items() if vm not in explained}
     unexplained = unheard - explained
     isolated = bool(unexplained) and _most_at_once(others, unexplained, now, lease_s)
-    since = (vitals.isolated_since or now) if isolated else None
-    known = vitals.unheard, vitals.lost, vitals.silent, vitals.explained, vitals.isolated_since
+    since = (observations.isolated_since or now) if isolated else None
+    known = (
+        observations.unheard,
+        observations.lost,
+        observations.silent,
+        observations.explained,
+        observations.isolated_since,
+    )
     if (unheard, lost, silent, explained, since) == known:
-        return vitals
-    vitals = replace(vitals, unheard=unheard, lost=lost, silent=silent)
-    return replace(vitals, explained=explained, isolated_since=since)
+        return observations
+    observations = replace(observations, unheard=unheard, lost=lost, silent=silent)
+    return replace(observations, explained=explained, isolated_since=since)
 
 
-def heard_at(vitals: Vitals, vm: Vm, now: float) -> float:
+def heard_at(observations: Observations, vm: Vm, now: float) -> float:
     """When the VM was last heard of, or this manager began to listen."""
-    pulse = vitals.pulses.get(vm.vm)
-    last = pulse.at if pulse is not None else vm.joined_at or vm.requested_at
-    return vitals.since(last, now)
+    last_report = observations.last_reports.get(vm.vm)
+    last = last_report.at if last_report is not None else vm.joined_at or vm.requested_at
+    return observations.since(last, now)
 
 
-def heard_again(vitals: Vitals, vms: set[str], now: float) -> Vitals:
-    """The vitals when these VMs report. If the manager was isolated, all leases begin anew."""
-    if not vms & vitals.unheard:
-        return vitals
-    if vitals.isolated_since is not None:
+def heard_again(observations: Observations, vms: set[str], now: float) -> Observations:
+    """The observations when these VMs report. If the manager was isolated, all leases begin anew."""
+    if not vms & observations.unheard:
+        return observations
+    if observations.isolated_since is not None:
         nobody = frozenset[str]()
         return replace(
-            vitals,
+            observations,
             unheard=nobody,
             lost=nobody,
             silent=nobody,
@@ -77,9 +85,9 @@ def heard_again(vitals: Vitals, vms: set[str], now: float) -> Vitals:
             isolated_since=None,
             started_at=now,
         )
-    groups = vitals.unheard, vitals.lost, vitals.silent, vitals.explained
+    groups = observations.unheard, observations.lost, observations.silent, observations.explained
     unheard, lost, silent, explained = (names - vms for names in groups)
-    return replace(vitals, unheard=unheard, lost=lost, silent=silent, explained=explained)
+    return replace(observations, unheard=unheard, lost=lost, silent=silent, explained=explained)
 
 
 def stepping_generation(state: JobState) -> Generation | None:
@@ -90,7 +98,7 @@ def stepping_generation(state: JobState) -> Generation | None:
     return before if before is not None and before.number > state.abandoned and before.formed else None
 
 
-def losses(state: JobState, vitals: Vitals, worker: WorkerReport) -> list[str]:
+def losses(state: JobState, observations: Observations, worker: WorkerReport) -> list[str]:
     """Members of the newest generation that `worker` knows to be lost, for no reason that is known.
 
     One that names all others of several has only seen the generation break: that accuses nobody.
@@ -102,47 +110,56 @@ def losses(state: JobState, vitals: Vitals, worker: WorkerReport) -> list[str]:
     if len(others) > 1 and others <= set(worker.lost):
         return []
     return [
-        seat[0] for seat in newest.members if seat[0] in worker.lost and not _has_died(state, vitals, seat)
+        incarnation[0]
+        for incarnation in newest.members
+        if incarnation[0] in worker.lost and not _has_died(state, observations, incarnation)
     ]
 
 
 def _lost(
-    state: JobState, vitals: Vitals, joined: set[str], late: frozenset[str], now: float, timing: Timing
+    state: JobState,
+    observations: Observations,
+    joined: set[str],
+    late: frozenset[str],
+    now: float,
+    timing: Timing,
 ) -> frozenset[str]:
     """The VMs that peers who are heard have lost, and that did not reconnect in time.
 
     They stay so until they are heard, though the peers have gone on without them.
     """
-    closed = {vm: at for vm in joined if (at := _closed_at(vitals, vm)) is not None}
+    closed = {vm: at for vm in joined if (at := _closed_at(observations, vm)) is not None}
     if not closed:
         return frozenset()
-    heard = joined - late - vitals.lost
+    heard = joined - late - observations.lost
     accused = {
         vm_of(name)
         for vm in heard
-        for worker in _workers_on(vitals, vm)
-        for name in losses(state, vitals, worker)
+        for worker in _workers_on(observations, vm)
+        for name in losses(state, observations, worker)
     }
-    grace_s = vitals.reconnection_s(now, timing)
+    grace_s = observations.reconnection_s(now, timing)
     return frozenset(
-        vm for vm, at in closed.items() if vm in vitals.lost or (vm in accused and now - at >= grace_s)
+        vm for vm, at in closed.items() if vm in observations.lost or (vm in accused and now - at >= grace_s)
     )
 
 
-def _has_died(state: JobState, vitals: Vitals, seat: Seat) -> bool:
+def _has_died(state: JobState, observations: Observations, incarnation: Incarnation) -> bool:
     """Whether just this trainer is known to be gone, so that nothing follows for its VM."""
-    name, incarnation = seat
-    pulse = vitals.pulses.get(vm_of(name))
-    reports = pulse.report.workers if pulse is not None else []
+    name, number = incarnation
+    last_report = observations.last_reports.get(vm_of(name))
+    reports = last_report.report.workers if last_report is not None else []
     newest = max((other.incarnation for other in reports if other.worker == name), default=0)
-    return newest > incarnation or state.failed.get(name, -1) >= incarnation
+    return newest > number or state.failed.get(name, -1) >= number
 
 
 def _newest_opened(state: JobState) -> Generation | None:
     return state.current or next((g for g in reversed(state.history) if g.opened_at is not None), None)
 
 
-def _explained(state: JobState, vitals: Vitals, heard: set[str], unheard: frozenset[str]) -> frozenset[str]:
+def _explained(
+    state: JobState, observations: Observations, heard: set[str], unheard: frozenset[str]
+) -> frozenset[str]:
     """The VMs whose silence a loss explains that a member of the newest generation reports.
 
     One that names who is lost explains all that fell silent. One whose generation broke, and who cannot say
@@ -151,8 +168,8 @@ def _explained(state: JobState, vitals: Vitals, heard: set[str], unheard: frozen
     newest = _newest_opened(state)
     if newest is None or not unheard:
         return frozenset()
-    workers = [worker for vm in heard for worker in _workers_on(vitals, vm)]
-    if any(losses(state, vitals, worker) for worker in workers):
+    workers = [worker for vm in heard for worker in _workers_on(observations, vm)]
+    if any(losses(state, observations, worker) for worker in workers):
         return unheard
     names = {name for name, _ in newest.members}
     if not any(
@@ -160,17 +177,17 @@ def _explained(state: JobState, vitals: Vitals, heard: set[str], unheard: frozen
     ):
         return frozenset()
     members = {vm_of(name) for name in names}
-    return frozenset(vm for vm in unheard & members if _closed_at(vitals, vm) is not None)
+    return frozenset(vm for vm in unheard & members if _closed_at(observations, vm) is not None)
 
 
-def _workers_on(vitals: Vitals, vm: str) -> Sequence[WorkerReport]:
-    pulse = vitals.pulses.get(vm)
-    return pulse.report.workers if pulse is not None else ()
+def _workers_on(observations: Observations, vm: str) -> Sequence[WorkerReport]:
+    last_report = observations.last_reports.get(vm)
+    return last_report.report.workers if last_report is not None else ()
 
 
-def _closed_at(vitals: Vitals, vm: str) -> float | None:
-    pulse = vitals.pulses.get(vm)
-    return pulse.closed_at if pulse is not None else None
+def _closed_at(observations: Observations, vm: str) -> float | None:
+    last_report = observations.last_reports.get(vm)
+    return last_report.closed_at if last_report is not None else None
 
 
 def _most_at_once(heard: dict[str, float], unheard: frozenset[str], now: float, lease_s: float) -> bool:

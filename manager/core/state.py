@@ -16,10 +16,10 @@ from ..spec.start_source import StartSource
 from .facts import GenerationKind, JobEnded, Resumption
 from .failures import Death, Rounds
 from .vm_table import VmTable
-from .vms import Bill, Enough, Losses, NotJoined, Refusal, Spent, Vm, VmStatus
+from .vms import Bill, Enough, Losses, NotJoined, PlaceRefusal, Spent, Vm, VmStatus
 
-Seat = tuple[str, int]
-"""A worker and its incarnation: a trainer that was started again is another seat."""
+Incarnation = tuple[str, int]
+"""A worker and a number that grows with each start of its trainer."""
 
 
 class Status(StrEnum):
@@ -49,7 +49,7 @@ class Generation:
     cause: str
     plan: Mapping[str, Any]  # makara.pipeline.Plan.to_json(); empty once in the history, or without one
     shape: str  # P×D as `Plan.shape` writes it; empty without a plan
-    members: tuple[Seat, ...]  # the plan's workers in rank order, then donors
+    members: tuple[Incarnation, ...]  # the plan's workers in rank order, then donors
     num_workers: int
     detected_at: float
     planned_at: float
@@ -68,7 +68,7 @@ class Generation:
     kind: GenerationKind = GenerationKind.TRAIN
 
     @property
-    def seats(self) -> tuple[Seat, ...]:
+    def incarnations(self) -> tuple[Incarnation, ...]:
         """The plan's workers in rank order, without donors."""
         return self.members[: self.num_workers]
 
@@ -126,13 +126,13 @@ class JobState:
     leaving: Mapping[str, Vm] = field(default_factory=lambda: _EMPTY)  # ended, and not gone for certain
     spent: Spent = field(default_factory=Spent)  # for those that are gone
     bills: VmTable[Bill] = field(default_factory=VmTable[Bill])  # of those that are gone and cost anything
-    refusals: Mapping[str, Refusal] = field(default_factory=lambda: _EMPTY)  # by place; see `renting`
+    refusals: Mapping[str, PlaceRefusal] = field(default_factory=lambda: _EMPTY)  # by place; see `renting`
     spot_absent_since: float | None = None
     joined_from: frozenset[str] = frozenset()  # origins of VMs; see `fold.renting.origin_of`
     not_joined: Mapping[str, NotJoined] = field(default_factory=lambda: _EMPTY)  # by origin
     enough: Enough | None = None  # no more VMs are asked for than this for a while; see `rules.surplus`
     losses: Losses = field(default_factory=Losses)
-    profiler: Seat | None = None  # rank 0 of the newest generation of kind `profile`
+    profiler: Incarnation | None = None  # rank 0 of the newest generation of kind `profile`
     profile: Generation | None = None  # of that kind, planned or opened, until the recipe is fixed
     last_profile: int = 0  # highest number ever given to one
     broken_profiles: int = 0  # how many of several members were opened and came to nothing
@@ -146,7 +146,7 @@ class JobState:
     recipe_version: int = 0  # num_facts when the recipe was fixed
     planned: Generation | None = None  # decided, not opened
     current: Generation | None = None  # opened, not closed
-    hosts: Mapping[Seat, tuple[int, int]] = field(
+    hosts: Mapping[Incarnation, tuple[int, int]] = field(
         default_factory=lambda: _EMPTY
     )  # sections (start, stop) of each worker of the newest generation that formed, which may be closed
     # Closed and superseded, oldest first, without their plans; members only since the last that was opened:
@@ -311,7 +311,7 @@ def staying_vms(state: JobState) -> tuple[Vm, ...]:
 
 def vms_of(generation: Generation) -> frozenset[str]:
     """The VMs that its plan uses."""
-    return frozenset(vm_of(worker) for worker, _ in generation.seats)
+    return frozenset(vm_of(worker) for worker, _ in generation.incarnations)
 
 
 def vm_of(worker: str) -> str:

@@ -82,7 +82,7 @@ class Vm:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class PlaceRefusal:
     """What came of the last attempts in one place."""
 
     kind: RefusalKind

@@ -7,22 +7,24 @@ long VMs take to boot.
 
 from __future__ import annotations
 
+from .context import Context
 from .state import Generation, JobState
-from .turn import Turn
 
 _TIMES = 2.0
 
 
-def least_gain(turn: Turn, at_least: float, lasts_s: float) -> float:
+def least_gain(context: Context, at_least: float, lasts_s: float) -> float:
     """The part of a step that a change must save which lasts for so long; `at_least` this, and at most 1."""
     if lasts_s <= 0:
         return 1.0
-    return min(1.0, max(at_least, _TIMES * _cost_s(turn) / lasts_s))
+    return min(1.0, max(at_least, _TIMES * _cost_s(context) / lasts_s))
 
 
-def steps_left(turn: Turn) -> int:
-    assert turn.state.spec is not None, "plans are made for submitted jobs"
-    return turn.state.spec.training.steps - max(turn.state.progress_step, turn.vitals.newest_step)
+def steps_left(context: Context) -> int:
+    assert context.state.spec is not None, "plans are made for submitted jobs"
+    return context.state.spec.training.steps - max(
+        context.state.progress_step, context.observations.newest_step
+    )
 
 
 def last_formed(state: JobState) -> Generation | None:
@@ -35,7 +37,7 @@ def last_formed(state: JobState) -> Generation | None:
     return None
 
 
-def _cost_s(turn: Turn) -> float:
-    last = last_formed(turn.state)
+def _cost_s(context: Context) -> float:
+    last = last_formed(context.state)
     formed_s = (last.formed_at or 0.0) - (last.opened_at or 0.0) if last is not None else 0.0
-    return max(formed_s, turn.timing.least_morph_s)
+    return max(formed_s, context.timing.least_morph_s)

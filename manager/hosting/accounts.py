@@ -17,7 +17,7 @@ from .record import UpFolder
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class CloudAccount:
     """One manager's resources at one cloud."""
 
     cloud: str
@@ -25,7 +25,7 @@ class Account:
     """Opens a new provider, without cached lists."""
 
 
-def worker_accounts(home: Path, settings: CloudSettings) -> list[Account]:
+def worker_accounts(home: Path, settings: CloudSettings) -> list[CloudAccount]:
     """The accounts of this home's manager; empty if no manager has run here."""
     identity = identity_in(home / "tokens.sqlite3")
     if identity is None:
@@ -33,7 +33,7 @@ def worker_accounts(home: Path, settings: CloudSettings) -> list[Account]:
     return [account_of(cloud, settings, identity) for cloud in sorted(settings.model_fields_set)]
 
 
-def manager_accounts(home: Path) -> tuple[list[Account], list[Account]]:
+def manager_accounts(home: Path) -> tuple[list[CloudAccount], list[CloudAccount]]:
     """(accounts of the VM of the manager that `makara up` made, accounts of VMs that it rents). Raises
     `ConfigError`."""
     folder = UpFolder(home)
@@ -45,9 +45,9 @@ def manager_accounts(home: Path) -> tuple[list[Account], list[Account]]:
     return own, [account_of(cloud, settings, record.identity) for cloud in clouds]
 
 
-def account_of(cloud: str, settings: CloudSettings, identity: str) -> Account:
+def account_of(cloud: str, settings: CloudSettings, identity: str) -> CloudAccount:
     alone = CloudSettings.model_validate({cloud: getattr(settings, cloud)})
-    return Account(cloud, lambda: open_clouds(alone, identity, _renders_nothing)[cloud])
+    return CloudAccount(cloud, lambda: open_clouds(alone, identity, _renders_nothing)[cloud])
 
 
 def _renders_nothing(attempt: Attempt, boot: BootConfig) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..providers import Partial, Provider, ProviderError, Resource, ResourceStatus
 from ..spec.placement import Market, Placement, Price
 from ..spec.resources import Resources
-from .accounts import Account
+from .accounts import CloudAccount
 
 LAG_S = 300.0  # for so long a requested VM may be missing from its cloud's lists
 _PAUSE_S = 6.0  # longer than a provider caches its lists
@@ -19,7 +19,7 @@ _PATIENCE_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Leftover:
     """A resource that is not gone. `price` None: unknown, or included in its VM's."""
 
     cloud: str
@@ -27,10 +27,10 @@ class Found:
     price: Price | None
 
 
-def found_in(account: Account) -> list[Found]:
+def found_in(account: CloudAccount) -> list[Leftover]:
     """The resources of an account, with prices of VMs. Raises `ProviderError`."""
     with closing(account.open()) as provider:
-        return [Found(account.cloud, one, _price(provider, one.placement)) for one in _living(provider)]
+        return [Leftover(account.cloud, one, _price(provider, one.placement)) for one in _living(provider)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Patience:
 
 
 def end_all(
-    accounts: Sequence[Account],
+    accounts: Sequence[CloudAccount],
     patience: Patience,
     tell: Callable[[str], object],
     *,

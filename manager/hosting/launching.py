@@ -31,7 +31,7 @@ from .accounts import account_of
 from .ending import LAG_S, Patience, end_all
 from .host_settings import Host
 from .pairing import NobodyThere, NotOurs, Taken, pair
-from .record import PAIR_WITHIN_S, VM, Record, UpFolder
+from .record import PAIR_WITHIN_S, VM, UpFolder, VmRecord
 from .user_data import user_data
 
 UP_WITHIN_S = 2400.0  # covers a VM that starts late and an installation over a slow network
@@ -69,7 +69,7 @@ class Launch:
     patience: Patience
     tell: Callable[[str], object]
 
-    def run(self, record: Record) -> str:
+    def run(self, record: VmRecord) -> str:
         """The manager's URL. Raises `LaunchError`."""
         for _ in range(_MOST_LIVES):
             try:
@@ -81,7 +81,7 @@ class Launch:
 
     # ---- the VM --------------------------------------------------------------------------------------------
 
-    def _one_life(self, record: Record, until: float) -> str:
+    def _one_life(self, record: VmRecord, until: float) -> str:
         while True:
             with closing(self._provider(record)) as provider:
                 try:
@@ -94,17 +94,17 @@ class Launch:
                     self.tell(f"none to be had: {error}")
             record = self._elsewhere(record)
 
-    def _provider(self, record: Record) -> Provider:
+    def _provider(self, record: VmRecord) -> Provider:
         def render(attempt: Attempt, boot: BootConfig) -> bytes:
             return self.folder.user_data(lambda: user_data(record, boot.ending))
 
         return open_clouds(self.host.settings, record.tag, render)[record.cloud]
 
-    def _is_late(self, record: Record) -> bool:
+    def _is_late(self, record: VmRecord) -> bool:
         """Whether the record's VM, if it exists, no longer waits to be paired."""
         return self.folder.was_asked and self.patience.clock() - record.asked_at > PAIR_WITHIN_S
 
-    def _check_alive(self, provider: Provider, record: Record) -> None:
+    def _check_alive(self, provider: Provider, record: VmRecord) -> None:
         """A VM that was paired before may be a manager by now. Raises `_VmGone` if it does not exist: a new
         VM needs a new secret."""
         try:
@@ -114,7 +114,7 @@ class Launch:
         if self.folder.ca is None or not any(one.status in ALIVE for one in there if one.kind == "vm"):
             raise _VmGone("the VM that was asked for before was met by nobody, or has ended")
 
-    def _create(self, provider: Provider, record: Record, until: float) -> None:
+    def _create(self, provider: Provider, record: VmRecord, until: float) -> None:
         """Raises `NoCapacity`, `NothingMade` (nothing of the attempt exists), `_VmGone`, `LaunchError`."""
         unknown = self.folder.was_asked  # whether an earlier call of this attempt may have created a VM
         boot = BootConfig(vm=VM, job=VM, manager_url="", join_token="", directory="")
@@ -142,7 +142,7 @@ class Launch:
                 raise LaunchError("the cloud has not answered; call `makara up` again, or `makara down`")
             self.patience.sleep(self.patience.pause_s)
 
-    def _elsewhere(self, record: Record) -> Record:
+    def _elsewhere(self, record: VmRecord) -> VmRecord:
         """A record at the next placement. Raises `NothingMade` after the last."""
         places, here = list(self.placements), record.attempt.placement
         number = places.index(here) + 1 if here in places else 0
@@ -150,7 +150,7 @@ class Launch:
             raise NothingMade("no place has capacity; try another type or region, or later")
         return self.folder.begin_again(record, places[number], self.patience.clock())
 
-    def _anew(self, record: Record) -> Record:
+    def _anew(self, record: VmRecord) -> VmRecord:
         """Delete the attempt's resources; returns a new record. Raises `LaunchError` if any stay."""
         account = account_of(record.cloud, self.host.settings, record.tag)
         left = end_all([account], self.patience, self.tell, not_before=self.folder.written_at + LAG_S)
@@ -160,7 +160,7 @@ class Launch:
 
     # ---- the manager ---------------------------------------------------------------------------------------
 
-    def _met(self, provider: Provider, record: Record, until: float) -> str:
+    def _met(self, provider: Provider, record: VmRecord, until: float) -> str:
         """Raises `_VmGone`, `LaunchError`."""
         told, seen_at, late = "", self.patience.clock(), False
         while not late:
@@ -188,7 +188,7 @@ class Launch:
             f"{self._console(provider, record)}"
         )
 
-    def _answering(self, record: Record, there: Sequence[Resource]) -> tuple[str | None, str]:
+    def _answering(self, record: VmRecord, there: Sequence[Resource]) -> tuple[str | None, str]:
         """(the manager's URL, or None while none accepts the owner's token; what is wrong with its
         certificate)."""
         url, ca = self._url(record, there), self.folder.ca
@@ -200,7 +200,7 @@ class Launch:
         self.folder.is_up(url)
         return url, ""
 
-    def _introduced(self, record: Record, there: Sequence[Resource]) -> str:
+    def _introduced(self, record: VmRecord, there: Sequence[Resource]) -> str:
         """Try to send the VM its payload; returns the result as text."""
         private, public = addresses(there)
         address = public if self.host.public else private
@@ -219,12 +219,12 @@ class Launch:
             return f"{address}: {error}"
         return "the VM has what it needs, and installs it"
 
-    def _url(self, record: Record, there: Sequence[Resource]) -> str | None:
+    def _url(self, record: VmRecord, there: Sequence[Resource]) -> str | None:
         private, public = addresses(there)
         address = public if self.host.public else private
         return _url_of(address, record.port) if address else None
 
-    def _console(self, provider: Provider, record: Record) -> str:
+    def _console(self, provider: Provider, record: VmRecord) -> str:
         try:
             text = provider.console(VM, record.attempt.number)
         except ProviderError as error:
@@ -232,7 +232,7 @@ class Launch:
         return f"Its console ends so:\n{text[-_CONSOLE_CHARACTERS:]}" if text else ""
 
 
-def there_of(provider: Provider, record: Record) -> list[Resource]:
+def there_of(provider: Provider, record: VmRecord) -> list[Resource]:
     """The attempt's resources, found by name and by tag: a list may lag, and a cloud may choose other names.
     A lookup by name says more of a VM than a list. Raises `ProviderError`."""
     number = record.attempt.number

@@ -37,7 +37,7 @@ def home_above(folder: Path) -> Path:
     return folder.parent if folder.name == "up" and (folder / _RECORD).exists() else folder
 
 
-class Record(BaseModel):
+class VmRecord(BaseModel):
     """One VM of a manager."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,20 +72,20 @@ class UpFolder:
         with lock:
             yield
 
-    def read(self) -> Record | None:
+    def read(self) -> VmRecord | None:
         """The record, or None if there is no VM. Raises `ConfigError`."""
         try:
-            return Record.model_validate_json(self._record.read_bytes())
+            return VmRecord.model_validate_json(self._record.read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:
             raise ConfigError(f"{self._record}: {error}") from error
 
-    def write(self, record: Record) -> None:
+    def write(self, record: VmRecord) -> None:
         self._forget(_ENDED)
         write_private(self._record, record.model_dump_json().encode())
 
-    def begin(self, attempt: Attempt, port: int, clouds: str, now: float) -> Record:
+    def begin(self, attempt: Attempt, port: int, clouds: str, now: float) -> VmRecord:
         """The first attempt, written down with all that its VM will be given. `clouds`: the text of
         clouds.yaml; `now` in Unix seconds."""
         self._forget(CA_FILE, "user-data", "server.json")  # of one that was being removed
@@ -99,7 +99,7 @@ class UpFolder:
             "payload.zip": payload,
         }.items():
             write_private(self.path / name, data)
-        record = Record(
+        record = VmRecord(
             cloud=attempt.placement.provider,
             identity=identity,
             attempt=attempt,
@@ -111,7 +111,7 @@ class UpFolder:
         self.write(record)
         return record
 
-    def begin_again(self, record: Record, placement: Placement, now: float) -> Record:
+    def begin_again(self, record: VmRecord, placement: Placement, now: float) -> VmRecord:
         """The next attempt: of the one before, nothing is left."""
         self._forget(CA_FILE, "user-data")
         number = record.attempt.number + 1

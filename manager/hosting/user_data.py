@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...protocol.messages import VmEnding
 from ..boot.cloud_config import BOOT_FILE, EndTimer, cloud_config
-from .record import PAIR_WITHIN_S, Record
+from .record import PAIR_WITHIN_S, VmRecord
 
 FOLDER = "/etc/makara-manager"
 _MARGIN_S = 900  # until cloud-init starts that program
@@ -30,7 +30,7 @@ _TIMERS = (
 )
 
 
-def user_data(record: Record, ending: VmEnding) -> bytes:
+def user_data(record: VmRecord, ending: VmEnding) -> bytes:
     """The user data. `ending`: how the VM ends if `makara up` does not connect. Raises `TooLarge`."""
     boot = {
         "host": "0.0.0.0",

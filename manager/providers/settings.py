@@ -19,13 +19,13 @@ from .azure.settings import AzureSettings
 FILE = "clouds.yaml"
 
 
-class Section(BaseModel):
+class SettingsSection(BaseModel):
     """A mapping of the file: strict types, unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class AwsRegion(Section):
+class AwsRegion(SettingsSection):
     """Where VMs are placed in one region; the user creates all of it once (docs/clouds/aws.md)."""
 
     subnets: Annotated[
@@ -35,7 +35,7 @@ class AwsRegion(Section):
     image: str | None = None  # an AMI; None: each job names one
 
 
-class AwsManager(Section):
+class AwsManager(SettingsSection):
     """The VM of `makara up aws` (docs/clouds/up.md)."""
 
     security_groups: Annotated[list[str], Field(min_length=1, max_length=5)]  # admit users, and workers
@@ -48,7 +48,7 @@ class AwsManager(Section):
     port: Annotated[int, Field(ge=1024, le=65535)] = DEFAULT_PORT  # below, only root may listen
 
 
-class AwsSettings(Section):
+class AwsSettings(SettingsSection):
     """The section aws."""
 
     regions: Annotated[dict[str, AwsRegion], Field(min_length=1)]  # the first is used if a job names none
@@ -59,7 +59,7 @@ class AwsSettings(Section):
     endpoint_url: str | None = None  # of a compatible service; None: AWS
 
 
-class CloudSettings(Section):
+class CloudSettings(SettingsSection):
     """The whole file."""
 
     aws: AwsSettings | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...protocol.messages import DeviceInfo, Recipe
-from ...simulator import Calibration, Change, MorphCosts, TraceEvent
+from ...simulator import Calibration, MorphCosts, NodeChange, TraceEvent
 from ..core import Timing
 from ..spec.job_spec import JobSpec
 from .fleet import GRAPH_HASH
@@ -100,7 +100,7 @@ class Scenario:
         since: dict[str, int] = {}
         found: dict[int, int] = {}
         for index, event in enumerate(self.trace):
-            if event.change is Change.ADD:
+            if event.change is NodeChange.ADD:
                 since[event.node] = index
             else:
                 found[since[event.node]] = event.time_ms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...protocol.messages import Phase, Profile, Profiling
-from ...simulator import Change, to_ns
+from ...simulator import NodeChange, to_ns
 from ..core.commands import (
     Command,
     ComputeGrowth,
@@ -18,11 +18,11 @@ from ..core.commands import (
     SweepStore,
 )
 from ..core.events import (
+    Batch,
     HeadOpened,
     JobSubmitted,
     ReportReceived,
     Tick,
-    Together,
     VmTerminated,
     WeightsExported,
 )
@@ -93,7 +93,7 @@ class TraceWorld(World[None]):
             ]
             deaths = [VmTerminated(now=self.now, vm=vm) for vm in self.gone]
             self.dirty, self.gone = {}, []
-            self.handle(Together.model_construct(event="together", now=self.now, events=(*reports, *deaths)))
+            self.handle(Batch.model_construct(event="together", now=self.now, events=(*reports, *deaths)))
         if self._tick_ns == self.now_ns:
             self._tick_ns = None
             self.handle(Tick.model_construct(event="tick", now=self.now, new_vms=self._new_vms()))
@@ -106,7 +106,7 @@ class TraceWorld(World[None]):
 
     def _schedule_tick(self) -> None:
         """A real manager ticks every second; here it does when one of the core's clocks runs out."""
-        state, vitals = self.state, self.vitals
+        state, observations = self.state, self.observations
         due: list[float] = []
         if state.active and len(state.live_vms) < self.spec.resources.max_nodes:
             wait_s = 0.0
@@ -114,9 +114,13 @@ class TraceWorld(World[None]):
                 doubled_s = TIMING.request_backoff_s * 2 ** min(state.request_failures - 1, 16)
                 wait_s = state.request_failed_at + min(doubled_s, TIMING.longest_backoff_s) - self.now
             due.append(max(_TICK_S, wait_s))
-        if vitals.usable - vitals.planned_for and vitals.planning is None and state.planned is None:
-            due.append(vitals.grown_at + TIMING.settle_s - self.now)
-        due += [until - self.now for until in vitals.left_out.values()]
+        if (
+            observations.usable - observations.planned_for
+            and observations.planning is None
+            and state.planned is None
+        ):
+            due.append(observations.grown_at + TIMING.settle_s - self.now)
+        due += [until - self.now for until in observations.left_out.values()]
         waits_ns = [
             to_ns(wait_s) + 1 for wait_s in due if wait_s > 0
         ]  # past the bound, however it is rounded
@@ -185,7 +189,7 @@ class TraceWorld(World[None]):
         goes_ms = self.scenario.removals() if notice_ns else {}
         for index, event in enumerate(self.scenario.trace):
             at_ns = event.time_ms * 1_000_000
-            self.at(at_ns, self._come if event.change is Change.ADD else self._go, event.node)
+            self.at(at_ns, self._come if event.change is NodeChange.ADD else self._go, event.node)
             if index in goes_ms:
                 gone_ns = goes_ms[index] * 1_000_000
                 self.at(max(at_ns, gone_ns - notice_ns), self._notice, event.node, gone_ns)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ...protocol.messages import CheckpointRef, Formed, Phase
 from ...simulator import MorphCosts
-from ..core import Vitals
+from ..core import Observations
 from ..core.state import Generation, JobState, vm_of
 from ..spec.job_spec import JobSpec
 from ..world import Store, Trainer, begin
@@ -27,7 +27,7 @@ class World(Protocol):
     spec: JobSpec
     costs: MorphCosts
     state: JobState
-    vitals: Vitals
+    observations: Observations
     fleet: Fleet
     store: Store[None]
     dirty: dict[str, None]
@@ -111,7 +111,7 @@ class Training:
             return Item.FORM
         if state.planned is not None:
             return Item.PREPARE if state.planned.prepared_at is None else Item.OPEN
-        if self.world.vitals.planning is not None:
+        if self.world.observations.planning is not None:
             return Item.DECIDE
         return Item.START if state.last_generation == 0 and self.world.fleet.vms else Item.WAIT
 

@@ -29,7 +29,7 @@ def activity(job: Job) -> str:
 
 def _before_recipe(job: Job) -> str:
     profile = job.state.profile
-    first = job.vitals.report_of(profile.members[0]) if profile is not None else None
+    first = job.observations.report_of(profile.members[0]) if profile is not None else None
     told = first.profiling if first is not None else None
     if profile is not None and told is not None and told.total:
         if told.stage == "links" and told.generation == profile.number:
@@ -42,9 +42,9 @@ def _before_recipe(job: Job) -> str:
 
 
 def _before_plan(job: Job) -> str:
-    planning = job.vitals.planning
+    planning = job.observations.planning
     if planning is not None:
-        return f"planning for {len(planning.seats)} workers"
+        return f"planning for {len(planning.incarnations)} workers"
     workers = _workers(job)
     traced = sum(worker.graph_hash is not None for worker in workers)
     if workers and traced < len(workers):
@@ -73,7 +73,7 @@ def _preparing(job: Job, planned: Generation) -> str:
         return f"{planned.shape}: its head is opened in the store"
     ready = sum(
         report is not None and report.prepared >= planned.number
-        for report in map(job.vitals.report_of, planned.members)
+        for report in map(job.observations.report_of, planned.members)
     )
     return f"{planned.shape}: {ready} of {len(planned.members)} members are ready for it"
 
@@ -81,11 +81,16 @@ def _preparing(job: Job, planned: Generation) -> str:
 def _forming(job: Job, current: Generation) -> str:
     formed = sum(
         report is not None and report.formed is not None and report.formed.generation >= current.number
-        for report in map(job.vitals.report_of, current.members)
+        for report in map(job.observations.report_of, current.members)
     )
     return f"{current.shape}: weights are loaded, {formed} of {len(current.members)} members have theirs"
 
 
 def _workers(job: Job) -> list[WorkerReport]:
-    pulses = (job.vitals.pulses.get(vm.vm) for vm in job.state.live_vms)
-    return [worker for pulse in pulses if pulse is not None for worker in pulse.report.workers]
+    last_reports = (job.observations.last_reports.get(vm.vm) for vm in job.state.live_vms)
+    return [
+        worker
+        for last_report in last_reports
+        if last_report is not None
+        for worker in last_report.report.workers
+    ]

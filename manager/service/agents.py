@@ -11,9 +11,9 @@ from ..core.events import ConnectionClosed, Event, ReportReceived
 from ..core.facts import Fact, VmEnded
 from ..core.orders import Leases, is_same, orders
 from ..spec.resources import CLOUDS
-from ..threads import Kind, Threads
+from ..threads import CallKind, Threads
 from .journal import Journal
-from .pubsub import Hub, Update
+from .pubsub import Hub, LiveUpdate
 from .quarantine import Quarantined
 from .runtime import Connection, Job
 from .views import step_view, to_json
@@ -78,9 +78,9 @@ class Agents:
         """Take in a VM's report. On return, everything in it that has to be durable is stored."""
         runtime = self._jobs[job]
         if report.metrics:
-            await self._threads.run(Kind.JOURNAL, self._journal.record_metrics, job, report.metrics)
+            await self._threads.run(CallKind.JOURNAL, self._journal.record_metrics, job, report.metrics)
             for step in runtime.add_steps(report.metrics, self._clock()):
-                self._hub.publish(job, Update("step", to_json(step_view(step))))
+                self._hub.publish(job, LiveUpdate("step", to_json(step_view(step))))
         if runtime.has_use_of(report.vm):
             runtime.reports[report.vm] = report
         runtime.not_understood.pop(report.vm, None)

@@ -30,12 +30,12 @@ from ..core.state import JobState
 from ..core.vms import Vm
 from ..providers import Provider, ProviderError, Throttled
 from ..spec.start_source import StartSource
-from ..threads import Kind, Threads, told_when_slow
+from ..threads import CallKind, Threads, told_when_slow
 from .planning import Planner
 from .quarantine import Quarantined
 from .store_commands import HOUSEKEEPING, StoreCommands
 from .tokens import TokenStore
-from .vms.renting import Abandoned, Renting
+from .vms.renting import CommandAbandoned, Renting
 
 log = logging.getLogger("makara.manager")
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class Effects:
     async def export(self, job: str, call: Callable[[], Export]) -> Export:
         """Run a requested export; only one at a time for each job."""
         async with self._store.exports[job]:
-            return await self._threads.run(Kind.STORE, call, owner=f"{job} export")
+            return await self._threads.run(CallKind.STORE, call, owner=f"{job} export")
 
     def needs_store(self, job: str) -> bool:
         """Whether a running command of the job may read or write its store."""
@@ -186,7 +186,7 @@ class Effects:
             return await self._released(job, command)
         try:
             return await self._carry_out(job, command)
-        except Abandoned:
+        except CommandAbandoned:
             return None
         except Exception as error:
             log.exception("job %s: %s failed", job, command.command)
@@ -277,15 +277,15 @@ class Effects:
                 if isinstance(command, ReleaseVm) and not isinstance(error, Throttled):
                     await self._renting.not_released(job, command.vm, str(error))
             if not (wanted() if wanted is not None else self._state_of(job).ended is None):
-                raise Abandoned
+                raise CommandAbandoned
             await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
             delay_s = min(2 * delay_s, longest_delay_s)
 
-    def _thread_of(self, job: str, command: Command) -> tuple[Kind, str]:
+    def _thread_of(self, job: str, command: Command) -> tuple[CallKind, str]:
         """The threads for `command`: those of its provider, or of the job's store for this command."""
         if isinstance(command, RequestVm | ReleaseVm):
             return self._renting.thread_of(job, command)
-        return Kind.STORE, f"{job} {command.command}"
+        return CallKind.STORE, f"{job} {command.command}"
 
     def _tell_trouble(self, job: str, command: Command, what: str) -> None:
         self.trouble.setdefault(job, {})[command.key] = f"{command.command}: {what}"

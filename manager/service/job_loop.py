@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from ..config import ServerConfig
-from ..core import Decision, Pulse, Timing, Vitals, decide, stop_set_aside
+from ..core import Decision, LastReport, Observations, Timing, decide, stop_set_aside
 from ..core.commands import Command
-from ..core.events import ConnectionClosed, Event, ReportReceived, StopRequested, Tick, Together, VmTerminated
+from ..core.events import Batch, ConnectionClosed, Event, ReportReceived, StopRequested, Tick, VmTerminated
 from ..core.facts import Fact
 from .journal_text import NotReadable
 from .quarantine import Quarantine, Quarantined, quarantine_for
@@ -135,7 +135,7 @@ class JobLoops:
         events, decided, job.spent_s = (*beats.values(), *gathered.events), gathered.decided, 0.0
         try:
             now = self._out.clock()
-            await self._take_in(job, events[0] if len(events) == 1 else Together(now=now, events=events))
+            await self._take_in(job, events[0] if len(events) == 1 else Batch(now=now, events=events))
         except Exception as error:
             decided.set_exception(error)
             decided.exception()  # mark it retrieved: no caller may be waiting
@@ -151,7 +151,7 @@ class JobLoops:
     async def _decide(self, job: Job, event: Event) -> None:
         try:
             began = time.thread_time()
-            decision = decide(job.state, job.vitals, event, self._timing)
+            decision = decide(job.state, job.observations, event, self._timing)
             job.spent_s += time.thread_time() - began
             await self._take(job, decision)
         except ManagerFailed:
@@ -172,9 +172,9 @@ class JobLoops:
             except Exception as error:  # whether it was journalled is unknown
                 self._out.fatal(error)
                 raise ManagerFailed("the journal failed") from error
-        job.dirty |= decision.vitals.unheard is not job.vitals.unheard
-        job.dirty |= _told(decision.vitals) != _told(job.vitals)
-        job.state, job.vitals = decision.state, decision.vitals
+        job.dirty |= decision.observations.unheard is not job.observations.unheard
+        job.dirty |= _told(decision.observations) != _told(job.observations)
+        job.state, job.observations = decision.state, decision.observations
         for command in decision.commands:
             self._out.start(job.job, command)
         if decision.facts:
@@ -215,7 +215,7 @@ class JobLoops:
 
     async def _take_up(self, job: Job, event: Event) -> bool:
         """Resume as after a restart, with all leases anew. Returns False if that fails again."""
-        job.quarantine, job.vitals = None, _as_reported(job, event.now, since=event.now)
+        job.quarantine, job.observations = None, _as_reported(job, event.now, since=event.now)
         try:
             await self._decide(job, event)
         except Quarantined:
@@ -226,14 +226,14 @@ class JobLoops:
         return True
 
 
-def _told(vitals: Vitals) -> tuple[str | None, str]:
+def _told(observations: Observations) -> tuple[str | None, str]:
     """What users are told about lack of progress, and about VMs."""
-    progress = vitals.no_progress.describe() if vitals.no_progress is not None else None
-    return progress, vitals.why_no_vm
+    progress = observations.no_progress.describe() if observations.no_progress is not None else None
+    return progress, observations.why_no_vm
 
 
-def _as_reported(job: Job, now: float, since: float) -> Vitals:
-    """New vitals from the VMs' last reports, with leases from `since`; the old ones may be the problem."""
+def _as_reported(job: Job, now: float, since: float) -> Observations:
+    """New ones from the VMs' last reports, with leases from `since`; the old ones may be the problem."""
     vms = {vm.vm for vm in job.state.live_vms}
-    pulses = {vm: Pulse(report, now) for vm, report in job.reports.items() if vm in vms}
-    return Vitals(started_at=since).with_pulses(pulses)
+    last_reports = {vm: LastReport(report, now) for vm, report in job.reports.items() if vm in vms}
+    return Observations(started_at=since).with_last_reports(last_reports)

@@ -14,7 +14,7 @@ from ..core.commands import ComputeGrowth, ComputePlan, WorkerSlot
 from ..core.events import GrowthComputed, PlanComputed
 from ..core.state import JobState
 from ..spec.job_spec import JobSpec
-from ..threads import Kind, Threads
+from ..threads import CallKind, Threads
 
 
 class Planner:
@@ -38,14 +38,14 @@ class Planner:
         self._newest[job] = command.key
         turn = self._turns.setdefault(job, asyncio.Lock())  # first come, first served
         async with turn:
-            answer = await self._threads.run(Kind.PLANNING, self._compute, job, command)
+            answer = await self._threads.run(CallKind.PLANNING, self._compute, job, command)
         if self._newest.get(job) == command.key:
             del self._newest[job], self._turns[job]
         return answer
 
     async def answer_growth(self, job: str, command: ComputeGrowth) -> GrowthComputed | None:
         """Compute whether more VMs would pay; None if the job has ended meanwhile."""
-        return await self._threads.run(Kind.GROWTH, self._compute_growth, job, command)
+        return await self._threads.run(CallKind.GROWTH, self._compute_growth, job, command)
 
     def _compute_growth(self, job: str, command: ComputeGrowth) -> GrowthComputed | None:
         state = self._state_of(job)
@@ -118,7 +118,7 @@ def _predicted_now(state: JobState, command: ComputePlan) -> float | None:
     if state.current is None or state.calibration is None:
         return None
     slots = {slot.worker: slot for slot in command.workers}
-    hosts = [worker for worker, _ in state.current.seats]
+    hosts = [worker for worker, _ in state.current.incarnations]
     if not slots.keys() >= set(hosts):
         return None
     return simulate(

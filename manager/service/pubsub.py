@@ -15,7 +15,7 @@ _MOST_STEPS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class LiveUpdate:
     """`fact`: a journalled fact, with its number; `step`: a committed step; `status`: a snapshot; `behind`:
     facts were left out, which the journal has."""
 
@@ -33,14 +33,14 @@ class Subscription:
 
     def __init__(self, token_id: str = "") -> None:
         self.token_id = token_id
-        self._status: Update | None = None
-        self._facts: deque[Update] = deque()
-        self._steps: deque[Update] = deque()
+        self._status: LiveUpdate | None = None
+        self._facts: deque[LiveUpdate] = deque()
+        self._steps: deque[LiveUpdate] = deque()
         self._behind = False
         self._ended = False
         self._changed = asyncio.Event()
 
-    def offer(self, update: Update | None) -> bool:
+    def offer(self, update: LiveUpdate | None) -> bool:
         """Queue an update (None ends the subscription); returns whether the watcher keeps up."""
         if update is None or len(self._steps) >= _MOST_STEPS:
             self._ended = True
@@ -58,13 +58,13 @@ class Subscription:
         self._changed.set()
         return not self._ended
 
-    async def next(self) -> Update | None:
+    async def next(self) -> LiveUpdate | None:
         while True:
             if self._ended:
                 return None
             if self._behind:
                 self._behind = False
-                return Update("behind", {})
+                return LiveUpdate("behind", {})
             for waiting in (self._facts, self._steps):
                 if waiting:
                     return waiting.popleft()
@@ -85,7 +85,7 @@ class Hub:
     def watched(self, job: str) -> bool:
         return bool(self._watchers.get(job))
 
-    def publish(self, job: str, update: Update) -> None:
+    def publish(self, job: str, update: LiveUpdate) -> None:
         watchers = self._watchers.get(job, set())
         for watcher in list(watchers):
             if not watcher.offer(update):

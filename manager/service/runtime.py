@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from ...morphing import Infeasible
 from ...protocol.messages import Orders, Report, StepMetrics
-from ..core import Vitals
+from ..core import Observations
 from ..core.events import ConnectionClosed, ReportReceived, VmTerminated
 from ..core.orders import OrderParts
 from ..core.state import JobState
@@ -53,7 +53,7 @@ class Job:
         self.failures = 0  # decisions that failed in a row
         self.failed_at = 0.0
         self.sequence = facts[-1].sequence if facts else 0
-        self.vitals = Vitals()
+        self.observations = Observations()
         self.reports: dict[str, Report] = {}
         self.not_understood: dict[str, str] = {}  # {VM: why its agent's messages cannot be read}
         self.connections: dict[str, Connection] = {}

@@ -36,14 +36,14 @@ from ..providers.settings import CloudSettings
 from ..spec.job_spec import JobSpec, Resources
 from ..spec.resources import CLOUDS
 from ..spec.start_source import StartSource
-from ..threads import Kind, Threads
+from ..threads import CallKind, Threads
 from .agents import Agents
 from .effects import Effects
 from .files import JobFiles
 from .job_loop import JobLoops, Outlets
 from .journal import Journal
 from .journal_text import Unreadable
-from .pubsub import Hub, Update
+from .pubsub import Hub, LiveUpdate
 from .quarantine import Quarantined, quarantine_for
 from .runtime import RECENT_STEPS, Job
 from .store_access import at_source, open_for
@@ -114,7 +114,7 @@ class Service:
             open_store=self._open_store,
             open_source=self._open_source,
             emit=self.handle,
-            mark_done=lambda key: self.threads.run(Kind.JOURNAL, journal.mark_done, key),
+            mark_done=lambda key: self.threads.run(CallKind.JOURNAL, journal.mark_done, key),
             threads=self.threads,
             slow_call_s=config.slow_call_s,
             fatal=self._fail,
@@ -198,9 +198,9 @@ class Service:
 
         If VMs of the journal cannot be reached, does nothing, and `failed()` raises `ConfigError`.
         """
-        for job in await self.threads.run(Kind.HISTORY, self.journal.jobs):
-            facts = await self.threads.run(Kind.HISTORY, self.journal.facts, job)
-            metrics = await self.threads.run(Kind.HISTORY, self.journal.metrics, job, 0, RECENT_STEPS)
+        for job in await self.threads.run(CallKind.HISTORY, self.journal.jobs):
+            facts = await self.threads.run(CallKind.HISTORY, self.journal.facts, job)
+            metrics = await self.threads.run(CallKind.HISTORY, self.journal.metrics, job, 0, RECENT_STEPS)
             self.jobs[job] = Job(job, facts, metrics)
         if self._clouds is not None:
             try:
@@ -208,8 +208,8 @@ class Service:
             except ConfigError as error:
                 self._fail(error)
                 return
-        await self.threads.run(Kind.FILES, self.files.forget_others, self.jobs.keys())
-        await self.threads.run(Kind.TOKENS, self.tokens.begin_anew, self.leases.worker_token_s)
+        await self.threads.run(CallKind.FILES, self.files.forget_others, self.jobs.keys())
+        await self.threads.run(CallKind.TOKENS, self.tokens.begin_anew, self.leases.worker_token_s)
         await self._start_pending()
         for runtime in self.jobs.values():
             self._forget_secrets(runtime)  # of a job that ended just before the previous process did
@@ -223,7 +223,7 @@ class Service:
 
     async def _start_pending(self) -> None:
         """Run pending commands again; those of a job that is set aside once it is resumed."""
-        for job, command in await self.threads.run(Kind.HISTORY, self.journal.pending_commands):
+        for job, command in await self.threads.run(CallKind.HISTORY, self.journal.pending_commands):
             runtime = self.jobs[job]
             if isinstance(command, Unreadable):
                 fault = ValueError(f"a command in its journal cannot be read: {command.error}")
@@ -282,7 +282,7 @@ class Service:
     ) -> None:
         async with self._submitting:
             assert job not in self.jobs, f"job {job} exists"
-            sha256 = await self.threads.run(Kind.FILES, self.files.store, job, bundle, secrets)
+            sha256 = await self.threads.run(CallKind.FILES, self.files.store, job, bundle, secrets)
             self.jobs[job] = Job(job, [], [])
             try:
                 value = spec.model_dump(mode="json")
@@ -291,9 +291,9 @@ class Service:
                 await self.handle(job, submitted)
             except Exception:
                 # In the writers' queue, so that an append in progress is seen.
-                if not await self.threads.run(Kind.JOURNAL, self.journal.facts, job):
+                if not await self.threads.run(CallKind.JOURNAL, self.journal.facts, job):
                     del self.jobs[job]
-                    await self.threads.run(Kind.FILES, self.files.forget, job)
+                    await self.threads.run(CallKind.FILES, self.files.forget, job)
                 raise
 
     async def stop(self, job: str) -> None:
@@ -326,7 +326,7 @@ class Service:
                 return False
             self._continuing.add(runtime.job)
             try:
-                await self.threads.run(Kind.FILES, self.files.store_secrets, runtime.job, secrets)
+                await self.threads.run(CallKind.FILES, self.files.store_secrets, runtime.job, secrets)
                 runtime.quarantine = None  # whether it can be decided about is tried again
                 asked = ContinueRequested(
                     now=self.clock(),
@@ -359,14 +359,14 @@ class Service:
     async def _append(
         self, job: str, facts: Sequence[Fact], commands: Sequence[Command], expected: int
     ) -> int:
-        return await self.threads.run(Kind.JOURNAL, self.journal.append, job, facts, commands, expected)
+        return await self.threads.run(CallKind.JOURNAL, self.journal.append, job, facts, commands, expected)
 
     def _tell(self, runtime: Job, facts: Sequence[Fact]) -> None:
         self.agents.tell(runtime, facts)
         first = runtime.sequence - len(facts) + 1
         for sequence, fact in enumerate(facts, first):
             log.info("job %s: %s", runtime.job, fact.fact)
-            self.hub.publish(runtime.job, Update("fact", to_json(fact), sequence))
+            self.hub.publish(runtime.job, LiveUpdate("fact", to_json(fact), sequence))
         runtime.dirty = True
         if runtime.state.ended is not None:
             self._forget_secrets(runtime)
@@ -382,7 +382,7 @@ class Service:
         runtime.dirty = False
         if self.hub.watched(runtime.job):
             view = job_view(runtime, self.effects.trouble.get(runtime.job, {}), self.clock())
-            self.hub.publish(runtime.job, Update("status", to_json(view)))
+            self.hub.publish(runtime.job, LiveUpdate("status", to_json(view)))
 
     # ---- time and providers --------------------------------------------------------------------------------
 
@@ -422,13 +422,13 @@ class Service:
         """End live updates of watchers whose token has become invalid."""
         shown = self.hub.token_ids()
         lives = await self.threads.run(
-            Kind.TOKENS, lambda: {token for token in shown if self.tokens.lives(token)}
+            CallKind.TOKENS, lambda: {token for token in shown if self.tokens.lives(token)}
         )
         self.hub.end(shown - lives)
 
     async def _sweep(self) -> None:
         while True:
-            await self.threads.run(Kind.TOKENS, self.tokens.sweep)
+            await self.threads.run(CallKind.TOKENS, self.tokens.sweep)
             await self.end_streams()
             for runtime in self.jobs.values():
                 self._forget_secrets(runtime)

@@ -25,7 +25,7 @@ from ..spec.job_spec import CheckpointSpec, JobSpec
 from ..spec.store_uri import covers
 
 
-class NotAllowed(ValueError):
+class StoreNotAllowed(ValueError):
     """The manager must not use its own credentials for this store; `field` is the one to change."""
 
     def __init__(self, field: str, message: str) -> None:
@@ -34,14 +34,16 @@ class NotAllowed(ValueError):
 
 
 def check_allowed(checkpoint: CheckpointSpec, environment: Mapping[str, str], allowed: Sequence[str]) -> None:
-    """Raise `NotAllowed` if the job has no keys for its store, and the manager must not use its own."""
+    """Raise `StoreNotAllowed` if the job has no keys for its store, and the manager must not use its own."""
     if credentials_in(checkpoint.uri, environment) is not None:
         return
     if any(covers(entry, checkpoint.uri, checkpoint.endpoint) for entry in allowed):
         return
     if urlsplit(checkpoint.uri).scheme == "file":
         message = f"{checkpoint.uri!r} is no folder that this manager may write to"
-        raise NotAllowed("checkpoint.uri", f"{message}; its administrator can allow it: {_how(checkpoint)}")
+        raise StoreNotAllowed(
+            "checkpoint.uri", f"{message}; its administrator can allow it: {_how(checkpoint)}"
+        )
     field, store = "checkpoint.uri", f"{checkpoint.uri!r}"
     if checkpoint.endpoint is not None:
         field, store = "checkpoint.endpoint", f"{checkpoint.endpoint!r}"
@@ -50,9 +52,9 @@ def check_allowed(checkpoint: CheckpointSpec, environment: Mapping[str, str], al
         f"this manager does not use its own credentials for {store}; name keys of your own in `secrets` "
     )
     if checkpoint.uri.startswith("az://") and not is_azure(checkpoint.endpoint or ""):
-        raise NotAllowed(field, f"{message}({names})")
+        raise StoreNotAllowed(field, f"{message}({names})")
     allow = f"or have its administrator allow it: {_how(checkpoint)}"
-    raise NotAllowed(field, f"{message}({names}), {allow}")
+    raise StoreNotAllowed(field, f"{message}({names}), {allow}")
 
 
 def open_for(spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str]) -> Store:
@@ -64,7 +66,7 @@ def open_for(spec: JobSpec, secrets: Mapping[str, str], allowed: Sequence[str]) 
     checkpoint, environment = spec.checkpoint, {**spec.envs, **secrets}
     try:
         check_allowed(checkpoint, environment, allowed)
-    except NotAllowed as error:
+    except StoreNotAllowed as error:
         raise StoreUnavailable(f"{error.field}: {error}") from error
     with _saying_whose_credentials(checkpoint):
         return open_store(
@@ -86,7 +88,7 @@ def check_usable(
 ) -> None:
     """Try the store of a submitted job; see `check_writable`. Blocking.
 
-    Raises `NotAllowed` before anything is sent, and what `check_writable` raises.
+    Raises `StoreNotAllowed` before anything is sent, and what `check_writable` raises.
     """
     checkpoint, environment = spec.checkpoint, {**spec.envs, **secrets}
     check_allowed(checkpoint, environment, allowed)

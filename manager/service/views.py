@@ -200,17 +200,17 @@ def job_view(job: Job, trouble: Mapping[str, str], now: float) -> JobView:
 
 
 def _stalled(job: Job) -> str | None:
-    found, state = job.vitals.no_progress, job.state
+    found, state = job.observations.no_progress, job.state
     if found is None or state.current is None or state.finished is not None or _isolated(job):
         return None
     return found.describe()
 
 
 def _isolated(job: Job) -> str | None:
-    if job.vitals.isolated_since is None or job.state.ended is not None:
+    if job.observations.isolated_since is None or job.state.ended is not None:
         return None
     num_joined = sum(vm.joined for vm in job.state.live_vms)
-    unheard = f"{len(job.vitals.unheard)} of {num_joined} for more than their lease"
+    unheard = f"{len(job.observations.unheard)} of {num_joined} for more than their lease"
     return f"isolated: most VMs fell silent at about the same time, {unheard}; nothing is changed for it"
 
 
@@ -230,7 +230,7 @@ def _not_saved(workers: Iterable[WorkerReport]) -> set[str]:
 
 def _unfit(job: Job) -> list[str]:
     """The note that VMs are requested one at a time, since the newest were unfit."""
-    wait_s = job.vitals.asks_singly_s
+    wait_s = job.observations.asks_singly_s
     if wait_s is None or not job.state.active:
         return []
     why = f"the newest VMs cannot meet the recipe ({job.state.why_unfit})"
@@ -241,7 +241,7 @@ def _notes(job: Job) -> list[str]:
     state = job.state
     bits_hash = state.recipe.bits_hash if state.recipe is not None else None
     choices = state.start.other_choices(bits_hash) if state.start is not None else ""
-    why_no_vm = job.vitals.why_no_vm if state.active else ""
+    why_no_vm = job.observations.why_no_vm if state.active else ""
     asks_no_more = f"no more VMs are asked for now: {why_no_vm}" if why_no_vm else ""
     return [note for note in (choices, unused_vms(job), beyond_use(state), asks_no_more) if note]
 
@@ -351,7 +351,7 @@ def _morph(generation: Generation, before: str | None, first_step_at: float | No
 
 def vm_view(job: Job, vm: Vm, costs: Costs) -> VmView:
     report = job.reports.get(vm.vm) if vm.live else None
-    silent = vm.live and vm.vm in job.vitals.unheard
+    silent = vm.live and vm.vm in job.observations.unheard
     workers, unfit = report.workers if report is not None else [], job.state.unfit
     unused = "; ".join(f"{w.worker} is not used: {unfit[w.worker]}" for w in workers if w.worker in unfit)
     return VmView(

@@ -61,8 +61,8 @@ def unused_vms(job: Job) -> str:
     current, state = job.state.current, job.state
     if current is None or current.formed is None or not state.active or state.planned is not None:
         return ""
-    working = {vm_of(worker) for worker, _ in current.seats}
-    considered = {vm_of(worker) for worker, _ in job.vitals.planned_for}
+    working = {vm_of(worker) for worker, _ in current.incarnations}
+    considered = {vm_of(worker) for worker, _ in job.observations.planned_for}
     idle = [vm.vm for vm in state.live_vms if vm.vm in considered - working]
     if not idle:
         return ""
@@ -88,7 +88,7 @@ def beyond_use(state: JobState) -> str:
 
 
 def _starts(job: Job, vm: str) -> bool:
-    if vm in job.vitals.unheard:
+    if vm in job.observations.unheard:
         return False
     report = job.reports.get(vm)
     return report is None or all(worker.phase is Phase.STARTING for worker in report.workers)

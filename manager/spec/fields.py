@@ -13,7 +13,7 @@ _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2*
 _TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class Section(BaseModel):
+class JobSection(BaseModel):
     """A mapping in a job file: strict types, unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

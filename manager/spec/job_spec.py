@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from ...protocol.instruction_sets import InstructionSet
 from ...protocol.messages import JobSettings, StoreConfig
 from ...simulator.source_lines import Lines
-from .fields import Positive, Section, Text, seconds_of, size_of, split_number
+from .fields import JobSection, Positive, Text, seconds_of, size_of, split_number
 from .resources import Resources, resource_faults
 from .spec_errors import WHOLE, FieldFaults, JobSpecError, explain, shown
 from .start_source import resolved, start_faults
@@ -149,7 +149,7 @@ Auto = Annotated[Positive | None, BeforeValidator(_auto)]
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
 
 
-class TrainingSpec(Section):
+class TrainingSpec(JobSection):
     """What is computed: `steps` steps of exactly `global_batch_size` samples each."""
 
     global_batch_size: Annotated[int, Field(ge=1, le=2**20)]
@@ -160,7 +160,7 @@ class TrainingSpec(Section):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
 
 
-class Parallelism(Section):
+class Parallelism(JobSection):
     """The shape of the grid; None (`auto` in the file) leaves the choice to the planner."""
 
     pipeline_parallel_degree: Auto = None
@@ -171,7 +171,7 @@ class Parallelism(Section):
     optimizer_offload: Switch = "auto"
 
 
-class CheckpointSpec(Section):
+class CheckpointSpec(JobSection):
     """Where checkpoints are stored, how often (steps, or a time with its unit), and how many are kept."""
 
     uri: Annotated[str, Field(min_length=1)]
@@ -193,13 +193,13 @@ class CheckpointSpec(Section):
         return seconds_of(str(self.interval))
 
 
-class Retry(Section):
+class Retry(JobSection):
     """How often the job restarts after an error of its own code; preemptions are not counted."""
 
     max_restarts_on_errors: Annotated[int, Field(ge=0, lt=2**31)] = 0
 
 
-class JobSpec(Section):
+class JobSpec(JobSection):
     """A whole job file. Built by `parse_yaml` or `parse_spec`."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]

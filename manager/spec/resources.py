@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from .fields import Amount, Positive, Section, Size, Time, seconds_of
+from .fields import Amount, JobSection, Positive, Size, Time, seconds_of
 from .spec_errors import shown
 
 PROVIDERS = ("local", "static", "aws", "azure")
@@ -64,7 +64,7 @@ ByProvider = Annotated[str | dict[str, str], BeforeValidator(_by_provider)]
 ListsByProvider = Annotated[list[str] | dict[str, list[str]], BeforeValidator(_lists_by_provider)]
 
 
-class Resources(Section):
+class Resources(JobSection):
     """Machines. `max_nodes` VMs are requested; the job trains while at least `min_nodes` are usable.
 
     Money is in USD. Fields that may differ by provider are read by `region_of` and similar methods.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from ...morphing import NOTHING, MemberState, Record
+from ...morphing import NOTHING, CommitProof, MemberState
 from ...pipeline import Range
 from ...protocol.messages import (
     CheckpointRef,
@@ -44,7 +44,7 @@ class Trainer:
     """The generation whose commit went into them last, or that published the checkpoint they are from."""
     agreed_in: int = 0
     """The generation that formed with them last."""
-    record: Record | None = None
+    record: CommitProof | None = None
     """Of the newest commit that it saw, in a world in which others may not have."""
     reduced_in: int = 0
     """The generation of gradients that it holds for the next step; 0: it holds none."""
@@ -57,7 +57,7 @@ class Trainer:
         """Take a step that this generation committed."""
         self.step += 1
         self.branch, self.reduced_in = generation, 0
-        self.record = Record(step=self.step, attempt=0, voters=0, generation=generation)
+        self.record = CommitProof(step=self.step, attempt=0, voters=0, generation=generation)
 
     def standing(self) -> MemberState:
         """What it holds, as the others are told when a generation forms."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from ..core import Decision, Timing, Vitals, decide
+from ..core import Decision, Observations, Timing, decide
 from ..core.commands import Command
 from ..core.events import Event
 from ..core.state import JobState
@@ -24,7 +24,7 @@ class World(ABC, Generic[Content]):
     def __init__(self, timing: Timing, epoch_s: float) -> None:
         self.timing = timing
         self.clock = Clock(epoch_s)
-        self.state, self.vitals = JobState(), Vitals()
+        self.state, self.observations = JobState(), Observations()
         self.store: Store[Content] = Store()
         self.num_decisions = 0
 
@@ -46,7 +46,7 @@ class World(ABC, Generic[Content]):
 
     def handle(self, event: Event) -> None:
         """One decision, and what it brings about."""
-        decision = decide(self.state, self.vitals, event, self.timing)
+        decision = decide(self.state, self.observations, event, self.timing)
         self.num_decisions += 1
         changed = decision.state is not self.state
         self.keep(decision)
@@ -57,7 +57,7 @@ class World(ABC, Generic[Content]):
 
     def keep(self, decision: Decision) -> None:
         """From now on it has been decided."""
-        self.state, self.vitals = decision.state, decision.vitals
+        self.state, self.observations = decision.state, decision.observations
 
     @abstractmethod
     def perform(self, command: Command) -> None:

@@ -36,7 +36,7 @@ from .recurrent import split_layers
 from .regions import flatten
 from .scan import refuse_unheld
 from .source import stack_line
-from .updates import Update, isolate, settle
+from .updates import BufferUpdate, isolate, settle
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TracedModel:
     """{further name of a tied parameter or buffer: its canonical name}."""
     out_spec: TreeSpec
     microbatch_size: int
-    updates: Mapping[str, Update]
+    updates: Mapping[str, BufferUpdate]
     """Canonical name of a buffer that forward changes -> the node that gives its new value, and how the new
     values of a step's micro-batches combine."""
     recording: Recording = field(repr=False)

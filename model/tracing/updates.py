@@ -26,7 +26,7 @@ Kind = Literal["mean", "counter"]
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class BufferUpdate:
     """A buffer's new value after one micro-batch."""
 
     node: fx.Node
@@ -36,8 +36,8 @@ class Update:
 
 
 @dataclass(slots=True)
-class Change:
-    """A buffer that forward changes; `settle` makes an `Update` of it."""
+class BufferChange:
+    """A buffer that forward changes; `settle` makes an `BufferUpdate` of it."""
 
     place: fx.Node
     latest: fx.Node  # the node of the new value
@@ -46,7 +46,7 @@ class Change:
     only_statistics: bool
 
 
-def isolate(graph: fx.Graph, buffers: Mapping[str, str]) -> dict[str, Change]:
+def isolate(graph: fx.Graph, buffers: Mapping[str, str]) -> dict[str, BufferChange]:
     """Redirect writes to `buffers` ({placeholder: canonical name}) to private copies. Rewrites `graph`."""
     places: dict[int | None, list[fx.Node]] = {}
     for place in graph.find_nodes(op="placeholder"):
@@ -67,7 +67,7 @@ def isolate(graph: fx.Graph, buffers: Mapping[str, str]) -> dict[str, Change]:
     return {buffers[place.name]: _isolate(graph, place, nodes) for place, nodes in writers.items()}
 
 
-def _isolate(graph: fx.Graph, place: fx.Node, writers: list[fx.Node]) -> Change:
+def _isolate(graph: fx.Graph, place: fx.Node, writers: list[fx.Node]) -> BufferChange:
     only_statistics = all(node.target in STATISTICS for node in writers)
     assigned = _assigned(place, writers[-1])
     if assigned is not None:  # torch.export writes `self.buffer = value` as a last copy_
@@ -76,13 +76,13 @@ def _isolate(graph: fx.Graph, place: fx.Node, writers: list[fx.Node]) -> Change:
             assigned = _copy(graph, assigned, next(iter(graph.find_nodes(op="output"))))
     if not place.users:
         assert assigned is not None, "a buffer that is written has a writer"
-        return Change(place, assigned, [assigned], only_statistics)
+        return BufferChange(place, assigned, [assigned], only_statistics)
     copy = _copy(graph, place, min(place.users))
     # Views of the buffer become views of the copy: exchanged fake values give the copy the buffer's storage.
     copy.meta["val"], place.meta["val"] = place.meta["val"], copy.meta["val"]
     place.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
     named = [assigned if node is writers[-1] and assigned is not None else node for node in writers]
-    return Change(place, assigned or copy, named, only_statistics)
+    return BufferChange(place, assigned or copy, named, only_statistics)
 
 
 def _assigned(place: fx.Node, node: fx.Node) -> fx.Node | None:
@@ -110,18 +110,18 @@ def _copy(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
 
 def settle(
     graph: fx.Graph,
-    changes: Mapping[str, Change],
+    changes: Mapping[str, BufferChange],
     successors: Mapping[fx.Node, fx.Node],
     samples: Collection[str],
     average: Sequence[str],
-) -> dict[str, Update]:
-    """Make an `Update` of each change, once the graph is functional (`successors`: the result of
+) -> dict[str, BufferUpdate]:
+    """Make an `BufferUpdate` of each change, once the graph is functional (`successors`: the result of
     `functionalise`). `samples`: placeholders of the batch's entries; `average`: patterns of names.
 
     Marks the node of a new value (`meta["new_value_of"]`), so that no cut separates it from its buffer.
     Raises `UntraceableModel` naming the buffer and the user's line.
     """
-    updates: dict[str, Update] = {}
+    updates: dict[str, BufferUpdate] = {}
     writers = _writers(graph)
     for name, change in changes.items():
         node = change.latest
@@ -130,7 +130,7 @@ def settle(
         change.latest = node
         _refuse_complex(name, change)
         same = not _depends_on_micro_batch(node, samples, writers)
-        updates[name] = Update(node, "counter" if same else _kind(name, change, average))
+        updates[name] = BufferUpdate(node, "counter" if same else _kind(name, change, average))
         node.meta["new_value_of"] = change.place
         for copy in list(change.place.users):
             unwritten = copy is not node and storage_of(copy) not in writers
@@ -140,7 +140,7 @@ def settle(
     return updates
 
 
-def _refuse_complex(name: str, change: Change) -> None:
+def _refuse_complex(name: str, change: BufferChange) -> None:
     dtype: torch.dtype = change.place.meta["val"].dtype
     if dtype.is_complex:
         raise UntraceableModel(
@@ -151,7 +151,7 @@ def _refuse_complex(name: str, change: Change) -> None:
         )
 
 
-def _kind(name: str, change: Change, average: Sequence[str]) -> Kind:
+def _kind(name: str, change: BufferChange, average: Sequence[str]) -> Kind:
     dtype: torch.dtype = change.place.meta["val"].dtype
     declared = any(fnmatchcase(name, pattern) for pattern in average)
     if dtype.is_floating_point and (change.only_statistics or declared):
@@ -177,7 +177,7 @@ def _kind(name: str, change: Change, average: Sequence[str]) -> Kind:
     )
 
 
-def _line(change: Change) -> str | None:
+def _line(change: BufferChange) -> str | None:
     return next(filter(None, map(stack_line, reversed(change.writers))), None)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ...protocol.messages import Profile, Recipe
 from ...protocol.survey import Layout, SectionRow, Share, Survey, Timed
 from .data import Calibration, Link
-from .links import AllReduce, Wire
+from .links import AllReduce, MeasuredWire
 from .measurements import TIMES, Basis, Measurements, Row, best_microbatch_size, rows_for_job
 from .statistics import Figure
 
@@ -17,7 +17,7 @@ _NO_LINK = Link(latency_s=0.0, bytes_per_s=1e9)  # until the links are known, se
 
 
 def measurements_of(
-    survey: Survey, rows: Iterable[SectionRow], wires: Sequence[Wire], allreduces: Sequence[AllReduce]
+    survey: Survey, rows: Iterable[SectionRow], wires: Sequence[MeasuredWire], allreduces: Sequence[AllReduce]
 ) -> Measurements:
     """The measurements of every m whose sections all were measured, by the surveying worker or in `rows`.
 
@@ -31,7 +31,9 @@ def measurements_of(
         rows=tuple(_row(survey, layout, found) for layout in sorted(whole, key=_size_of)),
         seconds=survey.seconds + sum(row.seconds for row in found),
     )
-    return measured.with_links(wires or [Wire.from_json(wire, "wires") for wire in survey.wires], allreduces)
+    return measured.with_links(
+        wires or [MeasuredWire.from_json(wire, "wires") for wire in survey.wires], allreduces
+    )
 
 
 def profile_of(

@@ -19,7 +19,7 @@ _NEGLIGIBLE_S_PER_BYTE = 1e-15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
+class MeasuredWire:
     """Measured messages in one direction between two workers, which also compute if `loaded`.
 
     `source` is `loopback` if only a connection inside one machine could be measured.
@@ -52,7 +52,7 @@ class Wire:
         }
 
     @classmethod
-    def from_json(cls, value: object, name: str) -> Wire:
+    def from_json(cls, value: object, name: str) -> MeasuredWire:
         checked = expect_fields(
             value, name, {"same_vm", "latency_s", "bytes_per_s", "loaded", "source"}, set()
         )
@@ -105,7 +105,7 @@ class AllReduce:
         )
 
 
-def fitted_links(wires: Sequence[Wire], allreduces: Sequence[AllReduce]) -> tuple[Link, Link]:
+def fitted_links(wires: Sequence[MeasuredWire], allreduces: Sequence[AllReduce]) -> tuple[Link, Link]:
     """(link between VMs, link within a VM): the median wire of each kind, a hop fitted to the all-reduces.
 
     A kind that was not measured is assumed equal to the other. Raises `InvalidCalibration` without any wire.
@@ -141,7 +141,7 @@ def fitted_hop(allreduces: Sequence[AllReduce]) -> tuple[float, float] | None:
     return latency_s, 1 / s_per_byte
 
 
-def _fitted(same_vm: bool, wires: Sequence[Wire], allreduces: Sequence[AllReduce]) -> Link | None:
+def _fitted(same_vm: bool, wires: Sequence[MeasuredWire], allreduces: Sequence[AllReduce]) -> Link | None:
     links = [wire.link for wire in wires if wire.same_vm == same_vm]
     if not links:
         return None

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from ...pipeline import Range
+from ...pipeline.plan import Range
 from .data import Calibration
-from .links import AllReduce, Wire, fitted_links
+from .links import AllReduce, MeasuredWire, fitted_links
 from .parsing import (
     InvalidCalibration,
     expect_fields,
@@ -141,7 +141,7 @@ class Measurements:
     """None for a bare calibration, which does not say what it depends on."""
     rows: tuple[Row, ...]
     """Ascending m."""
-    wires: tuple[Wire, ...] = ()
+    wires: tuple[MeasuredWire, ...] = ()
     allreduces: tuple[AllReduce, ...] = ()
     seconds: float = 0.0
     """How long measuring took, summed over workers."""
@@ -169,7 +169,7 @@ class Measurements:
         measured = ", ".join(map(str, self.sizes))
         raise InvalidCalibration(f"microbatch_size: {m} was not measured; measured are {measured}")
 
-    def with_links(self, wires: Sequence[Wire], allreduces: Sequence[AllReduce]) -> Measurements:
+    def with_links(self, wires: Sequence[MeasuredWire], allreduces: Sequence[AllReduce]) -> Measurements:
         """The same measurements and calibrations with these links; a kind (within a VM, between VMs) that is
         missing is assumed equal to the other."""
         inter_vm, intra_vm = fitted_links(wires, allreduces)
@@ -216,7 +216,7 @@ class Measurements:
                 for index, row in enumerate(expect_list(checked["rows"], "rows", "rows"))
             ),
             wires=tuple(
-                Wire.from_json(wire, f"wires[{index}]")
+                MeasuredWire.from_json(wire, f"wires[{index}]")
                 for index, wire in enumerate(expect_list(checked["wires"], "wires", "wires"))
             ),
             allreduces=tuple(

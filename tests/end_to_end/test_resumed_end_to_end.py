@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makara.manager.cli.client import Refused
+from makara.manager.cli.client import RequestRefused
 from makara.manager.cli.main import main
 from service_process import ServiceProcess, wait_for
 from test_end_to_end import BATCH, DEVICE_MEMORY, MODEL, SHAPE, STEPS, formed, reference, submit
@@ -116,14 +116,14 @@ def test_a_job_whose_managers_home_was_lost_goes_on_as_another_at_another_number
 
         unlike = {**BATCH, "steps": 3, "global_batch_size": 16, "numerics": "exact"}
         threads = {**changes["resources"], "threads": 2}
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             submit(other, steps=3, **{**changes, "training": unlike, "resources": threads})
         assert [field for field, _ in refused.value.errors] == [
             "training.global_batch_size",
             "resources.threads",
             "training.steps",
         ]
-        with pytest.raises(Refused, match="the job has faults") as refused:
+        with pytest.raises(RequestRefused, match="the job has faults") as refused:
             submit(other, checkpoint={"start_from": f"file://{lost}@3"})
         assert "no checkpoint of step 3: those of steps" in refused.value.errors[0][1]
         check_other_models(other, next_job, lost, capsys)

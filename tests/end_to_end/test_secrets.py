@@ -12,7 +12,7 @@ import pytest
 from core_script import spec
 from in_service import desk
 from makara.checkpoint import CREDENTIALS
-from makara.manager.cli.client import Refused
+from makara.manager.cli.client import RequestRefused
 from makara.manager.cli.main import main
 from makara.manager.service.files import JobFiles
 from makara.manager.service.job_loop import ManagerFailed
@@ -79,7 +79,7 @@ def test_a_job_that_goes_on_needs_its_secrets_again(
     monkeypatch.delenv("KEY", raising=False)
     assert main(["resume", job, *login]) == 2
     assert "KEY is not set in this environment" in capsys.readouterr().err
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         manager.client.post(f"/jobs/{job}/resume", json={})
     assert refused.value.errors == [("secrets", "no value was sent for KEY")]
     assert kept(manager) == set()
@@ -90,7 +90,7 @@ def test_a_job_that_goes_on_needs_its_secrets_again(
     assert JobFiles(manager.home).secrets(job) == {"KEY": "s3cret, the second"}
     assert main(["resume", job, *login]) == 0, "it goes on as asked already"
     assert kept(manager) == {job}
-    with pytest.raises(Refused, match="can be resumed"):
+    with pytest.raises(RequestRefused, match="can be resumed"):
         manager.client.post(f"/jobs/{job}/resume", json={"secrets": {"KEY": "another"}})
     assert main(["resume", job, "--max-nodes", "1", *login]) == 2
     assert "can be resumed" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from http_answers import answering
 from makara.manager.authority import Authority
 from makara.manager.hosting import installing, pairing
 from makara.manager.hosting.pairing import NobodyThere, NotOurs, Taken, pair
-from makara.manager.hosting.record import Record
+from makara.manager.hosting.record import VmRecord
 from makara.manager.hosting.user_data import user_data
 from makara.manager.spec.placement import Attempt, Placement
 from makara.protocol.messages import VmEnding
@@ -39,8 +39,8 @@ SECRET = "by which they know each other"
 TOLD = {"url": "https://127.0.0.1:1", "names": ["127.0.0.1"]}
 
 
-def record_of(port: int) -> Record:
-    return Record(
+def record_of(port: int) -> VmRecord:
+    return VmRecord(
         cloud="aws",
         identity="a",
         attempt=Attempt(vm="manager", placement=Placement(provider="aws")),

@@ -23,7 +23,7 @@ from makara.manager.cli.client import Unreachable, connect
 from makara.manager.config import ConfigError
 from makara.manager.hosting import launching
 from makara.manager.hosting.ending import LAG_S
-from makara.manager.hosting.record import Record
+from makara.manager.hosting.record import VmRecord
 from makara.manager.hosting.user_data import user_data
 from makara.manager.spec.placement import Offer
 from makara.protocol.messages import VmEnding
@@ -428,7 +428,7 @@ def test_user_data_is_small_and_holds_no_secret_that_lasts(home: Home, cloud: Cl
 
 def test_user_data_that_no_cloud_would_take_is_refused(home: Home) -> None:
     home.up(cut_off="_met")
-    record: Record = home.record.model_copy(update={"secret": "".join(map(str, range(20000)))})
+    record: VmRecord = home.record.model_copy(update={"secret": "".join(map(str, range(20000)))})
     with pytest.raises(TooLarge, match="16384 are allowed"):
         user_data(record, VmEnding(kind="power_off"))
 

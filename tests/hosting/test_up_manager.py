@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from launches import Home
 from makara.manager.cli import main as cli
-from makara.manager.cli.client import Client, Refused
+from makara.manager.cli.client import Client, RequestRefused
 from makara.manager.hosting import launching
 from makara.manager.hosting.pairing import pair
 from makara.manager.service.tokens import identity_in
@@ -90,7 +90,7 @@ def test_a_manager_comes_up_takes_jobs_of_its_owner_and_goes(
 
         with Client(url, home.folder.token, home.folder.path / "ca.pem") as client:
             job = submit(client, s3_server)
-            with pytest.raises(Refused, match="faults") as refused:
+            with pytest.raises(RequestRefused, match="faults") as refused:
                 submit(client, s3_server, provider="local")  # its code would have the manager's rights
             assert "this manager has no provider local" in refused.value.errors[0][1]
             tokens = client.get("/tokens")["tokens"]
@@ -98,7 +98,10 @@ def test_a_manager_comes_up_takes_jobs_of_its_owner_and_goes(
         for place in (home.path, home.folder.path):  # the command line finds it by itself
             assert cli.main(["ps", "--home", str(place)]) == 0
             assert job in capsys.readouterr().out
-        with Client(url, "another.token", home.folder.path / "ca.pem") as stranger, pytest.raises(Refused):
+        with (
+            Client(url, "another.token", home.folder.path / "ca.pem") as stranger,
+            pytest.raises(RequestRefused),
+        ):
             stranger.get("/jobs")
 
         assert home.up() == 0  # it is up already

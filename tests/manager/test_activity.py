@@ -13,7 +13,7 @@ from test_core_calibration import begin, enter, tell
 
 def at(script: Script) -> str:
     job = Job("j", [], [])
-    job.state, job.vitals = script.state, script.vitals
+    job.state, job.observations = script.state, script.observations
     return activity(job)
 
 

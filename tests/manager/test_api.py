@@ -15,7 +15,7 @@ from makara.manager.api import agents, boot, draining, machines, prometheus, web
 from makara.manager.api import jobs as api
 from makara.manager.api import plans as api_plan
 from makara.manager.api import tokens as api_tokens
-from makara.manager.cli.client import Refused
+from makara.manager.cli.client import RequestRefused
 from managers import Manager, archive, job_spec, release_all
 from starlette.routing import Route, WebSocketRoute
 from websockets.exceptions import InvalidStatus
@@ -146,10 +146,10 @@ def test_the_same_key_is_the_same_job(manager: Manager, tmp_path: Path) -> None:
 
 def test_what_does_not_exist_is_404(manager: Manager) -> None:
     for path in ("", "/events", "/metrics", "/vms", "/checkpoints", "/logs", "/plan", "/stream"):
-        with pytest.raises(Refused, match="no job 'nobody'") as refused:
+        with pytest.raises(RequestRefused, match="no job 'nobody'") as refused:
             manager.client.get(f"/jobs/nobody{path}")
         assert refused.value.status == 404
-    with pytest.raises(Refused, match="not running"):
+    with pytest.raises(RequestRefused, match="not running"):
         manager.client.post("/vms/nobody/fault", json={"kind": "kill"})
 
 

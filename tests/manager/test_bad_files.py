@@ -10,7 +10,7 @@ import pytest
 from calibrations import uniform
 from makara.manager.cli import apply as cli_apply
 from makara.manager.cli import main as cli
-from makara.manager.cli.client import Refused
+from makara.manager.cli.client import RequestRefused
 from makara.manager.cli.user_code import Trial
 
 JOB = """\
@@ -144,7 +144,7 @@ def test_what_is_found_after_a_job_file_was_read_has_its_line_as_well(
     assert said.splitlines()[-1] == "job.yaml:13: secrets: MISSING is not set in this environment"
 
     def refuse(*_: Any) -> None:
-        raise Refused(422, "the specification is refused", [("checkpoint.uri", "NoSuchBucket")])
+        raise RequestRefused(422, "the specification is refused", [("checkpoint.uri", "NoSuchBucket")])
 
     job.write_text(JOB)
     monkeypatch.setattr(cli_apply, "connect", refuse)

@@ -483,7 +483,7 @@ def test_jobs_of_a_manager_that_is_older_are_shown(
     stopped.event(StopRequested(now=stopped.now))
     for script, status in ((running, "running"), (stopped, "stopped")):
         job = Job("j", [], [])
-        job.state, job.vitals = script.state, script.vitals
+        job.state, job.observations = script.state, script.observations
         older = Older(job_view(job, {}, script.now))
         monkeypatch.setattr(show, "connect", lambda options, older=older: older)
         options = argparse.Namespace(job="j", json=False)

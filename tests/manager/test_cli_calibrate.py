@@ -13,7 +13,7 @@ import pytest
 from calibrations import measured, uniform
 from makara.manager.cli import main as cli
 from makara.simulator import Measurements
-from makara.simulator.calibration.links import AllReduce, Wire
+from makara.simulator.calibration.links import AllReduce, MeasuredWire
 from makara.simulator.calibration.statistics import Figure
 from managers import Manager, release_all
 from trainer_processes import BUNDLE
@@ -30,8 +30,8 @@ checkpoint: {{uri: {store}}}
 """
 
 
-def wire(*, same_vm: bool) -> Wire:
-    return Wire(
+def wire(*, same_vm: bool) -> MeasuredWire:
+    return MeasuredWire(
         same_vm=same_vm,
         latency_s=Figure(2e-4, 1e-5, 30, 1),
         bytes_per_s=Figure(1.25e9, 1e6, 5, 0),

@@ -9,7 +9,7 @@ import pytest
 from core_script import Script
 from makara.manager.clock import SteadyClock
 from makara.manager.config import ServerConfig
-from makara.manager.core import Vitals
+from makara.manager.core import Observations
 from makara.manager.core.commands import RequestVm
 from makara.manager.core.events import ManagerStarted, StopRequested
 from makara.manager.core.facts import EndReason, GenerationClosed, JobEnded, VmEnded, VmNoticed
@@ -95,7 +95,7 @@ def test_a_manager_that_starts_after_the_clock_was_set_refuses_no_vm(tmp_path: P
 def restarted(script: Script, jump_s: float) -> Script:
     """The same job, led by a new manager, whose clock was set."""
     script.now += jump_s
-    script.vitals = Vitals()
+    script.observations = Observations()
     script.event(ManagerStarted(now=script.now))
     return script
 

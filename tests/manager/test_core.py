@@ -478,7 +478,7 @@ def test_a_job_that_fails_has_its_newest_steps_saved_first() -> None:
     assert script.state.status is Status.STOPPING
     assert {slot.worker for slot in script.last(ComputePlan).workers} == set(workers[:3])
     job = Job("j", [], [])
-    job.state, job.vitals = script.state, script.vitals
+    job.state, job.observations = script.state, script.observations
     assert job_view(job, {}, 0.0).reason == "fails, once its workers have saved their steps: ValueError: boom"
     script.answer(2, 1)
     script.prepare()

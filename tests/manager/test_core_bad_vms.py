@@ -478,14 +478,14 @@ def test_a_job_says_that_vms_are_asked_for_one_at_a_time_and_why() -> None:
     script.report(*(script.change(w, graph_hash="0ther") for w in first))
     script.workers.clear()
     script.wait(1.0)
-    job.state, job.vitals = script.state, script.vitals
+    job.state, job.observations = script.state, script.observations
     (trouble,) = job_view(job, {}, 0.0).trouble
     assert trouble.startswith("request_vm: the newest VMs cannot meet the recipe (its graph hash is 0ther")
     assert trouble.endswith("one at a time is asked for, 5 s after the last")
     worker = replacement(script)
     script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
     script.wait(1.0)
-    job.state, job.vitals = script.state, script.vitals
+    job.state, job.observations = script.state, script.observations
     assert job_view(job, {}, 0.0).trouble == []
 
 
@@ -515,8 +515,8 @@ def test_a_vm_is_kept_as_long_as_one_of_its_workers_is_fit_and_the_others_are_sh
     script.wait(20.0)
     assert script.state.running
     assert script.count(VmEnded) == 0
-    job.state, job.vitals = script.state, script.vitals
-    job.reports = {vm: pulse.report for vm, pulse in script.vitals.pulses.items()}
+    job.state, job.observations = script.state, script.observations
+    job.reports = {vm: last_report.report for vm, last_report in script.observations.last_reports.items()}
     (vm,) = job_view(job, {}, 0.0).vms
     assert vm.workers == [f"{good}: running", f"{bad}: unfit"]
     assert vm.detail == f"{bad} is not used: its graph hash is 0ther, the job's is 5ec7"

@@ -283,7 +283,7 @@ def test_trainers_meet_the_recipe_that_was_measured() -> None:
     find(script, links=True)
     script.report(*(script.change(w, graph_hash=GRAPH_HASH, profiling=None, profile=None) for w in workers))
     script.wait(5.0)
-    assert script.vitals.planning is not None
+    assert script.observations.planning is not None
 
 
 def test_who_waits_for_other_members_is_not_replaced_before_them() -> None:

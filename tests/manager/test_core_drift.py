@@ -21,7 +21,7 @@ def steps(script: Script, workers: list[str], count: int, step_s: float = 4.0, *
     current = script.state.current
     assert current is not None
     for _ in range(count):
-        for rank, (worker, _) in enumerate(current.seats):
+        for rank, (worker, _) in enumerate(current.incarnations):
             start, stop = current.plan["ranges"][rank]
             took_s = SECTION_S * (stop - start) * slow.get(worker.partition(".")[0], slow.get("all", 1.0))
             step = script.workers[worker].step + 1

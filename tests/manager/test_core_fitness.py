@@ -86,7 +86,7 @@ def test_a_newcomer_with_other_bits_takes_part_in_no_plan() -> None:
     ended = script.state.vms[new.rpartition(".")[0]]
     assert ended.reason is EndReason.UNFIT, "and its VM is replaced"
     assert script.state.current is not None, "the others go on"
-    assert [worker for worker, _ in script.state.current.seats] == [first, second]
+    assert [worker for worker, _ in script.state.current.incarnations] == [first, second]
 
 
 def test_a_worker_that_has_shown_nothing_yet_waits() -> None:

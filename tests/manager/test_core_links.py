@@ -62,7 +62,7 @@ def test_two_that_never_reach_each_other_cost_ever_less_and_one_is_replaced() ->
     for _ in range(timing.max_cuts - 1):
         script.report(*(script.change(w, phase=Phase.BROKEN, lost=[o]) for w, o in ((a, b), (b, a))))
         script.wait(2.0)
-        waits.append(script.vitals.left_out[a, 1] - script.now)
+        waits.append(script.observations.left_out[a, 1] - script.now)
         assert not script.count(VmEnded)
         form_again(script, a, b)
     assert waits == [timing.left_out_s * 2**n for n in range(timing.max_cuts - 1)]
@@ -79,15 +79,17 @@ def test_two_that_reach_each_other_again_begin_anew() -> None:
     lost = [script.change(w, phase=Phase.BROKEN, lost=[o]) for w, o in ((a, b), (b, a))]
     script.report(*lost)
     script.wait(2.0)
-    assert script.vitals.cuts == {frozenset((a, b)): 1}
+    assert script.observations.cuts == {frozenset((a, b)): 1}
     form_again(script, a, b)
     script.form()
-    assert not script.vitals.cuts
+    assert not script.observations.cuts
 
 
 def form_again(script: Script, a: str, b: str) -> None:
     """When `a` is no longer left out, the next generation has both, and its members try their links."""
-    planned_from = script.vitals.left_out[a, 1] + script.timing.planning_timeout_s  # no answer till then
+    planned_from = (
+        script.observations.left_out[a, 1] + script.timing.planning_timeout_s
+    )  # no answer till then
     while script.now < planned_from + 5.0:
         script.wait(5.0)
         script.report(*(script.change(w, phase=Phase.IDLE, lost=[]) for w in (a, b)))

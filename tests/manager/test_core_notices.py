@@ -289,7 +289,7 @@ def test_a_job_that_is_stopped_saves_on_vms_that_are_to_hand_over() -> None:
     planned = script.state.planned
     assert planned is not None
     assert planned.saves_only
-    assert [worker for worker, _ in planned.seats] == [workers[0]]
+    assert [worker for worker, _ in planned.incarnations] == [workers[0]]
     script.wait(1.0)
     assert script.state.planned is planned
     script.prepare()

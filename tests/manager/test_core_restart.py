@@ -153,7 +153,7 @@ def test_steps_that_a_generation_made_before_it_was_seen_formed_are_not_told_as_
     if restarted:
         restart(script)
     assert form_and_step(script, workers, 100, 140).lost_steps == 0
-    assert script.vitals.newest_step == 140
+    assert script.observations.newest_step == 140
 
 
 @pytest.mark.parametrize("restarted", [True, False])

@@ -78,8 +78,8 @@ def test_isolation_is_told_truly_while_leases_end_one_after_the_other() -> None:
     workers = script.run(3)
     pass_time(script, 5, silent=workers[:1])
     pass_time(script, 11, silent=workers)
-    job.state, job.vitals = script.state, script.vitals
-    assert script.vitals.unheard == {vm_of(workers[0])}
+    job.state, job.observations = script.state, script.observations
+    assert script.observations.unheard == {vm_of(workers[0])}
     assert job_view(job, {}, 0.0).isolated == TOLD.format(1, 3)
 
 
@@ -87,14 +87,14 @@ def test_a_manager_that_hears_nobody_says_so() -> None:
     script, job = Script(), Job("j", [], [])
     workers = script.run(4)
     pass_time(script, 14, silent=workers)
-    job.state, job.vitals = script.state, script.vitals
+    job.state, job.observations = script.state, script.observations
     assert job_view(job, {}, 0.0).isolated is None
     pass_time(script, 3, silent=workers)
-    job.state, job.vitals = script.state, script.vitals
+    job.state, job.observations = script.state, script.observations
     assert job_view(job, {}, 0.0).isolated == TOLD.format(4, 4)
     assert {vm.detail for vm in job_view(job, {}, 0.0).vms} == {"silent"}
     script.report()
-    job.vitals = script.vitals
+    job.observations = script.observations
     assert job_view(job, {}, 0.0).isolated is None
 
 
@@ -121,7 +121,7 @@ def test_a_silent_vm_is_noticed_however_short_its_lease_is(lease_s: float) -> No
     script = Script(timing=Timing(vm_lease_s=lease_s))
     workers = script.run(3)
     pass_time(script, 6, silent=workers[2:])
-    assert script.vitals.unheard == {vm_of(workers[2])}
+    assert script.observations.unheard == {vm_of(workers[2])}
 
 
 def test_a_manager_that_was_suspended_takes_nobody_for_silent() -> None:
@@ -130,7 +130,7 @@ def test_a_manager_that_was_suspended_takes_nobody_for_silent() -> None:
     pass_time(script, 10, silent=workers)
     script.wait(20.0)
     pass_time(script, 14, silent=workers)
-    assert script.vitals.unheard == frozenset()
+    assert script.observations.unheard == frozenset()
 
 
 def test_a_silent_vm_is_planned_around_and_used_again_when_it_is_heard() -> None:
@@ -277,8 +277,10 @@ def test_most_that_fall_silent_one_after_the_other_are_no_isolation() -> None:
     script.open()
     script.form()
     pass_time(script, 20, silent=workers[2:])
-    assert script.count(GenerationClosed) == 2 or workers[2] not in [w for w, _ in script.state.current.seats]
-    assert script.vitals.isolated_since is None
+    assert script.count(GenerationClosed) == 2 or workers[2] not in [
+        w for w, _ in script.state.current.incarnations
+    ]
+    assert script.observations.isolated_since is None
 
 
 def test_half_of_the_vms_are_not_most() -> None:
@@ -297,7 +299,7 @@ def test_those_who_are_heard_and_report_the_loss_are_believed() -> None:
         silent=tuple(map(vm_of, workers[1:])),
     )
     pass_time(script, 20, silent=workers[1:])
-    assert script.vitals.isolated_since is None
+    assert script.observations.isolated_since is None
     assert script.state.current is None
     assert [slot.worker for slot in script.last(ComputePlan).workers] == workers[:1]
     assert script.count(VmEnded) == 0
@@ -328,9 +330,9 @@ def test_only_a_precise_accusation_counts(lost: int) -> None:
     script.report(script.change(workers[0], phase=Phase.BROKEN, lost=named), silent=(vm_of(workers[3]),))
     script.event(ConnectionClosed(now=script.now, vm=vm_of(workers[3])))
     script.wait(1.4)
-    assert script.vitals.unheard == frozenset()
+    assert script.observations.unheard == frozenset()
     script.wait(0.2)
-    assert script.vitals.unheard == ({vm_of(workers[3])} if lost == 1 else set())
+    assert script.observations.unheard == ({vm_of(workers[3])} if lost == 1 else set())
     assert script.count(VmEnded) == 0
 
 
@@ -350,7 +352,7 @@ def test_a_vm_that_peers_lost_is_planned_around_after_the_grace_and_used_again_w
     script.open()
     script.form(step=3)  # nobody accuses it any more
     script.wait(1.0)
-    assert script.vitals.unheard == {vm}
+    assert script.observations.unheard == {vm}
     script.workers[lost] = away.model_copy(update={"phase": Phase.IDLE})  # agents retry every 5 s
     pass_time(script, 40, silent=[])
     assert lost in [slot.worker for slot in script.last(ComputePlan).workers]
@@ -413,7 +415,7 @@ def test_a_survivor_goes_on_after_a_lease_whomever_it_names(num_vms: int, num_de
     script.open()
     script.form()
     pass_time(script, 30, silent=dead)
-    assert script.vitals.isolated_since is None
+    assert script.observations.isolated_since is None
     assert script.state.running
 
 
@@ -433,7 +435,7 @@ def test_a_manager_that_is_cut_off_from_most_of_a_generation_that_runs_stays_iso
     for worker in workers[1:]:
         script.event(ConnectionClosed(now=script.now, vm=vm_of(worker)))
     pass_time(script, 30, silent=workers[1:])
-    assert script.vitals.isolated_since is not None
+    assert script.observations.isolated_since is not None
     assert script.state.running
 
 

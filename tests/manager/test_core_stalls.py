@@ -337,7 +337,7 @@ def test_a_long_operation_succeeds_in_the_end_whoever_was_suspected() -> None:
     for _ in range(4):
         current = script.state.current
         assert current is not None
-        members = [worker for worker, _ in current.seats]
+        members = [worker for worker, _ in current.incarnations]
         script.report(*(script.change(w, step=6) for w in members))
         for worker in members:
             at(script, worker, At.COMPUTING if worker == members[-1] else At.PEER, 101 + len(bounds))
@@ -454,7 +454,7 @@ def test_a_stop_while_the_manager_is_isolated_waits_for_as_long_as_agents_do() -
     script, workers = stepping(4)
     for _ in range(20):
         script.wait(1.0)
-    assert script.vitals.isolated_since is not None
+    assert script.observations.isolated_since is not None
     script.event(StopRequested(now=script.now))
     for _ in range(round(TIMING.stop_timeout_s) + 100):
         script.wait(1.0)
@@ -537,16 +537,16 @@ def test_a_user_reads_of_it_before_anything_happens() -> None:
     at(script, b, At.PEER, 101)
     script.report()
     pass_time(script, 25.0)
-    job.state, job.vitals = script.state, script.vitals
+    job.state, job.observations = script.state, script.observations
     assert job_view(job, {}, 0.0).stalled is None
     pass_time(script, 15.0)
-    job.state, job.vitals = script.state, script.vitals
+    job.state, job.observations = script.state, script.observations
     told = f"no progress for 40 s of 600 s (data_wait_s): {a} is waiting for data, {b} is waiting for a peer"
     assert job_view(job, {}, 0.0).stalled == told
     at(script, a, At.DATA, 102)
     script.report()
     script.wait(1.0)
-    job.state, job.vitals = script.state, script.vitals
+    job.state, job.observations = script.state, script.observations
     assert job_view(job, {}, 0.0).stalled is None
 
 

@@ -198,7 +198,7 @@ def four_and_three() -> tuple[Script, list[str], list[str]]:
     join(script, *newer)
     script.wait(5.0)
     assert script.state.current is not None
-    assert len(script.state.current.seats) == 4
+    assert len(script.state.current.incarnations) == 4
     assert not script.state.hold
     return script, older, newer
 
@@ -222,7 +222,7 @@ def test_a_generation_does_not_give_way_while_a_member_is_not_heard() -> None:
     for step in range(1, 19):
         script.wait(1.0)
         script.report(*(script.change(w, step=step) for w in (a, b, c)), silent=(d[:-2],))
-    assert script.vitals.unheard == {d[:-2]}
+    assert script.observations.unheard == {d[:-2]}
     assert not script.state.hold
 
 

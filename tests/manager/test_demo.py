@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makara.manager.cli.client import Refused
+from makara.manager.cli.client import RequestRefused
 from makara.manager.cli.demo import STEPS, TRAINING_S, example_folder, steps_for
-from makara.manager.cli.market import NOTICE_S, SEEN_S, SEEN_STEPS, TRACE_PART, Market
+from makara.manager.cli.market import NOTICE_S, SEEN_S, SEEN_STEPS, TRACE_PART, TracePlayer
 from makara.manager.cli.user_code import UserCodeRefused, plain_step_s
 from makara.manager.spec.job_file import read_job
 from makara.simulator import read_trace
@@ -31,7 +31,7 @@ class Stage:
         self.harmed: list[tuple[str, str, float]] = []
         self.said: list[str] = []
         trace = read_trace((example_folder() / "availability.csv").read_text())
-        self._market = Market(self, trace, self.said.append, lambda: self.now)
+        self._market = TracePlayer(self, trace, self.said.append, lambda: self.now)
         self._market.open()
 
     def post(self, path: str, json: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ class Stage:
             return
         vm = path.split("/")[2]
         if vm in self.gone:
-            raise Refused(404, f"{vm} is not running", [])
+            raise RequestRefused(404, f"{vm} is not running", [])
         self.harmed.append((vm, json["kind"], json["deadline_s"]))
         del self.vms[vm]
 

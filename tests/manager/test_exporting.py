@@ -12,7 +12,7 @@ from azurite_server import AzuriteServer
 from conftest import StoreAddress
 from core_script import RECIPE
 from makara.checkpoint import CREDENTIALS, CheckpointId, export, open_store, weights_sha256
-from makara.manager.cli.client import Refused
+from makara.manager.cli.client import RequestRefused
 from makara.manager.cli.main import main
 from managers import Manager, job_spec, release_all
 from s3_server import S3Server
@@ -53,14 +53,14 @@ def test_any_published_checkpoint_is_exported_while_a_job_runs_and_after_its_end
     assert export(store, job, CheckpointId(20, 2)).sha256 == weights_sha256(
         tmp_path / "store" / job / "export" / "20" / "model.safetensors"
     )
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         manager.client.post(f"/jobs/{job}/export", json={"step": 15})
     ((field, message),) = refused.value.errors
     assert field == "step"
     assert "has no checkpoint of step 15: those of steps 10, 20 are published" in message
     (tmp_path / "store" / newest.parts[0].key).write_bytes(b"torn")
     assert manager.client.post(f"/jobs/{job}/export", json={})["step"] == 20  # it was exported before
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         manager.client.post(f"/jobs/{job}/export", json={"secrets": {"OTHER": "x"}})
     assert refused.value.errors == [("secrets", "OTHER is no key of a store")]
 

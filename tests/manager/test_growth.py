@@ -6,7 +6,7 @@ import random
 
 import pytest
 from core_script import MEMORY
-from makara.manager.core import Timing, Vitals, fold
+from makara.manager.core import Observations, Timing, fold
 from makara.manager.core.commands import ComputeGrowth, RequestVm, WorkerSlot
 from makara.manager.core.events import (
     AttemptFailed,
@@ -56,7 +56,7 @@ def test_vms_that_pay_are_asked_for_one_question_after_the_other() -> None:
     assert coming(script) == 3
     questions = [it for it in script.commands if isinstance(it, ComputeGrowth)]
     assert [(len(it.workers), it.most) for it in questions] == [(2, 3), (3, 2), (4, 1)]
-    assert script.vitals.why_no_vm == ""
+    assert script.observations.why_no_vm == ""
 
 
 def test_the_fewest_that_pay_are_asked_for_together() -> None:
@@ -67,7 +67,7 @@ def test_the_fewest_that_pay_are_asked_for_together() -> None:
     assert coming(script) == 2
     ticks(script)
     assert coming(script) == 2
-    assert script.vitals.why_no_vm == "no plan is faster with 1 more"
+    assert script.observations.why_no_vm == "no plan is faster with 1 more"
 
 
 def test_vms_that_bring_little_are_not_asked_for_and_the_user_is_told() -> None:
@@ -79,7 +79,7 @@ def test_vms_that_bring_little_are_not_asked_for_and_the_user_is_told() -> None:
     assert coming(script) == 0
     told = "2 more would make a step 0.8 % shorter, which does not pay for the change"
     job = Job("j", [StoredFact(n, fact) for n, fact in enumerate(script.facts, 1)], [])
-    job.vitals = script.vitals
+    job.observations = script.observations
     assert job_view(job, {}, script.now).notes == [f"no more VMs are asked for now: {told}"]
     assert script.count(ComputeGrowth) == 1, "nothing changed since"
 
@@ -165,7 +165,7 @@ def test_an_earlier_managers_question_that_failed_says_nothing_of_this_ones() ->
     script = running(2, max_nodes=4, step_s=None)
     script.wait(0.25)
     key = script.last(ComputeGrowth).key
-    script.state, script.vitals = fold(script.facts), Vitals()
+    script.state, script.observations = fold(script.facts), Observations()
     script.event(ManagerStarted(now=script.now))
     script.event(OffersSeen(now=script.now, offers=(OFFER,)))
     script.report()
@@ -227,7 +227,7 @@ def test_a_job_that_ends_soon_rents_no_more() -> None:
     ticks(script)
     assert coming(script) == 0
     assert (
-        script.vitals.why_no_vm
+        script.observations.why_no_vm
         == "1 more would make a step 33.3 % shorter, which does not pay for the change"
     )
 

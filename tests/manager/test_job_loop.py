@@ -13,11 +13,11 @@ from makara.manager import core
 from makara.manager.api.agents import AgentConnection
 from makara.manager.core.events import (
     AttemptSucceeded,
+    Batch,
     Event,
     ReportReceived,
     StopRequested,
     Tick,
-    Together,
 )
 from makara.manager.service import job_loop
 from makara.protocol.messages import At, Beat, Phase, Progress, Report
@@ -30,9 +30,9 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     """The events that were decided on."""
     events: list[Event] = []
 
-    def decide(state: Any, vitals: Any, event: Event, *rest: Any) -> Any:
+    def decide(state: Any, observations: Any, event: Event, *rest: Any) -> Any:
         events.append(event)
-        return core.decide(state, vitals, event, *rest)
+        return core.decide(state, observations, event, *rest)
 
     monkeypatch.setattr(job_loop, "decide", decide)
     return events
@@ -64,9 +64,9 @@ def test_reports_that_come_together_are_decided_on_together(tmp_path: Path, deci
             decided.clear()
             await asyncio.gather(*(here.report("j", vm) for vm in vms))
             (event,) = _besides_answers(decided)
-            assert isinstance(event, Together)
+            assert isinstance(event, Batch)
             assert len(event.events) == NUM_VMS
-            assert len(here.service.jobs["j"].vitals.pulses) == NUM_VMS
+            assert len(here.service.jobs["j"].observations.last_reports) == NUM_VMS
 
     asyncio.run(play())
 
@@ -87,7 +87,7 @@ def test_a_job_rests_after_a_decision_and_gathers_meanwhile(tmp_path: Path, deci
             await here.service.stop("j")  # decided on at once, after what came before
             await asyncio.gather(*waiting)
             kinds = [type(event) for event in _besides_answers(decided)]
-            assert kinds[-2:] == [Together, StopRequested]
+            assert kinds[-2:] == [Batch, StopRequested]
 
     asyncio.run(play())
 
@@ -104,10 +104,10 @@ def test_heartbeats_without_news_run_no_rule(
             monkeypatch.setattr(core, "_RULES", (lambda turn: ran.append(turn.event),))
             await asyncio.gather(*(here.report("j", vm, Phase.STARTING) for vm in vms))
             assert ran == []
-            pulses = here.service.jobs["j"].vitals.pulses
-            assert {pulse.at for pulse in pulses.values()} == {here.clock.now}
+            last_reports = here.service.jobs["j"].observations.last_reports
+            assert {last_report.at for last_report in last_reports.values()} == {here.clock.now}
             await asyncio.gather(*(here.report("j", vm) for vm in vms))
-            assert [type(event) for event in ran] == [Together]
+            assert [type(event) for event in ran] == [Batch]
 
     asyncio.run(play())
 
@@ -156,8 +156,8 @@ def test_a_beat_shows_that_a_vm_lives_and_gets_on(tmp_path: Path, decided: list[
             await beats(7)  # it refers to nothing
             await says(here.report_of(vm, Phase.RUNNING).model_copy(update={"progress": [Progress(count=1)]}))
             await here.until(lambda: socket.count("ack") == 1)
-            vitals = here.service.jobs["j"].vitals
-            assert vitals.pulses[vm].report.progress == [Progress(count=1)]
+            observations = here.service.jobs["j"].observations
+            assert observations.last_reports[vm].report.progress == [Progress(count=1)]
             num_decided, began = len(decided), here.clock.now
             for count in (1, 2, 2, 2):
                 here.clock.now += 10.0
@@ -165,11 +165,11 @@ def test_a_beat_shows_that_a_vm_lives_and_gets_on(tmp_path: Path, decided: list[
                 assert len(decided) == num_decided, "a beat waits for the next tick"
                 await here.tick()
                 num_decided = len(decided)
-                vitals = here.service.jobs["j"].vitals
-                assert vitals.pulses[vm].at == here.clock.now
-                assert vm not in vitals.unheard
-            assert vitals.pulses[vm].moved == (began + 20.0,)
-            assert vitals.at_of(f"{vm}.0") is At.COMPUTING
+                observations = here.service.jobs["j"].observations
+                assert observations.last_reports[vm].at == here.clock.now
+                assert vm not in observations.unheard
+            assert observations.last_reports[vm].moved == (began + 20.0,)
+            assert observations.at_of(f"{vm}.0") is At.COMPUTING
             assert socket.count("ack") == 1, "an agent need not hear of each"
             here.service.leases = replace(here.service.leases, orphan_timeout_s=0.0)
             await beats(3)
@@ -203,7 +203,7 @@ def test_beats_of_a_job_that_is_set_aside_harm_nothing(
             await here.tick()
             job = here.service.jobs["j"]
             assert not job.set_aside
-            assert job.vitals.pulses[vm].report.sequence == here.sequence
+            assert job.observations.last_reports[vm].report.sequence == here.sequence
 
     asyncio.run(play())
 
@@ -218,7 +218,7 @@ def test_what_ended_vms_reported_is_forgotten(tmp_path: Path) -> None:
             job = here.service.jobs["j"]
             assert not any(vm in job.state.vms.live for vm in vms)
             await here.tick()
-            assert not set(vms) & set(job.vitals.pulses)
+            assert not set(vms) & set(job.observations.last_reports)
             assert not set(vms) & set(job.reports)
             await here.report("j", vms[0])
             assert vms[0] not in job.reports

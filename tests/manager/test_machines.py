@@ -12,7 +12,7 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from joined_machine import JoinedMachine
-from makara.manager.cli.client import Refused
+from makara.manager.cli.client import RequestRefused
 from makara.manager.cli.main import main
 from makara.manager.service.tokens import Scope, TokenRefused, TokenStore
 from makara.protocol.machines import JOIN_HEADER, SCHEME, Challenge
@@ -120,7 +120,7 @@ def test_a_removed_machine_has_to_join_anew(service: ServiceProcess, machines: l
     service.client.delete(f"/machines/{known['machine']}")
     assert machine.wait() == 1
     assert "it needs a join token" in machine.log()
-    with pytest.raises(Refused, match="there is no"):
+    with pytest.raises(RequestRefused, match="there is no"):
         service.client.delete(f"/machines/{known['machine']}")
 
 
@@ -221,7 +221,7 @@ def test_a_report_that_cannot_be_read_closes_the_connection(service: ServiceProc
     "body", [{"scope": "machine"}, {"scope": "user", "uses": 2}, {"scope": "machine", "uses": 0}]
 )
 def test_uses_are_of_join_tokens(service: ServiceProcess, body: dict[str, Any]) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         service.client.post("/tokens", json={"name": "x", **body})
     assert caught.value.status == 422
 

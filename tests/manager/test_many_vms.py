@@ -13,7 +13,7 @@ from makara.manager.api.agents import AgentConnection
 from makara.manager.core import orders as orders_module
 from makara.manager.core.orders import OrderParts, orders
 from makara.manager.service.journal import StoredFact
-from makara.manager.service.pubsub import Subscription, Update
+from makara.manager.service.pubsub import LiveUpdate, Subscription
 from makara.manager.service.runtime import Job
 from makara.manager.service.views import job_view, surviving
 from makara.protocol.messages import GenerationOrder, Orders, Phase, StepMetrics
@@ -140,8 +140,8 @@ def test_a_page_that_does_not_read_keeps_the_newest_status_and_few_facts() -> No
     async def play() -> None:
         page = Subscription()
         for number in range(5000):
-            assert page.offer(Update("status", {"number": number}))
-            assert page.offer(Update("fact", {"at": 1.0}, number))
+            assert page.offer(LiveUpdate("status", {"number": number}))
+            assert page.offer(LiveUpdate("fact", {"at": 1.0}, number))
         assert len(page._facts) + len(page._steps) <= 200
         kinds = []
         while page._status is not None or page._facts or page._behind:
@@ -149,9 +149,11 @@ def test_a_page_that_does_not_read_keeps_the_newest_status_and_few_facts() -> No
             assert update is not None
             kinds.append(update.kind)
         assert (kinds[0], kinds.count("behind"), kinds.count("status")) == ("behind", 1, 1)
-        assert page.offer(Update("fact", {"at": 1.0}, 5001)), "facts are told again after it has caught up"
+        assert page.offer(LiveUpdate("fact", {"at": 1.0}, 5001)), (
+            "facts are told again after it has caught up"
+        )
         for number in range(5000):
-            page.offer(Update("step", {"step": number}))
+            page.offer(LiveUpdate("step", {"step": number}))
         assert await page.next() is None
 
     asyncio.run(play())
@@ -190,8 +192,14 @@ def test_of_a_vm_that_is_gone_only_the_history_of_its_job_is_kept(tmp_path: Path
             service.agents.not_understood("j", first, "it says what nobody knows")
             await here.report("j", first)
             service.agents.not_understood("j", first, "it says what nobody knows")
-            holders = (job, job.vitals, effects, effects._renting, service.watches["local"])
-            assert known_to(first, *holders) >= {"connections", "told", "reports", "not_understood", "pulses"}
+            holders = (job, job.observations, effects, effects._renting, service.watches["local"])
+            assert known_to(first, *holders) >= {
+                "connections",
+                "told",
+                "reports",
+                "not_understood",
+                "last_reports",
+            }
 
             provider.vms.clear()
             for _ in range(3):  # it is gone by the second
@@ -200,7 +208,7 @@ def test_of_a_vm_that_is_gone_only_the_history_of_its_job_is_kept(tmp_path: Path
             await service.agents.disconnect("j", first, connection)
             await here.tick(1.0)
             await here.until(lambda: not effects._tasks)
-            holders = (job, job.vitals, effects, effects._renting, service.watches["local"])
+            holders = (job, job.observations, effects, effects._renting, service.watches["local"])
             assert known_to(first, *holders) == set()
             assert known_to(first, job.state) == {"vms"}
             assert known_to(f"{first}.0", *holders, job.state) == set()

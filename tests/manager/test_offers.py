@@ -72,7 +72,7 @@ class Life:
 
     def told(self) -> list[str]:
         """The providers of the places that the job was told of."""
-        return [offer.placement.provider for offer in self.service.jobs["j"].vitals.offers or ()]
+        return [offer.placement.provider for offer in self.service.jobs["j"].observations.offers or ()]
 
     async def until_told(self, *providers: str) -> None:
         async with asyncio.timeout(60):

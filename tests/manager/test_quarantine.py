@@ -11,7 +11,7 @@ import pytest
 from in_service import Desk, FakeConnection, desk
 from makara.manager import core
 from makara.manager.core.commands import ReleaseVm
-from makara.manager.core.events import Event, ReportReceived, Together
+from makara.manager.core.events import Batch, Event, ReportReceived
 from makara.manager.core.facts import VmNoticed
 from makara.manager.service import job_loop
 from makara.manager.service.views import JobView, job_view
@@ -27,12 +27,12 @@ class Fault:
         self.there = True
         self.raised = 0
 
-    def __call__(self, state: Any, vitals: Any, event: Event, *rest: Any) -> Any:
-        told = isinstance(event, ReportReceived) or (isinstance(event, Together) and event.events)
-        if self.there and state.job == BAD and (told or vitals.pulses):
+    def __call__(self, state: Any, observations: Any, event: Event, *rest: Any) -> Any:
+        told = isinstance(event, ReportReceived) or (isinstance(event, Batch) and event.events)
+        if self.there and state.job == BAD and (told or observations.last_reports):
             self.raised += 1
             raise IndexError("no such device")
-        return core.decide(state, vitals, event, *rest)
+        return core.decide(state, observations, event, *rest)
 
 
 @pytest.fixture
@@ -195,12 +195,14 @@ def test_a_journal_with_an_unreadable_fact_of_one_job_starts_the_others(
 def test_a_fact_that_would_not_read_back_sets_its_job_aside_and_is_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def infinite(state: Any, vitals: Any, event: Event, *rest: Any) -> Any:
-        decision = core.decide(state, vitals, event, *rest)
+    def infinite(state: Any, observations: Any, event: Event, *rest: Any) -> Any:
+        decision = core.decide(state, observations, event, *rest)
         if state.job != BAD or not isinstance(event, ReportReceived):
             return decision
         worse = VmNoticed.model_construct(fact="vm_noticed", at=event.now, vm="v", deadline=float("inf"))
-        return core.Decision((*decision.facts, worse), decision.commands, decision.vitals, decision.state)
+        return core.Decision(
+            (*decision.facts, worse), decision.commands, decision.observations, decision.state
+        )
 
     monkeypatch.setattr(job_loop, "decide", infinite)
 

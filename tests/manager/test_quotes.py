@@ -16,7 +16,7 @@ from core_script import spec as core_spec
 from makara.manager.cli import apply as cli_apply
 from makara.manager.cli import main as cli
 from makara.manager.cli.costs.asking import lines
-from makara.manager.cli.plan_text import Cluster, request
+from makara.manager.cli.plan_text import PricedVms, request
 from makara.manager.replay import Prices
 from makara.manager.service.costs.quote import Quote, quote_of
 from makara.manager.spec.job_spec import Resources, parse_spec
@@ -98,7 +98,7 @@ def test_a_plan_that_is_known_says_how_long_the_job_takes_and_what_that_costs() 
     spec = parse_spec(core_spec(resources=RESOURCES, training={"steps": 3600}))
     quote = quoted(OFFERS).model_dump(mode="json")
     calibration = uniform(2)
-    cluster = Cluster(
+    cluster = PricedVms(
         num_vms=4, workers_per_vm=1, memory_bytes=None, prices=Prices(spot=None, on_demand=None)
     )
     choice = choose(request(spec, calibration, cluster))

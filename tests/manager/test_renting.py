@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from core_script import Script
-from makara.manager.core import Vitals, fold
+from makara.manager.core import Observations, fold
 from makara.manager.core.commands import ReleaseVm, RequestVm
 from makara.manager.core.cost import bill, hourly_ceiling, noted, spent_by
 from makara.manager.core.events import (
     AttemptFailed,
     AttemptSucceeded,
+    Batch,
     ConsoleRead,
     ManagerStarted,
     OffersSeen,
@@ -20,8 +21,7 @@ from makara.manager.core.events import (
     ReportReceived,
     ResumeRequested,
     StopRequested,
-    Together,
-    VmEnding,
+    VmEndingSeen,
     VmTerminated,
 )
 from makara.manager.core.facts import (
@@ -136,7 +136,7 @@ def test_nothing_is_asked_for_before_prices_are_known() -> None:
     script.submit(resources=CLOUD)
     script.wait()
     assert script.count(VmRequested) == 0
-    assert script.vitals.why_no_vm == "prices are not known yet"
+    assert script.observations.why_no_vm == "prices are not known yet"
 
 
 def test_a_place_without_capacity_leads_to_the_next_and_is_tried_again_later() -> None:
@@ -209,7 +209,7 @@ def test_credentials_that_fail_are_tried_again_ever_later_and_nobody_is_asked() 
             asked_at.append(script.now)
             fail(script, RefusalKind.CREDENTIALS, "the token has expired")
             script.wait(1.0)
-            assert script.vitals.why_no_vm == "the token has expired"
+            assert script.observations.why_no_vm == "the token has expired"
     assert script.count(PersonNeeded) == 0
     assert script.state.spot_absent_since is None, "whether there are any was not told"
     pauses = [later - earlier for earlier, later in pairwise(asked_at)]
@@ -306,7 +306,7 @@ def test_max_hourly_cost_holds_at_ceilings() -> None:
     script = rented(Script(releasing=False), offer(), max_hourly_cost=2.5)
     script.wait()
     assert hourly_ceiling(script.state) == 2.0
-    assert "max_hourly_cost" in script.vitals.why_no_vm
+    assert "max_hourly_cost" in script.observations.why_no_vm
     script.event(OffersSeen(now=script.now, offers=(offer(ceiling=0.5),)))
     script.wait()
     assert hourly_ceiling(script.state) == 2.5
@@ -316,7 +316,7 @@ def test_what_has_no_price_is_not_asked_for_unless_the_user_states_one() -> None
     script = rented(Script(), offer(ceiling=None), joined=False)
     script.wait()
     assert script.count(RequestVm) == 0
-    assert "resources.hourly_price" in script.vitals.why_no_vm
+    assert "resources.hourly_price" in script.observations.why_no_vm
     stated = rented(Script(), offer(ceiling=None), joined=False, hourly_price=0.7)
     stated.wait()
     assert stated.last(AttemptMade).price.ceiling == 0.7
@@ -344,7 +344,7 @@ def test_while_a_release_is_refused_the_job_keeps_as_much_more_for_the_others(
 ) -> None:
     script = rented(Script(releasing=False), offer(ceiling=1.0), max_nodes=2, budget=budget)
     vm = next(iter(script.state.live_vms)).vm
-    script.event(VmEnding(now=script.now, vm=vm))
+    script.event(VmEndingSeen(now=script.now, vm=vm))
     began_at = script.now
     for _ in range(2):  # it is refused again and again
         script.event(ReleaseRefused(now=script.now, vm=vm, error="AccessDenied: no"))
@@ -365,7 +365,7 @@ def test_a_refused_release_of_what_costs_nothing_is_not_told() -> None:
     script = Script(releasing=False)
     (worker, _) = script.start(2)
     vm = worker.rpartition(".")[0]
-    script.event(VmEnding(now=script.now, vm=vm))
+    script.event(VmEndingSeen(now=script.now, vm=vm))
     script.event(ReleaseRefused(now=script.now, vm=vm, error="it hangs"))
     assert not script.count(VmNotReleased)
 
@@ -375,7 +375,7 @@ def test_a_clock_that_is_set_back_makes_nothing_cheaper() -> None:
     pass_time(script, 3600.0)
     spent, hour = spent_by(script.state, script.now).at_most, 1.0
     assert spent > 0.99 * hour
-    script.state, script.vitals = fold(script.facts), Vitals()
+    script.state, script.observations = fold(script.facts), Observations()
     script.now -= 100_000.0
     script.event(ManagerStarted(now=script.now))
     again = spent_by(script.state, script.now).at_most
@@ -472,7 +472,7 @@ def test_after_three_in_a_row_that_never_join_no_more_are_asked_for_and_what_liv
     assert script.count(RequestVm) == 5
     pass_time(script, 1000.0)
     assert script.count(RequestVm) == 5
-    assert script.vitals.why_no_vm == "3 VMs in a row were rented and did not join"
+    assert script.observations.why_no_vm == "3 VMs in a row were rented and did not join"
     assert not script.count(PersonNeeded)
     (vm,) = script.state.live_vms
     script.workers.clear()
@@ -506,7 +506,7 @@ def test_whom_a_person_had_go_on_the_first_is_tried_alone_again() -> None:
     script.event(ResumeRequested(now=script.now, how=Resumption.AGAIN))
     pass_time(script, 5.0)
     assert script.count(RequestVm) == requested + 1
-    assert script.vitals.why_no_vm == "the first VM from aws is tried alone until it joins"
+    assert script.observations.why_no_vm == "the first VM from aws is tried alone until it joins"
 
 
 def test_vms_that_are_to_report_elsewhere_are_counted_apart_and_the_first_is_tried_alone() -> None:
@@ -542,7 +542,7 @@ def test_attempts_of_older_journals_are_read() -> None:
 
 def restart(script: Script, step_s: float = 0.0) -> None:
     """Another manager takes over, whose clock is so many seconds ahead of the last one's."""
-    script.state, script.vitals = fold(script.facts), Vitals()
+    script.state, script.observations = fold(script.facts), Observations()
     script.now += step_s
     script.event(ManagerStarted(now=script.now))
 
@@ -674,7 +674,7 @@ def test_a_vm_that_had_joined_and_whose_creation_is_answered_late_by_its_end_was
 def test_a_vm_that_its_cloud_is_ending_has_ended_and_counts_until_it_is_gone() -> None:
     script = rented(Script(releasing=False), offer(), max_nodes=1)
     (vm,) = (it.vm for it in script.state.live_vms)
-    script.event(VmEnding(now=script.now, vm=vm))
+    script.event(VmEndingSeen(now=script.now, vm=vm))
     ended = script.last(VmEnded)
     assert (ended.reason, ended.detail, ended.gone) == (EndReason.PREEMPTED, "its cloud is ending it", False)
     assert script.last(ReleaseVm).vm == vm
@@ -690,7 +690,7 @@ def test_a_vm_that_has_not_joined_has_ended_only_once_it_is_gone() -> None:
     script.wait()
     vm = script.last(RequestVm).vm
     succeed(script)
-    script.event(VmEnding(now=script.now, vm=vm))
+    script.event(VmEndingSeen(now=script.now, vm=vm))
     assert script.state.vms[vm].live
     script.event(VmTerminated(now=script.now, vm=vm))
     assert script.state.never_joined == 1
@@ -705,7 +705,7 @@ def test_a_vm_that_is_gone_in_the_instant_of_its_first_report_had_joined() -> No
         f"{vm}.0": WorkerReport(worker=f"{vm}.0", incarnation=1, phase=Phase.IDLE, profiling=Profiling())
     }
     report = ReportReceived(now=script.now, report=script._report(vm))
-    script.event(Together(now=script.now, events=(report, VmTerminated(now=script.now, vm=vm))))
+    script.event(Batch(now=script.now, events=(report, VmTerminated(now=script.now, vm=vm))))
     assert script.last(VmEnded).reason is EndReason.PREEMPTED
     assert script.state.never_joined == 0
 
@@ -714,7 +714,7 @@ def test_a_vm_that_is_gone_in_the_instant_of_its_first_report_had_joined() -> No
 def test_a_manager_that_died_goes_on_with_what_the_journal_has(kind: RefusalKind) -> None:
     script = rented(Script(), offer("a"), offer("b"), joined=False)
     script.wait()
-    script.state, script.vitals = fold(script.facts), Vitals()
+    script.state, script.observations = fold(script.facts), Observations()
     script.event(ManagerStarted(now=script.now))
     fail(script, kind)
     fail(script, kind)  # the command was run twice: its answer comes twice

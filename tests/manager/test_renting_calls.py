@@ -35,9 +35,9 @@ from makara.manager.providers import (
 )
 from makara.manager.service.quarantine import Quarantined
 from makara.manager.service.tokens import TokenStore
-from makara.manager.service.vms.renting import ABSENCE_S, CONSOLE_S, SLOW_RELEASE_S, Abandoned, Renting
+from makara.manager.service.vms.renting import ABSENCE_S, CONSOLE_S, SLOW_RELEASE_S, CommandAbandoned, Renting
 from makara.manager.spec.placement import Attempt, Market, Offer, Placement, Price
-from makara.manager.threads import Kind, Threads
+from makara.manager.threads import CallKind, Threads
 from makara.protocol.messages import BootConfig
 from virtual_time import run_virtually
 
@@ -74,9 +74,9 @@ class Cloud(FakeProvider):
 class Inline(Threads):
     """Calls of kind `hanging` never return."""
 
-    hanging: Kind | None = None
+    hanging: CallKind | None = None
 
-    async def run(self, kind: Kind, call: Callable[..., T], *values: Any, owner: str = "") -> T:
+    async def run(self, kind: CallKind, call: Callable[..., T], *values: Any, owner: str = "") -> T:
         if kind is self.hanging:
             await asyncio.get_running_loop().create_future()
         return call(*values)
@@ -96,7 +96,7 @@ async def _persist(
             return call()
         except temporary:
             if wanted is not None and not wanted():
-                raise Abandoned from None
+                raise CommandAbandoned from None
             await asyncio.sleep(1.0)
 
 
@@ -240,7 +240,7 @@ def test_while_nobody_may_look_the_outcome_of_an_earlier_call_stays_unknown(tmp_
         await asyncio.sleep(2 * ABSENCE_S)
         assert not asking.done()
         desk.script.event(StopRequested(now=desk.script.now))
-        with pytest.raises(Abandoned):
+        with pytest.raises(CommandAbandoned):
             await asking
 
     _play(tmp_path, cloud, act)
@@ -381,7 +381,7 @@ def test_a_vm_whose_console_cannot_be_read_is_released_at_once(tmp_path: Path, f
 
 def test_a_vm_whose_console_hangs_is_released_soon(tmp_path: Path) -> None:
     async def act(desk: Desk) -> None:
-        desk.threads.hanging = Kind.CONSOLE
+        desk.threads.hanging = CallKind.CONSOLE
         began_at = desk.loop.time()
         assert isinstance(await desk.release(console=True), VmTerminated)
         assert desk.loop.time() == began_at + CONSOLE_S

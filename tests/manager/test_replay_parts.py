@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from makara.examples.replay.make_calibration import calibration as example
 from makara.manager.cli.main import main
 from makara.manager.core.commands import ComputePlan
-from makara.manager.core.events import Together, VmTerminated
+from makara.manager.core.events import Batch, VmTerminated
 from makara.manager.core.facts import VmEnded
 from makara.manager.replay import Prices, ReplayError, replay
 from makara.manager.replay.picture import draw
@@ -26,10 +26,10 @@ from makara.morphing import Slot, balance, place, stage_table
 from makara.pipeline import Range, grid
 from makara.simulator import (
     Calibration,
-    Change,
     InvalidCosts,
     InvalidTrace,
     MorphCosts,
+    NodeChange,
     TraceEvent,
     read_availability,
     read_counts,
@@ -97,14 +97,14 @@ def test_a_stretch_in_closed_form_is_what_its_steps_come_to(stretch: SteadyRun, 
 def test_a_series_of_counts_becomes_comings_and_goings() -> None:
     events = read_counts("seconds,count\n0,3\n60,1\n\n90.5,2\n", seed=4)
     assert [(e.time_ms, e.change) for e in events] == [
-        (0, Change.ADD),
-        (0, Change.ADD),
-        (0, Change.ADD),
-        (60_000, Change.REMOVE),
-        (60_000, Change.REMOVE),
-        (90_500, Change.ADD),
+        (0, NodeChange.ADD),
+        (0, NodeChange.ADD),
+        (0, NodeChange.ADD),
+        (60_000, NodeChange.REMOVE),
+        (60_000, NodeChange.REMOVE),
+        (90_500, NodeChange.ADD),
     ]
-    assert len({e.node for e in events if e.change is Change.ADD}) == 4
+    assert len({e.node for e in events if e.change is NodeChange.ADD}) == 4
     assert events == read_availability("0,3\n60,1\n90.5,2\n", seed=4)
     text = "".join(f"{e.time_ms},{e.change},{e.node}\n" for e in events)
     assert read_trace(text) == events == read_availability(text)
@@ -184,7 +184,7 @@ def test_deaths_that_are_told_together_are_decided_on_once() -> None:
     before = script.count(ComputePlan)
     gone = [w.partition(".")[0] for w in workers[:2]]
     deaths = tuple(VmTerminated(now=script.now, vm=vm) for vm in gone)
-    script.event(Together(now=script.now, events=deaths))
+    script.event(Batch(now=script.now, events=deaths))
     assert script.count(VmEnded) == 2
     assert script.count(ComputePlan) == before + 1
     assert {slot.worker for slot in script.last(ComputePlan).workers} == set(workers[2:])
@@ -318,7 +318,7 @@ def test_what_does_not_go_together_names_the_field() -> None:
         scenario("0,3\n", hours=1.0, calibration=uniform(6, microbatch_size=3))
     with pytest.raises(ReplayError, match="trace: it has no events"):
         scenario([], hours=1.0)
-    events = [TraceEvent(0, Change.ADD, "a")]
+    events = [TraceEvent(0, NodeChange.ADD, "a")]
     with pytest.raises(ReplayError, match="spot price: -1"):
         replay(scenario(events, hours=1.0), prices=Prices(spot=-1.0))
 

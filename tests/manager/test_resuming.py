@@ -125,7 +125,7 @@ def test_a_vm_without_work_is_told_why() -> None:
 
 def shown(script: Script) -> JobView:
     job = Job("j", [], [])
-    job.state, job.vitals = script.state, script.vitals
+    job.state, job.observations = script.state, script.observations
     return job_view(job, {}, 0.0)
 
 
@@ -369,7 +369,7 @@ def test_a_stall_of_before_lengthens_no_bound() -> None:
     script.open(ref(30))
     script.report(*(script.change(w, phase=Phase.FORMING, generation=2) for w in script.workers))
     script.wait(1.0)
-    found = script.vitals.no_progress
+    found = script.observations.no_progress
     assert found is not None
     assert found.bound_s == script.timing.form_timeout_s
 

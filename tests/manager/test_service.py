@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from makara.manager.cli.client import Refused
+from makara.manager.cli.client import RequestRefused
 from makara.manager.cli.main import main
 from makara.manager.service.journal import SqliteJournal
 from makara.simulator import Measurements
@@ -148,7 +148,7 @@ def test_a_manager_of_a_new_home_asks_before_it_goes_on_from_an_earlier_head(
         view = other.wait(job, lambda v: v["status"] == "finished")
         assert view["export_sha256"] == trained["export_sha256"]
         why = f"^job {job} is finished: it trained all 20 steps, and nothing is left to do$"
-        with pytest.raises(Refused, match=why):
+        with pytest.raises(RequestRefused, match=why):
             other.client.post(f"/jobs/{job}/resume", json={"how": "again"})
     finally:
         other.stop()
@@ -161,7 +161,9 @@ def test_a_stopped_job_goes_on_and_other_jobs_are_refused_in_words(
 ) -> None:
     manager.client.post("/providers/local/capacity", json={"vms": 0})
     job = manager.submit(tmp_path / "store").json()["job"]
-    with pytest.raises(Refused, match="only a job that waits for you, or that was stopped or failed, can"):
+    with pytest.raises(
+        RequestRefused, match="only a job that waits for you, or that was stopped or failed, can"
+    ):
         manager.client.post(f"/jobs/{job}/resume", json={})
     manager.client.post(f"/jobs/{job}/stop")
     stopped = manager.wait(job, lambda v: v["status"] == "stopped")
@@ -169,10 +171,10 @@ def test_a_stopped_job_goes_on_and_other_jobs_are_refused_in_words(
         manager.kill()
         manager.start()
         manager.client.post("/providers/local/capacity", json={"vms": 0})
-    with pytest.raises(Refused, match="the job has faults") as refused:
+    with pytest.raises(RequestRefused, match="the job has faults") as refused:
         manager.client.post(f"/jobs/{job}/resume", json={"max_nodes": 1, "min_nodes": 2})
     assert refused.value.errors == [("resources.min_nodes", "2 is more than resources.max_nodes (1)")]
-    with pytest.raises(Refused, match="does not wait for you: it goes on from its newest checkpoint"):
+    with pytest.raises(RequestRefused, match="does not wait for you: it goes on from its newest checkpoint"):
         manager.client.post(f"/jobs/{job}/resume", json={"how": "restart"})
     login = ["--server", manager.url, "--token", manager.token]
     assert main(["resume", job, "--max-nodes", "3", *login]) == 0
@@ -182,7 +184,9 @@ def test_a_stopped_job_goes_on_and_other_jobs_are_refused_in_words(
     assert not live_vms & {vm["vm"] for vm in stopped["vms"]}
     again = manager.client.post(f"/jobs/{job}/resume", json={"max_nodes": 3})  # its answer was lost
     assert (again["job"], again["max_nodes"]) == (job, 3)
-    with pytest.raises(Refused, match="only a job that waits for you, or that was stopped or failed, can"):
+    with pytest.raises(
+        RequestRefused, match="only a job that waits for you, or that was stopped or failed, can"
+    ):
         manager.client.post(f"/jobs/{job}/resume", json={"max_nodes": 2})
     assert main(["events", job, *login]) == 0
     assert "job_continued min_nodes=1 max_nodes=3" in capsys.readouterr().out
@@ -202,7 +206,7 @@ def test_the_plan_that_runs_is_shown_among_what_else_there_was(manager: Manager,
     manager.client.post("/providers/local/capacity", json={"vms": 0})
     changes = {"training": {"steps": 10**6}, "resources": {"min_nodes": 2}}
     job = manager.submit(tmp_path / "store", **changes).json()["job"]
-    with pytest.raises(Refused, match="runs no plan"):
+    with pytest.raises(RequestRefused, match="runs no plan"):
         manager.client.get(f"/jobs/{job}/plan")
     manager.client.post("/providers/local/capacity", json={"vms": None})
     view = manager.wait(job, lambda view: view["seconds_per_step"])

@@ -165,7 +165,7 @@ def test_another_optimizer_on_machines_that_are_alike_is_told_and_makes_nobody_u
     assert (fixed.bits_hash, fixed.kernels_hash) == ("bbbb", "cccc")
     assert "another seed, data or optimizer" in fixed.note
     job = Job("j", [], [])
-    job.state, job.vitals = script.state, script.vitals
+    job.state, job.observations = script.state, script.observations
     [note] = job_view(job, {}, 0.0).notes
     assert note.startswith("goes on from job other with another seed, data or optimizer")
     script.answer(2, 1)
@@ -228,7 +228,7 @@ def test_to_begin_anew_says_that_it_is_not_from_the_other_job() -> None:
     lacks = HeadDiffers(now=script.now, generation=command.generation, difference="missing", reason="gone")
     script.event(lacks)
     job = Job("j", [], [])
-    job.state, job.vitals = script.state, script.vitals
+    job.state, job.observations = script.state, script.observations
     shown = "\n".join(answers(job_view(job, {}, 0.0).model_dump(mode="json")))
     assert "--restart    begin at step 0, NOT from other; the checkpoints" in shown
 

@@ -97,7 +97,7 @@ def test_a_generation_that_opens_supersedes_the_one_before() -> None:
     state = fold([planned(1, "v0.0"), opened(1), planned(2, "v0.0", "v1.0"), opened(2)])
     assert state.current is not None
     assert state.current.number == 2
-    assert state.current.seats == (("v0.0", 1),)
+    assert state.current.incarnations == (("v0.0", 1),)
     assert [(g.number, g.end_reason, g.plan) for g in state.history] == [(1, "superseded by 2", {})]
     assert state.abandoned == 0
     assert state.base == CheckpointRef(step=5, generation=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_script import Script
-from makara.manager.core import Vitals, fold
+from makara.manager.core import Observations, fold
 from makara.manager.core.commands import RequestVm
 from makara.manager.core.events import AttemptSucceeded, ManagerStarted, OffersSeen
 from makara.manager.core.facts import EndReason, VmEnded
@@ -25,10 +25,10 @@ def test_what_no_plan_uses_is_released_after_a_while_the_newest_first_and_not_as
     assert unused(script) == [vms[3], vms[2]]
     requested = script.count(RequestVm)
     script.pass_time(script.timing.grow_again_s / 2)
-    assert script.vitals.why_no_vm == LOWERED
+    assert script.observations.why_no_vm == LOWERED
     script.pass_time(2.0 * script.timing.grow_again_s)
     assert script.count(RequestVm) == requested
-    assert script.vitals.why_no_vm == "no plan is faster with 2 more"
+    assert script.observations.why_no_vm == "no plan is faster with 2 more"
     assert [vm.vm for vm in script.state.live_vms] == vms[:2]
 
 
@@ -82,7 +82,7 @@ def test_a_new_manager_keeps_a_reserve_for_as_long_and_knows_that_fewer_are_want
     script = running(4)
     script.pass_time(script.timing.unused_s + 20.0)
     requested = script.count(RequestVm)
-    script.state, script.vitals = fold(script.facts), Vitals()
+    script.state, script.observations = fold(script.facts), Observations()
     script.event(ManagerStarted(now=script.now))
     script.event(OffersSeen(now=script.now, offers=(OFFER,)))
     script.pass_time(60.0)

@@ -18,7 +18,7 @@ from makara.manager.core.events import PlanComputed
 from makara.manager.core.state import JobState
 from makara.manager.providers import Resource
 from makara.manager.service import planning, store_commands
-from makara.manager.threads import Kind, Lane, ThreadBounds, Threads, told_when_slow
+from makara.manager.threads import CallKind, CallQueue, ThreadBounds, Threads, told_when_slow
 
 
 class Gate:
@@ -70,7 +70,7 @@ class SlowProvider(FakeProvider):
 
 def test_a_lane_keeps_its_bound_and_the_order(gate: Gate) -> None:
     async def play() -> None:
-        lane, order = Lane("few", 2), []
+        lane, order = CallQueue("few", 2), []
         waiting = [asyncio.create_task(lane.run(gate)) for _ in range(10)]
         while gate.inside < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -90,11 +90,11 @@ def test_calls_of_one_thread_come_in_order_and_errors_reach_the_caller() -> None
             names.add(threading.current_thread().name)
             return n
 
-        calls = [threads.run(Kind.JOURNAL, number, n) for n in range(100)]
+        calls = [threads.run(CallKind.JOURNAL, number, n) for n in range(100)]
         assert await asyncio.gather(*calls) == list(range(100))
         assert names == {"journal"}
         with pytest.raises(ZeroDivisionError):
-            await threads.run(Kind.JOURNAL, lambda: 1 // 0)
+            await threads.run(CallKind.JOURNAL, lambda: 1 // 0)
 
     asyncio.run(play())
 
@@ -102,14 +102,14 @@ def test_calls_of_one_thread_come_in_order_and_errors_reach_the_caller() -> None
 def test_kinds_and_owners_do_not_wait_for_each_other(gate: Gate) -> None:
     async def play() -> None:
         threads = Threads(ThreadBounds(store=1))
-        hanging = asyncio.create_task(threads.run(Kind.STORE, gate, owner="a"))
-        queued = asyncio.create_task(threads.run(Kind.STORE, lambda: 1, owner="a"))
-        assert await threads.run(Kind.STORE, lambda: 2, owner="b") == 2
-        assert await threads.run(Kind.JOURNAL, lambda: 3) == 3
+        hanging = asyncio.create_task(threads.run(CallKind.STORE, gate, owner="a"))
+        queued = asyncio.create_task(threads.run(CallKind.STORE, lambda: 1, owner="a"))
+        assert await threads.run(CallKind.STORE, lambda: 2, owner="b") == 2
+        assert await threads.run(CallKind.JOURNAL, lambda: 3) == 3
         queued.cancel()
         gate.opened.set()
         await hanging
-        assert await threads.run(Kind.STORE, lambda: 4, owner="a") == 4
+        assert await threads.run(CallKind.STORE, lambda: 4, owner="a") == 4
 
     asyncio.run(play())
 
@@ -117,7 +117,7 @@ def test_kinds_and_owners_do_not_wait_for_each_other(gate: Gate) -> None:
 def test_a_slow_call_is_told_and_still_answers(gate: Gate) -> None:
     async def play() -> None:
         told: list[str] = []
-        call = told_when_slow(Threads().run(Kind.FILES, gate), 0.0, lambda: told.append("slow"))
+        call = told_when_slow(Threads().run(CallKind.FILES, gate), 0.0, lambda: told.append("slow"))
         task = asyncio.create_task(call)
         while not told:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -247,7 +247,7 @@ def test_a_question_that_nobody_waits_for_when_a_thread_is_free_is_not_computed(
         async with desk(tmp_path) as here:
             await two_jobs(here)
             effects, threads = here.service.effects, here.service.threads
-            others = [asyncio.create_task(threads.run(Kind.PLANNING, gate)) for _ in range(2)]
+            others = [asyncio.create_task(threads.run(CallKind.PLANNING, gate)) for _ in range(2)]
             await here.until(lambda: gate.inside == 2)
             for job in ("a", "b"):
                 effects.start(job, ComputePlan(key=f"{job}/plan/0", generation=1, workers=()))

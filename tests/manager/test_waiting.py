@@ -255,8 +255,8 @@ def test_what_an_earlier_generation_failed_to_do_is_no_reason_to_wait() -> None:
 def shown(script: Script) -> JobView:
     """What users see, had all steps been told."""
     job = Job("j", [], [])
-    job.state, job.vitals = script.state, script.vitals
-    job.reports = {vm: pulse.report for vm, pulse in script.vitals.pulses.items()}
+    job.state, job.observations = script.state, script.observations
+    job.reports = {vm: last_report.report for vm, last_report in script.observations.last_reports.items()}
     step = max((worker.step for worker in script.workers.values()), default=0)
     told = StepMetrics(step=step, generation=1, loss=1.0, grad_norm=1.0, seconds=0.1, samples=4)
     job.add_steps([told], script.now)

@@ -14,7 +14,7 @@ from makara.manager.providers import ProviderError, Resource, ResourceStatus, Th
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
-from makara.manager.service.vms.watch import Pace
+from makara.manager.service.vms.watch import PollInterval
 from makara.manager.spec.job_spec import JobSpec
 
 
@@ -74,7 +74,7 @@ def test_a_list_that_fails_says_nothing(tmp_path: Path) -> None:
 
 
 def test_a_cloud_that_throttles_is_asked_ever_less_and_then_as_before() -> None:
-    pace = Pace(15.0)
+    pace = PollInterval(15.0)
     waits: list[float] = []
     for throttled in (True, True, True, True, True, True, False, False, False, False, False, False):
         pace.answered(throttled=throttled)

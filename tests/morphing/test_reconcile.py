@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makara.morphing import Application, MemberState, NoReplica, Record, agree, covers, transfers
+from makara.morphing import Application, CommitProof, MemberState, NoReplica, agree, covers, transfers
 from makara.pipeline import Range
 from makara.protocol.messages import CheckpointRef
 
 K = 4
-COMMIT = Record(step=7, attempt=0, voters=3, generation=2)
+COMMIT = CommitProof(step=7, attempt=0, voters=3, generation=2)
 VOTERS = {1: 2, 2: 3}
 
 
 def standing(
-    applied: int | None, sections: str, record: Record | None = None, reduced: int | None = None
+    applied: int | None, sections: str, record: CommitProof | None = None, reduced: int | None = None
 ) -> MemberState:
     return MemberState(applied, record, reduced, frozenset(map(int, sections)))
 
@@ -44,7 +44,7 @@ def test_a_step_that_nobody_saw_committed_is_discarded_by_all() -> None:
     [replace(COMMIT, voters=2), replace(COMMIT, step=9), replace(COMMIT, generation=5)],
     ids=["voters", "step", "generation"],
 )
-def test_a_record_that_cannot_be_is_none(record: Record) -> None:
+def test_a_record_that_cannot_be_is_none(record: CommitProof) -> None:
     found = agree([standing(6, "0123", record, 7), standing(6, "0123", None, 7)], VOTERS, num_sections=K)
     assert (found.step, found.apply) == (6, ())
 
@@ -56,7 +56,7 @@ def test_gradients_of_another_attempt_are_not_applied() -> None:
 
 
 def test_of_rival_commits_the_newer_generation_counts() -> None:
-    rival = Record(step=7, attempt=0, voters=2, generation=1)
+    rival = CommitProof(step=7, attempt=0, voters=2, generation=1)
     found = agree([standing(7, "0123", rival), standing(7, "0123", COMMIT)], VOTERS, num_sections=K)
     assert (found.record, found.keep, found.drop) == (COMMIT, (1,), (0,))
 

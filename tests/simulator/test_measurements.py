@@ -14,7 +14,7 @@ from calibrations import measured, uniform
 from hypothesis import given
 from hypothesis import strategies as st
 from makara.simulator import InvalidCalibration, Link
-from makara.simulator.calibration.links import AllReduce, Wire, fitted_hop, fitted_links
+from makara.simulator.calibration.links import AllReduce, MeasuredWire, fitted_hop, fitted_links
 from makara.simulator.calibration.measurements import Measurements, Row, best_microbatch_size, least_bytes
 from makara.simulator.calibration.statistics import Figure, summarise
 
@@ -28,8 +28,10 @@ def figure(median: float, spread: float = 0.0) -> Figure:
     return Figure(median, spread, 9, 1)
 
 
-def wire(*, same_vm: bool, latency_s: float = 1e-3, spread: float = 0.0, bytes_per_s: float = 1e9) -> Wire:
-    return Wire(
+def wire(
+    *, same_vm: bool, latency_s: float = 1e-3, spread: float = 0.0, bytes_per_s: float = 1e9
+) -> MeasuredWire:
+    return MeasuredWire(
         same_vm=same_vm,
         latency_s=figure(latency_s, spread),
         bytes_per_s=figure(bytes_per_s),

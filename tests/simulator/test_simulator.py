@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from makara.pipeline import Kind, Plan, Range, grid, orders
 from makara.simulator import (
     Calibration,
-    Change,
     Closing,
     ClosingKind,
     InvalidCalibration,
     InvalidTrace,
     Link,
+    NodeChange,
     TraceEvent,
     read_trace,
     simulate,
@@ -238,8 +238,8 @@ def test_a_bad_calibration_names_the_field(change: dict[str, Any], message: str)
 
 def test_a_trace_is_read_in_order() -> None:
     assert read_trace("0,add,a\n\n5,remove,a\n") == (
-        TraceEvent(0, Change.ADD, "a"),
-        TraceEvent(5, Change.REMOVE, "a"),
+        TraceEvent(0, NodeChange.ADD, "a"),
+        TraceEvent(5, NodeChange.REMOVE, "a"),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from calibrations import uniform
-from makara.manager.core import Decision, Timing, Vitals, decide
+from makara.manager.core import Decision, Observations, Timing, decide
 from makara.manager.core.commands import Command, ComputePlan, OpenHead, ReleaseVm, RequestVm
 from makara.manager.core.events import (
     AttemptFailed,
@@ -71,7 +71,7 @@ def plan_json(depth: int, replicas: int) -> dict[str, Any]:
 
 @dataclass
 class Script:
-    """State, vitals and all facts and commands so far. Time stands still unless `wait` moves it.
+    """State, observations and all facts and commands so far. Time stands still unless `wait` moves it.
 
     What is released is gone at once, unless the provider is not `releasing`.
     """
@@ -79,7 +79,7 @@ class Script:
     timing: Timing = field(default_factory=Timing)
     now: float = 100.0
     state: JobState = field(default_factory=JobState)
-    vitals: Vitals = field(default_factory=Vitals)
+    observations: Observations = field(default_factory=Observations)
     facts: list[Fact] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     workers: dict[str, WorkerReport] = field(default_factory=dict)
@@ -89,10 +89,10 @@ class Script:
     _ids: int = 0
 
     def event(self, event: Event) -> Decision:
-        decision = decide(self.state, self.vitals, event, self.timing)
+        decision = decide(self.state, self.observations, event, self.timing)
         self.facts += decision.facts
         self.commands += decision.commands
-        self.state, self.vitals = decision.state, decision.vitals
+        self.state, self.observations = decision.state, decision.observations
         assert fold(self.facts) == self.state
         for command in decision.commands if self.releasing else ():
             if isinstance(command, ReleaseVm):
@@ -222,7 +222,7 @@ class Script:
             "step": step,
             "lost": [],
         }
-        self.report(*(self.change(w, **running) for w, _ in current.seats))
+        self.report(*(self.change(w, **running) for w, _ in current.incarnations))
 
     def run(self, num_vms: int = 2, **changes: dict[str, Any]) -> list[str]:
         """A job whose generation 1 runs on all VMs."""

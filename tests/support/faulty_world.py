@@ -10,7 +10,7 @@ from typing import Any
 
 import world_faults
 from deaths import Deaths
-from makara.manager.core import Decision, Timing, Vitals
+from makara.manager.core import Decision, Observations, Timing
 from makara.manager.core.commands import Command
 from makara.manager.core.events import (
     ConnectionClosed,
@@ -195,14 +195,14 @@ class FaultyWorld(World[tuple[int, ...]]):
         rebuilt = fold(self.facts)
         if rebuilt != self.state:
             raise Broken("the state that the journal tells is not the state before the crash")
-        self.manager_up, self.state, self.vitals = True, rebuilt, Vitals()
+        self.manager_up, self.state, self.observations = True, rebuilt, Observations()
         self.handle(ManagerStarted(now=self.now))
         for command in list(self.pending.values()):
             perform(self, command)
         self.give_orders()
 
     def _tick(self) -> None:
-        if self.rents and self.vitals.offers is None:
+        if self.rents and self.observations.offers is None:
             self.send(OffersSeen(now=self.now, offers=(OFFER,)))
         fresh = tuple(f"v{self.num_vms + n}" for n in range(self.max_nodes))
         self.num_vms += self.max_nodes

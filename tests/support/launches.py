@@ -17,7 +17,7 @@ from makara.manager.cli.clouds.up import up
 from makara.manager.hosting import launching
 from makara.manager.hosting.ending import Patience
 from makara.manager.hosting.pairing import NobodyThere
-from makara.manager.hosting.record import Record, UpFolder
+from makara.manager.hosting.record import UpFolder, VmRecord
 from makara.manager.providers.azure import opening
 from makara.manager.providers.azure.provider import AzureProvider
 from rented_vms import Cloud
@@ -77,7 +77,7 @@ class Home:
         return replace(self.time.patience(), pause_s=60.0, lag_pause_s=60.0)
 
     @property
-    def record(self) -> Record:
+    def record(self) -> VmRecord:
         found = self.folder.read()
         assert found is not None
         return found

@@ -31,7 +31,7 @@ from makara.manager.service.runtime import Job
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
 from makara.manager.spec.job_spec import parse_spec
-from makara.manager.threads import Kind, Threads
+from makara.manager.threads import CallKind, Threads
 from makara.protocol.messages import DeviceInfo, Phase, Profiling, Report, WorkerReport
 from memory_journal import MemoryJournal
 
@@ -41,8 +41,8 @@ JOB = "j"
 TIMING = Timing(vm_lease_s=60.0, start_wait_s=1e9, profile_wait_s=1e9, stop_timeout_s=5.0)
 TICK_S = 5.0
 _BEAT_S = 20.0
-_CLOUD_CALLS = (Kind.REQUEST_VM, Kind.RELEASE_VM, Kind.LIST_VMS, Kind.OFFERS)
-_CHANGING = (Kind.REQUEST_VM, Kind.RELEASE_VM)
+_CLOUD_CALLS = (CallKind.REQUEST_VM, CallKind.RELEASE_VM, CallKind.LIST_VMS, CallKind.OFFERS)
+_CHANGING = (CallKind.REQUEST_VM, CallKind.RELEASE_VM)
 Moment = Literal["before", "under way", "after"]
 
 
@@ -59,7 +59,7 @@ class _Life(Threads):
         self.service: Service | None = None
         self.dead = False
 
-    async def run(self, kind: Kind, call: Callable[..., T], *values: Any, owner: str = "") -> T:
+    async def run(self, kind: CallKind, call: Callable[..., T], *values: Any, owner: str = "") -> T:
         return await self.history.carry_out(self, kind, partial(call, *values))
 
 
@@ -175,10 +175,10 @@ class History:
 
     # ---- effects -------------------------------------------------------------------------------------------
 
-    async def carry_out(self, life: _Life, kind: Kind, call: Callable[[], T]) -> T:
+    async def carry_out(self, life: _Life, kind: CallKind, call: Callable[[], T]) -> T:
         if life.dead:
             await self.loop.create_future()
-        if kind is Kind.JOURNAL:
+        if kind is CallKind.JOURNAL:
             await self._moment(life, f"before {kind}")
             result = call()
             await self._moment(life, f"after {kind}")
@@ -194,7 +194,7 @@ class History:
         if life.dead:
             await self.loop.create_future()
 
-    async def _ask(self, life: _Life, kind: Kind, call: Callable[[], T]) -> T:
+    async def _ask(self, life: _Life, kind: CallKind, call: Callable[[], T]) -> T:
         changing = kind in _CHANGING
         if changing:  # what only reads is no effect: before and after it is the same moment
             await self._moment(life, f"before {kind}")
@@ -212,7 +212,7 @@ class History:
         return result
 
     def _reach(
-        self, life: _Life, kind: Kind, call: Callable[[], object], answer: asyncio.Future[Any]
+        self, life: _Life, kind: CallKind, call: Callable[[], object], answer: asyncio.Future[Any]
     ) -> None:
         """The call is carried out."""
         delay_s, result, error = self.rng.uniform(0.05, 2.0), None, None

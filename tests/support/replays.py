@@ -10,7 +10,7 @@ from makara.manager.replay import Scenario
 from makara.manager.replay.group import GroupPhase
 from makara.manager.replay.training import Training
 from makara.manager.spec.job_spec import parse_spec
-from makara.simulator import Change, Link, MorphCosts, TraceEvent, read_availability
+from makara.simulator import Link, MorphCosts, NodeChange, TraceEvent, read_availability
 
 COSTS = MorphCosts(
     boot_s=20.0,
@@ -72,11 +72,11 @@ def random_trace(seed: int) -> list[TraceEvent]:
         for _ in range(draw.choice((1, 1, 2, 4))):
             if live and draw.random() < len(live) / 12:
                 node = live.pop(draw.randrange(len(live)))
-                events.append(TraceEvent(at_ms, Change.REMOVE, node))
+                events.append(TraceEvent(at_ms, NodeChange.REMOVE, node))
             else:
                 named += 1
                 live.append(f"n{named}")
-                events.append(TraceEvent(at_ms, Change.ADD, live[-1]))
+                events.append(TraceEvent(at_ms, NodeChange.ADD, live[-1]))
         at_ms += draw.choice((0, 500, 3_000, 20_000, 60_000, 400_000))
     return events
 

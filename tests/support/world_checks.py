@@ -70,8 +70,14 @@ def _check_fact(world: FaultyWorld, fact: Fact) -> None:
 
 def check_heard(world: FaultyWorld, report: Report) -> None:
     """After a report: whoever runs again has been counted as dead."""
-    pulse, vm = world.vitals.pulses.get(report.vm), world.state.vms.get(report.vm)
-    if world.state.ended or vm is None or not vm.live or pulse is None or pulse.report is not report:
+    last_report, vm = world.observations.last_reports.get(report.vm), world.state.vms.get(report.vm)
+    if (
+        world.state.ended
+        or vm is None
+        or not vm.live
+        or last_report is None
+        or last_report.report is not report
+    ):
         return
     for worker in report.workers:
         before = worker.incarnation - 1

@@ -19,7 +19,7 @@ from makara.protocol.messages import (
     WorkerReport,
 )
 from makara.protocol.survey import Layout, SectionRow, Survey, Timed
-from makara.simulator import Wire
+from makara.simulator import MeasuredWire
 from makara.simulator.calibration.assembly import measurements_of, profile_of
 from makara.simulator.calibration.statistics import Figure
 
@@ -62,7 +62,7 @@ def row(m: int, section: int) -> SectionRow:
     )
 
 
-WIRE = Wire(
+WIRE = MeasuredWire(
     same_vm=False,
     latency_s=Figure(1e-4, 1e-6, 9, 0),
     bytes_per_s=Figure(1e9, 1e6, 9, 0),
@@ -85,7 +85,7 @@ DEVICES = [DeviceInfo(kind="cpu", name="cpu0", memory_bytes=1 << 30)]
 
 def measured_profile(*, links: bool) -> Profile:
     """What a generation of kind `profile` finds; of one member, links are assumed."""
-    wires = [Wire.from_json(WIRE, "")] if links else []
+    wires = [MeasuredWire.from_json(WIRE, "")] if links else []
     rows = [row(m, section) for m in (1, 2) for section in range(3)]
     found = measurements_of(SURVEY, rows, wires, [])
     return profile_of(found, RECIPE, wanted=None, memory_bytes=1 << 30, most_workers=2)

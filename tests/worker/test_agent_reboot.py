@@ -66,7 +66,7 @@ def test_the_job_goes_on_with_it(tmp_path: Path) -> None:
     up = script.change(worker, incarnation=earlier * INCARNATIONS + 1, phase=Phase.IDLE, graph_hash="5ec7")
     report = report.model_copy(update={"sequence": report.sequence + 1, "workers": [up], "deaths": []})
     script.event(ReportReceived(now=script.now, report=report))
-    assert (worker, up.incarnation) in script.vitals.usable
+    assert (worker, up.incarnation) in script.observations.usable
     assert not script.count(VmEnded)
 
 

@@ -16,9 +16,9 @@ from makara.model.tracing.trace import trace
 from makara.model.training import load_entrypoint
 from makara.pipeline.plan import Range, grid
 from makara.protocol.messages import CheckpointRef
-from makara.worker.execution.blocking import Abandoned
+from makara.worker.execution.blocking import GenerationAbandoned
 from makara.worker.execution.state import ModelState
-from makara.worker.progress import Progress
+from makara.worker.progress import ProgressCounters
 from makara.worker.recovery.joining import CheckpointLocation, NoCheckpoint, join_generation
 from makara.worker.sections.ranges import RangeRuntime
 from makara.worker.trainer import generation
@@ -46,7 +46,7 @@ class Session:
         self.plan = grid([Range(0, num_sections)], 1, 2, generation=2)
         self.wanted = range(num_sections)
         self.checkpoints: list[Any] = []
-        self.courier, self.progress = self, Progress()
+        self.courier, self.progress = self, ProgressCounters()
         self._states = state, donor
 
     def rendezvous(self) -> None: ...
@@ -63,7 +63,7 @@ class Session:
 
     def gather(self, name: str, value: Any) -> list[Any]:
         if name == "ready":
-            raise Abandoned
+            raise GenerationAbandoned
         donor = {
             "standing": {
                 "applied_step": 3,
@@ -86,7 +86,7 @@ class Alone(Session):
         self.plan = grid([Range(0, num_sections)], 1, 1, generation=2)
         self.wanted = range(num_sections)
         self.checkpoints = [CheckpointRef(step=2, generation=1)]
-        self.courier, self.progress = self, Progress()
+        self.courier, self.progress = self, ProgressCounters()
 
     def gather(self, name: str, value: Any) -> list[Any]:
         return [value]
@@ -127,7 +127,7 @@ def test_a_member_counts_what_it_received_before_a_donor_may_let_go_of_it() -> N
         donor.runtime.host(index)
     anything: Any = Session(state, donor, chain.num_sections)
     source: Any = CheckpointLocation
-    with pytest.raises(Abandoned):
+    with pytest.raises(GenerationAbandoned):
         join_generation(anything, state, source, [])
     standing = state.standing()
     assert standing.applied_step == 3
@@ -150,5 +150,5 @@ def test_a_donor_has_left_when_the_manager_hears_of_it(
     monkeypatch.setattr(generation, "join_generation", lambda *_: SimpleNamespace(step=3))
     job: Any = settings(tmp_path)
     outcome = generation.run_generation(session, model, job, cast(Any, None), control, lambda: 1)
-    assert outcome is generation.Outcome.LEFT
+    assert outcome is generation.GenerationOutcome.LEFT
     assert said == ["bye", "left"]

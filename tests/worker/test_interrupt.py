@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from makara.worker.execution.blocking import Abandoned, BlockingThread, Interrupt, PeersLost
+from makara.worker.execution.blocking import BlockingThread, GenerationAbandoned, Interrupt, PeersLost
 from makara.worker.execution.gloo import GroupBroken
 
 
@@ -25,10 +25,10 @@ def test_an_order_to_abandon_wakes_a_caller_whose_call_never_returns() -> None:
 
     def abandon_once_blocked() -> None:
         entered.wait()
-        interrupt.trip(Abandoned())
+        interrupt.trip(GenerationAbandoned())
 
     threading.Thread(target=abandon_once_blocked, daemon=True).start()
-    with pytest.raises(Abandoned):
+    with pytest.raises(GenerationAbandoned):
         courier.call(blocked)
     never.set()
 
@@ -58,7 +58,7 @@ def test_an_error_of_this_process_is_no_loss_of_peers() -> None:
 def test_the_first_cause_wins() -> None:
     interrupt = Interrupt()
     interrupt.trip(PeersLost([1], "gone"))
-    interrupt.trip(Abandoned())
+    interrupt.trip(GenerationAbandoned())
     with pytest.raises(PeersLost):
         interrupt.check()
 

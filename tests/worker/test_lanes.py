@@ -12,8 +12,8 @@ import torch
 from makara.model.partition.partitioned_model import CutTensor
 from makara.pipeline import Kind, Operation, Range, grid, orders
 from makara.pipeline.traffic import Message, messages
-from makara.worker.execution.blocking import Abandoned, Interrupt, PeersLost
-from makara.worker.execution.gloo import Group, GroupBroken, Listener, connect
+from makara.worker.execution.blocking import GenerationAbandoned, Interrupt, PeersLost
+from makara.worker.execution.gloo import GroupBroken, Listener, ProcessGroup, connect
 from makara.worker.execution.p2p_channels import P2PChannels
 
 PLAN = grid([Range(0, 1), Range(1, 2)], 1, 8)
@@ -24,7 +24,7 @@ VALUE = CutTensor("x", (300_000,), "float32", needs_grad=True)  # more than a so
 class Worker:
     """Activations carry a value. Gradients carry none, as under a frozen beginning."""
 
-    def __init__(self, rank: int, channels: dict[Kind, Group]) -> None:
+    def __init__(self, rank: int, channels: dict[Kind, ProcessGroup]) -> None:
         self.interrupt = Interrupt()
         self.channels = channels
         traffic = messages(PLAN, ORDERS)[rank]
@@ -46,7 +46,11 @@ def workers() -> Iterator[tuple[Worker, Worker]]:
     def worker(rank: int) -> Worker:
         names = {Kind.FORWARD: "activations", Kind.BACKWARD: "gradients"}
         return Worker(
-            rank, {kind: Group(stores[rank], name, rank, (0, 1), "127.0.0.1") for kind, name in names.items()}
+            rank,
+            {
+                kind: ProcessGroup(stores[rank], name, rank, (0, 1), "127.0.0.1")
+                for kind, name in names.items()
+            },
         )
 
     with ThreadPoolExecutor(2) as pool:
@@ -90,10 +94,10 @@ def test_who_waits_for_a_silent_peer_is_woken(workers: tuple[Worker, Worker]) ->
     first.lanes.begin_step()
     with pytest.raises(queue.Empty):
         first.lanes.wait(0.01)
-    threading.Timer(0.01, first.interrupt.trip, [Abandoned()]).start()
-    with pytest.raises(Abandoned):
+    threading.Timer(0.01, first.interrupt.trip, [GenerationAbandoned()]).start()
+    with pytest.raises(GenerationAbandoned):
         first.lanes.wait()
-    with pytest.raises(Abandoned):
+    with pytest.raises(GenerationAbandoned):
         first.lanes.collect()
 
 
@@ -115,9 +119,9 @@ def test_who_sends_to_a_lost_peer_learns_which(workers: tuple[Worker, Worker]) -
 
 def test_an_interrupt_that_has_tripped_wakes_who_comes_later() -> None:
     interrupt, woken = Interrupt(), [0]
-    interrupt.trip(Abandoned())
+    interrupt.trip(GenerationAbandoned())
     interrupt.on_trip(lambda: woken.append(1))
-    interrupt.trip(Abandoned())
+    interrupt.trip(GenerationAbandoned())
     assert woken == [0, 1]
 
 

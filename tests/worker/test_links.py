@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from makara.worker.execution.links import Identity, Links
+from makara.worker.execution.links import Links, MemberIdentity
 from trainer_processes import CONTEXT
 
 KEY = b"of generation 3"
@@ -26,7 +26,7 @@ class Members:
 
     def add(self, *ranks: int, key: bytes = KEY, bound_s: float = 5.0) -> None:
         for rank in ranks:
-            self.links[rank] = Links(Identity(3, rank, key), f"127.0.0.{rank + 2}", bound_s)
+            self.links[rank] = Links(MemberIdentity(3, rank, key), f"127.0.0.{rank + 2}", bound_s)
 
     def reach(self, rank: int, *others: int) -> dict[int, str]:
         return self.links[rank].reach({other: self.links[other].endpoint for other in others})
@@ -188,7 +188,7 @@ def test_a_member_whose_process_dies_when_it_has_left_is_not_lost(members: Membe
 
 
 def _be_rank_one(connection, endpoint: str) -> Links:
-    links = Links(Identity(3, 1, KEY), "127.0.0.1", 5.0)
+    links = Links(MemberIdentity(3, 1, KEY), "127.0.0.1", 5.0)
     connection.send(links.endpoint)
     connection.send(links.reach({0: endpoint}))
     return links

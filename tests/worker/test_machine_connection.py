@@ -13,14 +13,14 @@ from http_answers import Answer, Request, answering
 from makara.protocol.machines import Challenge, machine_id
 from makara.protocol.messages import Refusal
 from makara.worker.machine import machine as machine_module
-from makara.worker.machine.identity import Identity, WrongFolder
+from makara.worker.machine.identity import MachineIdentity, WrongFolder
 from makara.worker.machine.leased import LeasedVm
 from makara.worker.machine.machine import Machine, Refused
 
 
 def run(folder: Path, managers: Sequence[str]) -> NoReturn:
     """A machine that was let in by manager "one", while these answer in turn, until the last refuses it."""
-    identity = Identity(folder)
+    identity = MachineIdentity(folder)
     identity.admitted_by("one")
     asked, answers = list[str](), iter(managers)
 

@@ -20,7 +20,7 @@ from makara.worker.execution.blocking import PeersLost
 from makara.worker.execution.communicator import Communicator, OpenGroup
 from makara.worker.execution.gloo import GroupBroken, Listener, Store, connect
 from makara.worker.profiling.generation import MeasuredSoFar, measure_together
-from makara.worker.progress import Progress
+from makara.worker.progress import ProgressCounters
 from makara.worker.trainer.measurer import Measurer
 from trainer_processes import TIMEOUT_S, settings
 from world_machines import SURVEY, row
@@ -168,7 +168,7 @@ class Control:
     """What a trainer tells its agent."""
 
     def __init__(self) -> None:
-        self.progress = Progress()
+        self.progress = ProgressCounters()
         self.orders: Orders | None = None
         self.told: list[dict[str, Any]] = []
 

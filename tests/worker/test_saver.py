@@ -22,7 +22,7 @@ from makara.checkpoint import (
 from makara.checkpoint.layout import head_key
 from makara.checkpoint.stores.local import LocalStore
 from makara.worker.execution.commit import Flag
-from makara.worker.recovery.saver import PartSnapshot, Place, Saver, Snapshot, SnapshotSlot
+from makara.worker.recovery.saver import CheckpointTarget, PartSnapshot, Saver, Snapshot, SnapshotSlot
 from makara.worker.trainer.generation import Due
 from torch.distributed import DistNetworkError
 
@@ -125,7 +125,7 @@ def saver(
     open_generation(store, "job", 1)
     anything: Any = board
     return Saver(
-        Place(store, "job", 1, num_ranks, 4, {}),
+        CheckpointTarget(store, "job", 1, num_ranks, 4, {}),
         rank,
         num_ranks,
         anything,

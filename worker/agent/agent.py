@@ -32,7 +32,7 @@ from ...protocol.messages import (
     StepMetrics,
     WorkerReport,
 )
-from .bundles import BundleError, SetupFailed, fetch_secrets, prepare_bundle
+from .bundles import BadBundle, SetupFailed, fetch_secrets, prepare_bundle
 from .connection import ManagerConnection, until_first
 from .devices import find_devices
 from .ending import end_vm
@@ -172,7 +172,7 @@ class Agent:
                 self._changed()
                 await self._ended.wait()  # the manager ends this VM once it has the report
                 return
-            except (BundleError, httpx.HTTPError, OSError) as error:
+            except (BadBundle, httpx.HTTPError, OSError) as error:
                 log.warning("cannot fetch the job's code: %r", error)
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_RETRY_S)

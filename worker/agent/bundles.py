@@ -26,7 +26,7 @@ _SETUP_DONE = "-setup-done"  # suffix of a mark beside the folder, since the fol
 _SETUP_BYTES = 4000  # of setup's output are reported
 
 
-class BundleError(Exception):
+class BadBundle(Exception):
     """The answer is not what was requested; something other than the manager may have answered."""
 
 
@@ -44,14 +44,14 @@ async def prepare_bundle(
 ) -> Path:
     """Prepare the folder with the job's code, owned by `user`, ready to import from.
 
-    Raises `BundleError` (checksum), `SetupFailed`, `httpx.HTTPError` (manager unreachable, refused), and
+    Raises `BadBundle` (checksum), `SetupFailed`, `httpx.HTTPError` (manager unreachable, refused), and
     `OSError` (a full disk).
     """
     folder = Path(boot.directory) / "bundles" / job.bundle_sha256
     if not folder.exists():
         data = await _download(boot, token, f"jobs/{job.job}/bundle")
         if hashlib.sha256(data).hexdigest() != job.bundle_sha256:
-            raise BundleError(f"bundle of job {job.job}: checksum differs from {job.bundle_sha256}")
+            raise BadBundle(f"bundle of job {job.job}: checksum differs from {job.bundle_sha256}")
         try:
             await asyncio.to_thread(_unpack, data, folder, user)
         except BadArchive as error:
@@ -66,13 +66,13 @@ async def prepare_bundle(
 async def fetch_secrets(boot: BootConfig, token: str) -> dict[str, str]:
     """Fetch the values of the job's `secrets`; they are kept only in memory.
 
-    Raises `BundleError` (an invalid answer), `httpx.HTTPError` (manager unreachable, refused).
+    Raises `BadBundle` (an invalid answer), `httpx.HTTPError` (manager unreachable, refused).
     """
     response = await _get(boot, token, f"jobs/{boot.job}/secrets")
     try:
         return _SECRETS.validate_json(response.content)
     except ValidationError:  # its text may hold values, which must not be logged
-        raise BundleError(f"secrets of job {boot.job}: the answer is no object of texts") from None
+        raise BadBundle(f"secrets of job {boot.job}: the answer is no object of texts") from None
 
 
 async def _download(boot: BootConfig, token: str, path: str) -> bytes:

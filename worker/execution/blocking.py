@@ -23,7 +23,7 @@ class Interrupted(Exception):
     """The generation is over for this worker."""
 
 
-class Abandoned(Interrupted):
+class GenerationAbandoned(Interrupted):
     """The manager closed the generation."""
 
 

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ...protocol.messages import At, GenerationOrder
-from ..progress import Progress
+from ..progress import ProgressCounters
 from .blocking import BlockingThread, Interrupt, PeersLost
-from .gloo import Group, Listener, Store, connect, fetch
-from .links import Identity, Links
+from .gloo import Listener, ProcessGroup, Store, connect, fetch
+from .links import Links, MemberIdentity
 
 T = TypeVar("T")
-OpenGroup = Callable[[str, Sequence[int]], Group]
+OpenGroup = Callable[[str, Sequence[int]], ProcessGroup]
 """Opens a group of this name over these ranks; see `Communicator.group`."""
 
 
@@ -33,14 +33,14 @@ class Communicator:
         worker: str,
         listener: Listener | None,
         link_timeout_s: float = 10.0,
-        progress: Progress | None = None,
+        progress: ProgressCounters | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
         """`on_lost` is called whenever the link to another member breaks."""
         self.number = order.number
         self.members = [member.worker for member in order.members]
         self.rank = self.members.index(worker)
-        self.progress = progress or Progress()
+        self.progress = progress or ProgressCounters()
         self.interrupt = Interrupt(on_lost)
         self.courier = BlockingThread(f"collectives-g{order.number}", self.interrupt)
         self.address = order.members[self.rank].address
@@ -50,7 +50,7 @@ class Communicator:
         self._link_timeout_s = link_timeout_s
         self._links: Links | None = None
         self._store: Store | None = None
-        self._groups: list[Group] = []
+        self._groups: list[ProcessGroup] = []
 
     def rendezvous(self) -> None:
         """Serve the generation's store on rank 0; connect to it elsewhere."""
@@ -104,7 +104,7 @@ class Communicator:
         """
         if len(self.members) == 1:
             return
-        identity, bound_s = Identity(self.number, self.rank, self._key), self._link_timeout_s
+        identity, bound_s = MemberIdentity(self.number, self.rank, self._key), self._link_timeout_s
         links = Links(identity, self.address, bound_s, len(self.members))
         self._links = links
         endpoints = self.gather("links", links.endpoint)
@@ -121,7 +121,7 @@ class Communicator:
         if self._links is not None:
             self._links.leave()
 
-    def group(self, name: str, ranks: Sequence[int]) -> Group:
+    def group(self, name: str, ranks: Sequence[int]) -> ProcessGroup:
         """Open a process group over `ranks`, which include this member; all must call it, once linked."""
         # A peer lost here is named by its link; gloo names none.
         return self.courier.call(lambda: self._open(name, ranks))
@@ -141,10 +141,10 @@ class Communicator:
         released = [group.release() for group in groups]
         threading.Thread(target=released.clear, name=f"closing-g{self.number}", daemon=True).start()
 
-    def _open(self, name: str, ranks: Sequence[int]) -> Group:
+    def _open(self, name: str, ranks: Sequence[int]) -> ProcessGroup:
         """Like `group`, on the thread for blocking calls."""
         assert self._store is not None
-        group = Group(self._store, f"groups/{name}", self.rank, ranks, self.address)
+        group = ProcessGroup(self._store, f"groups/{name}", self.rank, ranks, self.address)
         self._groups.append(group)
         return group
 

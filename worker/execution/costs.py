@@ -27,7 +27,7 @@ from ...pipeline.traffic import messages, output_of
 from ..sections.ranges import Accumulate, RangeOutput
 from .blocking import BlockingThread, Interrupt
 from .executor import Executor
-from .gloo import Group, Listener, connect
+from .gloo import Listener, ProcessGroup, connect
 from .p2p_channels import P2PChannels
 from .prefetch import Prefetcher
 
@@ -63,7 +63,7 @@ def executor_costs() -> ExecutorCosts:
     """Measure; takes about a second. Loopback's own latency, some 20 us, is part of `message_s`."""
     plans = stand_in_plans()
 
-    def rank_of(rank: int, channels: Mapping[Kind, Group]) -> list[list[Ran]]:
+    def rank_of(rank: int, channels: Mapping[Kind, ProcessGroup]) -> list[list[Ran]]:
         return [run_rank(plan, rank, channels) for plan in plans]
 
     found = _in_threads(rank_of)
@@ -78,7 +78,7 @@ def stand_in_plans(replicas: int = 1) -> tuple[Plan, Plan]:
     return serial, grid(stages, replicas, _STEADY * replicas)
 
 
-def run_rank(plan: Plan, rank: int, channels: Mapping[Kind, Group]) -> list[Ran]:
+def run_rank(plan: Plan, rank: int, channels: Mapping[Kind, ProcessGroup]) -> list[Ran]:
     """One worker's step of a stand-in plan: its operations, in their order. `channels` are of all workers."""
     all_orders = orders(plan)
     interrupt, resting = Interrupt(), _Resting()
@@ -196,7 +196,7 @@ class _Nowhere:
         pass
 
 
-def _in_threads(rank_of: Callable[[int, Mapping[Kind, Group]], R]) -> list[R]:
+def _in_threads(rank_of: Callable[[int, Mapping[Kind, ProcessGroup]], R]) -> list[R]:
     """Run `rank_of(rank, channels)` on a thread for each of the three workers; returns the results."""
     listener = Listener("127.0.0.1")
     endpoint = listener.endpoint
@@ -207,7 +207,8 @@ def _in_threads(rank_of: Callable[[int, Mapping[Kind, Group]], R]) -> list[R]:
         try:
             store = listener.serve() if rank == 0 else connect(endpoint)
             channels = {
-                kind: Group(store, name, rank, range(_DEPTH), "127.0.0.1") for kind, name in _GROUPS.items()
+                kind: ProcessGroup(store, name, rank, range(_DEPTH), "127.0.0.1")
+                for kind, name in _GROUPS.items()
             }
             found[rank] = rank_of(rank, channels)
             store.set(f"done/{rank}", "")

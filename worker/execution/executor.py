@@ -16,7 +16,7 @@ from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
 from ...pipeline.traffic import output_of
 from ...protocol.messages import At
-from ..progress import Progress
+from ..progress import ProgressCounters
 from ..sections.ranges import Accumulate, RangeOutput
 from .p2p_channels import P2PChannels, Tensors
 from .prefetch import SOON_S, Prefetcher
@@ -100,12 +100,12 @@ class Executor:
         runtime: Passes,
         lanes: P2PChannels,
         feed: Prefetcher,
-        progress: Progress | None = None,
+        progress: ProgressCounters | None = None,
     ) -> None:
         self._runtime = runtime
         self._lanes = lanes
         self._feed = feed
-        self._progress = progress or Progress()
+        self._progress = progress or ProgressCounters()
         self._dispatcher = Dispatcher(plan, rank, order)
         self._tasks = {operation: self._task(plan, rank, operation) for operation in order}
         self._inputs: dict[Operation, Tensors] = {}

@@ -106,7 +106,7 @@ def wait(work: dist.Work) -> None:
         raise GroupBroken(str(error)) from error
 
 
-class Group:
+class ProcessGroup:
     """A process group over `ranks` of the generation; peers are named by their generation rank.
 
     All methods raise `GroupBroken` if a peer is gone, or the group is closed.

@@ -47,7 +47,7 @@ _REFUSALS = (OSError, EOFError, ValueError, NotAMember, asyncio.LimitOverrunErro
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class MemberIdentity:
     """A member's identity: the generation, its rank there, and the key of that generation."""
 
     generation: int
@@ -65,7 +65,7 @@ class Links:
     First `reach`, then, when all have reached all, `watch`.
     """
 
-    def __init__(self, identity: Identity, address: str, bound_s: float, num_members: int = 1) -> None:
+    def __init__(self, identity: MemberIdentity, address: str, bound_s: float, num_members: int = 1) -> None:
         self._identity = identity
         self._bound_s = bound_s
         self._socket = socket.create_server((address, 0), backlog=1024)

@@ -24,7 +24,7 @@ from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
 from ...pipeline.traffic import Message, Traffic
 from .blocking import Interrupt, PeersLost
-from .gloo import Group, GroupBroken, wait
+from .gloo import GroupBroken, ProcessGroup, wait
 from .staging import Staged, Stager
 
 _TENSORS_PER_MESSAGE = 64  # bounds the tags of one message
@@ -50,7 +50,7 @@ class P2PChannels:
         self,
         traffic: Traffic,
         values: Callable[[Message], tuple[CutTensor, ...]],
-        groups: Mapping[Kind, Group],
+        groups: Mapping[Kind, ProcessGroup],
         interrupt: Interrupt,
         device: torch.device,
     ) -> None:
@@ -182,7 +182,7 @@ class _Outgoing(NamedTuple):
     """A message's fixed properties."""
 
     outbox: _Outbox
-    group: Group
+    group: ProcessGroup
     peer: int
     first_tag: int
     names: tuple[str, ...]

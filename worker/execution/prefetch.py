@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ...model.data import Batches, Sample
 from ...model.errors import UserCodeError
 from ...protocol.messages import At
-from ..progress import Progress
+from ..progress import ProgressCounters
 
 _AHEAD = 4  # micro-batches kept loaded, whatever their size
 _AHEAD_BYTES = 4 << 20  # and more, as long as all take at most this: a busy stage is rarely idle
@@ -31,10 +31,10 @@ class Prefetcher:
         batches: Batches,
         micro_batches: Sequence[int],
         ahead_bytes: int = _AHEAD_BYTES,
-        progress: Progress | None = None,
+        progress: ProgressCounters | None = None,
     ) -> None:
         self._batches = batches
-        self._progress = progress or Progress()
+        self._progress = progress or ProgressCounters()
         self._micro_batches = tuple(micro_batches)
         self._ahead_bytes = ahead_bytes
         self._loaded: deque[tuple[tuple[int, int], Sample]] = deque()  # the next ones to take, without gaps

@@ -24,7 +24,7 @@ from ..sections.grad_sums import GradientSum, new_sum
 from ..sections.ranges import Piece, RangeOutput
 from .blocking import Future
 from .buckets import Bucket
-from .gloo import Group
+from .gloo import ProcessGroup
 from .session import Session
 from .staging import Staged, Stager
 
@@ -55,7 +55,7 @@ class Reduction:
         assert session.everyone is not None, "sums need the generation's groups"
         num = session.plan.num_micro_batches
         self._session = session
-        self._everyone: Group = session.everyone
+        self._everyone: ProcessGroup = session.everyone
         self._compute, self._courier = Stager(device), Stager(device)
         self.parts = [
             BucketSum(

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from ...pipeline.operations import Kind
 from ...pipeline.plan import Plan
 from ...protocol.messages import GenerationOrder
-from ..progress import Progress
+from ..progress import ProgressCounters
 from .buckets import Bucket
 from .communicator import Communicator
-from .gloo import Group, Listener
+from .gloo import Listener, ProcessGroup
 
 
 class Session(Communicator):
@@ -22,7 +22,7 @@ class Session(Communicator):
         worker: str,
         listener: Listener | None,
         link_timeout_s: float = 10.0,
-        progress: Progress | None = None,
+        progress: ProgressCounters | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
         """See `Communicator`."""
@@ -30,9 +30,9 @@ class Session(Communicator):
         self.plan = Plan.from_json(order.plan)
         self.checkpoints = order.checkpoints
         self.saves_only = order.saves_only
-        self.channels: dict[Kind, Group] = {}
-        self.everyone: Group | None = None
-        self._hosts: dict[tuple[int, ...], Group] = {}
+        self.channels: dict[Kind, ProcessGroup] = {}
+        self.everyone: ProcessGroup | None = None
+        self._hosts: dict[tuple[int, ...], ProcessGroup] = {}
 
     @property
     def trains(self) -> bool:
@@ -57,5 +57,5 @@ class Session(Communicator):
             if self.rank in hosts:
                 self._hosts[hosts] = self.group("hosts/" + "-".join(map(str, hosts)), hosts)
 
-    def hosts(self, bucket: Bucket) -> Group:
+    def hosts(self, bucket: Bucket) -> ProcessGroup:
         return self._hosts[bucket.hosts]

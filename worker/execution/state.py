@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ...checkpoint.tensors import pack, unpack
-from ...morphing.recovery import MemberState, Record
+from ...morphing.recovery import CommitProof, MemberState
 from ..sections.grad_check import total_norm
 from ..sections.grad_sums import clip_coefficient
 from ..sections.ranges import RangeRuntime
@@ -138,6 +138,6 @@ class ModelState:
         self.runtime.host(index, initialise=False).load_state(tensors, scalars)
 
 
-def as_fact(record: CommitRecord) -> Record:
+def as_fact(record: CommitRecord) -> CommitProof:
     """The record for `morphing.recovery`, which counts committed steps."""
-    return Record(record.step + 1, record.attempt, record.voters, record.generation)
+    return CommitProof(record.step + 1, record.attempt, record.voters, record.generation)

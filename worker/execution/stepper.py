@@ -21,7 +21,7 @@ from .blocking import Future
 from .buckets import Bucket
 from .commit import CommitRecord, Flag, Vote
 from .executor import Executor, Work, batches_of
-from .gloo import Group
+from .gloo import ProcessGroup
 from .p2p_channels import P2PChannels, values_of
 from .prefetch import SOON_S, Prefetcher
 from .reduction import Reduction
@@ -55,7 +55,7 @@ class Stepper:
         assert session.everyone is not None, "steps need the generation's groups"
         self._session = session
         self._state = state
-        self._everyone: Group = session.everyone
+        self._everyone: ProcessGroup = session.everyone
         chain, plan, rank = state.runtime.chain, session.plan, session.rank
         self._names = chain.trainable_names
         self._rows = {name: row for row, name in enumerate(self._names)}

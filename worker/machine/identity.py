@@ -16,7 +16,7 @@ class WrongFolder(Exception):
     """The folder cannot be used; the message says why and what to do."""
 
 
-class Identity:
+class MachineIdentity:
     """The key pair of `folder`, created at first use, and locked by one process at a time."""
 
     def __init__(self, folder: Path) -> None:

@@ -28,7 +28,7 @@ from ...protocol.frames import read_refusal
 from ...protocol.machines import JOIN_HEADER, Challenge, MachineOrders, MachineReport, machine_id
 from ..agent.connection import until_first
 from ..memory_watch import total_bytes
-from .identity import Identity, WrongFolder
+from .identity import MachineIdentity, WrongFolder
 from .leased import LeasedVm
 
 log = logging.getLogger("makara.machine")
@@ -54,7 +54,7 @@ class Machine:
     def __init__(
         self,
         url: str,
-        identity: Identity,
+        identity: MachineIdentity,
         vm: LeasedVm,
         *,
         token: str | None,
@@ -227,7 +227,7 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         ca = options.ca_file.read_text() if options.ca_file is not None else None
-        identity = Identity(options.folder)
+        identity = MachineIdentity(options.folder)
         machine = Machine(
             options.url,
             identity,

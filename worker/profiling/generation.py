@@ -15,7 +15,7 @@ from ...protocol.messages import At, Profile
 from ...protocol.survey import SectionRow, Survey
 from ...simulator.calibration.assembly import SHARE_S, done_in, section_time_s, shares
 from ..execution.communicator import Communicator
-from .probe import Found, probe
+from .probe import ProbedLinks, probe
 from .profiling import SURVEY_S, begin, conclude
 from .subject import Subject
 
@@ -76,7 +76,7 @@ def measure_together(
         comm, subject, known, survey, measuring_s, lambda: on_progress("sections", known.own, total)
     )
     _exchange(comm, known, "rows")
-    found = Found()
+    found = ProbedLinks()
     if len(comm.members) > 1:
         on_progress("links", known.own, total)
         found = comm.run(

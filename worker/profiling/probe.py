@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from ...simulator.calibration.links import AllReduce, Wire
+from ...simulator.calibration.links import AllReduce, MeasuredWire
 from ...simulator.calibration.statistics import Figure, summarise
 from ..execution.communicator import OpenGroup
-from ..execution.gloo import Group, Store
+from ..execution.gloo import ProcessGroup, Store
 
 _ROUND_TRIPS = 40
 _BULK_BYTES = 4 << 20
@@ -38,12 +38,12 @@ PING, BULK = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    wires: tuple[Wire, ...] = ()
+class ProbedLinks:
+    wires: tuple[MeasuredWire, ...] = ()
     allreduces: tuple[AllReduce, ...] = ()
 
 
-def probe(store: Store, open_group: OpenGroup, rank: int, workers: Sequence[str]) -> Found:
+def probe(store: Store, open_group: OpenGroup, rank: int, workers: Sequence[str]) -> ProbedLinks:
     """Measured together with all of `workers`, of which this is number `rank`; rank 0 gets what was found,
     the others nothing."""
     return _Script(store, open_group, rank, workers).run()
@@ -58,18 +58,18 @@ class _Script:
         self._rank = rank
         self._vms = [worker.rpartition(".")[0] for worker in workers]
 
-    def run(self) -> Found:
-        wires: list[Wire] = []
+    def run(self) -> ProbedLinks:
+        wires: list[MeasuredWire] = []
         sums: list[AllReduce] = []
         for number, pair in enumerate(pairs_of(self._vms)):
             found = self._told(f"wire/{number}", pair[0], lambda pair=pair, n=number: self._wire(pair, n))
-            wires.append(Wire.from_json(found, "wire"))
+            wires.append(MeasuredWire.from_json(found, "wire"))
             self._meet(f"wire/{number}")
         for number, ring in enumerate(rings_of(self._vms)):
             found = self._told(f"ring/{number}", ring[0], lambda ring=ring, n=number: self._sums(ring, n))
             sums += [AllReduce.from_json(entry, "allreduce") for entry in found]
             self._meet(f"ring/{number}")
-        return Found(tuple(wires), tuple(sums)) if self._rank == 0 else Found()
+        return ProbedLinks(tuple(wires), tuple(sums)) if self._rank == 0 else ProbedLinks()
 
     def _wire(self, pair: Sequence[int], number: int) -> dict[str, Any] | None:
         """The first of the pair sends and measures; the second answers each message with one byte."""
@@ -99,7 +99,7 @@ class _Script:
         latency = summarise([seconds / 2 for seconds in small])
         rates = [_BULK_BYTES / max(seconds - 2 * latency.median, 1e-6) for seconds in large]
         same_vm = self._vms[first] == self._vms[second]
-        wire = Wire(
+        wire = MeasuredWire(
             same_vm=same_vm, latency_s=latency, bytes_per_s=summarise(rates), loaded=True, source="workers"
         )
         return wire.to_json()
@@ -111,7 +111,9 @@ class _Script:
         with _computing():
             return self._sums_of(groups, ring, number)
 
-    def _sums_of(self, groups: Sequence[Group], ring: Sequence[int], number: int) -> list[dict[str, Any]]:
+    def _sums_of(
+        self, groups: Sequence[ProcessGroup], ring: Sequence[int], number: int
+    ) -> list[dict[str, Any]]:
         found: list[AllReduce] = []
         for size_bytes, in_flight in [*((size, 1) for size in _SUM_BYTES), (_SUM_BYTES[1], 2)]:
             if found and found[-1].seconds.median > _TOO_SLOW_S and in_flight == 1:

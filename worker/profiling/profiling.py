@@ -17,7 +17,7 @@ from ...simulator.calibration.measurements import Measurements
 from ...simulator.calibration.parsing import InvalidCalibration
 from ...simulator.source_lines import decode
 from ..sections.ranges import configure_torch, pick_device
-from .probe import Found
+from .probe import ProbedLinks
 from .subject import Subject, memory_of
 from .survey import recipe_of, rest, survey
 
@@ -27,7 +27,7 @@ BUDGET_S = 60.0
 SURVEY_S = 20.0
 """Of one worker, before others help: by then a small model is measured."""
 _STORE_PATIENCE_S = 5.0
-_NO_LINKS = Found()
+_NO_LINKS = ProbedLinks()
 
 
 def profile(training: Training, job: JobSettings, *, seconds: float = BUDGET_S) -> Profile:
@@ -77,7 +77,7 @@ def begin(subject: Subject, *, seconds: float) -> Profile | Survey:
 
 
 def conclude(
-    subject: Subject, survey: Survey, rows: Sequence[SectionRow] = (), links: Found = _NO_LINKS
+    subject: Subject, survey: Survey, rows: Sequence[SectionRow] = (), links: ProbedLinks = _NO_LINKS
 ) -> Profile:
     """What the measurements come to, for a worker with this one's memory; without any links, they are taken
     to be as inside this machine."""

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 
-from ...simulator.calibration.links import Wire
+from ...simulator.calibration.links import MeasuredWire
 from ...simulator.calibration.statistics import summarise
 
 _ROUND_TRIPS = 30
@@ -14,7 +14,7 @@ _BULKS = 5
 _BULK_BYTES = 4 << 20
 
 
-def loopback() -> Wire:
+def loopback() -> MeasuredWire:
     """Latency and bandwidth of a TCP connection inside this machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         echo = threading.Thread(target=_echo, args=(server,), name="loopback-echo", daemon=True)
@@ -26,7 +26,9 @@ def loopback() -> Wire:
         echo.join()
     latency = summarise([seconds / 2 for seconds in small])
     bulk = [_BULK_BYTES / max(seconds - 2 * latency.median, 1e-6) for seconds in large]
-    return Wire(same_vm=True, latency_s=latency, bytes_per_s=summarise(bulk), loaded=False, source="loopback")
+    return MeasuredWire(
+        same_vm=True, latency_s=latency, bytes_per_s=summarise(bulk), loaded=False, source="loopback"
+    )
 
 
 def _round_trip_s(connection: socket.socket, size_bytes: int) -> float:

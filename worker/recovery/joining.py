@@ -25,14 +25,14 @@ from ...checkpoint import (
 from ...checkpoint.tensors import unpack
 from ...model.errors import WorkerError
 from ...model.partition.partition import Section
-from ...morphing.recovery import Agreement, MemberState, Record, Rung, Transfer, agree, transfers
+from ...morphing.recovery import Agreement, CommitProof, MemberState, Rung, Transfer, agree, transfers
 from ...protocol.messages import At, CheckpointRef, Formed
 from ..execution.buckets import Bucket
 from ..execution.commit import CommitRecord
-from ..execution.gloo import Group
+from ..execution.gloo import ProcessGroup
 from ..execution.session import Session
 from ..execution.state import ModelState
-from ..progress import Progress
+from ..progress import ProgressCounters
 from ..sections.state import entry_owner, group_owner
 from .store_trouble import StoreTrouble
 
@@ -184,14 +184,14 @@ def _copy_from_peers(session: Session, state: ModelState, moves: Sequence[Transf
                 state.unpack_section(move.section, received)
 
 
-def _send(group: Group, payload: bytes, peer: int, number: int, progress: Progress) -> None:
+def _send(group: ProcessGroup, payload: bytes, peer: int, number: int, progress: ProgressCounters) -> None:
     group.send(torch.tensor([len(payload)], dtype=torch.int64), peer, 2 * number)
     for piece in torch.frombuffer(bytearray(payload), dtype=torch.uint8).split(_PIECE_BYTES):
         group.send(piece, peer, 2 * number + 1)
         progress.loaded += 1
 
 
-def _receive(group: Group, peer: int, number: int, progress: Progress) -> bytes:
+def _receive(group: ProcessGroup, peer: int, number: int, progress: ProgressCounters) -> bytes:
     size = torch.empty(1, dtype=torch.int64)
     group.receive(size, peer, 2 * number)
     data = torch.empty(int(size), dtype=torch.uint8)
@@ -298,7 +298,7 @@ def _standing_from_json(report: Mapping[str, Any]) -> MemberState:
     value = report["standing"]
     return MemberState(
         applied_step=value["applied_step"],
-        record=None if value["record"] is None else Record(*value["record"]),
+        record=None if value["record"] is None else CommitProof(*value["record"]),
         reduced_step=value["reduced_step"],
         sections=frozenset(value["sections"]),
         reduced_by=None if value["reduced_by"] is None else (value["reduced_by"][0], value["reduced_by"][1]),

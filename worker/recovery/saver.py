@@ -34,7 +34,7 @@ from ...checkpoint import (
 from ...checkpoint import Store as CheckpointStore
 from ...checkpoint.tensors import pack
 from ..execution.gloo import CONNECTION_LOST, Store
-from ..progress import Progress
+from ..progress import ProgressCounters
 from .store_trouble import StoreTrouble
 
 log = logging.getLogger("makara.saver")
@@ -68,7 +68,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointTarget:
     """Where a generation's checkpoints are stored, and what their manifests say."""
 
     store: CheckpointStore
@@ -97,7 +97,7 @@ class Saver:
 
     def __init__(
         self,
-        place: Place,
+        place: CheckpointTarget,
         rank: int,
         num_ranks: int,
         board: Store,
@@ -105,7 +105,7 @@ class Saver:
         on_published: Callable[[CheckpointId], None],
         on_rendezvous_lost: Callable[[Exception], None],
         on_trouble: Callable[[str], None],
-        progress: Progress | None = None,
+        progress: ProgressCounters | None = None,
     ) -> None:
         """`on_rendezvous_lost`: called if the rendezvous store is lost, without which nothing is published.
         `on_trouble`: gets the object store's message while calls are retried; empty when that is over."""
@@ -116,7 +116,7 @@ class Saver:
         self._slot = slot
         self._on_published = on_published
         self._on_rendezvous_lost = on_rendezvous_lost
-        self._progress = progress or Progress()
+        self._progress = progress or ProgressCounters()
         self._trouble = StoreTrouble("saving a checkpoint", on_trouble)
         self._changed = threading.Condition()
         self._waiting: Snapshot | None = None

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from ...protocol.frames import read_from_agent
 from ...protocol.messages import Orders, StepMetrics, WorkerReport
-from ..progress import Progress
+from ..progress import ProgressCounters
 from .outbox import Outbox
 
 log = logging.getLogger("makara.trainer")
@@ -40,7 +40,7 @@ class AgentPipe:
         self._socket = connection
         self._on_orders = on_orders
         self._report = report
-        self.progress = Progress()
+        self.progress = ProgressCounters()
         self._outbox = Outbox(connection)
         self._woken, self._waker = socket.socketpair()  # wakes the control thread when something waits
         self._reporting = threading.Lock()

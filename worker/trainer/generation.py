@@ -16,13 +16,13 @@ from ..execution.session import Session
 from ..execution.state import AppliedStep
 from ..execution.stepper import Stepper, StepResult, mean_seconds
 from ..recovery.joining import CheckpointLocation, join_generation
-from ..recovery.saver import Place, Saver
+from ..recovery.saver import CheckpointTarget, Saver
 from .agent_pipe import AgentPipe
 from .model import Model
 from .snapshots import take_snapshot
 
 
-class Outcome(Enum):
+class GenerationOutcome(Enum):
     """How a generation ended for a worker that was not interrupted."""
 
     SWITCHED = "switched"  # all are prepared for a newer one
@@ -38,7 +38,7 @@ def run_generation(
     recipe: Recipe,
     control: AgentPipe,
     may_switch: Callable[[], int],
-) -> Outcome:
+) -> GenerationOutcome:
     """Form the generation and train in it until all switch, hold, or the last step is published.
 
     Raises `Interrupted` if it ends before that; the model's state is then that of the last settled commit.
@@ -58,8 +58,8 @@ def run_generation(
     if last is not None and last.step == formed.step:
         _publish_metrics(control, last, job)  # again, as the worker that reported it may have died
     if not session.trains:
-        return Outcome.LEFT
-    place = Place(
+        return GenerationOutcome.LEFT
+    place = CheckpointTarget(
         store,
         job.job,
         session.number,
@@ -137,7 +137,7 @@ class _Loop:
         self._period_began = model.state.saved_at or time.monotonic()
         model.state.saved_at = self._period_began
 
-    def run(self, step: int) -> Outcome:
+    def run(self, step: int) -> GenerationOutcome:
         # A snapshot that became due while the generation changed is taken after the first step. All members
         # know both numbers, so all decide alike.
         published = max((ref.step for ref in self._session.checkpoints if ref.step <= step), default=0)
@@ -146,7 +146,7 @@ class _Loop:
             if step > published:
                 self._save(step)
                 self._await_saved(step)
-            return Outcome.HELD
+            return GenerationOutcome.HELD
         due = Due(step < self._job.steps and interval is not None and step - published >= interval)
         while step < self._job.steps:
             result = self._stepper.step(self._ballot)
@@ -159,12 +159,12 @@ class _Loop:
                 self._save(step)
             if flags & Flag.HOLD:
                 self._await_saved(step)
-                return Outcome.HELD
+                return GenerationOutcome.HELD
             if result.record.prepared > self._session.number:
-                return Outcome.SWITCHED
+                return GenerationOutcome.SWITCHED
         self._save(step)
         self._await_saved(step)
-        return Outcome.FINISHED
+        return GenerationOutcome.FINISHED
 
     def _ballot(self) -> tuple[int, Flag]:
         orders = self._control.orders

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...model.training import Training
 from ...protocol.messages import At, GenerationOrder, Orders, Phase, Profiling
-from ..execution.blocking import Abandoned, Interrupted
+from ..execution.blocking import GenerationAbandoned, Interrupted
 from ..execution.communicator import Communicator
 from ..execution.gloo import Listener
 from ..profiling.generation import MeasuredSoFar, measure_together
@@ -70,7 +70,7 @@ class Measurer:
                     probe_s=orders.probe_s,
                 )
             comm.leave()
-        except Abandoned as cause:
+        except GenerationAbandoned as cause:
             cause.__traceback__ = None  # its frames would keep the generation's groups
         except Interrupted as cause:
             log.warning("profile %d: %s", comm.number, cause)
@@ -125,7 +125,7 @@ class Measurer:
         # While the next one is prepared this one goes on.
         goes_on = order is not None and (order.number == comm.number or order.phase == "prepare")
         if not goes_on:
-            comm.interrupt.trip(Abandoned())
+            comm.interrupt.trip(GenerationAbandoned())
 
     def _prepare(self, order: GenerationOrder) -> None:
         with self._lock:

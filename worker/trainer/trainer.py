@@ -32,13 +32,13 @@ from ...protocol.messages import (
     Profiling,
     WorkerReport,
 )
-from ..execution.blocking import Abandoned, Interrupted, PeersLost
+from ..execution.blocking import GenerationAbandoned, Interrupted, PeersLost
 from ..execution.commit import ANY_GENERATION
 from ..execution.gloo import Listener
 from ..execution.session import Session
 from ..stacks import ALL_THREADS, MAIN_THREAD
 from .agent_pipe import AgentPipe
-from .generation import Outcome, run_generation
+from .generation import GenerationOutcome, run_generation
 from .measurer import Measurer
 from .model import Model, build_model
 
@@ -143,7 +143,7 @@ class Trainer:
             self._session, self._entered = session, order.number
         newest = self.control.orders
         if newest is not None and newest.abandoned >= order.number:
-            session.interrupt.trip(Abandoned())
+            session.interrupt.trip(GenerationAbandoned())
         self.control.report(phase=Phase.FORMING, generation=order.number, formed=None, lost=[])
         if self._left is not None:
             self._left.close()  # not before: peers would take it for a death of this worker
@@ -165,7 +165,7 @@ class Trainer:
 
     def _tell_interrupted(self, session: Session, cause: Interrupted) -> None:
         match cause:
-            case Abandoned():
+            case GenerationAbandoned():
                 self.control.report(phase=Phase.IDLE)
             case PeersLost():
                 log.warning("generation %d: %s", session.number, cause)
@@ -183,8 +183,12 @@ class Trainer:
         told, session = self.control.last_report, self._left
         return told.phase is Phase.BROKEN and session is not None and told.lost != self._lost_in(session)
 
-    def _settle(self, outcome: Outcome) -> None:
-        phases = {Outcome.HELD: Phase.HELD, Outcome.FINISHED: Phase.FINISHED, Outcome.LEFT: Phase.LEFT}
+    def _settle(self, outcome: GenerationOutcome) -> None:
+        phases = {
+            GenerationOutcome.HELD: Phase.HELD,
+            GenerationOutcome.FINISHED: Phase.FINISHED,
+            GenerationOutcome.LEFT: Phase.LEFT,
+        }
         if outcome in phases:
             self.control.report(phase=phases[outcome])
         elif self.control.orders is None or self._next_generation(self.control.orders) is None:
@@ -210,7 +214,7 @@ class Trainer:
         with self._lock:
             session = self._session
         if session is not None and orders.abandoned >= session.number:
-            session.interrupt.trip(Abandoned())
+            session.interrupt.trip(GenerationAbandoned())
 
     def _prepare(self, orders: Orders) -> None:
         """Get ready for a planned generation: traced already, and on rank 0 listening."""

@@ -10,12 +10,12 @@ from ....simulator import Calibration, Measurements
 from ....simulator.calibration.measurements import best_microbatch_size, rows_for_job
 from ...spec.job_spec import JobSpec, JobSpecError, to_settings
 from ...spec.reading import read_file
-from ..client import Refused, connect
+from ..client import RequestRefused, connect
 from ..user_code import measured_apart
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CalibrationSource:
     """Measurements, and in words where they come from."""
 
     measured: Measurements
@@ -39,12 +39,12 @@ class Source:
         return found
 
 
-def of_file(path: Path) -> Source:
+def of_file(path: Path) -> CalibrationSource:
     """Read a file. Raises `BadFile`."""
-    return Source(read_file(path, Measurements.from_json), str(path))
+    return CalibrationSource(read_file(path, Measurements.from_json), str(path))
 
 
-def of_manager(options: argparse.Namespace, name: str) -> Source | None:
+def of_manager(options: argparse.Namespace, name: str) -> CalibrationSource | None:
     """Get those of the newest measured job of this name. Raises `Unreachable`."""
     with connect(options) as client:
         for job in client.get("/jobs")["jobs"]:
@@ -52,15 +52,17 @@ def of_manager(options: argparse.Namespace, name: str) -> Source | None:
                 continue
             try:
                 value = client.get(f"/jobs/{job['job']}/calibration")
-            except Refused as error:
+            except RequestRefused as error:
                 if error.status != 404:  # it is not measured yet
                     raise
                 continue
-            return Source(Measurements.from_json(value), f"measured on the VMs of job {job['job']}")
+            return CalibrationSource(
+                Measurements.from_json(value), f"measured on the VMs of job {job['job']}"
+            )
     return None
 
 
-def of_this_machine(spec: JobSpec, workdir: Path, budget_s: float) -> Source:
+def of_this_machine(spec: JobSpec, workdir: Path, budget_s: float) -> CalibrationSource:
     """Measure for about `budget_s` seconds. Raises `UserCodeRefused`."""
     measured = measured_apart(workdir, to_settings(spec, spec.name, ""), budget_s, spec.envs)
-    return Source(measured, f"measured on this machine in {measured.seconds:.1f} s")
+    return CalibrationSource(measured, f"measured on this machine in {measured.seconds:.1f} s")

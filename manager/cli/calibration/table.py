@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from ....simulator.calibration.links import AllReduce, Wire, fitted_links
+from ....simulator.calibration.links import AllReduce, MeasuredWire, fitted_links
 from ....simulator.calibration.measurements import TIMES, Measurements, Row, best_microbatch_size, least_bytes
 from ....simulator.units import rate, seconds, size
 
@@ -96,7 +96,7 @@ def _sums(allreduces: Sequence[AllReduce]) -> Iterable[list[str]]:
         yield [where, f"{entry.ring}", size(entry.size_bytes), f"{entry.in_flight}", time]
 
 
-def _source(wires: Sequence[Wire], same_vm: bool) -> str:
+def _source(wires: Sequence[MeasuredWire], same_vm: bool) -> str:
     own = [wire for wire in wires if wire.same_vm == same_vm]
     if any(wire.source == "loopback" for wire in own):
         return "over loopback, not between workers"

@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.table import Table
 
 from ...config import ConfigError
-from ...hosting.accounts import Account, manager_accounts, worker_accounts
-from ...hosting.ending import LAG_S, Found, Patience, end_all, found_in
+from ...hosting.accounts import CloudAccount, manager_accounts, worker_accounts
+from ...hosting.ending import LAG_S, Leftover, Patience, end_all, found_in
 from ...hosting.record import UpFolder, home_above
 from ...providers import ProviderError
 from ...providers.settings import FILE, CloudSettings, read_settings
@@ -62,8 +62,8 @@ def down(options: argparse.Namespace, patience: Patience | None = None) -> int:
 def _end(
     home: Path,
     folder: UpFolder,
-    own: tuple[list[Account], list[Found]],
-    accounts: list[Account],
+    own: tuple[list[CloudAccount], list[Leftover]],
+    accounts: list[CloudAccount],
     patience: Patience,
 ) -> list[str]:
     """Delete all; returns what is left. `own`: a manager's own VM and what was found of it, which goes first,
@@ -83,7 +83,7 @@ def _end(
 
 
 def _end_own(
-    folder: UpFolder, own: Sequence[Account], found: Sequence[Found], patience: Patience
+    folder: UpFolder, own: Sequence[CloudAccount], found: Sequence[Leftover], patience: Patience
 ) -> list[str]:
     """Delete the manager's own VM; returns what is left. An attempt creates at most one VM: once it has been
     listed, no other can appear."""
@@ -145,14 +145,14 @@ def _last_written(home: Path) -> float:
     return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
 
 
-def _found(accounts: Sequence[Account]) -> list[Found]:
+def _found(accounts: Sequence[CloudAccount]) -> list[Leftover]:
     try:
         return [one for account in accounts for one in found_in(account)]
     except ProviderError as error:
         raise ConfigError(f"what there is cannot be listed: {error}") from error
 
 
-def _show(found: Sequence[Found], places: str, *, as_json: bool) -> None:
+def _show(found: Sequence[Leftover], places: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"found": [_as_json(one) for one in found]}), flush=True)
         return
@@ -173,7 +173,7 @@ def _show(found: Sequence[Found], places: str, *, as_json: bool) -> None:
     print(f"together {total:.3f} USD an hour{more}; traffic and what lies in stores apart")
 
 
-def _as_json(one: Found) -> dict[str, object]:
+def _as_json(one: Leftover) -> dict[str, object]:
     there, where = one.resource, one.resource.placement
     return {
         "cloud": one.cloud,
@@ -195,7 +195,7 @@ def _age(created_at: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
-def _hourly(one: Found) -> str:
+def _hourly(one: Leftover) -> str:
     if one.resource.kind != "vm":
         return ""
     return "?" if one.price is None else f"{one.price.hourly:.3f}"

@@ -23,7 +23,7 @@ from ...hosting.launching import (
     answers,
     there_of,
 )
-from ...hosting.record import VM, Record, UpFolder, home_above
+from ...hosting.record import VM, UpFolder, VmRecord, home_above
 from ...providers import NotAllowed, ProviderError
 from ...providers.settings import FILE, CloudSettings, read_settings
 from ...spec.placement import Attempt, Offer
@@ -66,7 +66,7 @@ def up(options: argparse.Namespace, patience: Patience | None = None) -> int:
         return _run(launch, record)
 
 
-def _run(launch: Launch, record: Record) -> int:
+def _run(launch: Launch, record: VmRecord) -> int:
     try:
         url = launch.run(record)
     except NothingMade as error:
@@ -82,7 +82,7 @@ def _run(launch: Launch, record: Record) -> int:
     return 0
 
 
-def _host(settings: CloudSettings, record: Record | None, options: argparse.Namespace) -> Host:
+def _host(settings: CloudSettings, record: VmRecord | None, options: argparse.Namespace) -> Host:
     """The VM to request; if one was requested before, that one. Raises `ConfigError`."""
     region, instance_type = options.region, options.instance_type
     if record is not None:
@@ -99,7 +99,7 @@ def _host(settings: CloudSettings, record: Record | None, options: argparse.Name
     return host_of(settings, options.cloud, region, instance_type)
 
 
-def _already(folder: UpFolder, record: Record, host: Host) -> int:
+def _already(folder: UpFolder, record: VmRecord, host: Host) -> int:
     """Report on a manager that an earlier call made."""
     url, ca = folder.url, folder.ca
     assert url is not None
@@ -113,7 +113,7 @@ def _already(folder: UpFolder, record: Record, host: Host) -> int:
     raise Unreachable(f"the manager at {url} does not answer{trouble}; {_why(record, host, url)}")
 
 
-def _why(record: Record, host: Host, url: str) -> str:
+def _why(record: VmRecord, host: Host, url: str) -> str:
     """What the cloud says about a manager that does not answer, and what to do."""
     try:
         with closing(account_of(host.cloud, host.settings, record.tag).open()) as provider:
@@ -174,7 +174,7 @@ def _agreed() -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _begin(folder: UpFolder, home: Path, host: Host, offer: Offer, patience: Patience) -> Record:
+def _begin(folder: UpFolder, home: Path, host: Host, offer: Offer, patience: Patience) -> VmRecord:
     attempt = Attempt(
         vm=VM,
         placement=offer.placement,

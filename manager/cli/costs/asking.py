@@ -14,7 +14,7 @@ from ...service.ranking import shape
 from ...spec.job_spec import JobSpec, JobSpecError
 from ..calibration.source import of_manager
 from ..calibration.table import aligned
-from ..plan_text import Cluster, request
+from ..plan_text import PricedVms, request
 from ..progress import counted
 from ..warm_up import wait_for_code
 from .shown import rate, usd, where
@@ -106,7 +106,7 @@ def _predicted(
     source = of_manager(options, spec.name)
     if source is None or not quote["num_vms"]:
         return None, ""
-    cluster = Cluster(
+    cluster = PricedVms(
         num_vms=quote["num_vms"],
         workers_per_vm=spec.resources.workers_per_node,
         memory_bytes=spec.resources.device_memory,

@@ -102,13 +102,13 @@ def _formed(state: JobState, fact: GenerationFormed) -> JobState:
     if _shows_fit_vms(state, formed):
         state = state.changed(newest_unfit="")
     ranges = ((start, stop) for start, stop in formed.plan["ranges"])
-    hosts = MappingProxyType(dict(zip(formed.seats, ranges, strict=True)))
+    hosts = MappingProxyType(dict(zip(formed.incarnations, ranges, strict=True)))
     return _progressed(state.changed(current=formed, hosts=hosts), fact.formed.step)
 
 
 def _has_newer_vm(state: JobState, generation: Generation) -> bool:
     """Whether a VM that joined since one was last replaced takes part."""
-    vms = (state.vms.get(vm_of(worker)) for worker, _ in generation.seats)
+    vms = (state.vms.get(vm_of(worker)) for worker, _ in generation.incarnations)
     return any(vm is not None and (vm.joined_at or 0.0) > state.replaced_at for vm in vms)
 
 
@@ -117,7 +117,7 @@ def _shows_fit_vms(state: JobState, generation: Generation) -> bool:
     unfit = state.vms.get(state.newest_unfit)
     if unfit is None:
         return False
-    vms = (state.vms.get(vm_of(worker)) for worker, _ in generation.seats)
+    vms = (state.vms.get(vm_of(worker)) for worker, _ in generation.incarnations)
     return any(vm is not None and vm.is_as_new_as(unfit) for vm in vms)
 
 
@@ -176,7 +176,7 @@ def _prove(state: JobState, generation: Generation) -> JobState:
     """The generation's VMs have committed steps: earlier deaths on them are forgotten."""
     if not state.deaths and not state.worn_vms:
         return state
-    vms = {vm_of(worker) for worker, _ in generation.seats}
+    vms = {vm_of(worker) for worker, _ in generation.incarnations}
     deaths = tuple(death for death in state.deaths if death.vm not in vms)
     worn = 0 if _has_newer_vm(state, generation) else state.worn_vms
     return state.changed(deaths=deaths, worn_vms=worn)

@@ -21,7 +21,7 @@ from ..facts import (
     VmNotReleased,
 )
 from ..state import Generation, JobState, vms_of
-from ..vms import Bill, Enough, Losses, NotJoined, Refusal, Spent, Vm
+from ..vms import Bill, Enough, Losses, NotJoined, PlaceRefusal, Spent, Vm
 
 _TOGETHER_S = 60.0  # VMs that are lost within so long are one loss: a cloud takes several
 _LOST = (
@@ -149,7 +149,7 @@ def _attempt_refused(state: JobState, fact: AttemptRefused) -> JobState:
     count = before.count if before is not None else 0
     if before is None or not vm.attempted_at < before.at <= fact.at:
         count += 1
-    refusal = Refusal(fact.kind, fact.at, fact.message, count)
+    refusal = PlaceRefusal(fact.kind, fact.at, fact.message, count)
     state = state.changed(refusals=MappingProxyType({**state.refusals, place: refusal}))
     if fact.kind is RefusalKind.ENDED:
         return state  # there was one, which is paid for

@@ -1,6 +1,6 @@
 """Generations that break for no reason that is known: after each further one without a step, a longer rest.
 
-Whoever dies is counted (`failures.Death`), and so is who cannot reach whom (`Vitals.cuts`). What is left
+Deaths are counted (`failures.Death`), and so is who cannot reach whom (`Observations.cuts`). What is left
 breaks connections that work again at once: a proxy, a driver. Nobody is to blame, and without a rest the job
 would change its plan every few seconds, for ever.
 """
@@ -9,38 +9,40 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..state import Generation, Seat
-from ..turn import Turn
-from ..vitals import Breaks
+from ..context import Context
+from ..observations import Breaks
+from ..state import Generation, Incarnation
 
 _FREE = 1  # the first break is mended at once, as if a death were about to be told
 
 
-def count(turn: Turn, broken: Generation) -> str:
+def count(context: Context, broken: Generation) -> str:
     """Count one more; returns what to add to the reason why the generation is closed."""
-    before, newest_step = turn.vitals.breaks, turn.vitals.newest_step
+    before, newest_step = context.observations.breaks, context.observations.newest_step
     number = before.count + 1 if newest_step <= before.step else 1
-    turn.vitals = replace(turn.vitals, breaks=Breaks(number, newest_step, turn.now, frozenset(broken.seats)))
-    rest_s = _rest_s(turn)
+    context.observations = replace(
+        context.observations, breaks=Breaks(number, newest_step, context.now, frozenset(broken.incarnations))
+    )
+    rest_s = _rest_s(context)
     if not rest_s:
         return ""
     often = f"{number} times in a row at step {newest_step}"
     return f" for no reason that is known, {often}: the next in {rest_s:g} s"
 
 
-def rests(turn: Turn, usable: frozenset[Seat]) -> bool:
+def rests(context: Context, usable: frozenset[Incarnation]) -> bool:
     """Whether the next generation is still waited with: while all are there with whom the last one broke.
 
     One that is gone, replaced or under notice may have been the cause, and then what it holds is to be saved.
     A stop that has something to save waits for nothing.
     """
-    breaks = turn.vitals.breaks
-    resting = turn.elapsed_s(breaks.at) < _rest_s(turn)
-    return resting and breaks.seats <= usable and not turn.must_save()
+    breaks = context.observations.breaks
+    resting = context.elapsed_s(breaks.at) < _rest_s(context)
+    return resting and breaks.incarnations <= usable and not context.must_save()
 
 
-def _rest_s(turn: Turn) -> float:
-    breaks, timing = turn.vitals.breaks, turn.timing
-    if breaks.count <= _FREE or turn.vitals.newest_step > breaks.step:
+def _rest_s(context: Context) -> float:
+    breaks, timing = context.observations.breaks, context.timing
+    if breaks.count <= _FREE or context.observations.newest_step > breaks.step:
         return 0.0
     return min(timing.request_backoff_s * 2 ** min(breaks.count - _FREE - 1, 16), timing.longest_backoff_s)

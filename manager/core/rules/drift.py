@@ -18,49 +18,57 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ....protocol.messages import Phase, WorkerReport
-from ..events import ReportReceived, Tick, Together
+from ..context import Context, incarnation_of
+from ..events import Batch, ReportReceived, Tick
 from ..facts import Recalibrated, WorkerPaced
-from ..state import Generation, Seat
-from ..turn import Turn, seat_of
-from ..vitals import Pace
+from ..observations import StepPace
+from ..state import Generation, Incarnation
 
 _SAMPLES = 16  # in a window, at most
 
 
-def watch(turn: Turn) -> None:
+def watch(context: Context) -> None:
     """Take note of steps; now and then, conclude."""
-    state, current = turn.state, turn.state.current
+    state, current = context.state, context.state.current
     if current is None or not state.running or not state.calibration or not state.active:
         return
     if state.recipe is None or state.recipe.device_kind != "cpu":
         return  # what a trainer times there is how long it takes to ask the device
-    event = turn.event
+    event = context.event
     if isinstance(event, Tick) and state.planned is None:
-        _conclude(turn, current)
-    parts = event.events if isinstance(event, Together) else (event,)
+        _conclude(context, current)
+    parts = event.events if isinstance(event, Batch) else (event,)
     reports = [part.report for part in parts if isinstance(part, ReportReceived)]
     if reports:
-        _note(turn, current, [worker for report in reports for worker in report.workers])
+        _note(context, current, [worker for report in reports for worker in report.workers])
 
 
-def _note(turn: Turn, current: Generation, workers: Iterable[WorkerReport]) -> None:
-    ranks = {seat: rank for rank, seat in enumerate(current.seats)}
-    paces = {seat: pace for seat, pace in turn.vitals.paces.items() if seat in ranks}
+def _note(context: Context, current: Generation, workers: Iterable[WorkerReport]) -> None:
+    ranks = {incarnation: rank for rank, incarnation in enumerate(current.incarnations)}
+    paces = {
+        incarnation: pace for incarnation, pace in context.observations.paces.items() if incarnation in ranks
+    }
     for worker in workers:
-        seat, took_s = seat_of(worker), (worker.forward_s or 0.0) + (worker.backward_s or 0.0)
-        if seat not in ranks or worker.phase is not Phase.RUNNING or worker.generation != current.number:
+        incarnation, took_s = incarnation_of(worker), (worker.forward_s or 0.0) + (worker.backward_s or 0.0)
+        if (
+            incarnation not in ranks
+            or worker.phase is not Phase.RUNNING
+            or worker.generation != current.number
+        ):
             continue
-        expected_s = _expected_s(turn.state.calibration or {}, current.plan["ranges"][ranks[seat]])
-        before = paces.get(seat)
+        expected_s = _expected_s(context.state.calibration or {}, current.plan["ranges"][ranks[incarnation]])
+        before = paces.get(incarnation)
         if before is None or before.generation != current.number:
-            before = Pace(current.number, worker.step, turn.now, turn.now, ())  # the first step warms up
+            before = StepPace(
+                current.number, worker.step, context.now, context.now, ()
+            )  # the first step warms up
         elif worker.step > before.step and took_s > 0 and expected_s > 0:
-            if turn.now - before.sampled_at < turn.timing.drift_s / _SAMPLES:
+            if context.now - before.sampled_at < context.timing.drift_s / _SAMPLES:
                 continue  # a window is to hold a minute, however short steps are
             ratios = (*before.ratios, took_s / expected_s)[-_SAMPLES:]
-            before = replace(before, step=worker.step, sampled_at=turn.now, ratios=ratios)
-        paces[seat] = before
-    turn.vitals = replace(turn.vitals, paces=MappingProxyType(paces))
+            before = replace(before, step=worker.step, sampled_at=context.now, ratios=ratios)
+        paces[incarnation] = before
+    context.observations = replace(context.observations, paces=MappingProxyType(paces))
 
 
 def _expected_s(calibration: Mapping[str, Sequence[float]], span: Sequence[int]) -> float:
@@ -68,27 +76,31 @@ def _expected_s(calibration: Mapping[str, Sequence[float]], span: Sequence[int])
     return sum(forward_s[span[0] : span[1]]) + sum(backward_s[span[0] : span[1]])
 
 
-def _conclude(turn: Turn, current: Generation) -> None:
+def _conclude(context: Context, current: Generation) -> None:
     """When all workers have been watched for long enough: tell workers from sections, and both from noise."""
-    timing = turn.timing
-    paces = {seat: turn.vitals.paces.get(seat) for seat in current.seats}
-    known = {seat: pace for seat, pace in paces.items() if pace is not None and _is_full(turn, current, pace)}
-    if len(known) < len(current.seats):
+    timing = context.timing
+    paces = {incarnation: context.observations.paces.get(incarnation) for incarnation in current.incarnations}
+    known = {
+        incarnation: pace
+        for incarnation, pace in paces.items()
+        if pace is not None and _is_full(context, current, pace)
+    }
+    if len(known) < len(current.incarnations):
         return
     common = common_paces([tuple(span) for span in current.plan["ranges"]], [known[s].median for s in known])
-    for seat, factor in zip(current.seats, common, strict=True):
-        _judge(turn, seat, known[seat], factor)
-    last_at = turn.state.recalibrated_at
-    if last_at is not None and turn.elapsed_s(last_at) < timing.recalibrate_s:
+    for incarnation, factor in zip(current.incarnations, common, strict=True):
+        _judge(context, incarnation, known[incarnation], factor)
+    last_at = context.state.recalibrated_at
+    if last_at is not None and context.elapsed_s(last_at) < timing.recalibrate_s:
         return
     bound = math.log(timing.drift)
     if max(abs(math.log(factor)) for factor in common) <= bound:
         return
-    scales = [1.0] * _num_sections(turn)
+    scales = [1.0] * _num_sections(context)
     for (start, stop), factor in zip(current.plan["ranges"], common, strict=True):
         scales[start:stop] = [factor] * (stop - start)
-    turn.fact(Recalibrated(at=turn.now, scales=tuple(float(f"{scale:.4g}") for scale in scales)))
-    turn.vitals = replace(turn.vitals, paces=MappingProxyType({}))
+    context.fact(Recalibrated(at=context.now, scales=tuple(float(f"{scale:.4g}") for scale in scales)))
+    context.observations = replace(context.observations, paces=MappingProxyType({}))
 
 
 def common_paces(ranges: Sequence[tuple[int, ...]], paces: Sequence[float]) -> list[float]:
@@ -101,37 +113,41 @@ def common_paces(ranges: Sequence[tuple[int, ...]], paces: Sequence[float]) -> l
     return [statistics.median_low(by_range[span]) if len(by_range[span]) > 1 else overall for span in ranges]
 
 
-def _is_full(turn: Turn, current: Generation, pace: Pace) -> bool:
-    timing = turn.timing
-    enough = len(pace.ratios) >= timing.drift_steps and turn.now - pace.since >= timing.drift_s
+def _is_full(context: Context, current: Generation, pace: StepPace) -> bool:
+    timing = context.timing
+    enough = len(pace.ratios) >= timing.drift_steps and context.now - pace.since >= timing.drift_s
     return pace.generation == current.number and enough
 
 
-def _judge(turn: Turn, seat: Seat, pace: Pace, factor: float) -> None:
+def _judge(context: Context, incarnation: Incarnation, pace: StepPace, factor: float) -> None:
     """Whether the worker is slow, beyond what the calibration is wrong by."""
-    timing, worker = turn.timing, seat[0]
-    before = turn.state.slow.get(worker)
+    timing, worker = context.timing, incarnation[0]
+    before = context.state.slow.get(worker)
     found = pace.median / factor
     if pace.quarter(upper=False) / factor > timing.slow:
         if before is None or abs(math.log(found / before.slowdown)) > math.log(timing.drift):
             slowdown = float(f"{found:.3g}")
-            turn.fact(WorkerPaced(at=turn.now, worker=worker, incarnation=seat[1], slowdown=slowdown))
+            context.fact(
+                WorkerPaced(at=context.now, worker=worker, incarnation=incarnation[1], slowdown=slowdown)
+            )
     elif before is not None and pace.quarter(upper=True) / factor < timing.recovered:
-        turn.fact(WorkerPaced(at=turn.now, worker=worker, incarnation=seat[1], slowdown=1.0))
+        context.fact(WorkerPaced(at=context.now, worker=worker, incarnation=incarnation[1], slowdown=1.0))
 
 
-def _num_sections(turn: Turn) -> int:
-    assert turn.state.recipe is not None, "what runs has a recipe"
-    return turn.state.recipe.num_sections
+def _num_sections(context: Context) -> int:
+    assert context.state.recipe is not None, "what runs has a recipe"
+    return context.state.recipe.num_sections
 
 
-def try_again(turn: Turn) -> None:
+def try_again(context: Context) -> None:
     """A slow worker that no plan has used for long counts as any other: it may have recovered unseen."""
-    state = turn.state
-    if not state.slow or state.current is None or not isinstance(turn.event, Tick):
+    state = context.state
+    if not state.slow or state.current is None or not isinstance(context.event, Tick):
         return
-    used = {worker for worker, _ in state.current.seats}
+    used = {worker for worker, _ in state.current.incarnations}
     for worker, slow in state.slow.items():
-        patience_s = turn.timing.slow_retry_s * 2 ** min(slow.times - 1, 6)
-        if worker not in used and turn.elapsed_s(slow.since) > patience_s:
-            turn.fact(WorkerPaced(at=turn.now, worker=worker, incarnation=slow.incarnation, slowdown=1.0))
+        patience_s = context.timing.slow_retry_s * 2 ** min(slow.times - 1, 6)
+        if worker not in used and context.elapsed_s(slow.since) > patience_s:
+            context.fact(
+                WorkerPaced(at=context.now, worker=worker, incarnation=slow.incarnation, slowdown=1.0)
+            )

@@ -7,102 +7,104 @@ from dataclasses import replace
 from ....morphing import covers
 from ....protocol.messages import Phase
 from ..commands import ExportWeights
+from ..context import Context
 from ..events import JobCommandFailed, JobSubmitted, StopRequested, WeightsExported
 from ..facts import EndReason, GenerationClosed, JobEnded, StopOrdered, Submitted, TrainingFinished
 from ..failures import num_rounds, without_progress
 from ..state import order_of
-from ..turn import Turn
 from . import retention, starting
 
 
-def take(turn: Turn) -> None:
+def take(context: Context) -> None:
     """Events that begin or end the job."""
-    state, event = turn.state, turn.event
+    state, event = context.state, context.event
     if isinstance(event, JobSubmitted) and state.spec is None:
-        turn.fact(
+        context.fact(
             Submitted(
-                at=turn.now,
+                at=context.now,
                 job=event.job,
                 spec=event.spec,
                 bundle_sha256=event.bundle_sha256,
                 start=event.start,
             )
         )
-        starting.order_copy(turn)
-    if turn.state.spec is None or turn.state.ended is not None:
+        starting.order_copy(context)
+    if context.state.spec is None or context.state.ended is not None:
         return
     match event:
         case StopRequested() if state.finished is not None and state.waiting is not None:
             reason = f"as requested; trained {state.finished.step} steps, whose weights are not exported"
-            end(turn, JobEnded(at=turn.now, status="stopped", reason=reason))
+            end(context, JobEnded(at=context.now, status="stopped", reason=reason))
         case StopRequested() if state.finished is None and state.stop_ordered_at is None:
-            order_stop(turn)
+            order_stop(context)
         case WeightsExported() if state.finished is not None:
             reason = f"trained {state.finished.step} steps"
             if event.step != state.finished.step:
                 reason += f", but the weights exported are those of step {event.step}: {event.note}"
             ended = JobEnded(
-                at=turn.now,
+                at=context.now,
                 status="finished",
                 reason=reason,
                 export_uri=event.uri,
                 export_sha256=event.sha256,
             )
-            end(turn, ended)
+            end(context, ended)
         case JobCommandFailed() if event.command == "compute_growth":
             pass  # the job does without: see `growth`
         case JobCommandFailed() if state.failure is not None:
-            end_stopped(turn, f"{event.command}: {event.error}")  # it fails already, for another reason
+            end_stopped(context, f"{event.command}: {event.error}")  # it fails already, for another reason
         case JobCommandFailed() if event.command != "copy_checkpoint" or state.copying:
-            end(turn, JobEnded(at=turn.now, status="failed", reason=f"{event.command}: {event.error}"))
+            end(context, JobEnded(at=context.now, status="failed", reason=f"{event.command}: {event.error}"))
         case _:
             pass
 
 
-def order_stop(turn: Turn, failure: JobEnded | None = None) -> None:
+def order_stop(context: Context, failure: JobEnded | None = None) -> None:
     """Have workers save; then the job ends, as a person wanted or as `failure` says."""
-    turn.fact(StopOrdered(at=turn.now, failure=failure))
-    turn.vitals = replace(turn.vitals, planned_for=frozenset())  # the planner is asked for the save
-    _drop_planned(turn)
+    context.fact(StopOrdered(at=context.now, failure=failure))
+    context.observations = replace(
+        context.observations, planned_for=frozenset()
+    )  # the planner is asked for the save
+    _drop_planned(context)
 
 
-def _drop_planned(turn: Turn) -> None:
+def _drop_planned(context: Context) -> None:
     """Give up a generation that a job which is to stop does not need: no state depends on it yet.
 
     One that takes over from a broken one, or for which the head may be swapped already, is formed all the
     same: only there can the last steps still be saved.
     """
-    planned, state = turn.state.planned, turn.state
+    planned, state = context.state.planned, context.state
     if planned is None or planned.prepared_at is not None:
         return
-    if state.current is not None or max(state.progress_step, turn.vitals.newest_step) == 0:
-        turn.fact(GenerationClosed(at=turn.now, number=planned.number, reason="the job is to stop"))
+    if state.current is not None or max(state.progress_step, context.observations.newest_step) == 0:
+        context.fact(GenerationClosed(at=context.now, number=planned.number, reason="the job is to stop"))
 
 
-def finish(turn: Turn) -> None:
+def finish(context: Context) -> None:
     """Once the last step is published, training is over; its weights are exported."""
-    state = turn.state
+    state = context.state
     if state.finished is not None or state.spec is None:
         return
     final = next((c for c in reversed(state.published) if c.step >= state.spec.training.steps), None)
     if final is not None:
-        turn.fact(TrainingFinished(at=turn.now, checkpoint=final))
-        turn.command(export_of(turn))
+        context.fact(TrainingFinished(at=context.now, checkpoint=final))
+        context.command(export_of(context))
 
 
-def export_of(turn: Turn) -> ExportWeights:
+def export_of(context: Context) -> ExportWeights:
     """The command to export the last checkpoint, or the newest before it that can be read."""
-    state, final = turn.state, turn.state.finished
+    state, final = context.state, context.state.finished
     assert final is not None, "what is trained is exported"
     key = f"{state.job}/export/{final.step}-g{final.generation}/{state.num_facts}"
     older = tuple(c for c in reversed(state.published) if order_of(c) < order_of(final))
     return ExportWeights(key=key, checkpoint=final, older=older)
 
 
-def give_up(turn: Turn) -> None:
+def give_up(context: Context) -> None:
     """Errors of the job's own code are counted against its allowance; our own, and deaths that nobody
     explains against fixed bounds."""
-    state, bound = turn.state, turn.timing.max_internal_errors
+    state, bound = context.state, context.timing.max_internal_errors
     if state.spec is None or state.finished is not None:
         return
     reason = ""
@@ -111,31 +113,35 @@ def give_up(turn: Turn) -> None:
     elif state.internal_errors.count >= bound:
         reason = f"{bound} failures without a new step in between; the last: {state.last_error}"
     else:
-        reason = _deadly(turn)
+        reason = _deadly(context)
     if not reason or state.failure is not None:
         return
-    failure = JobEnded(at=turn.now, status="failed", reason=reason, traceback=state.last_traceback)
-    if state.stop_ordered_at is None and _can_save(turn):
-        order_stop(turn, failure)
+    failure = JobEnded(at=context.now, status="failed", reason=reason, traceback=state.last_traceback)
+    if state.stop_ordered_at is None and _can_save(context):
+        order_stop(context, failure)
     else:
-        end(turn, failure)
+        end(context, failure)
 
 
-def _can_save(turn: Turn) -> bool:
+def _can_save(context: Context) -> bool:
     """Whether workers that live hold every section as of a step that no checkpoint has."""
-    state = turn.state
+    state = context.state
     published = state.published[-1].step if state.published else 0
-    if state.recipe is None or turn.held_step() <= published:
+    if state.recipe is None or context.held_step() <= published:
         return False
-    held = [range(start, stop) for seat, (start, stop) in state.hosts.items() if not turn.is_away(seat)]
+    held = [
+        range(start, stop)
+        for incarnation, (start, stop) in state.hosts.items()
+        if not context.is_away(incarnation)
+    ]
     return covers(held, state.recipe.num_sections)
 
 
-def _deadly(turn: Turn) -> str:
+def _deadly(context: Context) -> str:
     """Why trainers that die everywhere end the job; empty if they do not."""
-    deaths = without_progress(turn.state.deaths, turn.state.progress_step)
+    deaths = without_progress(context.state.deaths, context.state.progress_step)
     count = num_rounds(deaths)
-    if count < turn.timing.max_deaths:
+    if count < context.timing.max_deaths:
         return ""
     vms = sorted({death.vm for death in deaths})
     last = deaths[-1]
@@ -145,50 +151,50 @@ def _deadly(turn: Turn) -> str:
     )
 
 
-def stop(turn: Turn) -> None:
+def stop(context: Context) -> None:
     """A job that is to stop, or fails, ends when its workers hold after a checkpoint, or none has anything
     to save."""
-    state = turn.state
+    state = context.state
     if state.stop_ordered_at is None or state.finished is not None:
         return
-    if state.planned is None and not turn.must_save() and (state.current is None or all_held(turn)):
-        end_stopped(turn)
-    elif turn.stop_is_late():
-        end_stopped(turn, f"its workers did not hold in {turn.timing.stop_timeout_s:g} s")
+    if state.planned is None and not context.must_save() and (state.current is None or all_held(context)):
+        end_stopped(context)
+    elif context.stop_is_late():
+        end_stopped(context, f"its workers did not hold in {context.timing.stop_timeout_s:g} s")
 
 
-def end_stopped(turn: Turn, trouble: str = "") -> None:
+def end_stopped(context: Context, trouble: str = "") -> None:
     """The job ends as a person wanted, or as it failed; the reason says which steps are lost by that, and by
     what trouble."""
-    state, failure = turn.state, turn.state.failure
-    newest = max(turn.vitals.newest_step, turn.held_step()) or state.progress_step
+    state, failure = context.state, context.state.failure
+    newest = max(context.observations.newest_step, context.held_step()) or state.progress_step
     saved = state.published[-1].step if state.published else 0
     reason = failure.reason if failure is not None else "as requested"
     if newest > saved:
-        stores = sorted({worker.store_trouble for _, worker in turn.reports()})
+        stores = sorted({worker.store_trouble for _, worker in context.reports()})
         lost = f"step {newest} is" if newest == saved + 1 else f"steps {saved + 1} to {newest} are"
         why = "; ".join(filter(None, (trouble, state.impossible, *stores)))
         reason += f", but {lost} not saved" + (f": {why}" if why else "")
     elif trouble:
         reason += f", though {trouble}"
-    ended = failure or JobEnded(at=turn.now, status="stopped")
-    end(turn, ended.model_copy(update={"at": turn.now, "reason": reason}))
+    ended = failure or JobEnded(at=context.now, status="stopped")
+    end(context, ended.model_copy(update={"at": context.now, "reason": reason}))
 
 
-def all_held(turn: Turn) -> bool:
+def all_held(context: Context) -> bool:
     """Whether every worker of the open generation has stopped after a checkpoint."""
-    current = turn.state.current
+    current = context.state.current
     if current is None or current.formed is None:
         return False
-    reports = [turn.report_of(seat) for seat in current.seats]
+    reports = [context.report_of(incarnation) for incarnation in current.incarnations]
     return all(r is not None and r.phase in (Phase.HELD, Phase.FINISHED) for r in reports)
 
 
-def end(turn: Turn, ended: JobEnded) -> None:
+def end(context: Context, ended: JobEnded) -> None:
     """The job is over: its VMs are released, and what it leaves in the store is looked through once more."""
-    turn.close_generations(f"the job {ended.status}")
-    turn.fact(ended)
-    for vm in turn.state.live_vms:
-        turn.end_vm(vm.vm, EndReason.RELEASED)
-    if turn.state.opened_generation:
-        retention.order_sweep(turn, turn.now + turn.timing.delete_after_s)
+    context.close_generations(f"the job {ended.status}")
+    context.fact(ended)
+    for vm in context.state.live_vms:
+        context.end_vm(vm.vm, EndReason.RELEASED)
+    if context.state.opened_generation:
+        retention.order_sweep(context, context.now + context.timing.delete_after_s)

@@ -13,18 +13,18 @@ from collections.abc import Collection
 from ....protocol.hashes import short
 from ....protocol.messages import WorkerReport
 from ...spec.start_source import StartSource
+from ..context import Context
 from ..facts import BitsFixed
 from ..state import JobState, vm_of
-from ..turn import Turn
 from ..vms import Vm, VmStatus
 
 
-def fix_bits(turn: Turn, workers: Collection[WorkerReport]) -> bool:
+def fix_bits(context: Context, workers: Collection[WorkerReport]) -> bool:
     """Fix the job's bits, if that was not done yet, for a first plan that these workers could take part in.
 
     Among as many the earliest worker decides. Trainers of a version that shows none are taken as they are.
     """
-    spec, recipe, start = turn.state.spec, turn.state.recipe, turn.state.start
+    spec, recipe, start = context.state.spec, context.state.recipe, context.state.start
     if spec is None or recipe is None or spec.training.numerics != "exact" or recipe.bits_hash is not None:
         return False
     shown = {worker.worker: worker.bits_hash for worker in workers}
@@ -33,9 +33,9 @@ def fix_bits(turn: Turn, workers: Collection[WorkerReport]) -> bool:
         return False
     [(most, _)] = Counter(found).most_common(1)
     alike = tuple(worker for worker in workers if worker.bits_hash == most)
-    turn.fact(
+    context.fact(
         BitsFixed(
-            at=turn.now,
+            at=context.now,
             bits_hash=most,
             kernels_hash=recipe.kernels_hash or alike[0].kernels_hash,
             workers=tuple(worker.worker for worker in alike),
@@ -87,45 +87,45 @@ def _about_start(start: StartSource) -> str:
     )
 
 
-def may_fit(turn: Turn, vm: Vm) -> bool:
+def may_fit(context: Context, vm: Vm) -> bool:
     """Whether a worker of the VM meets the recipe, or it is not known yet that none does."""
-    state, pulse = turn.state, turn.vitals.pulses.get(vm.vm)
-    if pulse is None or vm.status is VmStatus.REQUESTED or _takes_part(state, vm):
+    state, last_report = context.state, context.observations.last_reports.get(vm.vm)
+    if last_report is None or vm.status is VmStatus.REQUESTED or _takes_part(state, vm):
         return True
-    workers = pulse.report.workers
+    workers = last_report.report.workers
     return not workers or any(worker.worker not in state.unfit for worker in workers)
 
 
-def asks_singly(turn: Turn) -> bool:
+def asks_singly(context: Context) -> bool:
     """Whether the newest VMs were unfit, and none that is as new is known to be fit."""
-    newest = turn.state.vms.get(turn.state.newest_unfit)
+    newest = context.state.vms.get(context.state.newest_unfit)
     return newest is not None and not any(
-        vm.is_as_new_as(newest) and _is_fit(turn, vm) for vm in turn.state.live_vms
+        vm.is_as_new_as(newest) and _is_fit(context, vm) for vm in context.state.live_vms
     )
 
 
-def on_trial(turn: Turn) -> bool:
+def on_trial(context: Context) -> bool:
     """Whether a VM is on its way, or has not shown yet whether it is fit: for as long as a trainer may take
     to start."""
     return any(
-        turn.elapsed_s(vm.joined_at or turn.now) <= turn.timing.start_wait_s
-        and vm.vm not in turn.vitals.unheard
-        and may_fit(turn, vm)
-        and not _is_fit(turn, vm)
-        for vm in turn.state.live_vms
+        context.elapsed_s(vm.joined_at or context.now) <= context.timing.start_wait_s
+        and vm.vm not in context.observations.unheard
+        and may_fit(context, vm)
+        and not _is_fit(context, vm)
+        for vm in context.state.live_vms
     )
 
 
-def _is_fit(turn: Turn, vm: Vm) -> bool:
+def _is_fit(context: Context, vm: Vm) -> bool:
     """Whether a worker of the VM is known to meet the recipe."""
-    state, pulse = turn.state, turn.vitals.pulses.get(vm.vm)
-    if state.recipe is None or pulse is None:
+    state, last_report = context.state, context.observations.last_reports.get(vm.vm)
+    if state.recipe is None or last_report is None:
         return False
     return _takes_part(state, vm) or any(
         worker.graph_hash == state.recipe.graph_hash
         and is_shown(state, worker)
         and worker.worker not in state.unfit
-        for worker in pulse.report.workers
+        for worker in last_report.report.workers
     )
 
 

@@ -20,10 +20,10 @@ from functools import cache
 from ...spec.placement import Placement
 from .. import worth
 from ..commands import ComputeGrowth, WorkerSlot
+from ..context import Context
 from ..events import GrowthComputed, JobCommandFailed
+from ..observations import Growth
 from ..state import JobState, staying_vms
-from ..turn import Turn
-from ..vitals import Growth
 from ..vms import Vm
 from . import planning
 
@@ -37,43 +37,43 @@ _Workers = tuple[tuple[int, float], ...]
 """Memory in bytes and slowdown of each worker of a VM: names do not matter to what the planner says."""
 
 
-def take(turn: Turn) -> None:
+def take(context: Context) -> None:
     """The planner's answer."""
-    event, growth = turn.event, turn.vitals.growth
+    event, growth = context.event, context.observations.growth
     if isinstance(event, GrowthComputed):
         answered = [replace(it, answer=event) if it.key == event.key else it for it in growth]
     elif isinstance(event, JobCommandFailed) and event.command == "compute_growth":
         answered = [replace(it, failed=True) if it.key == event.key else it for it in growth]
     else:
         return
-    turn.vitals = replace(turn.vitals, growth=tuple(answered))
+    context.observations = replace(context.observations, growth=tuple(answered))
 
 
-def may_rent(turn: Turn, placement: Placement, most: int) -> tuple[int, str]:
+def may_rent(context: Context, placement: Placement, most: int) -> tuple[int, str]:
     """How many VMs, of `most` that could be had there, are asked for now; if none, why."""
-    state, spec = turn.state, turn.state.spec
+    state, spec = context.state, context.state.spec
     assert spec is not None, "VMs are for submitted jobs"
     if state.calibration is None or worth.last_formed(state) is None:
         return most, ""
     num_lacking = spec.resources.min_nodes - len(staying_vms(state))
     if num_lacking > 0:
         return min(num_lacking, most), ""
-    present, more = _workers(turn, placement)
+    present, more = _workers(context, placement)
     sizes = tuple(sorted(Counter(present).items()))
     about = (sizes, more, most, state.recipe_version, state.recalibrated_at)
-    least = worth.least_gain(turn, turn.timing.grow_worth_it, _lasts_s(turn))
-    known = next((it for it in turn.vitals.growth if it.about == about), None)
+    least = worth.least_gain(context, context.timing.grow_worth_it, _lasts_s(context))
+    known = next((it for it in context.observations.growth if it.about == about), None)
     if known is None or not _holds(known, least):
-        if not any(_is_awaited(turn, it) for it in turn.vitals.growth):
-            _ask(turn, present, more, most, least, about)
+        if not any(_is_awaited(context, it) for it in context.observations.growth):
+            _ask(context, present, more, most, least, about)
         return 0, _ASKED
     if known.answer is None:
-        return (0, _ASKED) if _is_awaited(turn, known) else (most, "")
-    return _judged(turn, known.answer, most, least)
+        return (0, _ASKED) if _is_awaited(context, known) else (most, "")
+    return _judged(context, known.answer, most, least)
 
 
-def _judged(turn: Turn, answer: GrowthComputed, most: int, least: float) -> tuple[int, str]:
-    state = turn.state
+def _judged(context: Context, answer: GrowthComputed, most: int, least: float) -> tuple[int, str]:
+    state = context.state
     if answer.step_s is None:
         return (most if answer.grown_s is None else answer.num_more), ""
     if state.current is None and state.planned is None and state.impossible is not None:
@@ -86,18 +86,18 @@ def _judged(turn: Turn, answer: GrowthComputed, most: int, least: float) -> tupl
     return 0, f"{answer.num_more} more would make a step {gain} shorter, which does not pay for the change"
 
 
-def _lasts_s(turn: Turn) -> float:
+def _lasts_s(context: Context) -> float:
     """For how long a change that begins now would be of use: until VMs are lost again, or the job ends.
 
     Losses come as often as they did while the job ran. Of the job's rest, what VMs take to join is lost.
     """
-    state, timing = turn.state, turn.timing
+    state, timing = context.state, context.timing
     ran = [(g.formed_at, g.ended_at) for g in (*state.history, state.current) if g is not None]
-    ran_s = sum(max(0.0, (end or turn.now) - begin) for begin, end in ran if begin is not None)
+    ran_s = sum(max(0.0, (end or context.now) - begin) for begin, end in ran if begin is not None)
     lasts_s = (ran_s + timing.between_losses_s) / (state.losses.count + 1)
     predicted_s = state.current.predicted_s if state.current is not None else None
     if predicted_s is not None:
-        lasts_s = min(lasts_s, worth.steps_left(turn) * predicted_s - _join_s(state))
+        lasts_s = min(lasts_s, worth.steps_left(context) * predicted_s - _join_s(state))
     return lasts_s
 
 
@@ -115,26 +115,26 @@ def _join_s(state: JobState) -> float:
 
 
 def _ask(
-    turn: Turn,
+    context: Context,
     present: Sequence[_Workers],
     more: _Workers,
     most: int,
     least: float,
     about: Hashable,
 ) -> None:
-    key = f"{turn.state.job}/growth/{turn.state.num_facts}/{round(turn.now * 1000)}"
+    key = f"{context.state.job}/growth/{context.state.num_facts}/{round(context.now * 1000)}"
     workers = tuple(slot for number, vm in enumerate(present) for slot in _slots(str(number), vm))
     command = ComputeGrowth(key=key, workers=workers, more=_slots("more", more), most=most, least_gain=least)
-    turn.command(command)
-    others = [it for it in turn.vitals.growth if it.about != about]
-    asked = Growth(about, least, key, turn.now)
-    turn.vitals = replace(turn.vitals, growth=(*others, asked)[-_KEPT:])
+    context.command(command)
+    others = [it for it in context.observations.growth if it.about != about]
+    asked = Growth(about, least, key, context.now)
+    context.observations = replace(context.observations, growth=(*others, asked)[-_KEPT:])
 
 
-def _is_awaited(turn: Turn, asked: Growth) -> bool:
+def _is_awaited(context: Context, asked: Growth) -> bool:
     if asked.answer is not None or asked.failed:
         return False
-    return turn.now - asked.asked_at < turn.timing.planning_timeout_s
+    return context.now - asked.asked_at < context.timing.planning_timeout_s
 
 
 def _holds(known: Growth, least: float) -> bool:
@@ -153,40 +153,40 @@ def _slots(vm: str, workers: _Workers) -> tuple[WorkerSlot, ...]:
 # ---- what a VM would bring ---------------------------------------------------------------------------------
 
 
-def _workers(turn: Turn, placement: Placement) -> tuple[list[_Workers], _Workers]:
+def _workers(context: Context, placement: Placement) -> tuple[list[_Workers], _Workers]:
     """Those of each VM that stays, as they are or are expected to be; and those of one VM more."""
-    state, staying = turn.state, staying_vms(turn.state)
+    state, staying = context.state, staying_vms(context.state)
     joined = {vm.vm: _known(state, vm) for vm in staying if vm.joined}
 
     @cache
     def coming(kind: _Kind | None) -> _Workers:
-        return _expected(turn, kind, joined)
+        return _expected(context, kind, joined)
 
     present = [joined[vm.vm] if vm.joined else coming(_kind_of(vm)) for vm in staying]
     return present, coming(_kind(placement))
 
 
-def _expected(turn: Turn, kind: _Kind | None, joined: Mapping[str, _Workers]) -> _Workers:
+def _expected(context: Context, kind: _Kind | None, joined: Mapping[str, _Workers]) -> _Workers:
     """Those of a VM that is not there yet: as of others of its type. Of a type that never was there the offer
     says the memory, and it is taken to be as fast as the job's usual worker."""
-    state = turn.state
+    state = context.state
     assert state.spec is not None, "VMs are for submitted jobs"
     everyone = [worker for workers in joined.values() for worker in workers]
     alike = [it for vm, workers in joined.items() if _kind_of(state.vms[vm]) == kind for it in workers]
     slowdown = statistics.median([slowdown for _, slowdown in alike or everyone] or [1.0])
     ended = [vm for vm in state.vms.ended(-_REMEMBERED) if vm.devices and _kind_of(vm) == kind]
     known = alike or [worker for vm in ended for worker in _known(state, vm)]
-    memory_bytes = _offered_bytes(turn, kind)
+    memory_bytes = _offered_bytes(context, kind)
     if known or memory_bytes is None:
         memory_bytes = min((each_bytes for each_bytes, _ in known or everyone), default=0)
     return ((memory_bytes, slowdown),) * state.spec.resources.workers_per_node
 
 
-def _offered_bytes(turn: Turn, kind: _Kind | None) -> int | None:
+def _offered_bytes(context: Context, kind: _Kind | None) -> int | None:
     """What an offer says of each worker's memory; None: nothing."""
-    assert turn.state.spec is not None, "VMs are for submitted jobs"
-    resources = turn.state.spec.resources
-    for offer in turn.vitals.offers or ():
+    assert context.state.spec is not None, "VMs are for submitted jobs"
+    resources = context.state.spec.resources
+    for offer in context.observations.offers or ():
         each_bytes = offer.gpu_memory_bytes
         if not offer.num_gpus and offer.memory_bytes is not None:
             each_bytes = offer.memory_bytes // resources.workers_per_node

@@ -6,185 +6,187 @@ from dataclasses import replace
 
 from ....protocol.hashes import short
 from ....protocol.messages import Failure, Phase, WorkerReport
-from ..events import Tick, VmEnding, VmTerminated
+from ..context import Context, has_ended, never_ran, own_steps
+from ..events import Tick, VmEndingSeen, VmTerminated
 from ..facts import EndReason, IsolationChanged, VmGone, VmJoined, WorkerFailed
 from ..failures import num_rounds, on_vm
 from ..silence import heard_at
 from ..state import staying_vms, vm_of, wanted_vms
-from ..turn import Turn, has_ended, never_ran, own_steps
 from ..vms import Vm, VmStatus
 from . import fitness, notices, renting, surplus
 
 
-def take(turn: Turn) -> None:
+def take(context: Context) -> None:
     """What the cloud says about a VM. Authoritative."""
-    event = turn.event
-    if not isinstance(event, VmTerminated | VmEnding):
+    event = context.event
+    if not isinstance(event, VmTerminated | VmEndingSeen):
         return
-    vm, gone = turn.state.vms.get(event.vm), isinstance(event, VmTerminated)
-    if gone and event.vm in turn.state.leaving:
-        turn.fact(VmGone(at=turn.now, vm=event.vm))
+    vm, gone = context.state.vms.get(event.vm), isinstance(event, VmTerminated)
+    if gone and event.vm in context.state.leaving:
+        context.fact(VmGone(at=context.now, vm=event.vm))
     if vm is None or not vm.live:
         return
-    if turn.has_joined(vm):
-        turn.end_vm(event.vm, EndReason.PREEMPTED, "" if gone else "its cloud is ending it", gone=gone)
+    if context.has_joined(vm):
+        context.end_vm(event.vm, EndReason.PREEMPTED, "" if gone else "its cloud is ending it", gone=gone)
     elif gone:
-        turn.end_vm(event.vm, EndReason.REQUEST_FAILED, "gone before it joined", gone=True)
+        context.end_vm(event.vm, EndReason.REQUEST_FAILED, "gone before it joined", gone=True)
 
 
-def join_vms(turn: Turn) -> None:
+def join_vms(context: Context) -> None:
     """A VM that was asked for joins by its first report."""
-    for vm in turn.state.live_vms:
-        pulse = turn.vitals.pulses.get(vm.vm)
-        if vm.status is VmStatus.REQUESTED and pulse is not None:
-            devices = tuple(device.model_dump() for device in pulse.report.devices)
-            turn.fact(VmJoined(at=turn.now, vm=vm.vm, address=pulse.report.address, devices=devices))
+    for vm in context.state.live_vms:
+        last_report = context.observations.last_reports.get(vm.vm)
+        if vm.status is VmStatus.REQUESTED and last_report is not None:
+            devices = tuple(device.model_dump() for device in last_report.report.devices)
+            context.fact(
+                VmJoined(at=context.now, vm=vm.vm, address=last_report.report.address, devices=devices)
+            )
 
 
-def record_failures(turn: Turn) -> None:
+def record_failures(context: Context) -> None:
     """A trainer's end becomes a fact once for each incarnation.
 
     Its agent may have started the next one before it could be heard: it tells of earlier deaths as well.
     """
-    for vm, worker in (*turn.deaths(), *turn.reports()):
-        failure = _failure(turn, worker)
-        if failure is None or turn.state.failed.get(worker.worker, -1) >= worker.incarnation:
+    for vm, worker in (*context.deaths(), *context.reports()):
+        failure = _failure(context, worker)
+        if failure is None or context.state.failed.get(worker.worker, -1) >= worker.incarnation:
             continue
-        turn.fact(
+        context.fact(
             WorkerFailed(
-                at=turn.now,
+                at=context.now,
                 worker=worker.worker,
                 incarnation=worker.incarnation,
                 kind=failure.kind,
                 message=failure.message,
                 traceback=failure.traceback,
-                step=max(worker.step, turn.vitals.newest_step),
+                step=max(worker.step, context.observations.newest_step),
                 own_steps=own_steps(worker),
             )
         )
         if never_ran(worker) and worker.phase is Phase.EXITED and vm.live:
             # Nothing ever ran here (the VM's own setup failed), and its agent will not try again.
-            turn.end_vm(vm.vm, EndReason.LEFT, failure.message)
+            context.end_vm(vm.vm, EndReason.LEFT, failure.message)
 
 
-def _failure(turn: Turn, worker: WorkerReport) -> Failure | None:
-    recipe = turn.state.recipe
+def _failure(context: Context, worker: WorkerReport) -> Failure | None:
+    recipe = context.state.recipe
     if worker.profile is not None and worker.profile.recipe.device_kind == "other":
         return Failure(kind="recipe", message="its device is of a kind that this manager does not know")
     if recipe is not None and worker.graph_hash not in (None, recipe.graph_hash):
         message = f"its graph hash is {short(worker.graph_hash)}, the job's is {short(recipe.graph_hash)}"
         return Failure(kind="recipe", message=message)
-    if fitness.differs(turn.state, worker):
-        return Failure(kind="recipe", message=fitness.describe(turn.state, worker))
+    if fitness.differs(context.state, worker):
+        return Failure(kind="recipe", message=fitness.describe(context.state, worker))
     if not has_ended(worker):
         return None
     return worker.failure or Failure(kind="killed", message="the process is gone")
 
 
-def end_lost_vms(turn: Turn) -> None:
+def end_lost_vms(context: Context) -> None:
     """VMs that are gone for certain: they say so, or their agents must have ended themselves."""
-    for vm in turn.state.live_vms:
-        verdict = _verdict(turn, vm)
+    for vm in context.state.live_vms:
+        verdict = _verdict(context, vm)
         if verdict is not None:
-            turn.end_vm(vm.vm, *verdict)
+            context.end_vm(vm.vm, *verdict)
 
 
-def _verdict(turn: Turn, vm: Vm) -> tuple[EndReason, str] | None:
-    pulse, timing = turn.vitals.pulses.get(vm.vm), turn.timing
-    if pulse is not None and pulse.report.leaving is not None:
-        return EndReason.LEFT, pulse.report.leaving
+def _verdict(context: Context, vm: Vm) -> tuple[EndReason, str] | None:
+    last_report, timing = context.observations.last_reports.get(vm.vm), context.timing
+    if last_report is not None and last_report.report.leaving is not None:
+        return EndReason.LEFT, last_report.report.leaving
     if vm.status is VmStatus.REQUESTED:
-        late = _never_joins(turn, vm)
+        late = _never_joins(context, vm)
         return (EndReason.REQUEST_FAILED, f"did not join in {timing.request_timeout_s:g} s") if late else None
-    unheard_s = turn.now - heard_at(turn.vitals, vm, turn.now)
-    if unheard_s > timing.given_up_after_s and vm.vm in turn.vitals.silent:
+    unheard_s = context.now - heard_at(context.observations, vm, context.now)
+    if unheard_s > timing.given_up_after_s and vm.vm in context.observations.silent:
         return EndReason.LEASE_EXPIRED, f"silent for {unheard_s:.1f} s"
-    deadline = notices.deadline_of(turn, vm)
-    if deadline is not None and turn.now > deadline + timing.vm_lease_s:
+    deadline = notices.deadline_of(context, vm)
+    if deadline is not None and context.now > deadline + timing.vm_lease_s:
         return EndReason.PREEMPTED, "its notice ran out"
     return None
 
 
-def _never_joins(turn: Turn, vm: Vm) -> bool:
+def _never_joins(context: Context, vm: Vm) -> bool:
     """Whether a VM was waited for long enough since it was made, by this manager and those before it.
 
     It may be on its way still, for it could not join while there was no manager. Of a time that is later than
     now, by a clock that was set back since, nobody knows how long ago it was: long enough.
     """
-    timing, now = turn.timing, turn.now
-    if now - turn.vitals.started_at <= min(timing.join_grace_s, timing.request_timeout_s):
+    timing, now = context.timing, context.now
+    if now - context.observations.started_at <= min(timing.join_grace_s, timing.request_timeout_s):
         return False
     return vm.awaited_since > now or now - vm.awaited_since > timing.request_timeout_s
 
 
-def record_isolation(turn: Turn) -> None:
+def record_isolation(context: Context) -> None:
     """Isolation decides nothing, but a user finds among the events when it began and ended."""
-    isolated = turn.isolated
-    if not isinstance(turn.event, Tick) or isolated == turn.state.isolated:
+    isolated = context.isolated
+    if not isinstance(context.event, Tick) or isolated == context.state.isolated:
         return
-    if not isolated and not turn.vitals.pulses:
+    if not isolated and not context.observations.last_reports:
         return  # this manager has only begun, and nobody was heard yet
-    num_vms = sum(vm.joined for vm in turn.state.live_vms)
-    turn.fact(IsolationChanged(at=turn.now, isolated=isolated, num_vms=num_vms))
+    num_vms = sum(vm.joined for vm in context.state.live_vms)
+    context.fact(IsolationChanged(at=context.now, isolated=isolated, num_vms=num_vms))
 
 
-def replace_unusable(turn: Turn) -> None:
+def replace_unusable(context: Context) -> None:
     """VMs on which trainers die again and again, or none of whose workers meets the recipe, give way to
     others."""
-    state, bound = turn.state, turn.timing.max_deaths_on_vm
+    state, bound = context.state, context.timing.max_deaths_on_vm
     for vm in {death.vm: None for death in state.deaths}:
         deaths = on_vm(state.deaths, vm)
         if state.vms[vm].live and num_rounds(deaths) >= bound:
             detail = f"{bound} deaths of its trainers without a new step; the last: {deaths[-1].message}"
-            turn.end_vm(vm, EndReason.WORKERS_DIED, detail)
+            context.end_vm(vm, EndReason.WORKERS_DIED, detail)
     for worker, why in state.unfit.items():
         vm = vm_of(worker)
-        known = turn.state.vms.get(vm)
-        if known is not None and known.live and not fitness.may_fit(turn, known):
-            turn.end_vm(vm, EndReason.UNFIT, why)
+        known = context.state.vms.get(vm)
+        if known is not None and known.live and not fitness.may_fit(context, known):
+            context.end_vm(vm, EndReason.UNFIT, why)
 
 
-def request_vms(turn: Turn) -> None:
+def request_vms(context: Context) -> None:
     """Ask for VMs up to `max_nodes`, of a cloud's for those that pay, with a tick's fresh ids; wait longer
     after each refusal.
 
     After VMs that were unfit, one at a time, until one is fit.
     """
-    state, event = turn.state, turn.event
+    state, event = context.state, context.event
     if not isinstance(event, Tick) or not state.active or state.spec is None:
         return
-    singly = fitness.asks_singly(turn)
+    singly = fitness.asks_singly(context)
     num_replaced = max(state.worn_vms + state.unfit_rounds.count, int(singly))
-    _say_singly(turn, num_replaced if singly else None)
-    if _waits(turn, state.request_failures, state.request_failed_at):
+    _say_singly(context, num_replaced if singly else None)
+    if _waits(context, state.request_failures, state.request_failed_at):
         return
-    if _waits(turn, num_replaced, state.replaced_at):
+    if _waits(context, num_replaced, state.replaced_at):
         return
     # A VM at risk is counted on by plans, but not to stay: where there is room, a spare is asked for.
-    wanted, num_staying = surplus.wanted(turn), len(staying_vms(state))
+    wanted, num_staying = surplus.wanted(context), len(staying_vms(state))
     missing = min(wanted - num_staying, state.spec.resources.max_nodes - len(state.counted_vms))
     most = missing
     if singly:
-        missing = min(missing, 0 if fitness.on_trial(turn) else 1)
+        missing = min(missing, 0 if fitness.on_trial(context) else 1)
     if missing <= 0:
         lowered = wanted < wanted_vms(state) and num_staying >= wanted
-        turn.vitals = turn.vitals.told_why_no_vm(surplus.LOWERED if lowered else "")
+        context.observations = context.observations.told_why_no_vm(surplus.LOWERED if lowered else "")
         return
     fresh = [vm for vm in event.new_vms if vm not in state.vms]
-    renting.request(turn, fresh[:missing], most)
+    renting.request(context, fresh[:missing], most)
 
 
-def _waits(turn: Turn, failures: int, failed_at: float) -> bool:
+def _waits(context: Context, failures: int, failed_at: float) -> bool:
     """Whether so many failures in a row call for more patience."""
     if not failures:
         return False
-    if failed_at > turn.now:
-        failed_at = turn.vitals.started_at  # the clock was set back before this manager began
-    return turn.now - failed_at < turn.timing.backoff_s(failures)
+    if failed_at > context.now:
+        failed_at = context.observations.started_at  # the clock was set back before this manager began
+    return context.now - failed_at < context.timing.backoff_s(failures)
 
 
-def _say_singly(turn: Turn, num_replaced: int | None) -> None:
+def _say_singly(context: Context, num_replaced: int | None) -> None:
     """Keep for the job's view that VMs are asked for one at a time, and how long after each other."""
-    wait_s = turn.timing.backoff_s(num_replaced) if num_replaced is not None else None
-    if wait_s != turn.vitals.asks_singly_s:
-        turn.vitals = replace(turn.vitals, asks_singly_s=wait_s)
+    wait_s = context.timing.backoff_s(num_replaced) if num_replaced is not None else None
+    if wait_s != context.observations.asks_singly_s:
+        context.observations = replace(context.observations, asks_singly_s=wait_s)

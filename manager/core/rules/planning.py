@@ -11,11 +11,11 @@ from ....pipeline.plan import Plan
 from ....protocol.messages import Phase, WorkerReport
 from .. import worth
 from ..commands import ComputePlan, WorkerSlot
+from ..context import Context, has_ended, incarnation_of
 from ..events import PlanComputed
 from ..facts import GenerationPlanned, HoldChanged, PlanImpossible
-from ..state import Generation, JobState, Seat, vm_of
-from ..turn import Turn, has_ended, seat_of
-from ..vitals import Planning
+from ..observations import Planning
+from ..state import Generation, Incarnation, JobState, vm_of
 from ..vms import Vm, VmStatus
 from . import breaks, fitness, versions
 
@@ -24,131 +24,133 @@ _HOLDS_STATE = (Phase.IDLE, Phase.FORMING, Phase.RUNNING, Phase.BROKEN, Phase.HE
 _READY = (Phase.LEFT, *_HOLDS_STATE)
 
 
-def take(turn: Turn) -> None:
+def take(context: Context) -> None:
     """The planner's answer: plan the generation, or say why none can run."""
-    event, state = turn.event, turn.state
+    event, state = context.event, context.state
     if not isinstance(event, PlanComputed) or event.generation != state.last_generation + 1:
         return
-    asked = turn.vitals.planning
+    asked = context.observations.planning
     if asked is not None and not _is_about(event, asked):
-        _take_late(turn, event, asked)
+        _take_late(context, event, asked)
         return
-    turn.vitals = replace(turn.vitals, planning=None, answered_at=turn.now)
-    if not _wanted(turn) or state.planned is not None or not _settled(state.current):
+    context.observations = replace(context.observations, planning=None, answered_at=context.now)
+    if not _wanted(context) or state.planned is not None or not _settled(state.current):
         return
-    if _awaits_members(turn):
+    if _awaits_members(context):
         return  # asked by the manager before
-    if asked is not None and asked.reconsider and not _is_worth_it(turn, event):
+    if asked is not None and asked.reconsider and not _is_worth_it(context, event):
         return
     if event.plan is None:
         if asked is not None:
-            turn.vitals = replace(turn.vitals, planned_for=asked.seats)
-            _say_impossible(turn, event.reason or "the planner gave no reason")
+            context.observations = replace(context.observations, planned_for=asked.incarnations)
+            _say_impossible(context, event.reason or "the planner gave no reason")
         return
-    _accept(turn, event, event.plan, asked)
+    _accept(context, event, event.plan, asked)
 
 
 def _is_about(event: PlanComputed, asked: Planning) -> bool:
-    return event.asked == frozenset(worker for worker, _ in asked.seats)
+    return event.asked == frozenset(worker for worker, _ in asked.incarnations)
 
 
-def _take_late(turn: Turn, event: PlanComputed, asked: Planning) -> None:
+def _take_late(context: Context, event: PlanComputed, asked: Planning) -> None:
     """The answer to an earlier question than the one that is pending: good while its workers are there."""
-    if not _wanted(turn) or turn.state.planned is not None or not _settled(turn.state.current):
+    if not _wanted(context) or context.state.planned is not None or not _settled(context.state.current):
         return
     was_reconsidered = asked.reconsider or event.current_s is not None
-    if event.plan is not None and (not was_reconsidered or _is_worth_it(turn, event)):
-        _accept(turn, event, event.plan, asked)
+    if event.plan is not None and (not was_reconsidered or _is_worth_it(context, event)):
+        _accept(context, event, event.plan, asked)
 
 
-def plan(turn: Turn) -> None:
+def plan(context: Context) -> None:
     """Ask the planner when the workers that there are call for another plan than the one that runs."""
-    state = turn.state
-    if not _wanted(turn) or state.spec is None or state.recipe is None or turn.isolated:
+    state = context.state
+    if not _wanted(context) or state.spec is None or state.recipe is None or context.isolated:
         return
-    if _awaits_members(turn):
+    if _awaits_members(context):
         return
-    ready = _ready(turn)
-    if versions.give_way(turn, ready, partial(_enough, turn)):
+    ready = _ready(context)
+    if versions.give_way(context, ready, partial(_enough, context)):
         return
-    usable = versions.alike(turn, ready, partial(_enough, turn))
-    seats = frozenset(usable)
-    if seats - turn.vitals.usable:
-        turn.vitals = replace(turn.vitals, grown_at=turn.now)
-    if seats != turn.vitals.usable:
-        turn.vitals = replace(turn.vitals, usable=seats)
-    asked = turn.vitals.planning
+    usable = versions.alike(context, ready, partial(_enough, context))
+    incarnations = frozenset(usable)
+    if incarnations - context.observations.usable:
+        context.observations = replace(context.observations, grown_at=context.now)
+    if incarnations != context.observations.usable:
+        context.observations = replace(context.observations, usable=incarnations)
+    asked = context.observations.planning
     # A question about workers that are gone meanwhile is asked anew.
     waiting = (
         asked is not None
-        and asked.seats <= seats
-        and turn.now - asked.asked_at < turn.timing.planning_timeout_s
+        and asked.incarnations <= incarnations
+        and context.now - asked.asked_at < context.timing.planning_timeout_s
     )
     if waiting or state.planned is not None or not _settled(state.current):
         return
-    if not _enough(turn, usable):
-        _too_few(turn)
+    if not _enough(context, usable):
+        _too_few(context)
         return
     if not usable:
         return
-    need = _need(turn, seats)
-    if need is not None and fitness.fix_bits(turn, usable.values()):
-        usable = _usable(turn)  # without those whose bits differ
-        if not _enough(turn, usable):
+    need = _need(context, incarnations)
+    if need is not None and fitness.fix_bits(context, usable.values()):
+        usable = _usable(context)  # without those whose bits differ
+        if not _enough(context, usable):
             return
     if need is not None:
-        _ask(turn, usable, *need)
-    elif _paces_changed(turn):
-        turn.vitals = replace(turn.vitals, reconsidered_at=turn.now)
-        _ask(turn, usable, "paces changed", state.paces_changed_at, reconsider=True)
-    elif seats == turn.vitals.planned_for:
-        _hold_if_noticed(turn, "no plan does without the VMs that are under notice")
+        _ask(context, usable, *need)
+    elif _paces_changed(context):
+        context.observations = replace(context.observations, reconsidered_at=context.now)
+        _ask(context, usable, "paces changed", state.paces_changed_at, reconsider=True)
+    elif incarnations == context.observations.planned_for:
+        _hold_if_noticed(context, "no plan does without the VMs that are under notice")
 
 
-def _enough(turn: Turn, usable: Iterable[Seat]) -> bool:
+def _enough(context: Context, usable: Iterable[Incarnation]) -> bool:
     """Whether these workers may train; to save what they hold, any number will do."""
-    assert turn.state.spec is not None, "plans are made for submitted jobs"
+    assert context.state.spec is not None, "plans are made for submitted jobs"
     num_vms = len({vm_of(worker) for worker, _ in usable})
-    return num_vms >= turn.state.spec.resources.min_nodes or not turn.state.active or _only_saves(turn)
+    return (
+        num_vms >= context.state.spec.resources.min_nodes or not context.state.active or _only_saves(context)
+    )
 
 
-def _wanted(turn: Turn) -> bool:
-    return turn.state.active or turn.must_save()
+def _wanted(context: Context) -> bool:
+    return context.state.active or context.must_save()
 
 
 def _settled(current: Generation | None) -> bool:
     return current is None or current.formed is not None
 
 
-def _awaits_members(turn: Turn) -> bool:
+def _awaits_members(context: Context) -> bool:
     """Whether some who run the generation are yet to be heard by this manager: they would be planned around
     and not told to switch, and the steps that they hold lost."""
-    current = turn.state.current
-    return current is not None and bool(turn.awaited(vm_of(worker) for worker, _ in current.seats))
+    current = context.state.current
+    return current is not None and bool(context.awaited(vm_of(worker) for worker, _ in current.incarnations))
 
 
-def _usable(turn: Turn) -> dict[Seat, WorkerReport]:
-    """The workers that a plan may use, by seat."""
-    return versions.alike(turn, _ready(turn), partial(_enough, turn))
+def _usable(context: Context) -> dict[Incarnation, WorkerReport]:
+    """The workers that a plan may use, by incarnation."""
+    return versions.alike(context, _ready(context), partial(_enough, context))
 
 
-def _ready(turn: Turn) -> dict[Seat, WorkerReport]:
+def _ready(context: Context) -> dict[Incarnation, WorkerReport]:
     """The workers of all versions that some plan may use, in the order in which their VMs were requested.
 
     To save what is held, also those that are to hand over will do: they live.
     """
-    saves = turn.must_save() or _only_saves(turn)
+    saves = context.must_save() or _only_saves(context)
     return {
-        seat_of(worker): worker
-        for vm, worker in turn.reports()
-        if (vm.status is VmStatus.JOINED or (saves and vm.joined)) and _is_usable(turn, vm, worker)
+        incarnation_of(worker): worker
+        for vm, worker in context.reports()
+        if (vm.status is VmStatus.JOINED or (saves and vm.joined)) and _is_usable(context, vm, worker)
     }
 
 
-def _only_saves(turn: Turn) -> bool:
+def _only_saves(context: Context) -> bool:
     """Whether too few VMs stay to train on, and steps are held that no checkpoint has: they are saved before
     the other VMs go."""
-    state = turn.state
+    state = context.state
     if not state.active or state.current is not None or state.spec is None:
         return False
     if not any(vm.status is VmStatus.NOTICED for vm in state.live_vms):
@@ -156,14 +158,14 @@ def _only_saves(turn: Turn) -> bool:
     published = state.published[-1].step if state.published else 0
     staying = {
         vm.vm
-        for vm, worker in turn.reports()
-        if vm.status is VmStatus.JOINED and _is_usable(turn, vm, worker)
+        for vm, worker in context.reports()
+        if vm.status is VmStatus.JOINED and _is_usable(context, vm, worker)
     }
-    return len(staying) < state.spec.resources.min_nodes and turn.held_step() > published
+    return len(staying) < state.spec.resources.min_nodes and context.held_step() > published
 
 
-def _is_usable(turn: Turn, vm: Vm, worker: WorkerReport) -> bool:
-    state, seat = turn.state, seat_of(worker)
+def _is_usable(context: Context, vm: Vm, worker: WorkerReport) -> bool:
+    state, incarnation = context.state, incarnation_of(worker)
     if worker.phase not in _READY or has_ended(worker) or worker.worker in state.unfit:
         return False
     if state.failed.get(worker.worker, -1) >= worker.incarnation:
@@ -172,125 +174,129 @@ def _is_usable(turn: Turn, vm: Vm, worker: WorkerReport) -> bool:
         return False  # it has not traced the model under the recipe yet
     if worker.phase is Phase.IDLE and not fitness.is_shown(state, worker):
         return False
-    if turn.vitals.left_out.get(seat, turn.now) > turn.now:
+    if context.observations.left_out.get(incarnation, context.now) > context.now:
         return False
-    if vm.vm in turn.vitals.unheard:
+    if vm.vm in context.observations.unheard:
         return False
     # With nothing running, a closed connection is reason enough not to count on a VM.
-    return state.current is not None or turn.vitals.pulses[vm.vm].closed_at is None
+    return state.current is not None or context.observations.last_reports[vm.vm].closed_at is None
 
 
-def _need(turn: Turn, seats: frozenset[Seat]) -> tuple[str, float] | None:
+def _need(context: Context, incarnations: frozenset[Incarnation]) -> tuple[str, float] | None:
     """Why another plan is needed and when that was seen; None: it is not, or not yet."""
-    state, vitals, timing = turn.state, turn.vitals, turn.timing
+    state, observations, timing = context.state, context.observations, context.timing
     current = state.current
     if current is None:
-        retry = turn.now - vitals.answered_at >= timing.replan_s
-        if not (seats - vitals.planned_for or retry) or _expecting_word(turn) or breaks.rests(turn, seats):
+        retry = context.now - observations.answered_at >= timing.replan_s
+        if (
+            not (incarnations - observations.planned_for or retry)
+            or _expecting_word(context)
+            or breaks.rests(context, incarnations)
+        ):
             return None
         begins = state.last_generation == state.started_after
-        if begins and _gathering(turn, seats):
+        if begins and _gathering(context, incarnations):
             return None
         cause = "workers are back" if not begins else "resumed" if state.started_after else "start"
-        return vitals.cause or (cause, turn.now)
+        return observations.cause or (cause, context.now)
     if state.head_generation > current.number:
         # The head was swapped for a generation that never opened: this one can publish nothing any more.
-        return vitals.cause or ("its checkpoints are fenced off", turn.now)
-    noticed = [worker for worker, _ in turn.noticed(current.seats)]
-    if noticed and seats != vitals.planned_for:
-        return f"notice for {', '.join(noticed)}", turn.now
-    if turn.unheard(current.seats):
+        return observations.cause or ("its checkpoints are fenced off", context.now)
+    noticed = [worker for worker, _ in context.noticed(current.incarnations)]
+    if noticed and incarnations != observations.planned_for:
+        return f"notice for {', '.join(noticed)}", context.now
+    if context.unheard(current.incarnations):
         return None  # they could not be told to switch: what steps would be cut off
-    newcomers = seats - vitals.planned_for - set(current.seats)
-    if newcomers and not _gathering(turn, seats):
-        return f"{', '.join(sorted(worker for worker, _ in newcomers))} joined", vitals.grown_at
+    newcomers = incarnations - observations.planned_for - set(current.incarnations)
+    if newcomers and not _gathering(context, incarnations):
+        return f"{', '.join(sorted(worker for worker, _ in newcomers))} joined", observations.grown_at
     return None
 
 
-def _paces_changed(turn: Turn) -> bool:
+def _paces_changed(context: Context) -> bool:
     """Whether workers or sections turned out slower or faster than they were when the plan was made."""
-    current = turn.state.current
-    changed_at = turn.state.paces_changed_at
-    if current is None or not turn.state.active or turn.unheard(current.seats):
+    current = context.state.current
+    changed_at = context.state.paces_changed_at
+    if current is None or not context.state.active or context.unheard(current.incarnations):
         return False
-    if changed_at > turn.now and turn.vitals.reconsidered_at > 0:
+    if changed_at > context.now and context.observations.reconsidered_at > 0:
         return False  # the clock was set back before this manager began; it has asked once
-    return changed_at > max(current.planned_at, turn.vitals.reconsidered_at)
+    return changed_at > max(current.planned_at, context.observations.reconsidered_at)
 
 
-def _is_worth_it(turn: Turn, event: PlanComputed) -> bool:
+def _is_worth_it(context: Context, event: PlanComputed) -> bool:
     """Whether another plan saves enough a step, and for long enough, to pay for the change."""
-    state = turn.state
+    state = context.state
     if event.predicted_s is None or not event.current_s or state.current is None or state.spec is None:
         return False
-    rest_s = worth.steps_left(turn) * event.current_s
+    rest_s = worth.steps_left(context) * event.current_s
     gain = 1.0 - event.predicted_s / event.current_s
-    return gain >= worth.least_gain(turn, turn.timing.worth_it, rest_s)
+    return gain >= worth.least_gain(context, context.timing.worth_it, rest_s)
 
 
-def _gathering(turn: Turn, seats: frozenset[Seat]) -> bool:
+def _gathering(context: Context, incarnations: frozenset[Incarnation]) -> bool:
     """Whether more workers are about to be ready, so that one plan can take them all in."""
-    ready = {vm_of(worker) for worker, _ in seats}
-    awaited = (vm.vm for vm in turn.state.live_vms if vm.status is not VmStatus.NOTICED)
-    coming = any(vm not in ready and vm not in turn.vitals.unheard for vm in awaited)
-    return coming and turn.now - turn.vitals.grown_at < turn.timing.settle_s
+    ready = {vm_of(worker) for worker, _ in incarnations}
+    awaited = (vm.vm for vm in context.state.live_vms if vm.status is not VmStatus.NOTICED)
+    coming = any(vm not in ready and vm not in context.observations.unheard for vm in awaited)
+    return coming and context.now - context.observations.grown_at < context.timing.settle_s
 
 
-def _expecting_word(turn: Turn) -> bool:
+def _expecting_word(context: Context) -> bool:
     """Whether VMs may soon tell whether they are alive: after a restart, or when connections just closed."""
-    for vm in turn.state.live_vms:
-        pulse = turn.vitals.pulses.get(vm.vm)
-        if vm.vm in turn.vitals.unheard:
+    for vm in context.state.live_vms:
+        last_report = context.observations.last_reports.get(vm.vm)
+        if vm.vm in context.observations.unheard:
             continue
-        if vm.joined and pulse is None:
+        if vm.joined and last_report is None:
             return True  # until its first report, or its lease ends
-        closed_at = pulse.closed_at if pulse is not None else None
-        if closed_at is not None and turn.now - closed_at < turn.reconnection_s():
+        closed_at = last_report.closed_at if last_report is not None else None
+        if closed_at is not None and context.now - closed_at < context.reconnection_s():
             return True
     return False
 
 
-def _too_few(turn: Turn) -> None:
-    state = turn.state
+def _too_few(context: Context) -> None:
+    state = context.state
     assert state.spec is not None, "plans are made for submitted jobs"
     reason = f"fewer usable VMs than min_nodes ({state.spec.resources.min_nodes})"
     if state.unfit:
         reason += f"; {len(state.unfit)} workers cannot meet the recipe: {state.why_unfit}"
     if state.current is None and (state.last_generation > state.started_after or state.unfit):
-        _say_impossible(turn, reason)
-    _hold_if_noticed(turn, reason)
+        _say_impossible(context, reason)
+    _hold_if_noticed(context, reason)
 
 
-def _hold_if_noticed(turn: Turn, reason: str) -> None:
+def _hold_if_noticed(context: Context, reason: str) -> None:
     """Have a checkpoint made before the cloud takes VMs that the plan cannot do without."""
-    state = turn.state
+    state = context.state
     if state.hold or state.current is None:
         return
-    if turn.noticed(state.current.seats):
-        turn.fact(HoldChanged(at=turn.now, hold=True, reason=reason))
+    if context.noticed(state.current.incarnations):
+        context.fact(HoldChanged(at=context.now, hold=True, reason=reason))
 
 
-def _say_impossible(turn: Turn, reason: str) -> None:
-    if turn.state.impossible != reason:
-        number = turn.state.last_generation + 1
-        turn.fact(PlanImpossible(at=turn.now, generation=number, reason=reason))
+def _say_impossible(context: Context, reason: str) -> None:
+    if context.state.impossible != reason:
+        number = context.state.last_generation + 1
+        context.fact(PlanImpossible(at=context.now, generation=number, reason=reason))
 
 
 def _ask(
-    turn: Turn,
-    usable: dict[Seat, WorkerReport],
+    context: Context,
+    usable: dict[Incarnation, WorkerReport],
     cause: str,
     detected_at: float,
     *,
     reconsider: bool = False,
 ) -> None:
-    generation = turn.state.last_generation + 1
+    generation = context.state.last_generation + 1
     # Asked again after a restart or a timeout, the question may be another: its key has the time in it.
-    key = f"{turn.state.job}/plan/{generation}/{round(turn.now * 1000)}"
-    slots = tuple(slot_of(turn.state, worker) for worker, _ in usable)
-    turn.command(ComputePlan(key=key, generation=generation, workers=slots, reconsider=reconsider))
-    asked = Planning(generation, frozenset(usable), turn.now, cause, detected_at, reconsider)
-    turn.vitals = replace(turn.vitals, planning=asked)
+    key = f"{context.state.job}/plan/{generation}/{round(context.now * 1000)}"
+    slots = tuple(slot_of(context.state, worker) for worker, _ in usable)
+    context.command(ComputePlan(key=key, generation=generation, workers=slots, reconsider=reconsider))
+    asked = Planning(generation, frozenset(usable), context.now, cause, detected_at, reconsider)
+    context.observations = replace(context.observations, planning=asked)
 
 
 def slot_of(state: JobState, worker: str) -> WorkerSlot:
@@ -311,69 +317,76 @@ def memory_bytes(state: JobState, vm: Vm, index: int) -> int:
     return min(has, state.spec.resources.device_memory or has)
 
 
-def _accept(turn: Turn, event: PlanComputed, value: dict[str, Any], asked: Planning | None) -> None:
+def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked: Planning | None) -> None:
     """Plan the generation, if all of its workers are still there."""
-    ready = {worker.worker: seat_of(worker) for worker in _usable(turn).values()}
-    if any(worker not in ready for worker in event.workers) or _left_out_member(turn, event, ready):
+    ready = {worker.worker: incarnation_of(worker) for worker in _usable(context).values()}
+    if any(worker not in ready for worker in event.workers) or _left_out_member(context, event, ready):
         return
-    seats = tuple(ready[worker] for worker in event.workers)
+    incarnations = tuple(ready[worker] for worker in event.workers)
     plan = Plan.from_json(
         value
     )  # a planner that answers with an invalid plan is a fault of ours: it may raise
-    assert plan.num_workers == len(seats), "the planner names one worker for each rank"
+    assert plan.num_workers == len(incarnations), "the planner names one worker for each rank"
     if asked is not None and _is_about(event, asked):
-        considered = asked.seats
+        considered = asked.incarnations
     else:
-        considered = frozenset(seat for worker, seat in ready.items() if worker in event.asked)
-    turn.vitals = replace(turn.vitals, planned_for=considered)
-    if _is_same(turn, value, seats):
-        turn.vitals = replace(turn.vitals, cause=None)
+        considered = frozenset(incarnation for worker, incarnation in ready.items() if worker in event.asked)
+    context.observations = replace(context.observations, planned_for=considered)
+    if _is_same(context, value, incarnations):
+        context.observations = replace(context.observations, cause=None)
         return
-    cause, detected_at = (asked.cause, asked.detected_at) if asked is not None else ("replanned", turn.now)
-    turn.fact(
+    cause, detected_at = (asked.cause, asked.detected_at) if asked is not None else ("replanned", context.now)
+    context.fact(
         GenerationPlanned(
-            at=turn.now,
+            at=context.now,
             number=event.generation,
             cause=cause,
             plan=value,
-            members=(*seats, *_donors(turn, seats)),
+            members=(*incarnations, *_donors(context, incarnations)),
             predicted_s=event.predicted_s,
             detected_at=detected_at,
-            decided_s=turn.now - asked.asked_at if asked is not None else 0.0,
-            saves_only=turn.must_save() or _only_saves(turn),
+            decided_s=context.now - asked.asked_at if asked is not None else 0.0,
+            saves_only=context.must_save() or _only_saves(context),
         )
     )
-    turn.vitals = replace(turn.vitals, cause=None, planning=None)
+    context.observations = replace(context.observations, cause=None, planning=None)
 
 
-def _left_out_member(turn: Turn, event: PlanComputed, ready: Mapping[str, Seat]) -> bool:
+def _left_out_member(context: Context, event: PlanComputed, ready: Mapping[str, Incarnation]) -> bool:
     """Whether the question left out a worker of the plan that runs, on which one can count again: its notice
     was withdrawn."""
-    current = turn.state.current
+    current = context.state.current
     if current is None:
         return False
-    return any(ready.get(seat[0]) == seat and seat[0] not in event.asked for seat in current.seats)
+    return any(
+        ready.get(incarnation[0]) == incarnation and incarnation[0] not in event.asked
+        for incarnation in current.incarnations
+    )
 
 
-def _is_same(turn: Turn, value: dict[str, Any], seats: tuple[Seat, ...]) -> bool:
+def _is_same(context: Context, value: dict[str, Any], incarnations: tuple[Incarnation, ...]) -> bool:
     """Whether the answer is what already runs, so that nothing needs to move."""
-    current = turn.state.current
-    if current is None or turn.state.head_generation > current.number or set(seats) != set(current.seats):
+    current = context.state.current
+    if (
+        current is None
+        or context.state.head_generation > current.number
+        or set(incarnations) != set(current.incarnations)
+    ):
         return False
     return {**value, "generation": 0} == {**current.plan, "generation": 0}
 
 
-def _donors(turn: Turn, seats: tuple[Seat, ...]) -> list[Seat]:
+def _donors(context: Context, incarnations: tuple[Incarnation, ...]) -> list[Incarnation]:
     """Living workers outside the plan that may hold sections that others need."""
-    used, usable = set(seats), _usable(turn)
-    spoken = {usable[seat].trainer_protocol for seat in seats}
+    used, usable = set(incarnations), _usable(context)
+    spoken = {usable[incarnation].trainer_protocol for incarnation in incarnations}
     return [
-        seat_of(worker)
-        for _, worker in turn.reports()
+        incarnation_of(worker)
+        for _, worker in context.reports()
         if worker.phase in _HOLDS_STATE
         and worker.trainer_protocol in spoken
         and worker.generation > 0
-        and seat_of(worker) not in used
-        and not turn.is_away(seat_of(worker))
-        and turn.vitals.left_out.get(seat_of(worker), turn.now) <= turn.now
+        and incarnation_of(worker) not in used
+        and not context.is_away(incarnation_of(worker))
+        and context.observations.left_out.get(incarnation_of(worker), context.now) <= context.now
     ]

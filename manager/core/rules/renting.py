@@ -13,6 +13,7 @@ from ...spec.job_spec import Resources
 from ...spec.placement import Attempt, Market, Offer, Placement, Price
 from ...spec.resources import CLOUDS
 from ..commands import RequestVm
+from ..context import Context
 from ..cost import hourly_ceiling, price_of
 from ..events import AttemptFailed, AttemptSucceeded, ConsoleRead
 from ..facts import (
@@ -26,74 +27,75 @@ from ..facts import (
     VmRequested,
 )
 from ..fold.renting import origin_of, place_of
-from ..turn import Turn
 from ..vms import Vm, VmStatus
 from . import growth, spending, waiting
 
 _NOT_WANTED = "its market is not wanted now"
 
 
-def take(turn: Turn) -> None:
+def take(context: Context) -> None:
     """The provider's answers."""
-    event, spec = turn.event, turn.state.spec
-    if isinstance(event, ConsoleRead) and spec is not None and turn.state.active:
-        _stops_asking(turn, spec.resources, event.text)
+    event, spec = context.event, context.state.spec
+    if isinstance(event, ConsoleRead) and spec is not None and context.state.active:
+        _stops_asking(context, spec.resources, event.text)
     if not isinstance(event, AttemptSucceeded | AttemptFailed):
         return
-    vm = turn.state.vms.get(event.vm)
+    vm = context.state.vms.get(event.vm)
     if vm is None or vm.attempt is None or vm.attempt.number != event.number:
         return
     if isinstance(event, AttemptSucceeded):
         if not vm.id:
-            turn.fact(VmCreated(at=turn.now, vm=vm.vm, number=event.number, id=event.id))
+            context.fact(VmCreated(at=context.now, vm=vm.vm, number=event.number, id=event.id))
     elif vm.attempted_at is not None and (vm.live or event.kind is not RefusalKind.ENDED):
-        _refused(turn, vm.attempt, event)
+        _refused(context, vm.attempt, event)
 
 
-def request(turn: Turn, names: Sequence[str], most: int) -> None:
+def request(context: Context, names: Sequence[str], most: int) -> None:
     """Ask for VMs of these names, or for as many of them as may be had and, of a cloud's, would pay.
 
     `most`: how many the job may have besides, whether or not they are asked for now.
     """
-    spec = turn.state.spec
+    spec = context.state.spec
     assert spec is not None, "VMs are for submitted jobs"
-    if _stops_asking(turn, spec.resources):
+    if _stops_asking(context, spec.resources):
         return
     why, why_not_rented, num_rented = "", "", None
     for name in names:
-        offer = next_offer(turn)
+        offer = next_offer(context)
         if not isinstance(offer, str) and offer[0].provider in CLOUDS:
             if num_rented is None:
-                num_rented, why_not_rented = growth.may_rent(turn, offer[0], _to_be_had(turn, *offer, most))
+                num_rented, why_not_rented = growth.may_rent(
+                    context, offer[0], _to_be_had(context, *offer, most)
+                )
             if num_rented > 0:
                 num_rented -= 1
             else:
-                free = next_offer(turn, rents=False)
+                free = next_offer(context, rents=False)
                 offer = why_not_rented if isinstance(free, str) else free
         if isinstance(offer, str):
             why = offer
             break
-        turn.fact(VmRequested(at=turn.now, vm=name))
-        _attempt(turn, name, 1, *offer)
-    turn.vitals = turn.vitals.told_why_no_vm(why)
-    if why == spending.SPENT and len(turn.state.counted_vms) < spec.resources.min_nodes:
-        spending.order_stop(turn, f"its budget of {spec.resources.budget:g} USD pays for no more VMs")
+        context.fact(VmRequested(at=context.now, vm=name))
+        _attempt(context, name, 1, *offer)
+    context.observations = context.observations.told_why_no_vm(why)
+    if why == spending.SPENT and len(context.state.counted_vms) < spec.resources.min_nodes:
+        spending.order_stop(context, f"its budget of {spec.resources.budget:g} USD pays for no more VMs")
 
 
-def next_offer(turn: Turn, *, rents: bool = True) -> tuple[Placement, Price] | str:
+def next_offer(context: Context, *, rents: bool = True) -> tuple[Placement, Price] | str:
     """The place to ask for one more VM, and its price; or why there is none. `rents`: also of clouds."""
-    spec, faults = turn.state.spec, dict[str, None]()
+    spec, faults = context.state.spec, dict[str, None]()
     assert spec is not None, "VMs are for submitted jobs"
     if not spec.resources.clouds:
-        free = Price(hourly=0.0, ceiling=0.0, at=turn.now, source="nobody bills")
+        free = Price(hourly=0.0, ceiling=0.0, at=context.now, source="nobody bills")
         return Placement(provider=spec.resources.providers[0]), free
-    if turn.vitals.offers is None:
+    if context.observations.offers is None:
         return "prices are not known yet"
-    for offer in turn.vitals.offers:
+    for offer in context.observations.offers:
         if not rents and offer.placement.provider in CLOUDS:
             continue
-        price = price_of(spec.resources, offer, turn.now)
-        found = _fault(turn, spec.resources, offer, price)
+        price = price_of(spec.resources, offer, context.now)
+        found = _fault(context, spec.resources, offer, price)
         if not found and price is not None:
             return offer.placement, price
         faults[found] = None
@@ -103,25 +105,25 @@ def next_offer(turn: Turn, *, rents: bool = True) -> tuple[Placement, Price] | s
     return next(iter(faults), "there is no offer")
 
 
-def _to_be_had(turn: Turn, placement: Placement, price: Price, most: int) -> int:
+def _to_be_had(context: Context, placement: Placement, price: Price, most: int) -> int:
     """How many of `most` VMs the caps allow, if each costs as much as this one."""
-    spec, hourly = turn.state.spec, hourly_ceiling(turn.state)
+    spec, hourly = context.state.spec, hourly_ceiling(context.state)
     assert spec is not None, "VMs are for submitted jobs"
     resources = spec.resources
     if placement.market is Market.ON_DEMAND and resources.spot:
-        most = min(most, resources.on_demand_nodes - sum(map(_is_on_demand, turn.state.counted_vms)))
+        most = min(most, resources.on_demand_nodes - sum(map(_is_on_demand, context.state.counted_vms)))
     low, high = 1, most + 1  # what was offered can be had
     while high - low > 1:
         middle = (low + high) // 2
-        if spending.fault(turn, resources, middle * price.ceiling, hourly):
+        if spending.fault(context, resources, middle * price.ceiling, hourly):
             high = middle
         else:
             low = middle
     return low
 
 
-def _attempt(turn: Turn, vm: str, number: int, placement: Placement, price: Price) -> None:
-    spec = turn.state.spec
+def _attempt(context: Context, vm: str, number: int, placement: Placement, price: Price) -> None:
+    spec = context.state.spec
     assert spec is not None, "VMs are for submitted jobs"
     bid = spec.resources.max_price if placement.market is Market.SPOT else None
     attempt = Attempt(
@@ -132,66 +134,66 @@ def _attempt(turn: Turn, vm: str, number: int, placement: Placement, price: Pric
         image=spec.resources.image_of(placement.provider) or "",
         disk_gb=spec.resources.disk_gb,
     )
-    url = turn.vitals.manager_url
-    turn.fact(AttemptMade(at=turn.now, vm=vm, attempt=attempt, price=price, manager_url=url))
+    url = context.observations.manager_url
+    context.fact(AttemptMade(at=context.now, vm=vm, attempt=attempt, price=price, manager_url=url))
     key = f"{vm}/request" if number == 1 else f"{vm}/request/{number}"
-    turn.command(RequestVm(key=key, vm=vm, attempt=attempt))
+    context.command(RequestVm(key=key, vm=vm, attempt=attempt))
 
 
-def _refused(turn: Turn, attempt: Attempt, event: AttemptFailed) -> None:
+def _refused(context: Context, attempt: Attempt, event: AttemptFailed) -> None:
     """Ask elsewhere, or give the VM up: what is asked for later is another one."""
     number, kind = attempt.number, event.kind
-    state = turn.state
-    if kind is RefusalKind.ENDED and turn.has_joined(state.vms[attempt.vm]):
+    state = context.state
+    if kind is RefusalKind.ENDED and context.has_joined(state.vms[attempt.vm]):
         # The answer was long in coming: the VM was made, and was taken since. Its place is none to avoid.
-        turn.end_vm(attempt.vm, EndReason.PREEMPTED, event.error)
+        context.end_vm(attempt.vm, EndReason.PREEMPTED, event.error)
         return
     is_cloud = state.spec is not None and bool(state.spec.resources.clouds)
     if is_cloud or kind is RefusalKind.ENDED:
-        refused = AttemptRefused(at=turn.now, vm=attempt.vm, number=number, kind=kind, message=event.error)
-        turn.fact(refused)
+        refused = AttemptRefused(at=context.now, vm=attempt.vm, number=number, kind=kind, message=event.error)
+        context.fact(refused)
     if attempt.vm not in state.vms.live:
         return
-    offer = next_offer(turn) if is_cloud and state.active and kind is not RefusalKind.ENDED else ""
+    offer = next_offer(context) if is_cloud and state.active and kind is not RefusalKind.ENDED else ""
     if isinstance(offer, str):
         gone = is_cloud and kind is not RefusalKind.ENDED
         if gone:
-            fact = VmEnded(at=turn.now, vm=attempt.vm, reason=EndReason.REQUEST_FAILED, detail=event.error)
-            turn.fact(fact)
+            fact = VmEnded(at=context.now, vm=attempt.vm, reason=EndReason.REQUEST_FAILED, detail=event.error)
+            context.fact(fact)
         else:
-            turn.end_vm(attempt.vm, EndReason.REQUEST_FAILED, event.error)
+            context.end_vm(attempt.vm, EndReason.REQUEST_FAILED, event.error)
     else:
-        _attempt(turn, attempt.vm, number + 1, *offer)
+        _attempt(context, attempt.vm, number + 1, *offer)
 
 
 # ---- what is wrong with an offer ---------------------------------------------------------------------------
 
 
-def _fault(turn: Turn, resources: Resources, offer: Offer, price: Price | None) -> str:
+def _fault(context: Context, resources: Resources, offer: Offer, price: Price | None) -> str:
     """Why the offer cannot be taken now; empty if it can."""
     placement = offer.placement
     if placement.provider not in resources.providers:
         return f"{placement.provider} is not in resources.provider"
-    untried = _never_join(turn, resources, placement) or _on_trial(turn, resources, placement)
+    untried = _never_join(context, resources, placement) or _on_trial(context, resources, placement)
     if untried:
         return untried
-    if not _is_on_site(turn, resources, placement):
+    if not _is_on_site(context, resources, placement):
         return "no other place is asked while VMs of the job live in one"
-    if placement.market is Market.ON_DEMAND and not _on_demand_allowed(turn, resources, placement):
+    if placement.market is Market.ON_DEMAND and not _on_demand_allowed(context, resources, placement):
         return _NOT_WANTED
     if placement.market is Market.SPOT and not resources.spot:
         return _NOT_WANTED
-    refused = _backed_off(turn, placement)
+    refused = _backed_off(context, placement)
     if refused:
         return refused
     if price is None:
         what = f"{placement.instance_type} of {placement.provider}"
         return f"no price is known for {what}: resources.hourly_price says one"
-    return spending.fault(turn, resources, price.ceiling, hourly_ceiling(turn.state))
+    return spending.fault(context, resources, price.ceiling, hourly_ceiling(context.state))
 
 
-def _is_on_site(turn: Turn, resources: Resources, placement: Placement) -> bool:
-    for other in _sites(turn):
+def _is_on_site(context: Context, resources: Resources, placement: Placement) -> bool:
+    for other in _sites(context):
         if (other.provider, other.region) != (placement.provider, placement.region):
             return False
         if other.zone != placement.zone and len(resources.zones_of(placement.provider)) < 2:
@@ -199,21 +201,21 @@ def _is_on_site(turn: Turn, resources: Resources, placement: Placement) -> bool:
     return True
 
 
-def _sites(turn: Turn) -> Iterator[Placement]:
-    for vm in turn.state.live_vms:
+def _sites(context: Context) -> Iterator[Placement]:
+    for vm in context.state.live_vms:
         if vm.attempt is not None and vm.attempted_at is not None:
             yield vm.attempt.placement
 
 
-def _on_demand_allowed(turn: Turn, resources: Resources, placement: Placement) -> bool:
+def _on_demand_allowed(context: Context, resources: Resources, placement: Placement) -> bool:
     if not resources.spot or placement.provider not in resources.clouds:
         return True
-    absent_since = turn.state.spot_absent_since
+    absent_since = context.state.spot_absent_since
     if not resources.on_demand_nodes or absent_since is None:
         return False
-    if turn.elapsed_s(absent_since) < resources.on_demand_after_s:
+    if context.elapsed_s(absent_since) < resources.on_demand_after_s:
         return False
-    return sum(_is_on_demand(vm) for vm in turn.state.counted_vms) < resources.on_demand_nodes
+    return sum(_is_on_demand(vm) for vm in context.state.counted_vms) < resources.on_demand_nodes
 
 
 def _is_on_demand(vm: Vm) -> bool:
@@ -222,15 +224,15 @@ def _is_on_demand(vm: Vm) -> bool:
     return vm.attempt.placement.market is Market.ON_DEMAND
 
 
-def _backed_off(turn: Turn, placement: Placement) -> str:
+def _backed_off(context: Context, placement: Placement) -> str:
     """Why this place is left alone for now; empty if it is not."""
     for kind in RefusalKind:
-        refusal = turn.state.refusals.get(place_of(placement, kind))
+        refusal = context.state.refusals.get(place_of(placement, kind))
         if refusal is None:
             continue
         by_person = kind in (RefusalKind.QUOTA, RefusalKind.NOT_ALLOWED)  # may be changed by one meanwhile
-        wait_s = turn.timing.longest_backoff_s if by_person else turn.timing.backoff_s(refusal.count)
-        if turn.elapsed_s(refusal.at) < wait_s:
+        wait_s = context.timing.longest_backoff_s if by_person else context.timing.backoff_s(refusal.count)
+        if context.elapsed_s(refusal.at) < wait_s:
             return refusal.message
     return ""
 
@@ -238,18 +240,18 @@ def _backed_off(turn: Turn, placement: Placement) -> str:
 # ---- asking stops ------------------------------------------------------------------------------------------
 
 
-def _origin(turn: Turn, resources: Resources, provider: str) -> str:
+def _origin(context: Context, resources: Resources, provider: str) -> str:
     """Of a VM that would be asked for there now."""
-    return origin_of(provider, resources.image_of(provider) or "", turn.vitals.manager_url)
+    return origin_of(provider, resources.image_of(provider) or "", context.observations.manager_url)
 
 
-def _on_trial(turn: Turn, resources: Resources, placement: Placement) -> str:
+def _on_trial(context: Context, resources: Resources, placement: Placement) -> str:
     """Why no other VM of a cloud is asked for beside one that is on its way; empty if one may be.
 
     The first is tried alone until it joins, and so are those after one that did not.
     """
-    provider, state = placement.provider, turn.state
-    origin = _origin(turn, resources, provider)
+    provider, state = placement.provider, context.state
+    origin = _origin(context, resources, provider)
     if provider not in CLOUDS or (origin in state.joined_from and origin not in state.not_joined):
         return ""
     for vm in state.live_vms:
@@ -261,26 +263,26 @@ def _on_trial(turn: Turn, resources: Resources, placement: Placement) -> str:
     return ""
 
 
-def _never_join(turn: Turn, resources: Resources, placement: Placement) -> str:
+def _never_join(context: Context, resources: Resources, placement: Placement) -> str:
     """Why no more VMs are asked for there; empty if the last of them joined, or too few did not."""
-    found = turn.state.not_joined.get(_origin(turn, resources, placement.provider))
-    if found is None or found.count < turn.timing.max_never_joined:
+    found = context.state.not_joined.get(_origin(context, resources, placement.provider))
+    if found is None or found.count < context.timing.max_never_joined:
         return ""
     return f"{found.count} VMs in a row were rented and did not join"
 
 
-def _stops_asking(turn: Turn, resources: Resources, console: str | None = None) -> bool:
+def _stops_asking(context: Context, resources: Resources, console: str | None = None) -> bool:
     """Whether a person is asked instead: all that could be had is not allowed, or never joins.
 
     `console`: of the last VM that did not join, once it was read; that is waited for for a while.
     """
-    state = turn.state
-    if not resources.clouds or _trains(turn, resources):
+    state = context.state
+    if not resources.clouds or _trains(context, resources):
         return False
     spot_alone = resources.spot and not resources.on_demand_nodes
-    offers = [offer.placement for offer in turn.vitals.offers or ()]
+    offers = [offer.placement for offer in context.observations.offers or ()]
     wanted = [place for place in offers if place.market is Market.SPOT or not spot_alone]
-    never = [_never_join(turn, resources, place) for place in wanted]
+    never = [_never_join(context, resources, place) for place in wanted]
     refused = [state.refusals.get(place_of(place, RefusalKind.NOT_ALLOWED)) for place in wanted]
     reasons = [refusal.message if refusal else why for refusal, why in zip(refused, never, strict=True)]
     if not reasons or not all(reasons):
@@ -288,15 +290,15 @@ def _stops_asking(turn: Turn, resources: Resources, console: str | None = None) 
     if all(refused):
         console = ""
     last_at = max((found.at for found in state.not_joined.values()), default=0.0)
-    if console is None and turn.elapsed_s(last_at) <= turn.timing.console_s:
+    if console is None and context.elapsed_s(last_at) <= context.timing.console_s:
         return True
-    waiting.wait(turn, " ".join(dict.fromkeys(reasons)), (Resumption.AGAIN,), console=console or "")
+    waiting.wait(context, " ".join(dict.fromkeys(reasons)), (Resumption.AGAIN,), console=console or "")
     return True
 
 
-def _trains(turn: Turn, resources: Resources) -> bool:
+def _trains(context: Context, resources: Resources) -> bool:
     """Whether VMs that live may train, or may come to."""
-    state = turn.state
+    state = context.state
     if state.current is not None or any(vm.status is VmStatus.REQUESTED for vm in state.live_vms):
         return True
     staying = [vm for vm in state.live_vms if vm.status is not VmStatus.NOTICED]

@@ -6,24 +6,24 @@ whatever of them still lives: until then it may publish, and what it publishes i
 
 from __future__ import annotations
 
+from ..context import Context
 from ..events import ContinueRequested
 from ..facts import JobContinued
 from ..state import JobState
-from ..turn import Turn
 from . import ending, starting
 
 _KEPT = {"min_nodes", "max_nodes", "max_hourly_cost", "budget"}
 
 
-def take(turn: Turn) -> None:
+def take(context: Context) -> None:
     """A person has it go on."""
-    event = turn.event
-    if not isinstance(event, ContinueRequested) or not can_go_on(turn.state):
+    event = context.event
+    if not isinstance(event, ContinueRequested) or not can_go_on(context.state):
         return
-    turn.fact(JobContinued(at=turn.now, **event.model_dump(include=_KEPT)))
-    if turn.state.finished is not None:
-        turn.command(ending.export_of(turn))
-    starting.order_copy(turn)
+    context.fact(JobContinued(at=context.now, **event.model_dump(include=_KEPT)))
+    if context.state.finished is not None:
+        context.command(ending.export_of(context))
+    starting.order_copy(context)
 
 
 def can_go_on(state: JobState) -> bool:

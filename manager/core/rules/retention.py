@@ -7,72 +7,72 @@ from dataclasses import replace
 
 from ....protocol.messages import CheckpointRef
 from ..commands import DeleteCheckpoint, SweepStore
+from ..context import Context
 from ..events import HeadSeen, Tick
 from ..facts import CheckpointPublished, CheckpointRetired
 from ..state import order_of
-from ..turn import Turn
 
 
-def record_published(turn: Turn) -> None:
+def record_published(context: Context) -> None:
     """Publications as workers report them; each was listed by the head before it was reported."""
-    record(turn, [worker.published for _, worker in turn.reports() if worker.published is not None])
+    record(context, [worker.published for _, worker in context.reports() if worker.published is not None])
 
 
-def record(turn: Turn, checkpoints: Iterable[CheckpointRef]) -> None:
+def record(context: Context, checkpoints: Iterable[CheckpointRef]) -> None:
     """Make facts of checkpoints not known yet. One not newer than a retired one is on its way out."""
-    known = set(map(order_of, turn.state.published))
+    known = set(map(order_of, context.state.published))
     for checkpoint in sorted(set(map(order_of, checkpoints)) - known):
-        if checkpoint > turn.state.retired:
+        if checkpoint > context.state.retired:
             ref = CheckpointRef(generation=checkpoint[0], step=checkpoint[1])
-            turn.fact(CheckpointPublished(at=turn.now, checkpoint=ref))
+            context.fact(CheckpointPublished(at=context.now, checkpoint=ref))
 
 
-def retire(turn: Turn) -> None:
+def retire(context: Context) -> None:
     """Keep the newest `keep_latest_k` and what the open generation may start from; let the others go."""
-    state = turn.state
+    state = context.state
     if state.spec is None or state.finished is not None:
         return
     if state.planned is not None and state.planned.prepared_at is not None:
         return  # the head is being swapped: what its base will be is not known yet
     for checkpoint in state.published[: -state.spec.checkpoint.keep_latest_k]:
         if checkpoint != state.base:
-            discard(turn, checkpoint)
+            discard(context, checkpoint)
 
 
-def take(turn: Turn) -> None:
+def take(context: Context) -> None:
     """What a sweep saw in the head: publications that nobody reported."""
-    state, event = turn.state, turn.event
+    state, event = context.state, context.event
     if not isinstance(event, HeadSeen) or state.ended is not None:
         return
     if event.generation <= state.head_generation:
-        record(turn, event.checkpoints)
+        record(context, event.checkpoints)
 
 
-def sweep(turn: Turn) -> None:
+def sweep(context: Context) -> None:
     """Now and then, have the store looked through: what it lists, and what nobody needs any more."""
-    state, vitals, timing = turn.state, turn.vitals, turn.timing
-    if not isinstance(turn.event, Tick) or not state.opened_generation or state.waiting is not None:
+    state, observations, timing = context.state, context.observations, context.timing
+    if not isinstance(context.event, Tick) or not state.opened_generation or state.waiting is not None:
         return
-    due_at = vitals.started_at + timing.delete_after_s
-    if vitals.swept_at is not None:
-        due_at = vitals.swept_at + timing.sweep_s
-    if turn.now >= due_at:
-        turn.vitals = replace(vitals, swept_at=turn.now)
-        order_sweep(turn, turn.now)
+    due_at = observations.started_at + timing.delete_after_s
+    if observations.swept_at is not None:
+        due_at = observations.swept_at + timing.sweep_s
+    if context.now >= due_at:
+        context.observations = replace(observations, swept_at=context.now)
+        order_sweep(context, context.now)
 
 
-def order_sweep(turn: Turn, not_before: float) -> None:
-    key = f"{turn.state.job}/sweep/{round(not_before * 1000)}"
-    turn.command(SweepStore(key=key, not_before=not_before, lease_s=turn.timing.delete_after_s))
+def order_sweep(context: Context, not_before: float) -> None:
+    key = f"{context.state.job}/sweep/{round(not_before * 1000)}"
+    context.command(SweepStore(key=key, not_before=not_before, lease_s=context.timing.delete_after_s))
 
 
-def discard(turn: Turn, checkpoint: CheckpointRef) -> None:
-    turn.fact(CheckpointRetired(at=turn.now, checkpoint=checkpoint))
-    turn.command(
+def discard(context: Context, checkpoint: CheckpointRef) -> None:
+    context.fact(CheckpointRetired(at=context.now, checkpoint=checkpoint))
+    context.command(
         DeleteCheckpoint(
-            key=f"{turn.state.job}/delete/{checkpoint.step}-g{checkpoint.generation}",
+            key=f"{context.state.job}/delete/{checkpoint.step}-g{checkpoint.generation}",
             checkpoint=checkpoint,
-            not_before=turn.now + turn.timing.delete_after_s,
-            lease_s=turn.timing.delete_after_s,
+            not_before=context.now + context.timing.delete_after_s,
+            lease_s=context.timing.delete_after_s,
         )
     )

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from ....protocol.messages import Phase
+from ..context import Context, Decision
 from ..events import Event, StopRequested
 from ..facts import JobEnded, StopOrdered
+from ..observations import Observations
 from ..state import JobState
 from ..timing import Timing
-from ..turn import Decision, Turn
-from ..vitals import Vitals
 from . import ending
 
 _SAVES = (Phase.FORMING, Phase.RUNNING, Phase.OTHER)
 
 
 def stop_set_aside(
-    state: JobState, vitals: Vitals, event: Event, timing: Timing, *, readable: bool, why: str
+    state: JobState, observations: Observations, event: Event, timing: Timing, *, readable: bool, why: str
 ) -> Decision:
     """What `event` brings about for a job that is set aside, by no rule but this one.
 
@@ -23,15 +23,17 @@ def stop_set_aside(
     more, `stop_timeout_s` later, or at the next request; at once if its facts are not all `readable`, since
     nobody knows then what its workers were told. Other events bring about nothing.
     """
-    turn = Turn(state, vitals, event, timing)
+    context = Context(state, observations, event, timing)
     asked = isinstance(event, StopRequested)
     if state.ended is not None or not (asked or state.stop_ordered_at is not None):
-        return turn.decision()
+        return context.decision()
     again = state.stop_ordered_at is not None
     if asked and not again:
-        turn.fact(StopOrdered(at=turn.now))
-    saving = any(worker.phase in _SAVES for _, worker in turn.reports())
-    if not readable or not saving or turn.stop_is_late() or (asked and again):
-        ended = JobEnded(at=turn.now, status="stopped", reason=f"as requested, while it was set aside: {why}")
-        ending.end(turn, ended)
-    return turn.decision()
+        context.fact(StopOrdered(at=context.now))
+    saving = any(worker.phase in _SAVES for _, worker in context.reports())
+    if not readable or not saving or context.stop_is_late() or (asked and again):
+        ended = JobEnded(
+            at=context.now, status="stopped", reason=f"as requested, while it was set aside: {why}"
+        )
+        ending.end(context, ended)
+    return context.decision()

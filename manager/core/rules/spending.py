@@ -8,10 +8,10 @@ more than that is left it saves and stops; when it has no time left to save eith
 from __future__ import annotations
 
 from ...spec.job_spec import Resources
+from ..context import Context
 from ..cost import hourly_ceiling, is_ahead, spent_by
 from ..events import ManagerStarted, ReleaseRefused, Tick
 from ..facts import CostNoted, EndReason, JobEnded, VmNotReleased
-from ..turn import Turn
 from . import ending
 
 SPENT = "the budget pays for no more VMs"
@@ -19,77 +19,79 @@ _ROUNDING = 1e-9
 _NOTED_PART = 0.01  # of a budget: so many notes in the journal at most
 
 
-def fault(turn: Turn, resources: Resources, ceiling: float, hourly: float) -> str:
+def fault(context: Context, resources: Resources, ceiling: float, hourly: float) -> str:
     """Why a VM of this ceiling would be too much beside those that cost `hourly`; empty if it would not."""
-    most, budget, timing = resources.max_hourly_cost, resources.budget, turn.timing
+    most, budget, timing = resources.max_hourly_cost, resources.budget, context.timing
     if most is not None and hourly + ceiling > most + _ROUNDING:
         return f"one more VM would pass resources.max_hourly_cost ({most:g} USD)"
     if budget is None:
         return ""
-    left = budget - spent_by(turn.state, turn.now).at_most
-    paid_s = timing.least_paid_s + _slow_release_s(turn)
+    left = budget - spent_by(context.state, context.now).at_most
+    paid_s = timing.least_paid_s + _slow_release_s(context)
     return SPENT if (hourly + ceiling) * paid_s / 3600.0 > left + _ROUNDING else ""
 
 
-def take(turn: Turn) -> None:
+def take(context: Context) -> None:
     """A manager begins. If its clock is behind what the one before it knew, nobody can say for how long there
     was none: no longer than VMs live without one. Or a release is refused, which is told once."""
-    if isinstance(turn.event, ReleaseRefused):
-        _note_refusal(turn, turn.event)
-    if not isinstance(turn.event, ManagerStarted) or _budget(turn) is None:
+    if isinstance(context.event, ReleaseRefused):
+        _note_refusal(context, context.event)
+    if not isinstance(context.event, ManagerStarted) or _budget(context) is None:
         return
-    if any(is_ahead(vm, turn.now) for vm in turn.state.counted_vms):
-        turn.fact(CostNoted(at=turn.now, unseen_s=turn.timing.given_up_after_s))
+    if any(is_ahead(vm, context.now) for vm in context.state.counted_vms):
+        context.fact(CostNoted(at=context.now, unseen_s=context.timing.given_up_after_s))
 
 
-def _note_refusal(turn: Turn, event: ReleaseRefused) -> None:
-    vm = turn.state.leaving.get(event.vm)
+def _note_refusal(context: Context, event: ReleaseRefused) -> None:
+    vm = context.state.leaving.get(event.vm)
     if vm is None or vm.not_released or vm.attempted_at is None or vm.price is None or not vm.price.ceiling:
         return
-    turn.fact(VmNotReleased(at=turn.now, vm=vm.vm, message=event.error, hourly_at_most=vm.price.ceiling))
+    context.fact(
+        VmNotReleased(at=context.now, vm=vm.vm, message=event.error, hourly_at_most=vm.price.ceiling)
+    )
 
 
-def _slow_release_s(turn: Turn) -> float:
+def _slow_release_s(context: Context) -> float:
     """How much longer than expected the slowest release takes that is under way and was refused, so far."""
-    since = [vm.ended_at for vm in turn.state.leaving.values() if vm.not_released]
-    longest_s = max((turn.elapsed_s(at) for at in since if at is not None), default=0.0)
-    return max(0.0, min(longest_s, turn.timing.slowest_release_s) - turn.timing.release_s)
+    since = [vm.ended_at for vm in context.state.leaving.values() if vm.not_released]
+    longest_s = max((context.elapsed_s(at) for at in since if at is not None), default=0.0)
+    return max(0.0, min(longest_s, context.timing.slowest_release_s) - context.timing.release_s)
 
 
-def _note(turn: Turn, budget: float) -> None:
+def _note(context: Context, budget: float) -> None:
     """Now and then keep what was spent so far, whatever becomes of the clock."""
-    state = turn.state
+    state = context.state
     certain = state.spent.at_most + sum(vm.noted.at_most for vm in state.counted_vms)
-    if spent_by(state, turn.now).at_most - certain >= budget * _NOTED_PART:
-        turn.fact(CostNoted(at=turn.now))
+    if spent_by(state, context.now).at_most - certain >= budget * _NOTED_PART:
+        context.fact(CostNoted(at=context.now))
 
 
-def _budget(turn: Turn) -> float | None:
-    return turn.state.spec.resources.budget if turn.state.spec is not None else None
+def _budget(context: Context) -> float | None:
+    return context.state.spec.resources.budget if context.state.spec is not None else None
 
 
-def keep_budget(turn: Turn) -> None:
+def keep_budget(context: Context) -> None:
     """Save and stop while that can still be paid for."""
-    budget, hourly = _budget(turn), hourly_ceiling(turn.state)
-    if budget is None or hourly == 0.0 or not isinstance(turn.event, Tick):
+    budget, hourly = _budget(context), hourly_ceiling(context.state)
+    if budget is None or hourly == 0.0 or not isinstance(context.event, Tick):
         return
-    _note(turn, budget)
-    state = turn.state
-    left_s = (budget - spent_by(state, turn.now).at_most) / hourly * 3600.0
-    end_s = turn.timing.end_reserve_s + _slow_release_s(turn)
-    if left_s > end_s + turn.timing.stop_timeout_s:
+    _note(context, budget)
+    state = context.state
+    left_s = (budget - spent_by(state, context.now).at_most) / hourly * 3600.0
+    end_s = context.timing.end_reserve_s + _slow_release_s(context)
+    if left_s > end_s + context.timing.stop_timeout_s:
         return
     why = f"its budget of {budget:g} USD is spent, but for what ending costs"
     if state.finished is not None:
         for vm in state.live_vms:  # the weights are exported without them
-            turn.end_vm(vm.vm, EndReason.RELEASED, why)
+            context.end_vm(vm.vm, EndReason.RELEASED, why)
         return
     if state.stop_ordered_at is None:
-        order_stop(turn, why)
+        order_stop(context, why)
     if left_s <= end_s:
-        ending.end_stopped(turn, "the budget left no time to save")
+        ending.end_stopped(context, "the budget left no time to save")
 
 
-def order_stop(turn: Turn, why: str) -> None:
+def order_stop(context: Context, why: str) -> None:
     """The job saves and stops, for this reason."""
-    ending.order_stop(turn, JobEnded(at=turn.now, status="stopped", reason=why))
+    ending.order_stop(context, JobEnded(at=context.now, status="stopped", reason=why))

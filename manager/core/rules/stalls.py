@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 from ....protocol.messages import At, Phase, WorkerReport
 from .. import silence
+from ..context import Context, has_ended, incarnation_of, never_ran, own_steps
 from ..events import Tick
 from ..facts import EndReason, GenerationStalled, StacksTaken, WorkerFailed
+from ..observations import NoProgress, Observations
 from ..state import Generation, JobState
 from ..timing import Timing
-from ..turn import Turn, has_ended, never_ran, own_steps, seat_of
-from ..vitals import NoProgress, Vitals
 from ..vms import Vm
 from . import generations
 
@@ -46,61 +46,73 @@ class _Bound(NamedTuple):
         return self._replace(seconds=self.seconds * factor)
 
 
-def watch(turn: Turn) -> None:
+def watch(context: Context) -> None:
     """At each tick: trainers that are stalled alone are replaced, a generation that is stalled is closed."""
-    if not isinstance(turn.event, Tick) or turn.isolated or turn.state.finished is not None:
+    if not isinstance(context.event, Tick) or context.isolated or context.state.finished is not None:
         return
-    for vm, worker in turn.reports():
-        _replace_stalled(turn, vm, worker)
-    current = turn.state.current
-    free_s = generations.forms_since(turn, current) if current is not None and current.formed is None else 0.0
-    found = no_progress(turn.state, turn.vitals, turn.now, turn.timing)
-    if found is not None or turn.vitals.no_progress is not None:
-        turn.vitals = replace(turn.vitals, no_progress=found)
-    if current is not None and not turn.dead(current.members):
-        _watch_generation(turn, current, found, free_s)
+    for vm, worker in context.reports():
+        _replace_stalled(context, vm, worker)
+    current = context.state.current
+    free_s = (
+        generations.forms_since(context, current) if current is not None and current.formed is None else 0.0
+    )
+    found = no_progress(context.state, context.observations, context.now, context.timing)
+    if found is not None or context.observations.no_progress is not None:
+        context.observations = replace(context.observations, no_progress=found)
+    if current is not None and not context.dead(current.members):
+        _watch_generation(context, current, found, free_s)
 
 
-def record_stacks(turn: Turn) -> None:
+def record_stacks(context: Context) -> None:
     """The stacks that were asked for, once for each member."""
-    stall = turn.state.stall
+    stall = context.state.stall
     if stall is None:
         return
-    for vm in turn.state.live_vms:
-        pulse = turn.vitals.pulses.get(vm.vm)
-        for stacks in pulse.report.stacks if pulse is not None else ():
-            seen = turn.state.stall.seen if turn.state.stall is not None else frozenset[str]()
+    for vm in context.state.live_vms:
+        last_report = context.observations.last_reports.get(vm.vm)
+        for stacks in last_report.report.stacks if last_report is not None else ():
+            seen = context.state.stall.seen if context.state.stall is not None else frozenset[str]()
             if stacks.number == stall.number and stacks.worker not in seen:
                 text = stacks.text if len(seen) < _MOST_STACKS else ""
-                turn.fact(StacksTaken(at=turn.now, number=stall.number, worker=stacks.worker, text=text))
+                context.fact(
+                    StacksTaken(at=context.now, number=stall.number, worker=stacks.worker, text=text)
+                )
 
 
-def no_progress(state: JobState, vitals: Vitals, now: float, timing: Timing) -> NoProgress | None:
+def no_progress(state: JobState, observations: Observations, now: float, timing: Timing) -> NoProgress | None:
     """For how long the open generation made none; None if no member is to make progress."""
     current = state.current
-    if current is None or vitals.isolated_since is not None:
+    if current is None or observations.isolated_since is not None:
         return None
-    judged = _judged(state, vitals, current)
-    seats = judged.seats if judged.formed is not None else judged.members
-    reports = [(seat, vitals.report_of(seat)) for seat in seats]
-    active = {seat[0]: r for seat, r in reports if r is not None and _works_in(r, judged)}
+    judged = _judged(state, observations, current)
+    incarnations = judged.incarnations if judged.formed is not None else judged.members
+    reports = [(incarnation, observations.report_of(incarnation)) for incarnation in incarnations]
+    active = {incarnation[0]: r for incarnation, r in reports if r is not None and _works_in(r, judged)}
     if judged.formed is not None and not active:
         return None
     # What members still do in the generation before gets none nearer to forming this one.
-    getting_on = seats if judged.formed is not None else [seat for seat in seats if seat[0] in active]
-    moved_at = max((vitals.moved_at(seat) for seat in getting_on), default=vitals.started_at)
-    standing = {name: where for name in active if (where := vitals.at_of(name)) is not None}
-    bound = _bound(state, vitals, judged, set(standing.values()), timing)
+    getting_on = (
+        incarnations
+        if judged.formed is not None
+        else [incarnation for incarnation in incarnations if incarnation[0] in active]
+    )
+    moved_at = max(
+        (observations.moved_at(incarnation) for incarnation in getting_on), default=observations.started_at
+    )
+    standing = {name: where for name in active if (where := observations.at_of(name)) is not None}
+    bound = _bound(state, observations, judged, set(standing.values()), timing)
     if judged.formed is None:
         late = (r for _, r in reports if r is not None and _leaves_closed(state, r))
-        bound = _longest(bound, *(_closed_bound(state, vitals, r, timing) for r in late))
+        bound = _longest(bound, *(_closed_bound(state, observations, r, timing) for r in late))
     told = {name: where.value for name, where in standing.items()}
     return NoProgress(now - moved_at, bound.seconds, bound.name, told)
 
 
-def _judged(state: JobState, vitals: Vitals, current: Generation) -> Generation:
+def _judged(state: JobState, observations: Observations, current: Generation) -> Generation:
     """Whose progress counts: the generation before, until its members are free to form the open one."""
-    if current.formed is not None or (vitals.forming is not None and vitals.forming[0] == current.number):
+    if current.formed is not None or (
+        observations.forming is not None and observations.forming[0] == current.number
+    ):
         return current
     return silence.stepping_generation(state) or current
 
@@ -109,13 +121,15 @@ def _works_in(worker: WorkerReport, generation: Generation) -> bool:
     return worker.generation == generation.number and worker.phase in _WORKS
 
 
-def _bound(state: JobState, vitals: Vitals, current: Generation, standing: set[At], timing: Timing) -> _Bound:
+def _bound(
+    state: JobState, observations: Observations, current: Generation, standing: set[At], timing: Timing
+) -> _Bound:
     """For how long the open generation may make no progress."""
     if current.formed is None:
         bound = _Bound(timing.form_timeout_s, "form_timeout_s")
     else:
-        bound = _step_bound(vitals, current, vitals.newest_step, timing)
-    return _waiting_bound(bound, standing, timing).times(2 ** _doublings(state, vitals, current))
+        bound = _step_bound(observations, current, observations.newest_step, timing)
+    return _waiting_bound(bound, standing, timing).times(2 ** _doublings(state, observations, current))
 
 
 def _leaves_closed(state: JobState, worker: WorkerReport) -> bool:
@@ -123,23 +137,25 @@ def _leaves_closed(state: JobState, worker: WorkerReport) -> bool:
     return worker.phase in (Phase.FORMING, Phase.RUNNING) and 0 < worker.generation <= state.abandoned
 
 
-def _closed_bound(state: JobState, vitals: Vitals, worker: WorkerReport, timing: Timing) -> _Bound:
+def _closed_bound(
+    state: JobState, observations: Observations, worker: WorkerReport, timing: Timing
+) -> _Bound:
     """For how long a member of a closed generation may make no progress, by what it is at: it sees only
     between two operations that the generation is closed, and the next one waits for it."""
     generation = next((g for g in reversed(state.history) if g.number == worker.generation), None)
     bound = _Bound(timing.progress_floor_s, "progress_floor_s")
     if generation is not None:
-        bound = _step_bound(vitals, generation, worker.step, timing)
-        bound = bound.times(2 ** _doublings(state, vitals, generation))
+        bound = _step_bound(observations, generation, worker.step, timing)
+        bound = bound.times(2 ** _doublings(state, observations, generation))
     if worker.phase is Phase.FORMING:
         bound = _longest(bound, _Bound(timing.form_timeout_s, "form_timeout_s"))
-    where = vitals.at_of(worker.worker)
+    where = observations.at_of(worker.worker)
     return _waiting_bound(bound, {where} if where is not None else set(), timing)
 
 
-def _step_bound(vitals: Vitals, generation: Generation, step: int, timing: Timing) -> _Bound:
+def _step_bound(observations: Observations, generation: Generation, step: int, timing: Timing) -> _Bound:
     """From what its steps were predicted and measured to take; longer until its first step is done."""
-    step_s = max(generation.predicted_s or 0.0, vitals.measured_s(generation.number))
+    step_s = max(generation.predicted_s or 0.0, observations.measured_s(generation.number))
     bound = _longest(
         _Bound(timing.progress_floor_s, "progress_floor_s"),
         _Bound(timing.progress_factor * step_s, "progress_factor"),
@@ -163,84 +179,88 @@ def _longest(*bounds: _Bound) -> _Bound:
     return max(bounds, key=lambda bound: bound.seconds)
 
 
-def _doublings(state: JobState, vitals: Vitals, generation: Generation) -> int:
+def _doublings(state: JobState, observations: Observations, generation: Generation) -> int:
     """How many generations before this one made no progress at the step that it is to do.
 
     Whoever was suspected: each host in turn may have needed longer for one operation than was predicted.
     """
     stall = state.stall
-    if stall is None or vitals.newest_step > stall.step:
+    if stall is None or observations.newest_step > stall.step:
         return 0
     repeats = stall.doublings + (1 if stall.generation < generation.number else 0)
     return min(repeats, _MOST_DOUBLINGS)
 
 
-def _watch_generation(turn: Turn, current: Generation, found: NoProgress | None, free_s: float) -> None:
-    judged = _judged(turn.state, turn.vitals, current)
+def _watch_generation(context: Context, current: Generation, found: NoProgress | None, free_s: float) -> None:
+    judged = _judged(context.state, context.observations, current)
     lasted_s = found.lasted_s if found is not None else 0.0
     if judged.formed is None:
         lasted_s = min(lasted_s, free_s)
-    asked = turn.vitals.asked_for_stacks
+    asked = context.observations.asked_for_stacks
     if found is None or lasted_s <= found.bound_s:
         if asked is not None:
-            turn.vitals = replace(turn.vitals, asked_for_stacks=None)
+            context.observations = replace(context.observations, asked_for_stacks=None)
         return
     if asked is None or asked[0] != current.number:
-        _ask_for_stacks(turn, current, found, lasted_s)
+        _ask_for_stacks(context, current, found, lasted_s)
         return
-    stall = turn.state.stall
-    all_came = stall is not None and stall.seen >= {worker for worker, _ in current.seats}
-    if stall is not None and (all_came or turn.now - asked[1] >= turn.timing.stacks_s):
-        for_s = max(turn.timing.left_out_s, 2 * turn.timing.progress_floor_s)
-        generations.leave_out(turn, [s for s in current.members if s[0] in stall.suspects], for_s)
+    stall = context.state.stall
+    all_came = stall is not None and stall.seen >= {worker for worker, _ in current.incarnations}
+    if stall is not None and (all_came or context.now - asked[1] >= context.timing.stacks_s):
+        for_s = max(context.timing.left_out_s, 2 * context.timing.progress_floor_s)
+        generations.leave_out(context, [s for s in current.members if s[0] in stall.suspects], for_s)
         if judged.formed is None:
-            generations.leave_out(turn, generations.idle_members(turn, current))
+            generations.leave_out(context, generations.idle_members(context, current))
         what = "did not form: " if current.formed is None else ""
-        generations.close(turn, f"{what}no progress for {lasted_s:.0f} s", turn.now)
+        generations.close(context, f"{what}no progress for {lasted_s:.0f} s", context.now)
 
 
-def _ask_for_stacks(turn: Turn, current: Generation, found: NoProgress, lasted_s: float) -> None:
-    stall = turn.state.stall
-    turn.vitals = replace(turn.vitals, asked_for_stacks=(current.number, turn.now))
-    turn.fact(
+def _ask_for_stacks(context: Context, current: Generation, found: NoProgress, lasted_s: float) -> None:
+    stall = context.state.stall
+    context.observations = replace(context.observations, asked_for_stacks=(current.number, context.now))
+    context.fact(
         GenerationStalled(
-            at=turn.now,
+            at=context.now,
             generation=current.number,
             number=stall.number + 1 if stall is not None else 1,
-            step=turn.vitals.newest_step,
+            step=context.observations.newest_step,
             silent_s=lasted_s,
             bound_s=found.bound_s,
             standing=dict(found.standing),
-            suspects=_suspects(turn, current, found),
-            doublings=_doublings(turn.state, turn.vitals, current),
+            suspects=_suspects(context, current, found),
+            doublings=_doublings(context.state, context.observations, current),
         )
     )
 
 
-def _suspects(turn: Turn, current: Generation, found: NoProgress) -> tuple[str, ...]:
+def _suspects(context: Context, current: Generation, found: NoProgress) -> tuple[str, ...]:
     """Those whose own work is stalled while others wait; nobody, if all work or all wait."""
     own = tuple(name for name, where in found.standing.items() if At(where) in _OWN_WORK)
-    members = {worker for worker, _ in _judged(turn.state, turn.vitals, current).seats}
+    members = {worker for worker, _ in _judged(context.state, context.observations, current).incarnations}
     return own if members - set(own) else ()
 
 
-def _replace_stalled(turn: Turn, vm: Vm, worker: WorkerReport) -> None:
+def _replace_stalled(context: Context, vm: Vm, worker: WorkerReport) -> None:
     """Have a trainer ended that starts or profiles for too long, or does not leave a closed generation."""
-    bound_s, closed = _own_bound_s(turn, worker)
-    seat = seat_of(worker)
-    lasted_s = turn.now - turn.vitals.moved_at(seat) if bound_s is not None else 0.0
+    bound_s, closed = _own_bound_s(context, worker)
+    incarnation = incarnation_of(worker)
+    lasted_s = context.now - context.observations.moved_at(incarnation) if bound_s is not None else 0.0
     if bound_s is None or lasted_s <= bound_s:
         return
-    if vm.vm in turn.vitals.unheard or has_ended(worker) or turn.state.failed.get(seat[0], -1) >= seat[1]:
+    if (
+        vm.vm in context.observations.unheard
+        or has_ended(worker)
+        or context.state.failed.get(incarnation[0], -1) >= incarnation[1]
+    ):
         return
-    if closed and turn.elapsed_s(turn.vitals.closed_at) <= turn.timing.progress_floor_s:
+    if closed and context.elapsed_s(context.observations.closed_at) <= context.timing.progress_floor_s:
         return  # it is given time to see that its generation is closed
-    where = turn.vitals.at_of(worker.worker)
+    where = context.observations.at_of(worker.worker)
     at = f" ({where.value})" if where is not None else ""
     message = f"no progress for {lasted_s:.0f} s while {worker.phase.value}{at}"
-    turn.fact(
+    context.fact(
         WorkerFailed(
-            at=turn.now,
+            at=context.now,
             worker=worker.worker,
             incarnation=worker.incarnation,
             kind="stuck",
@@ -251,19 +271,19 @@ def _replace_stalled(turn: Turn, vm: Vm, worker: WorkerReport) -> None:
         )
     )
     if never_ran(worker) and vm.live:  # no trainer runs yet: the VM's own setup comes to no end
-        turn.end_vm(vm.vm, EndReason.LEFT, message)
+        context.end_vm(vm.vm, EndReason.LEFT, message)
 
 
-def _own_bound_s(turn: Turn, worker: WorkerReport) -> tuple[float | None, bool]:
+def _own_bound_s(context: Context, worker: WorkerReport) -> tuple[float | None, bool]:
     """For how long this trainer alone may make no progress, and whether its generation is closed.
 
     No time where it works in an open generation: there the progress of any member counts.
     """
     if worker.phase is Phase.STARTING:
-        return turn.timing.start_wait_s, False
+        return context.timing.start_wait_s, False
     if worker.phase is Phase.PROFILING:
-        waits = turn.vitals.at_of(worker.worker) is At.MEMBERS  # whom it waits for is judged first
-        return turn.timing.profile_wait_s * (2 if waits else 1), False
-    if _leaves_closed(turn.state, worker):
-        return _closed_bound(turn.state, turn.vitals, worker, turn.timing).seconds, True
+        waits = context.observations.at_of(worker.worker) is At.MEMBERS  # whom it waits for is judged first
+        return context.timing.profile_wait_s * (2 if waits else 1), False
+    if _leaves_closed(context.state, worker):
+        return _closed_bound(context.state, context.observations, worker, context.timing).seconds, True
     return None, False

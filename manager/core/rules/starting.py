@@ -4,50 +4,50 @@ from __future__ import annotations
 
 from ....protocol.messages import Recipe
 from ..commands import CopyCheckpoint
+from ..context import Context
 from ..events import CheckpointCopied
 from ..facts import StartCopied
-from ..turn import Turn
 
 
-def take(turn: Turn) -> None:
+def take(context: Context) -> None:
     """The copy is there: it is the job's first checkpoint."""
-    event, state = turn.event, turn.state
+    event, state = context.event, context.state
     if isinstance(event, CheckpointCopied) and state.copying and state.ended is None:
-        turn.fact(StartCopied(at=turn.now, checkpoint=event.checkpoint, source=event.source))
+        context.fact(StartCopied(at=context.now, checkpoint=event.checkpoint, source=event.source))
 
 
-def order_copy(turn: Turn) -> None:
+def order_copy(context: Context) -> None:
     """Have it copied, if it is not there yet."""
-    state = turn.state
+    state = context.state
     if state.start is not None and state.copying:
-        turn.command(CopyCheckpoint(key=f"{state.job}/start/{state.num_facts}", source=state.start))
+        context.command(CopyCheckpoint(key=f"{state.job}/start/{state.num_facts}", source=state.start))
 
 
-def refusal(turn: Turn, recipe: Recipe) -> str:
+def refusal(context: Context, recipe: Recipe) -> str:
     """Why a job of this recipe cannot go on from the checkpoint; empty if it can, or starts from none."""
-    start = turn.state.start
+    start = context.state.start
     if start is None:
         return ""
     about = f"checkpoint.start_from: job {start.job}"
     if differs := start.differs(recipe):
         return f"{about} is of another model: {differs}"
-    if _is_exact(turn) and (other := start.other_bits(recipe)):
+    if _is_exact(context) and (other := start.other_bits(recipe)):
         return f"{about} was trained to other bits: {other}; to go on with them, set training.numerics: fast"
     return ""
 
 
-def with_bits(turn: Turn, recipe: Recipe) -> Recipe:
+def with_bits(context: Context, recipe: Recipe) -> Recipe:
     """The recipe; with `numerics: exact` its workers' kernels must be as those of the steps made so far.
 
     They are compared without what the seed, the data and the optimizer make of them, which may be others now;
     a job of a version that did not keep this apart is compared whole.
     """
-    start = turn.state.start
-    if start is None or not _is_exact(turn):
+    start = context.state.start
+    if start is None or not _is_exact(context):
         return recipe
     kernels, bits = start.recipe.kernels_hash, start.recipe.bits_hash
     return recipe.model_copy(update={"kernels_hash": kernels} if kernels is not None else {"bits_hash": bits})
 
 
-def _is_exact(turn: Turn) -> bool:
-    return turn.state.spec is not None and turn.state.spec.training.numerics == "exact"
+def _is_exact(context: Context) -> bool:
+    return context.state.spec is not None and context.state.spec.training.numerics == "exact"

@@ -14,81 +14,88 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ....protocol.messages import Phase, WorkerReport
+from ..context import Context, has_ended, incarnation_of, own_steps
 from ..events import Tick
 from ..facts import HoldChanged, WorkerFailed
-from ..state import Seat, vm_of
-from ..turn import Turn, has_ended, own_steps, seat_of
-from ..vitals import Tries
+from ..observations import Tries
+from ..state import Incarnation, vm_of
 from . import ending, generations
 
 OUTDATED = "outdated"
 """The kind of failure of a trainer that is ended only because it is of an older version than its peers."""
 
-Enough = Callable[[Iterable[Seat]], bool]
+Enough = Callable[[Iterable[Incarnation]], bool]
 """Whether these workers may train."""
 
 _RETRY_S = 300.0  # before a protocol that made no step wins a tie again; doubles each time
 _WAITS = (Phase.IDLE, Phase.BROKEN, Phase.LEFT, Phase.HELD)
 
 
-def alike(turn: Turn, usable: Mapping[Seat, WorkerReport], enough: Enough) -> dict[Seat, WorkerReport]:
+def alike(
+    context: Context, usable: Mapping[Incarnation, WorkerReport], enough: Enough
+) -> dict[Incarnation, WorkerReport]:
     """Those of `usable` that one generation can have."""
     found = _by_protocol(usable)
     if len(found) < 2:
         return dict(usable)
-    running = _running(turn)
+    running = _running(context)
     if running in found and enough(found[running]):
         return found[running]
-    return found[_best(turn, found, enough)]
+    return found[_best(context, found, enough)]
 
 
-def give_way(turn: Turn, usable: Mapping[Seat, WorkerReport], enough: Enough) -> bool:
+def give_way(context: Context, usable: Mapping[Incarnation, WorkerReport], enough: Enough) -> bool:
     """Have the generation that runs save and close when newer trainers wait on as many VMs as it has.
 
     So it does when a notice leaves too few of its own. Whether it is about to: nothing else is planned until
     then. If they go before it has saved, whoever is there then goes on.
     """
-    state, running = turn.state, _running(turn)
+    state, running = context.state, _running(context)
     if running is None or state.current is None or state.planned is not None or not state.active:
         return False
     found = _by_protocol(usable)
-    newest = _best(turn, found, enough) if found else running
-    if turn.noticed(state.current.seats):
+    newest = _best(context, found, enough) if found else running
+    if context.noticed(state.current.incarnations):
         if enough(found.get(running, {})) or not enough(found.get(newest, {})):
             return False  # its own trainers answer the notice, or nobody does
         gives, reason = True, f"a notice leaves too few trainers of protocol {running} for another generation"
     else:
         gives = newest > running
         reason = f"trainers of protocol {newest} wait on as many VMs as those of {running}"
-    if state.hold and ending.all_held(turn):
-        generations.close(turn, "it held for newer trainers", turn.now)
+    if state.hold and ending.all_held(context):
+        generations.close(context, "it held for newer trainers", context.now)
         return True
     # One that is not heard for a moment is there all the same, and cannot be told to hold.
-    if gives and not state.hold and not turn.unheard(state.current.seats):
-        turn.fact(HoldChanged(at=turn.now, hold=True, reason=reason))
-    return turn.state.hold or gives
+    if gives and not state.hold and not context.unheard(state.current.incarnations):
+        context.fact(HoldChanged(at=context.now, hold=True, reason=reason))
+    return context.state.hold or gives
 
 
-def restart_older(turn: Turn) -> None:
+def restart_older(context: Context) -> None:
     """Have trainers that wait, and are older than the generation that runs, ended: the next of their name is
     of the version on disk. One that is as old as before waits."""
-    running = _running(turn)
-    if not isinstance(turn.event, Tick) or turn.isolated or running is None or not turn.state.active:
+    running = _running(context)
+    if not isinstance(context.event, Tick) or context.isolated or running is None or not context.state.active:
         return
-    taken = {seat for g in (turn.state.current, turn.state.planned) if g is not None for seat in g.members}
-    for vm, worker in turn.reports():
-        waits = worker.phase in _WAITS and seat_of(worker) not in taken and not has_ended(worker)
-        if not waits or worker.trainer_protocol >= running or vm.vm in turn.vitals.unheard:
+    taken = {
+        incarnation
+        for g in (context.state.current, context.state.planned)
+        if g is not None
+        for incarnation in g.members
+    }
+    for vm, worker in context.reports():
+        waits = worker.phase in _WAITS and incarnation_of(worker) not in taken and not has_ended(worker)
+        if not waits or worker.trainer_protocol >= running or vm.vm in context.observations.unheard:
             continue
         if (
-            worker.worker in turn.state.outdated
-            or turn.state.failed.get(worker.worker, -1) >= worker.incarnation
+            worker.worker in context.state.outdated
+            or context.state.failed.get(worker.worker, -1) >= worker.incarnation
         ):
             continue
         message = f"it speaks trainer protocol {worker.trainer_protocol}, the generation {running}"
-        turn.fact(
+        context.fact(
             WorkerFailed(
-                at=turn.now,
+                at=context.now,
                 worker=worker.worker,
                 incarnation=worker.incarnation,
                 kind=OUTDATED,
@@ -98,13 +105,13 @@ def restart_older(turn: Turn) -> None:
         )
 
 
-def count_tries(turn: Turn) -> None:
+def count_tries(context: Context) -> None:
     """Remember for each protocol how many of its generations in a row were opened and made no step, and when
     the last was seen: it loses a tie for a while, twice as long after each."""
-    current, tries = turn.state.current, turn.vitals.tries
+    current, tries = context.state.current, context.observations.tries
     if current is None:
         return
-    reports = [r for seat in current.members if (r := turn.report_of(seat)) is not None]
+    reports = [r for incarnation in current.members if (r := context.report_of(incarnation)) is not None]
     spoken = {report.trainer_protocol for report in reports}
     if len(spoken) != 1:
         return
@@ -114,43 +121,43 @@ def count_tries(turn: Turn) -> None:
     else:
         before = tries.get(protocol, Tries(0, 0, 0.0))
         count = before.count + (before.generation != current.number)
-        tries = {**tries, protocol: Tries(current.number, count, turn.now)}
-    if tries != turn.vitals.tries:
-        turn.vitals = replace(turn.vitals, tries=MappingProxyType(tries))
+        tries = {**tries, protocol: Tries(current.number, count, context.now)}
+    if tries != context.observations.tries:
+        context.observations = replace(context.observations, tries=MappingProxyType(tries))
 
 
-def _failing(turn: Turn, protocol: int) -> bool:
+def _failing(context: Context, protocol: int) -> bool:
     """Whether the last generation of the protocol made no step, a short while ago."""
-    tries, current = turn.vitals.tries.get(protocol), turn.state.current
+    tries, current = context.observations.tries.get(protocol), context.state.current
     if tries is None or (current is not None and tries.generation == current.number):
         return False  # it may make its first step yet
-    return turn.now - tries.at < _RETRY_S * 2 ** min(tries.count - 1, 16)
+    return context.now - tries.at < _RETRY_S * 2 ** min(tries.count - 1, 16)
 
 
-def _running(turn: Turn) -> int | None:
+def _running(context: Context) -> int | None:
     """What the members of the generation that has formed speak."""
-    current = turn.state.current
+    current = context.state.current
     if current is None or current.formed is None:
         return None
-    reports = (turn.report_of(seat) for seat in current.seats)
+    reports = (context.report_of(incarnation) for incarnation in current.incarnations)
     return next((report.trainer_protocol for report in reports if report is not None), None)
 
 
-def _num_vms(seats: Iterable[Seat]) -> int:
-    return len({vm_of(worker) for worker, _ in seats})
+def _num_vms(incarnations: Iterable[Incarnation]) -> int:
+    return len({vm_of(worker) for worker, _ in incarnations})
 
 
-def _by_protocol(usable: Mapping[Seat, WorkerReport]) -> dict[int, dict[Seat, WorkerReport]]:
-    found: dict[int, dict[Seat, WorkerReport]] = {}
-    for seat, worker in usable.items():
-        found.setdefault(worker.trainer_protocol, {})[seat] = worker
+def _by_protocol(usable: Mapping[Incarnation, WorkerReport]) -> dict[int, dict[Incarnation, WorkerReport]]:
+    found: dict[int, dict[Incarnation, WorkerReport]] = {}
+    for incarnation, worker in usable.items():
+        found.setdefault(worker.trainer_protocol, {})[incarnation] = worker
     return found
 
 
-def _best(turn: Turn, found: Mapping[int, Mapping[Seat, WorkerReport]], enough: Enough) -> int:
+def _best(context: Context, found: Mapping[int, Mapping[Incarnation, WorkerReport]], enough: Enough) -> int:
     """The protocol whose trainers would go on if nothing ran."""
 
     def worth(number: int) -> tuple[bool, int, bool, int]:
-        return enough(found[number]), _num_vms(found[number]), not _failing(turn, number), number
+        return enough(found[number]), _num_vms(found[number]), not _failing(context, number), number
 
     return max(found, key=worth)

@@ -8,74 +8,76 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..context import Context
 from ..events import CommandStuck, HeadDiffers, ResumeRequested
 from ..facts import EndReason, GenerationClosed, HoldChanged, JobResumed, PersonNeeded, Resumption
-from ..turn import Turn
 from . import ending, fitness, starting
 
 
-def take(turn: Turn) -> None:
+def take(context: Context) -> None:
     """What calls for a person, and the person's answer."""
-    state, event = turn.state, turn.event
+    state, event = context.state, context.event
     if state.spec is None or state.ended is not None:
         return
     match event:
         case HeadDiffers() if state.planned is not None and state.planned.number == event.generation:
-            _head_differs(turn, event)
-        case CommandStuck() if _matters(turn, event):
-            _stuck(turn, event)
+            _head_differs(context, event)
+        case CommandStuck() if _matters(context, event):
+            _stuck(context, event)
         case ResumeRequested() if state.waiting is not None and event.how in state.waiting.offers:
-            _resume(turn, event.how)
+            _resume(context, event.how)
         case _:
             pass
 
 
-def ask_for_fit_vms(turn: Turn) -> None:
+def ask_for_fit_vms(context: Context) -> None:
     """Whoever asks for VMs may ask for others, where those that come cannot meet the recipe."""
-    state = turn.state
+    state = context.state
     times = state.unfit_rounds.count
-    if not state.active or times < turn.timing.max_unfit_vms:
+    if not state.active or times < context.timing.max_unfit_vms:
         return
-    if any(fitness.may_fit(turn, vm) for vm in state.live_vms):
+    if any(fitness.may_fit(context, vm) for vm in state.live_vms):
         return
     reason = f"VMs that cannot meet the recipe came {times} times in a row; the last: {state.why_unfit}"
     # From step 0 is not what was asked for where it starts from a checkpoint, whose bits these VMs lack.
     offers = (Resumption.AGAIN, Resumption.RESTART) if state.start is None else (Resumption.AGAIN,)
-    wait(turn, reason, offers)
+    wait(context, reason, offers)
 
 
-def release_vms(turn: Turn) -> None:
+def release_vms(context: Context) -> None:
     """Keep the VMs of a job that waits for a while; then have its workers save, and let the VMs go.
 
     A generation that steps and can publish is no matter of the question: its VMs are kept.
     """
-    state, timing = turn.state, turn.timing
+    state, timing = context.state, context.timing
     since = state.vms_idle_since
-    if state.waiting is None or since is None or not state.live_vms or turn.isolated:
+    if state.waiting is None or since is None or not state.live_vms or context.isolated:
         return
-    if turn.elapsed_s(since) <= timing.keep_waiting_s:
+    if context.elapsed_s(since) <= timing.keep_waiting_s:
         return
-    saved = state.current is None or ending.all_held(turn)
-    if not saved and not turn.save_is_late(since + timing.keep_waiting_s):
+    saved = state.current is None or ending.all_held(context)
+    if not saved and not context.save_is_late(since + timing.keep_waiting_s):
         if not state.hold:
-            turn.fact(HoldChanged(at=turn.now, hold=True, reason="nobody has answered the job's question"))
+            context.fact(
+                HoldChanged(at=context.now, hold=True, reason="nobody has answered the job's question")
+            )
         return
-    turn.close_generations("the job waits for a person")
+    context.close_generations("the job waits for a person")
     for vm in state.live_vms:
-        turn.end_vm(vm.vm, EndReason.RELEASED, "the job waits for a person")
+        context.end_vm(vm.vm, EndReason.RELEASED, "the job waits for a person")
 
 
-def _head_differs(turn: Turn, event: HeadDiffers) -> None:
+def _head_differs(context: Context, event: HeadDiffers) -> None:
     offers = (Resumption.AGAIN, Resumption.RESTART)
     if event.difference != "missing":
         offers = (Resumption.AGAIN, Resumption.FROM_HEAD, Resumption.RESTART)
-    wait(turn, event.reason, offers, event)
+    wait(context, event.reason, offers, event)
 
 
-def _matters(turn: Turn, event: CommandStuck) -> bool:
+def _matters(context: Context, event: CommandStuck) -> bool:
     """Whether the job hangs on it: the head of the planned generation, the weights of a trained job, or the
     checkpoint that it starts from."""
-    state = turn.state
+    state = context.state
     if event.generation is not None:
         return state.planned is not None and state.planned.number == event.generation
     hangs_on = (event.command == "export_weights" and state.finished is not None) or (
@@ -84,36 +86,36 @@ def _matters(turn: Turn, event: CommandStuck) -> bool:
     return hangs_on and state.waiting is None
 
 
-def _stuck(turn: Turn, event: CommandStuck) -> None:
-    reason, state = f"{event.command}: {event.error}", turn.state
+def _stuck(context: Context, event: CommandStuck) -> None:
+    reason, state = f"{event.command}: {event.error}", context.state
     if event.generation is None or state.current is None:
-        wait(turn, reason, (Resumption.AGAIN,))
+        wait(context, reason, (Resumption.AGAIN,))
         return
     # The open generation goes on without the change; `planning` asks for another soon.
-    turn.fact(GenerationClosed(at=turn.now, number=event.generation, reason=reason))
-    turn.vitals = replace(turn.vitals, planned_for=frozenset())
+    context.fact(GenerationClosed(at=context.now, number=event.generation, reason=reason))
+    context.observations = replace(context.observations, planned_for=frozenset())
 
 
 def wait(
-    turn: Turn,
+    context: Context,
     reason: str,
     offers: tuple[Resumption, ...],
     found: HeadDiffers | None = None,
     console: str = "",
 ) -> None:
     """The job waits until a person gives one of these answers. `console`: as in `PersonNeeded`."""
-    planned = turn.state.planned
+    planned = context.state.planned
     if planned is not None:
-        turn.fact(GenerationClosed(at=turn.now, number=planned.number, reason=reason))
-    if turn.state.stop_ordered_at is not None:
-        ending.end_stopped(turn, reason)
+        context.fact(GenerationClosed(at=context.now, number=planned.number, reason=reason))
+    if context.state.stop_ordered_at is not None:
+        ending.end_stopped(context, reason)
         return
-    turn.fact(
+    context.fact(
         PersonNeeded(
-            at=turn.now,
+            at=context.now,
             reason=reason,
             offers=offers,
-            vms_until=turn.now + turn.timing.keep_waiting_s,
+            vms_until=context.now + context.timing.keep_waiting_s,
             head_generation=found.head_generation if found is not None else 0,
             checkpoints=found.checkpoints if found is not None else (),
             console=console,
@@ -121,23 +123,25 @@ def wait(
     )
 
 
-def _resume(turn: Turn, how: Resumption) -> None:
-    waiting = turn.state.waiting
+def _resume(context: Context, how: Resumption) -> None:
+    waiting = context.state.waiting
     assert waiting is not None, "only a job that waits is resumed"
-    turn.fact(
+    context.fact(
         JobResumed(
-            at=turn.now,
+            at=context.now,
             how=how,
             head_generation=waiting.head_generation,
             checkpoints=waiting.checkpoints if how is Resumption.FROM_HEAD else (),
         )
     )
     # The answer may be another than the one the planner gave about the same workers.
-    turn.vitals = replace(turn.vitals, planned_for=frozenset(), cause=("a person had it go on", turn.now))
-    if turn.state.finished is not None:
-        turn.command(ending.export_of(turn))
-    starting.order_copy(turn)
+    context.observations = replace(
+        context.observations, planned_for=frozenset(), cause=("a person had it go on", context.now)
+    )
+    if context.state.finished is not None:
+        context.command(ending.export_of(context))
+    starting.order_copy(context)
     if how is Resumption.RESTART:
-        turn.close_generations("the job begins anew")
-        for vm in turn.state.live_vms:
-            turn.end_vm(vm.vm, EndReason.RELEASED, "it holds a state that the job does not go on from")
+        context.close_generations("the job begins anew")
+        for vm in context.state.live_vms:
+            context.end_vm(vm.vm, EndReason.RELEASED, "it holds a state that the job does not go on from")

@@ -12,7 +12,7 @@ from ..settings import AwsSettings
 from ..sizes import size_faults
 from .clients import Clients
 from .images import Images
-from .offers import NAME, Kind, Offers, region_of
+from .offers import NAME, InstanceType, Offers, region_of
 
 Fault = tuple[str, str]
 
@@ -111,7 +111,9 @@ class Checks:
             yield from self._offered(name, resources, region)
             yield from self._quota(name, kind, resources, region)
 
-    def _architecture(self, name: str, kind: Kind, resources: Resources, region: str) -> Iterator[Fault]:
+    def _architecture(
+        self, name: str, kind: InstanceType, resources: Resources, region: str
+    ) -> Iterator[Fault]:
         image = resources.image_of(NAME) or self._settings.regions[region].image
         if image is None:
             return
@@ -132,7 +134,7 @@ class Checks:
         if not there & set(zones):
             yield "instance_type", f"{name} is not to be had in {', '.join(zones)}"
 
-    def _quota(self, name: str, kind: Kind, resources: Resources, region: str) -> Iterator[Fault]:
+    def _quota(self, name: str, kind: InstanceType, resources: Resources, region: str) -> Iterator[Fault]:
         market = Market.SPOT if resources.spot else Market.ON_DEMAND
         code = quota_code(name, market)
         if code is None:

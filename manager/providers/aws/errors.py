@@ -83,7 +83,7 @@ class Mismatch(ProviderError):
     """The client token was used before with other parameters, so something was created with it."""
 
 
-class NotFound(ProviderError):
+class UnknownToAws(ProviderError):
     """AWS does not know that name, or not yet."""
 
 
@@ -109,7 +109,7 @@ def _kind_of(error: ClientError) -> type[ProviderError]:
     if code == "IdempotentParameterMismatch":
         return Mismatch
     if code.endswith(".NotFound"):
-        return NotFound
+        return UnknownToAws
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
     return NotAllowed if 400 <= status < 500 else ProviderError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .. import NotAllowed
 from .clients import Clients
-from .errors import NotFound
+from .errors import UnknownToAws
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Images:
         try:
             with self._clients.translated(f"image {image} in {region}"):
                 found = self._clients.ec2(region).describe_images(ImageIds=[image])["Images"]
-        except NotFound as error:
+        except UnknownToAws as error:
             raise NotAllowed(str(error)) from error
         if not found:
             raise NotAllowed(f"image {image} is not known in {region}")

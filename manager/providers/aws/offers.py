@@ -11,13 +11,13 @@ from ...spec.placement import STATED, Market, Offer, Placement, Price
 from .. import NotAllowed
 from ..settings import AwsSettings
 from .clients import Clients
-from .prices import Prices
+from .prices import PriceList
 
 NAME = "aws"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class InstanceType:
     """An instance type."""
 
     num_cpus: int
@@ -31,13 +31,13 @@ class Offers:
     """Safe to use from several threads."""
 
     def __init__(
-        self, settings: AwsSettings, clients: Clients, prices: Prices, clock: Callable[[], float]
+        self, settings: AwsSettings, clients: Clients, prices: PriceList, clock: Callable[[], float]
     ) -> None:
         self._settings = settings
         self._clients = clients
         self._prices = prices
         self._clock = clock
-        self._kinds: dict[tuple[str, str], Kind] = {}
+        self._kinds: dict[tuple[str, str], InstanceType] = {}
 
     def of(self, resources: Resources) -> list[Offer]:
         """The offers for a job. Raises `NotAllowed` if the settings lack the region, or AWS the type."""
@@ -55,7 +55,7 @@ class Offers:
             for placement in self._placements(resources, region)
         ]
 
-    def kind(self, region: str, instance_type: str) -> Kind:
+    def kind(self, region: str, instance_type: str) -> InstanceType:
         """Look up an instance type. Raises `NotAllowed` if it is unknown."""
         known = self._kinds.get((region, instance_type))
         if known is None:
@@ -115,10 +115,10 @@ def region_of(resources: Resources, settings: AwsSettings) -> str:
     return region
 
 
-def _kind(raw: Any) -> Kind:
+def _kind(raw: Any) -> InstanceType:
     gpus = raw.get("GpuInfo", {}).get("Gpus", [])
     sizes = [gpu["MemoryInfo"]["SizeInMiB"] << 20 for gpu in gpus if "MemoryInfo" in gpu]
-    return Kind(
+    return InstanceType(
         num_cpus=raw["VCpuInfo"]["DefaultVCpus"],
         memory_bytes=raw["MemoryInfo"]["SizeInMiB"] << 20,
         num_gpus=sum(gpu["Count"] for gpu in gpus),

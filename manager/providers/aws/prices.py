@@ -14,7 +14,7 @@ _LIST_S = 24 * 3600.0
 _HOURS_A_MONTH = 730.0  # of AWS's own calculator
 
 
-class Prices:
+class PriceList:
     """Prices, cached for minutes (spot) or a day (list). None: no price. Safe to use from several threads."""
 
     def __init__(self, clients: Clients, clock: Callable[[], float]) -> None:

@@ -17,12 +17,12 @@ from ..settings import AwsRegion, AwsSettings
 from . import finding
 from .checks import Checks
 from .clients import Clients
-from .errors import Mismatch, NotFound
+from .errors import Mismatch, UnknownToAws
 from .images import Images
 from .launching import launch_request, token_of
-from .memory import LAG_S, Memory
+from .memory import LAG_S, TypeMemory
 from .offers import Offers
-from .prices import Prices
+from .prices import PriceList
 from .regions import check_regions
 
 _CONSOLE_BYTES = 8 << 10
@@ -57,8 +57,8 @@ class AwsProvider:
         if settings.endpoint_url is None:
             check_regions(settings.regions)
         self._images = Images(self._clients)
-        self._memory = Memory(clock)
-        self._prices = Prices(self._clients, clock)
+        self._memory = TypeMemory(clock)
+        self._prices = PriceList(self._clients, clock)
         self._offers = Offers(settings, self._clients, self._prices, clock)
         self._checks = Checks(settings, self._clients, self._images, self._offers)
         self._instances = self._lists(finding.instances)
@@ -146,7 +146,7 @@ class AwsProvider:
                 return finding.resource_of(ec2.run_instances(**request)["Instances"][0])
         except Mismatch as error:
             return self._by_token(ec2, attempt, error)
-        except NotFound as error:  # an image, a subnet, a group
+        except UnknownToAws as error:  # an image, a subnet, a group
             raise NotAllowed(str(error)) from error
 
     def _by_token(self, ec2: Any, attempt: Attempt, mismatch: Mismatch) -> Resource:
@@ -218,7 +218,7 @@ class AwsProvider:
             try:
                 with self._clients.translated(f"look for {made.id}"):
                     found.append(finding.instance(ec2, made.id))
-            except NotFound:
+            except UnknownToAws:
                 if self._clock() - made.at < LAG_S:
                     pending = ResourceStatus.PENDING
                     found.append(Resource(vm=vm, attempt=made.attempt, id=made.id, status=pending))
@@ -264,7 +264,7 @@ class AwsProvider:
         try:
             with self._clients.translated(f"end {identity}"):
                 call()
-        except NotFound:
+        except UnknownToAws:
             return  # gone meanwhile, or too new to be known: the next look will tell
 
     def _console(self, region: str, identity: str) -> str:

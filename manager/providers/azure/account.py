@@ -116,7 +116,7 @@ class Thing:
         return self.body.get("properties") or {}
 
 
-class Account:
+class ResourceGroup:
     """One resource group of one subscription. Every method raises `AzureError`."""
 
     def __init__(self, settings: AzureSettings, credential: TokenCredential, *, poll_s: float) -> None:

@@ -10,7 +10,7 @@ from azure.core.exceptions import AzureError
 from .. import Resource, ResourceStatus
 from ..lists import SharedList
 from . import errors
-from .account import KINDS, Account, Kind, Thing
+from .account import KINDS, Kind, ResourceGroup, Thing
 from .request import Names, names_of_thing
 
 _RUNS = "PowerState/running"
@@ -19,12 +19,12 @@ _POWER_ENDS = ("PowerState/stopped", "PowerState/stopping", "PowerState/dealloca
 Owned = list[tuple[Names, Thing]]
 
 
-class Group:
+class VmFinder:
     """Safe to use from several threads. All methods raise `ProviderError`. `addresses`: whether VMs have
     public ones."""
 
     def __init__(
-        self, account: Account, manager: str, clock: Callable[[], float], *, addresses: bool
+        self, account: ResourceGroup, manager: str, clock: Callable[[], float], *, addresses: bool
     ) -> None:
         self._account = account
         self._manager = manager

@@ -21,10 +21,10 @@ from ...spec.job_spec import Resources
 from ...spec.placement import Attempt, Offer
 from .. import Ended, NoCapacity, NotAllowed, ProviderError, Resource, Unauthenticated
 from . import errors
-from .account import Account, Kind, Thing
+from .account import Kind, ResourceGroup, Thing
 from .catalog import Catalog
 from .console import read_console
-from .finding import Group, failure_of, name_of, resources_of
+from .finding import VmFinder, failure_of, name_of, resources_of
 from .request import VM_TAG, Names, key_of_nobody, names_of, vm_request
 from .settings import AzureSettings
 
@@ -59,8 +59,8 @@ class AzureProvider:
         self._settings = settings
         self._manager = manager
         self._render = render
-        self._account = Account(settings, credential, poll_s=poll_s)
-        self._group = Group(self._account, manager, clock, addresses=settings.public_address)
+        self._account = ResourceGroup(settings, credential, poll_s=poll_s)
+        self._group = VmFinder(self._account, manager, clock, addresses=settings.public_address)
         self._catalog = Catalog(settings, self._account.client)
         self._poll_s = poll_s
         self._patience_s = patience_s

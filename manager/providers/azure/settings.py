@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ...config import DEFAULT_PORT
-from ...spec.fields import Section
+from ...spec.fields import JobSection
 
 _ID = r"^/subscriptions/[^/\s]+/resourceGroups/[^/\s]+/providers/Microsoft\."
 _HTTPS = r"^https://[^\s/]+(/\S*)?$"
@@ -18,7 +18,7 @@ SubnetId = Annotated[str, Field(pattern=_ID + r"Network/virtualNetworks/[^/\s]+/
 Address = Annotated[str, Field(pattern=_HTTPS)]
 
 
-class AzureManager(Section):
+class AzureManager(JobSection):
     """The VM of `makara up azure` (docs/clouds/up.md)."""
 
     # Separate from worker VMs: each of those may delete all VMs in their group.
@@ -33,7 +33,7 @@ class AzureManager(Section):
     port: Annotated[int, Field(ge=1024, le=65535)] = DEFAULT_PORT  # below, only root may listen
 
 
-class AzureSettings(Section):
+class AzureSettings(JobSection):
     """The outputs of `deploy/azure/manager.bicep`, and settings of worker VMs."""
 
     subscription_id: Annotated[str, Field(pattern=r"^[0-9a-fA-F-]{36}$")]

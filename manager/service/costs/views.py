@@ -67,7 +67,9 @@ class Costs:
         self._prices: dict[Placement, Price] = {}  # as last asked for
         spec = job.state.spec
         if spec is not None:
-            priced = ((it.placement, price_of(spec.resources, it, now)) for it in job.vitals.offers or ())
+            priced = (
+                (it.placement, price_of(spec.resources, it, now)) for it in job.observations.offers or ()
+            )
             self._prices = {place: price for place, price in priced if price is not None}
 
     def of_job(self) -> JobCost | None:

@@ -12,7 +12,7 @@ from ...providers import Provider, ProviderError
 from ...providers.settings import FILE
 from ...spec.job_spec import Resources
 from ...spec.placement import Offer
-from ...threads import Kind, Threads
+from ...threads import CallKind, Threads
 from ..effects import Effects
 from ..quarantine import Quarantined
 from ..runtime import Job
@@ -84,7 +84,7 @@ class OffersWatch:
 
     def _is_due(self, job: str, provider: str) -> bool:
         asked_at = self._asked_at.get((job, provider))
-        is_known = (job, provider) in self._known and self._jobs[job].vitals.offers is not None
+        is_known = (job, provider) in self._known and self._jobs[job].observations.offers is not None
         wait_s = _EVERY_S if is_known else _RETRY_S
         return asked_at is None or not 0.0 <= self._clock() - asked_at < wait_s
 
@@ -93,7 +93,7 @@ class OffersWatch:
         call = self._providers[provider].offers
         trouble = self._effects.trouble.setdefault(job, {})
         try:
-            answer = self._threads.run(Kind.OFFERS, lambda: call(resources), owner=provider)
+            answer = self._threads.run(CallKind.OFFERS, lambda: call(resources), owner=provider)
             self._known[job, provider] = tuple(await answer)
         except ProviderError as error:
             log.warning("job %s: no offers of %s: %s", job, provider, error)

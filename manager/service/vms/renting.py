@@ -32,7 +32,7 @@ from ...providers.consoles import last_lines
 from ...providers.settings import FILE
 from ...spec.placement import Attempt, Placement
 from ...spec.resources import CLOUDS
-from ...threads import Kind, Threads
+from ...threads import CallKind, Threads
 from ..quarantine import Quarantined
 from ..store_commands import Persist
 from ..tokens import TokenStore
@@ -54,7 +54,7 @@ _KINDS: Mapping[type[ProviderError], RefusalKind] = {
 }
 
 
-class Abandoned(Exception):
+class CommandAbandoned(Exception):
     """The result of a retried command is no longer needed."""
 
 
@@ -113,10 +113,10 @@ class Renting:
             asked_at = max(asked_at, vm.attempted_at)
         return now - asked_at <= ABSENCE_S
 
-    def thread_of(self, job: str, command: RequestVm | ReleaseVm) -> tuple[Kind, str]:
+    def thread_of(self, job: str, command: RequestVm | ReleaseVm) -> tuple[CallKind, str]:
         """The threads in which the provider is called."""
         names = self._providers_of(job, command.vm)
-        kind = Kind.REQUEST_VM if isinstance(command, RequestVm) else Kind.RELEASE_VM
+        kind = CallKind.REQUEST_VM if isinstance(command, RequestVm) else CallKind.RELEASE_VM
         return kind, names[0] if names else ""
 
     # ---- to have a VM --------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class Renting:
             job=job,
             manager_url=self._manager_url(),
             ca=self._manager_ca(),
-            join_token=await self._threads.run(Kind.TOKENS, issue),
+            join_token=await self._threads.run(CallKind.TOKENS, issue),
             directory=str(self._vm_directory(attempt.vm)),
             num_devices=spec.resources.workers_per_node,
             device_memory_bytes=spec.resources.device_memory,
@@ -273,7 +273,7 @@ class Renting:
                 await self._emit(job, ConsoleRead(now=self._clock(), vm=command.vm, text=text))
         for name in self._providers_of(job, command.vm):
             await self._release_at(job, command, self._provider(name))
-        await self._threads.run(Kind.TOKENS, self._tokens.revoke_vm, job, command.vm)
+        await self._threads.run(CallKind.TOKENS, self._tokens.revoke_vm, job, command.vm)
         self._asked_at.pop(command.vm, None)
         return VmTerminated(now=self._clock(), vm=command.vm)
 
@@ -283,7 +283,7 @@ class Renting:
             name = self._providers_of(job, vm)[0]
             call = partial(self._provider(name).console, vm, self._num_attempts(job, vm))
             async with asyncio.timeout(CONSOLE_S):
-                return last_lines(await self._threads.run(Kind.CONSOLE, call, owner=name))
+                return last_lines(await self._threads.run(CallKind.CONSOLE, call, owner=name))
         except Exception as error:  # any error: the release must go on
             log.warning("VM %s: what it wrote cannot be read: %r", vm, error)
             return ""

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...core.events import Event, Together, VmEnding, VmTerminated
+from ...core.events import Batch, Event, VmEndingSeen, VmTerminated
 from ...core.state import JobState
 from ...core.vms import Vm
 from ...providers import (
@@ -22,7 +22,7 @@ from ...providers import (
     statuses,
 )
 from ...spec.resources import CLOUDS
-from ...threads import Kind, Threads, told_when_slow
+from ...threads import CallKind, Threads, told_when_slow
 from ..effects import Effects
 from ..quarantine import Quarantined
 from ..runtime import Job
@@ -35,7 +35,7 @@ _MOST_FAILURES = 3  # queries by name that fail in a row: then the place does no
 _PATIENCE = 2  # lists in a row without a VM before it counts as gone, because a cloud's lists lag
 
 
-class Pace:
+class PollInterval:
     """The interval between calls to a provider, which grows while it throttles."""
 
     def __init__(self, every_s: float) -> None:
@@ -55,7 +55,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ListedVms:
     """A provider's answer. `unknown`: VMs about which it said nothing; `trouble`: why, or empty."""
 
     resources: list[Resource]
@@ -90,7 +90,7 @@ class ProviderWatch:
         self._threads = threads
         self._handle = handle
         self._clock = clock
-        self._pace = Pace(every_s)
+        self._pace = PollInterval(every_s)
         self._slow_call_s = slow_call_s
         self._missing: dict[str, int] = {}
         self._expected: dict[str, int] = {}  # VMs that should be listed, unless they are gone; their attempts
@@ -132,7 +132,7 @@ class ProviderWatch:
             for vm in job.state.live_vms
             if vm.joined and vm.vm not in job.connections and provider_of(job.state, vm) == self._name
         }
-        listing = self._threads.run(Kind.LIST_VMS, self._list, owner=self._name)
+        listing = self._threads.run(CallKind.LIST_VMS, self._list, owner=self._name)
         try:
             slow = f"no answer for {self._slow_call_s:g} s"
             seen = await told_when_slow(listing, self._slow_call_s, lambda: self._tell_trouble(slow))
@@ -169,7 +169,7 @@ class ProviderWatch:
             self._pace.answered(throttled=await self.look())
             return
         try:
-            found = await self._threads.run(Kind.LIST_VMS, self._looks, away, owner=self._name)
+            found = await self._threads.run(CallKind.LIST_VMS, self._looks, away, owner=self._name)
         except ProviderError as error:
             log.warning("cannot look at VMs whose connections closed: %s", error)
             if isinstance(error, Throttled):
@@ -180,7 +180,7 @@ class ProviderWatch:
     def _looks(self, vms: Mapping[str, int]) -> list[Resource]:
         return [found for vm, attempts in vms.items() for found in self._provider.look(vm, attempts)]
 
-    def _list(self) -> Seen:
+    def _list(self) -> ListedVms:
         """Get the list. VMs that it lacks are asked for by name, since clouds' lists lag; so are some VMs
         without a connection, if the list does not tell whether they have shut themselves down."""
         trouble = ""
@@ -203,7 +203,7 @@ class ProviderWatch:
         for vm in self._next_away({one.vm for one in listed if not one.shows_power}):
             found = self._provider.look(vm, self._away[vm])
             listed = [one for one in listed if one.vm != vm] + list(found)
-        return Seen(listed, unknown, trouble)
+        return ListedVms(listed, unknown, trouble)
 
     def _next_away(self, running: Collection[str]) -> list[str]:
         """A few of the VMs without a connection, those least often asked for first."""
@@ -228,19 +228,21 @@ class ProviderWatch:
     async def _tell_ended(self, present: Mapping[str, ResourceStatus], among: Collection[str] | None) -> None:
         """Tell jobs which of their VMs are gone or going; `among` these, or all."""
         now, jobs = self._clock(), list(self._jobs.values())
-        events: dict[str, list[VmTerminated | VmEnding]] = {}
+        events: dict[str, list[VmTerminated | VmEndingSeen]] = {}
         states = [job.state for job in jobs]
         for job, vms in vanished(states, self._effects, self._name, present, self._missing, among).items():
             events.setdefault(job, []).extend(VmTerminated(now=now, vm=vm) for vm in vms)
         for job, vms in ending(jobs, self._name, present).items():
-            events.setdefault(job, []).extend(VmEnding(now=now, vm=vm) for vm in vms)
+            events.setdefault(job, []).extend(VmEndingSeen(now=now, vm=vm) for vm in vms)
         for job, told in events.items():
             with contextlib.suppress(Quarantined):  # the next list repeats it
-                await self._handle(job, Together(now=now, events=tuple(told)))
+                await self._handle(job, Batch(now=now, events=tuple(told)))
 
     async def _release(self, vm: str, attempts: int) -> None:
         try:
-            await self._threads.run(Kind.RELEASE_VM, self._provider.release, vm, attempts, owner=self._name)
+            await self._threads.run(
+                CallKind.RELEASE_VM, self._provider.release, vm, attempts, owner=self._name
+            )
         except Exception as error:  # whatever it is: the next list has the VM again
             log.warning("cannot release VM %s: %r; trying again", vm, error)
 

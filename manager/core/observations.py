@@ -1,4 +1,4 @@
-"""Vitals: what this manager has observed. In memory only, never journalled, empty after a restart."""
+"""Observations: what this manager has observed. In memory only, never journalled, empty after a restart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ...protocol.messages import At, Report, WorkerReport
 from ..spec.placement import Offer
 from .events import GrowthComputed
-from .state import Seat
+from .state import Incarnation
 from .timing import Timing
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
@@ -21,7 +21,7 @@ _MOST_TOLD = 8  # workers
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class LastReport:
     """The newest report of a VM."""
 
     report: Report
@@ -35,7 +35,7 @@ class Planning:
     """A question that the planner has not answered yet."""
 
     generation: int
-    seats: frozenset[Seat]
+    incarnations: frozenset[Incarnation]
     asked_at: float
     cause: str
     detected_at: float
@@ -70,11 +70,11 @@ class Breaks:
     count: int = 0
     step: int = -1
     at: float = 0.0  # when the last of them was closed
-    seats: frozenset[Seat] = frozenset()  # its workers
+    incarnations: frozenset[Incarnation] = frozenset()  # its workers
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepPace:
     """Some of a worker's last steps in one generation: how many times longer than calibrated they took."""
 
     generation: int
@@ -114,33 +114,39 @@ class NoProgress:
 
 
 @dataclass(frozen=True)
-class Vitals:
+class Observations:
     """Observations about one job."""
 
     started_at: float = 0.0  # leases count from here at the earliest
     ticked_at: float | None = None
-    pulses: Mapping[str, Pulse] = field(default_factory=lambda: _EMPTY)  # by VM; see `with_pulses`
-    places: Mapping[str, tuple[Pulse, int]] = field(default_factory=lambda: _EMPTY)  # by worker: its report
+    last_reports: Mapping[str, LastReport] = field(
+        default_factory=lambda: _EMPTY
+    )  # by VM; see `with_last_reports`
+    places: Mapping[str, tuple[LastReport, int]] = field(
+        default_factory=lambda: _EMPTY
+    )  # by worker: its report
     offers: tuple[Offer, ...] | None = None  # of the job's providers; None: not known yet
     manager_url: str = ""  # where a VM that is asked for now is to find its manager
     why_no_vm: str = ""  # why no more VMs are asked for, though more are wanted
     asks_singly_s: float | None = None  # one VM at a time is asked for, so long after the last unfit one
     newest_step: int = 0  # highest step that a member of the open generation reported, once that has formed
-    usable: frozenset[Seat] = frozenset()  # as last seen, to notice growth
+    usable: frozenset[Incarnation] = frozenset()  # as last seen, to notice growth
     grown_at: float = 0.0
     planning: Planning | None = None
-    planned_for: frozenset[Seat] = frozenset()  # seats about which the planner has given its answer
+    planned_for: frozenset[Incarnation] = frozenset()  # about which the planner has given its answer
     answered_at: float = 0.0
     cause: tuple[str, float] | None = None  # why the next plan is needed, and when that was seen
     reconsidered_at: float = 0.0  # when the planner was last asked about changed paces
-    paces: Mapping[Seat, Pace] = field(default_factory=lambda: _EMPTY)  # of the open generation's workers
+    paces: Mapping[Incarnation, StepPace] = field(
+        default_factory=lambda: _EMPTY
+    )  # of the open generation's workers
     growth: tuple[Growth, ...] = ()  # the last of these questions, each about something else, newest last
     tries: Mapping[int, Tries] = field(default_factory=lambda: _EMPTY)  # by protocol
     swept_at: float | None = None  # when the store was last looked through
     broken_since: float | None = None
     breaks: Breaks = field(default_factory=Breaks)
     forming: tuple[int, float] | None = None  # the opened generation, and since when it has been free to form
-    left_out: Mapping[Seat, float] = field(default_factory=lambda: _EMPTY)  # until when
+    left_out: Mapping[Incarnation, float] = field(default_factory=lambda: _EMPTY)  # until when
     cuts: Mapping[frozenset[str], int] = field(default_factory=lambda: _EMPTY)  # of two workers: times lost
     unheard: frozenset[str] = frozenset()  # VMs that sent no report for a lease, or are lost; see `silence`
     lost: frozenset[str] = frozenset()  # VMs that peers lost, and whose connections closed
@@ -154,36 +160,38 @@ class Vitals:
     no_progress: NoProgress | None = None  # of the open generation, at the last tick
     asked_for_stacks: tuple[int, float] | None = None  # of which generation's members, and when
 
-    def with_pulses(self, pulses: Mapping[str, Pulse]) -> Vitals:
-        """The vitals with these pulses, by VM, and with the place of each worker in them: many rules ask."""
+    def with_last_reports(self, last_reports: Mapping[str, LastReport]) -> Observations:
+        """With these last reports, by VM, and the place of each worker in them, for which many rules ask."""
         places = {
-            worker.worker: (pulse, number)
-            for pulse in pulses.values()
-            for number, worker in enumerate(pulse.report.workers)
+            worker.worker: (last_report, number)
+            for last_report in last_reports.values()
+            for number, worker in enumerate(last_report.report.workers)
         }
-        return replace(self, pulses=MappingProxyType(dict(pulses)), places=MappingProxyType(places))
+        return replace(
+            self, last_reports=MappingProxyType(dict(last_reports)), places=MappingProxyType(places)
+        )
 
-    def told_why_no_vm(self, why: str) -> Vitals:
+    def told_why_no_vm(self, why: str) -> Observations:
         """With why no more VMs are asked for; empty if they are."""
         return self if why == self.why_no_vm else replace(self, why_no_vm=why)
 
-    def report_of(self, seat: Seat) -> WorkerReport | None:
+    def report_of(self, incarnation: Incarnation) -> WorkerReport | None:
         """The newest report of exactly this incarnation."""
-        pulse, number = self.places.get(seat[0], _NOWHERE)
-        report = pulse.report.workers[number] if pulse is not None else None
-        return report if report is not None and report.incarnation == seat[1] else None
+        last_report, number = self.places.get(incarnation[0], _NOWHERE)
+        report = last_report.report.workers[number] if last_report is not None else None
+        return report if report is not None and report.incarnation == incarnation[1] else None
 
-    def moved_at(self, seat: Seat) -> float:
+    def moved_at(self, incarnation: Incarnation) -> float:
         """When the worker was last seen to make progress, or this manager began to listen."""
-        pulse, number = self.places.get(seat[0], _NOWHERE)
-        if pulse is None or number >= len(pulse.moved):
+        last_report, number = self.places.get(incarnation[0], _NOWHERE)
+        if last_report is None or number >= len(last_report.moved):
             return self.started_at
-        return max(pulse.moved[number], self.started_at)
+        return max(last_report.moved[number], self.started_at)
 
     def at_of(self, worker: str) -> At | None:
         """What the worker said it is at; None if it does not say."""
-        pulse, number = self.places.get(worker, _NOWHERE)
-        progress = pulse.report.progress if pulse is not None else []
+        last_report, number = self.places.get(worker, _NOWHERE)
+        progress = last_report.report.progress if last_report is not None else []
         return progress[number].at if number < len(progress) else None
 
     def measured_s(self, generation: int) -> float:

@@ -12,9 +12,9 @@ from .commands import Command, ReleaseVm
 from .events import Event
 from .facts import EndReason, Fact, GenerationClosed, VmEnded
 from .fold import apply
-from .state import JobState, Seat, vm_of
+from .observations import LastReport, Observations
+from .state import Incarnation, JobState, vm_of
 from .timing import Timing
-from .vitals import Pulse, Vitals
 from .vms import Vm, VmStatus
 
 
@@ -24,26 +24,26 @@ class Decision:
 
     facts: tuple[Fact, ...]
     commands: tuple[Command, ...]
-    vitals: Vitals
+    observations: Observations
     state: JobState  # with the facts applied
 
 
 class _Heard(NamedTuple):
-    """The newest reports of workers on live VMs, and the VMs and pulses that they are of."""
+    """The newest reports of workers on live VMs, and the VMs and last reports that they are of."""
 
     vms: Mapping[str, Vm]
-    pulses: Mapping[str, Pulse]
+    last_reports: Mapping[str, LastReport]
     reports: Sequence[tuple[Vm, WorkerReport]]
     deaths: Sequence[tuple[Vm, WorkerReport]]
-    by_seat: Mapping[Seat, WorkerReport]
+    by_incarnation: Mapping[Incarnation, WorkerReport]
 
 
-class Turn:
+class Context:
     """The workplace of the rules while one event is decided. `fact` applies at once; later rules see it."""
 
-    def __init__(self, state: JobState, vitals: Vitals, event: Event, timing: Timing) -> None:
+    def __init__(self, state: JobState, observations: Observations, event: Event, timing: Timing) -> None:
         self.state = state
-        self.vitals = vitals
+        self.observations = observations
         self.event = event
         self.timing = timing
         self.now = event.now
@@ -59,7 +59,7 @@ class Turn:
         self._commands.append(command.model_copy(update={"ordered_after": self.state.num_facts}))
 
     def decision(self) -> Decision:
-        return Decision(tuple(self._facts), tuple(self._commands), self.vitals, self.state)
+        return Decision(tuple(self._facts), tuple(self._commands), self.observations, self.state)
 
     # ---- what is ------------------------------------------------------------------------------------------
 
@@ -71,21 +71,25 @@ class Turn:
         """The last reports of earlier incarnations, oldest first, as long as their agents tell of them."""
         return self._heard().deaths
 
-    def report_of(self, seat: Seat) -> WorkerReport | None:
+    def report_of(self, incarnation: Incarnation) -> WorkerReport | None:
         """The newest report of exactly this incarnation."""
-        return self.vitals.report_of(seat)
+        return self.observations.report_of(incarnation)
 
     def _heard(self) -> _Heard:
-        """Made anew where VMs or pulses changed: many rules ask."""
-        vms, pulses = self.state.vms, self.vitals.pulses
-        if self._known is None or self._known.vms is not vms or self._known.pulses is not pulses:
+        """Made anew where VMs or last reports changed: many rules ask."""
+        vms, last_reports = self.state.vms, self.observations.last_reports
+        if self._known is None or self._known.vms is not vms or self._known.last_reports is not last_reports:
             heard = [
-                (vm, pulse.report) for vm in self.state.live_vms if (pulse := pulses.get(vm.vm)) is not None
+                (vm, last_report.report)
+                for vm in self.state.live_vms
+                if (last_report := last_reports.get(vm.vm)) is not None
             ]
             reports = [(vm, worker) for vm, report in heard for worker in report.workers]
             deaths = [(vm, worker) for vm, report in heard for worker in report.deaths]
-            by_seat = {seat_of(worker): worker for vm, worker in reports if vm_of(worker.worker) == vm.vm}
-            self._known = _Heard(vms, pulses, reports, deaths, by_seat)
+            by_incarnation = {
+                incarnation_of(worker): worker for vm, worker in reports if vm_of(worker.worker) == vm.vm
+            }
+            self._known = _Heard(vms, last_reports, reports, deaths, by_incarnation)
         return self._known
 
     def must_save(self) -> bool:
@@ -106,12 +110,12 @@ class Turn:
 
     def _more_may_come(self) -> bool:
         """Whether workers of VMs that have joined may yet be ready that the planner was not asked about."""
-        unfit, asked = self.state.unfit, self.vitals.planned_for
+        unfit, asked = self.state.unfit, self.observations.planned_for
         heard = {vm.vm for vm, _ in self.reports()}
         if any(vm.joined and vm.vm not in heard for vm in self.state.live_vms):
             return True
         workers = [w for vm, w in self.reports() if vm.joined and w.worker not in unfit]
-        return any(has_ended(worker) or seat_of(worker) not in asked for worker in workers)
+        return any(has_ended(worker) or incarnation_of(worker) not in asked for worker in workers)
 
     def held_step(self) -> int:
         """The newest step that a living worker of a generation reports; 0 if none does."""
@@ -119,7 +123,9 @@ class Turn:
             (
                 worker.step
                 for _, worker in self.reports()
-                if worker.generation > 0 and not has_ended(worker) and not self.is_dead(seat_of(worker))
+                if worker.generation > 0
+                and not has_ended(worker)
+                and not self.is_dead(incarnation_of(worker))
             ),
             default=0,
         )
@@ -144,91 +150,99 @@ class Turn:
         if len(closed) >= self.timing.max_stop_changes:
             return True
         current = self.state.current
-        seats = current.members if current is not None else self._holders()
-        moved_at = max((self.vitals.moved_at(seat) for seat in seats), default=self.vitals.started_at)
+        incarnations = current.members if current is not None else self._holders()
+        moved_at = max(
+            (self.observations.moved_at(incarnation) for incarnation in incarnations),
+            default=self.observations.started_at,
+        )
         return self.now - moved_at > bound_s
 
-    def _holders(self) -> list[Seat]:
+    def _holders(self) -> list[Incarnation]:
         """Workers that may hold steps, with or without a generation in which they can save them."""
-        living = [seat_of(w) for _, w in self.reports() if w.generation > 0 and not has_ended(w)]
-        return [seat for seat in living if not self.is_dead(seat)]
+        living = [incarnation_of(w) for _, w in self.reports() if w.generation > 0 and not has_ended(w)]
+        return [incarnation for incarnation in living if not self.is_dead(incarnation)]
 
-    def dead(self, seats: Iterable[Seat]) -> list[Seat]:
+    def dead(self, incarnations: Iterable[Incarnation]) -> list[Incarnation]:
         """Those for whom `is_dead`, which is not asked of whom a report shows alive."""
-        by_seat, failed = self._heard().by_seat, self.state.failed
+        by_incarnation, failed = self._heard().by_incarnation, self.state.failed
         unsure = [
-            seat
-            for seat in seats
-            if (report := by_seat.get(seat)) is None or has_ended(report) or seat[0] in failed
+            incarnation
+            for incarnation in incarnations
+            if (report := by_incarnation.get(incarnation)) is None
+            or has_ended(report)
+            or incarnation[0] in failed
         ]
-        return [seat for seat in unsure if self.is_dead(seat)]
+        return [incarnation for incarnation in unsure if self.is_dead(incarnation)]
 
-    def is_dead(self, seat: Seat) -> bool:
+    def is_dead(self, incarnation: Incarnation) -> bool:
         """Whether the trainer is known to be gone. Silence alone, or a report of its past, is no proof."""
-        worker, incarnation = seat
+        worker, number = incarnation
         vm = self.state.vms.get(vm_of(worker))
-        if vm is None or not vm.live or self.state.failed.get(worker, -1) >= incarnation:
+        if vm is None or not vm.live or self.state.failed.get(worker, -1) >= number:
             return True
-        pulse = self.vitals.pulses.get(vm.vm)
-        if pulse is None:
+        last_report = self.observations.last_reports.get(vm.vm)
+        if last_report is None:
             return False
-        for other in pulse.report.workers:
+        for other in last_report.report.workers:
             if other.worker == worker and (
-                other.incarnation > incarnation or (other.incarnation == incarnation and has_ended(other))
+                other.incarnation > number or (other.incarnation == number and has_ended(other))
             ):
                 return True
         return False
 
     def elapsed_s(self, at: float) -> float:
-        """Seconds of a bound that began at `at`, as far as this manager was there; see `Vitals.since`."""
-        return self.now - self.vitals.since(at, self.now)
+        """Seconds since `at`, without those in which this manager was not there; see `Observations.since`."""
+        return self.now - self.observations.since(at, self.now)
 
     @property
     def isolated(self) -> bool:
         """Whether this manager seems to be cut off from its VMs: nothing is concluded from silence."""
-        return self.vitals.isolated_since is not None
+        return self.observations.isolated_since is not None
 
-    def silent(self, seats: Iterable[Seat]) -> list[Seat]:
+    def silent(self, incarnations: Iterable[Incarnation]) -> list[Incarnation]:
         """The workers on VMs of which nothing shows that they live; none while this manager is isolated."""
-        return self._on(seats, self.vitals.silent)
+        return self._on(incarnations, self.observations.silent)
 
-    def unheard(self, seats: Iterable[Seat]) -> list[Seat]:
+    def unheard(self, incarnations: Iterable[Incarnation]) -> list[Incarnation]:
         """The workers that can be told nothing: those on VMs that send no reports."""
-        return self._on(seats, self.vitals.unheard)
+        return self._on(incarnations, self.observations.unheard)
 
-    def _on(self, seats: Iterable[Seat], vms: frozenset[str]) -> list[Seat]:
+    def _on(self, incarnations: Iterable[Incarnation], vms: frozenset[str]) -> list[Incarnation]:
         if self.isolated or not vms:
             return []
-        return [seat for seat in seats if vm_of(seat[0]) in vms]
+        return [incarnation for incarnation in incarnations if vm_of(incarnation[0]) in vms]
 
-    def noticed(self, seats: Iterable[Seat]) -> list[Seat]:
+    def noticed(self, incarnations: Iterable[Incarnation]) -> list[Incarnation]:
         """The workers on VMs that the cloud will take."""
         vms = {vm.vm for vm in self.state.live_vms if vm.status is VmStatus.NOTICED}
-        return [seat for seat in seats if vm_of(seat[0]) in vms] if vms else []
+        return [incarnation for incarnation in incarnations if vm_of(incarnation[0]) in vms] if vms else []
 
     def awaited(self, vms: Iterable[str]) -> list[str]:
         """Those of which nothing is known yet: they have not reported since this manager began to listen, as
         after a restart, and their leases run."""
-        state, vitals = self.state, self.vitals
+        state, observations = self.state, self.observations
         return [
             vm
             for vm in vms
-            if ((pulse := vitals.pulses.get(vm)) is None or pulse.at < vitals.started_at)
+            if (
+                (last_report := observations.last_reports.get(vm)) is None
+                or last_report.at < observations.started_at
+            )
             and state.vms[vm].joined
-            and (self.isolated or vm not in vitals.unheard)
+            and (self.isolated or vm not in observations.unheard)
         ]
 
     def reconnection_s(self) -> float:
-        """As `Vitals.reconnection_s`, at this moment."""
-        return self.vitals.reconnection_s(self.now, self.timing)
+        """As `Observations.reconnection_s`, at this moment."""
+        return self.observations.reconnection_s(self.now, self.timing)
 
-    def is_away(self, seat: Seat) -> bool:
+    def is_away(self, incarnation: Incarnation) -> bool:
         """Whether the worker cannot be counted on: it is dead, or its VM is not heard."""
-        return vm_of(seat[0]) in self.vitals.unheard or self.is_dead(seat)
+        return vm_of(incarnation[0]) in self.observations.unheard or self.is_dead(incarnation)
 
     def has_joined(self, vm: Vm) -> bool:
         """Whether it was ever heard of; its first report may have come in this very instant."""
-        return vm.joined or vm.vm in self.vitals.pulses
+        return vm.joined or vm.vm in self.observations.last_reports
 
     # ---- what several rules do ----------------------------------------------------------------------------
 
@@ -246,7 +260,7 @@ class Turn:
 
     def close_generations(self, reason: str) -> None:
         """Close the open generation and the one being prepared."""
-        self.vitals = replace(self.vitals, closed_at=self.now)
+        self.observations = replace(self.observations, closed_at=self.now)
         for generation in (self.state.current, self.state.planned):
             if generation is not None:
                 self.fact(GenerationClosed(at=self.now, number=generation.number, reason=reason))
@@ -261,7 +275,7 @@ def never_ran(worker: WorkerReport) -> bool:
     return worker.incarnation % INCARNATIONS == 0
 
 
-def seat_of(worker: WorkerReport) -> Seat:
+def incarnation_of(worker: WorkerReport) -> Incarnation:
     return worker.worker, worker.incarnation
 
 
