@@ -1,8 +1,13 @@
 """Providers create and release VMs on one cloud each. In: the core's commands. Out: VMs that boot into an
 agent (`BootConfig`), and lists of what exists.
 
-To add a cloud: implement `Provider` in a package here, open it in `opening.open_clouds`, and add it to
-`PROVIDERS` in `manager.spec.resources` and to tests/providers/test_conformance.py, which all providers pass.
+To add a cloud: implement `Provider` in a package here; its section of clouds.yaml is in `settings`, it is
+opened in `opening.open_clouds`, and `places.check_places` says when a section lacks a place. Add it to
+`PROVIDERS` and `CLOUDS` in `manager.spec.resources`. If its VMs hear of evictions, or end, in another way
+than those of AWS and Azure: a kind in `protocol.messages.boot`, and what reads it in
+`worker.agent.notices`. Last, a stand-in in tests/support/provider_stands.py:
+tests/providers/test_conformance.py holds every provider to what the manager relies on.
+
 A provider decides nothing and remembers nothing essential: all that it creates is tagged with the names of
 manager and VM, so that a manager that lost everything but its journal finds it again.
 """

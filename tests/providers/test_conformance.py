@@ -19,6 +19,7 @@ from makara.manager.providers import (
     Throttled,
     statuses,
 )
+from makara.manager.spec.resources import PROVIDERS
 from provider_stands import STANDS, Stand, boot_of
 from provider_troubles import CONSOLE, Trouble
 
@@ -53,6 +54,10 @@ troubled = pytest.mark.parametrize(
 
 def suffering(trouble: Trouble) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("stand", stands(lambda kind: trouble in kind.troubles), indirect=True)
+
+
+def test_every_provider_is_held_to_this() -> None:
+    assert set(STANDS) == set(PROVIDERS)
 
 
 def create(provider: Provider, stand: Stand, vm: str, folder: Path, number: int = 1) -> str:

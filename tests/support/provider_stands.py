@@ -152,6 +152,7 @@ class StaticStand:
 
     troubles = frozenset({Trouble.NO_CAPACITY})
     counts_attempts = True
+    remembers_ends = True
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -220,6 +221,7 @@ def static_stand(folder: Path) -> Iterator[Stand]:
 
 STANDS: dict[str, tuple[type[Stand], Callable[[Path], AbstractContextManager[Stand]]]] = {
     "local": (LocalStand, local_stand),
+    "static": (StaticStand, static_stand),
     "aws": (AwsStand, aws_stand),
     "azure": (AzureStand, azure_stand),
 }

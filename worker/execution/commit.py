@@ -111,7 +111,8 @@ class CommitRecord:
         """Read what `to_json` wrote. Raises `InvalidCommit` naming what is malformed."""
         try:
             norms = value["norms"]
-            assert isinstance(norms, list)
+            if not isinstance(norms, list):
+                raise ValueError("norms is not a list")
             return cls(
                 generation=_integer(value, "generation"),
                 step=_integer(value, "step"),
@@ -121,7 +122,7 @@ class CommitRecord:
                 flags=Flag(_integer(value, "flags")),
                 norms=tuple(float.fromhex(str(norm)) for norm in norms),  # pyright: ignore[reportUnknownArgumentType]
             )
-        except (KeyError, ValueError, AssertionError) as error:
+        except (KeyError, ValueError) as error:
             raise InvalidCommit(f"malformed commit record: {error!r}") from error
 
 

@@ -1,6 +1,7 @@
 """One section, measured by itself on this machine: times and sizes for one micro-batch (Varuna §4.3).
 
-It runs a few times on random values of the shapes that cross its cuts. Nothing depends on P, D or N.
+It runs a few times on random values of the shapes that cross its cuts; `forward_s` is the paper's F_i,
+`backward_s` its B_i. Nothing depends on P, D or N.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ def _random(value: CutTensor) -> Tensor:
 def now(device: torch.device | str) -> float:
     """Seconds of the process's clock, when the device has done all that was asked of it."""
     if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
