@@ -81,12 +81,14 @@ class AttemptFailed(Frozen):
 class OffersSeen(Frozen):
     """What the job's providers offer now, in the order in which it is to be tried.
 
-    `manager_url`: where a VM that is asked for now is to find its manager.
+    `unanswered`: providers that have not answered yet: their offers are not among these. `manager_url`: where
+    a VM that is asked for now is to find its manager.
     """
 
     event: Literal["offers_seen"] = "offers_seen"
     now: float
     offers: tuple[Offer, ...]
+    unanswered: tuple[str, ...] = ()
     manager_url: str = ""
 
 

@@ -36,7 +36,12 @@ def observe(state: JobState, observations: Observations, event: Event, timing: T
         case ContinueRequested():
             return Observations(started_at=event.now) if state.ended is not None else observations
         case OffersSeen():
-            return replace(observations, offers=event.offers, manager_url=event.manager_url)
+            return replace(
+                observations,
+                offers=event.offers,
+                unanswered=event.unanswered,
+                manager_url=event.manager_url,
+            )
         case Tick():
             observations = _pruned(state, _ticked(observations, event.now, timing))
             return silence.judge(state, observations, event.now, timing)

@@ -126,6 +126,7 @@ class Observations:
         default_factory=lambda: _EMPTY
     )  # by worker: its report
     offers: tuple[Offer, ...] | None = None  # of the job's providers; None: not known yet
+    unanswered: tuple[str, ...] = ()  # providers whose offers are not known yet, though others' are
     manager_url: str = ""  # where a VM that is asked for now is to find its manager
     why_no_vm: str = ""  # why no more VMs are asked for, though more are wanted
     asks_singly_s: float | None = None  # one VM at a time is asked for, so long after the last unfit one

@@ -27,7 +27,7 @@ class Status(StrEnum):
 
     PENDING = "pending"  # no VM has joined, or too few are left
     STARTING = "starting"  # VMs are there, trainers come up
-    PROFILING = "profiling"  # one worker traces and calibrates the model
+    PROFILING = "profiling"  # a generation of kind `profile` measures the model
     RUNNING = "running"
     MORPHING = "morphing"  # a change of plan is under way
     WAITING = "waiting"  # for a person: `JobState.waiting` says for what

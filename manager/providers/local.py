@@ -132,7 +132,7 @@ class LocalProvider:
             self._processes(vm).signal(number, to_leader=False)
 
     def close(self) -> None:
-        """Cancel timers; VMs live on, and nothing about them is written from now on."""
+        """Cancel timers and let no watcher write any more; VMs live on."""
         with self._ending:
             self._closed = True
         for timer in self._notices.values():

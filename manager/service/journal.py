@@ -157,7 +157,7 @@ class SqliteJournal:
             job,
             after,
         )
-        return [StoredFact(int(row[0]), read_back(_FACTS, row[1], translated(row[2]))) for row in rows]
+        return [StoredFact(int(row[0]), _fact(row[1], row[2])) for row in rows]
 
     def jobs(self) -> list[str]:
         """Every job ever submitted, oldest first."""
@@ -254,6 +254,12 @@ def hold(journal: Path) -> IO[str]:
     file.write(str(os.getpid()))
     file.flush()
     return file
+
+
+def _fact(at: float, text: str) -> Fact | Unreadable:
+    """Also of an earlier version. What cannot be read is kept as it was written."""
+    fact = read_back(_FACTS, at, translated(text))
+    return fact.model_copy(update={"text": text}) if isinstance(fact, Unreadable) else fact
 
 
 def _metrics(row: Sequence[Any]) -> StepMetrics:

@@ -317,3 +317,50 @@ def test_as_many_stages_as_sections_are_measured() -> None:
     pass_time(script, script.timing.settle_s)
     assert not script.count(JobEnded)
     assert script.count(RecipeFixed)
+
+
+def with_several_workers(num_vms: int, each: int) -> tuple[Script, dict[str, list[str]]]:
+    """A job with that many workers on each VM; those of the first measure the sections."""
+    script = Script()
+    script.submit(resources={"max_nodes": num_vms, "workers_per_node": each})
+    script.wait()
+    workers = {vm: [f"{vm}.{n}" for n in range(each)] for vm in script.state.vms}
+    script.report(*(idle(worker) for worker in next(iter(workers.values()))))
+    enter(script)
+    tell(script, members(script)[0], stage="sections", total=6)
+    return script, workers
+
+
+def test_newcomers_push_out_nobody_who_measures() -> None:
+    """Found: with each VM that joined there was room for fewer of the first one, and their rows were lost."""
+    script, workers = with_several_workers(4, 4)
+    first, *others = workers.values()
+    assert members(script) == first
+    script.report(*(idle(worker) for vm in others for worker in vm))
+    assert members(script)[:4] == first
+    assert members(script) == [*first, *others[0][:2]]
+
+
+def test_trainers_of_another_protocol_do_not_replace_rank_0() -> None:
+    script, workers = begin(2, 0)
+    script.report(idle(workers[1]).model_copy(update={"trainer_protocol": 3}))
+    enter(script)
+    tell(script, workers[1], stage="sections", total=6)
+    script.report(idle(workers[0]).model_copy(update={"trainer_protocol": 2}))
+    assert members(script) == [workers[1]]
+
+
+def test_after_two_breaks_a_worker_that_has_measured_goes_on_alone() -> None:
+    script, workers = begin(3, 0)
+    script.report(idle(workers[1]))
+    script.report(idle(workers[2]))
+    enter(script, "sections")
+    for _ in range(2):
+        assert enter(script, "links") == workers[1:]
+        tell(script, workers[1], phase=Phase.IDLE, broken="links were not measured")
+        tell(script, workers[2], phase=Phase.IDLE, broken="links were not measured")
+        if script.state.broken_profiles == 1:  # the VM that was asked for first comes last, and knows nothing
+            script.report(idle(workers[0]))
+        pass_time(script, script.timing.suspect_grace_s)
+    assert script.state.broken_profiles == 2
+    assert members(script) == workers[1:2]

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from core_script import spec
+from core_script import Script, spec
 from in_service import Clock, FakeProvider
 from makara.manager.config import ServerConfig
+from makara.manager.core.commands import RequestVm
+from makara.manager.core.events import OffersSeen
+from makara.manager.core.facts import StopOrdered
 from makara.manager.providers import ProviderError
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.service import Service
@@ -26,6 +29,12 @@ WISH = {
     "hourly_price": 1.0,
 }
 KINDS = {"aws": "small", "azure": "Standard_D2s_v5"}
+
+
+def offer(provider: str, hourly: float) -> Offer:
+    kind = KINDS[provider]
+    place = Placement(provider=provider, market=Market.SPOT, region="r", zone="a", instance_type=kind)
+    return Offer(placement=place, price=Price(hourly=hourly, ceiling=hourly, at=0.0, source="a test"))
 
 
 class Cloud(FakeProvider):
@@ -112,6 +121,9 @@ def test_a_cloud_that_hangs_keeps_no_job_from_the_other(tmp_path: Path) -> None:
         life.clouds["aws"].answers.clear()
         try:
             async with life:
+                await asyncio.sleep(0.2)
+                assert life.told() == [], "it is waited for, since the job wants it first"
+                life.clock.now += 31
                 await life.until_told("azure")
         finally:
             life.clouds["aws"].answers.set()
@@ -131,3 +143,19 @@ def test_of_a_cloud_that_fails_later_what_it_offered_before_holds(tmp_path: Path
             assert life.told() == ["aws", "azure"]
 
     asyncio.run(play())
+
+
+def test_nothing_final_is_concluded_while_a_cloud_has_not_answered() -> None:
+    """Found: with a budget that the first cloud to answer was too dear for, the job was stopped."""
+    script = Script(releasing=False)
+    script.submit(resources={**WISH, "budget": 5.0, "hourly_price": 100.0})
+    dear, cheap = (offer(provider, hourly) for provider, hourly in (("aws", 50.0), ("azure", 0.5)))
+    script.event(OffersSeen(now=script.now, offers=(dear,), unanswered=("azure",)))
+    script.wait()
+    assert script.count(StopOrdered) == 0
+    assert script.observations.why_no_vm == "prices of azure are not known yet"
+    script.event(OffersSeen(now=script.now, offers=(dear, cheap)))
+    script.wait()
+    attempt = script.last(RequestVm).attempt
+    assert attempt is not None
+    assert attempt.placement.provider == "azure"

@@ -37,6 +37,7 @@ class MeasuredSoFar:
         if survey != self.survey:
             self.survey, self.surveyed_at = survey, time.monotonic()
             self.rows.clear()
+            self.own = 0
 
     @property
     def all_rows(self) -> list[SectionRow]:

@@ -91,7 +91,7 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
         return state.changed(
             unfit=MappingProxyType({**state.unfit, fact.worker: fact.message}), last_error=fact.message
         )
-    if fact.kind == "outdated":  # nothing failed: see `core.versions`
+    if fact.kind == "outdated":  # nothing failed: see `core.rules.versions`
         return state.changed(
             given_up=MappingProxyType({**state.given_up, fact.worker: fact.incarnation}),
             outdated=state.outdated | {fact.worker},

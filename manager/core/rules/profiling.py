@@ -8,6 +8,7 @@ theirs twice.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -202,7 +203,7 @@ def _plan(context: Context) -> None:
         return
     members = _members(_ready(context), before)
     if state.broken_profiles >= _MOST_BROKEN:
-        members = [] if before else members[:1]
+        members = [] if before else _knows_most(_ready(context))
     new = [worker for worker, incarnation in members if (worker, incarnation) not in before]
     if not new:
         return
@@ -247,17 +248,27 @@ def _ready(context: Context) -> list[WorkerReport]:
 
 
 def _members(ready: Sequence[WorkerReport], before: Sequence[Incarnation]) -> list[Incarnation]:
-    """Some of the workers, from several VMs if there are; those of the generation `before` come first, in
-    their order: rank 0 stays who it was."""
-    alike = [worker for worker in ready if worker.trainer_protocol == ready[0].trainer_protocol]
-    ranks = {incarnation: rank for rank, incarnation in enumerate(before)}
+    """Those of the generation `before`, in their order, so that rank 0 and what they know stay; and newcomers
+    of the same protocol, from several VMs if there are. Nobody if rank 0 of `before` cannot take part."""
+    protocols = {incarnation_of(worker): worker.trainer_protocol for worker in ready}
+    if not ready or (before and before[0] not in protocols):
+        return []
+    protocol = protocols[before[0]] if before else ready[0].trainer_protocol
+    alike = [incarnation for incarnation, its in protocols.items() if its == protocol]
+    members = [incarnation for incarnation in before if incarnation in alike]
+    num_of_vm = Counter(vm_of(worker) for worker, _ in members)
+    several_vms = len({vm_of(worker) for worker, _ in alike}) > 1
+    most_of_vm = 2 if several_vms else _MOST_OF_A_VM  # two: a VM's own link is measured, too
     by_vm: dict[str, list[Incarnation]] = {}
-    for incarnation in sorted(
-        map(incarnation_of, alike), key=lambda incarnation: ranks.get(incarnation, len(before))
-    ):
-        by_vm.setdefault(vm_of(incarnation[0]), []).append(incarnation)
-    each = min(_MOST_OF_A_VM, max(1, _MOST_MEMBERS // max(1, len(by_vm))))
-    if len(by_vm) > 1:
-        each = max(each, 2)  # a VM's own link, too
-    members = [incarnation for incarnations in by_vm.values() for incarnation in incarnations[:each]]
+    for incarnation in alike:
+        if incarnation not in before:
+            by_vm.setdefault(vm_of(incarnation[0]), []).append(incarnation)
+    for vm, newcomers in by_vm.items():
+        members += newcomers[: max(0, most_of_vm - num_of_vm[vm])]
     return members[:_MOST_MEMBERS]
+
+
+def _knows_most(ready: Sequence[WorkerReport]) -> list[Incarnation]:
+    """One worker: of those that took part in the newest generation, the first."""
+    best = max(ready, key=lambda w: w.profiling.generation if w.profiling is not None else -1, default=None)
+    return [incarnation_of(best)] if best is not None else []

@@ -99,6 +99,8 @@ def next_offer(context: Context, *, rents: bool = True) -> tuple[Placement, Pric
         if not found and price is not None:
             return offer.placement, price
         faults[found] = None
+    if context.observations.unanswered:  # what they offer may do: nothing final is concluded from the others
+        return f"prices of {' and '.join(context.observations.unanswered)} are not known yet"
     if spending.SPENT in faults and faults.keys() <= {spending.SPENT, _NOT_WANTED}:
         return spending.SPENT
     faults.pop(_NOT_WANTED, None)
@@ -277,7 +279,7 @@ def _stops_asking(context: Context, resources: Resources, console: str | None = 
     `console`: of the last VM that did not join, once it was read; that is waited for for a while.
     """
     state = context.state
-    if not resources.clouds or _trains(context, resources):
+    if not resources.clouds or context.observations.unanswered or _trains(context, resources):
         return False
     spot_alone = resources.spot and not resources.on_demand_nodes
     offers = [offer.placement for offer in context.observations.offers or ()]

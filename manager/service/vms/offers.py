@@ -21,12 +21,14 @@ log = logging.getLogger("makara.manager")
 _EVERY_S = 300.0  # prices and capacity change
 _RETRY_S = 15.0
 _LOOK_S = 1.0
+_PATIENCE_S = 30.0  # for a provider that neither answers nor fails, before others' offers are told alone
 
 
 class OffersWatch:
-    """Tells each job that rents from clouds their current offers. Runs on the event loop.
+    """Tells each job that rents from clouds what it may have. Runs on the event loop.
 
-    Each provider is asked separately: one that fails or hangs does not delay the offers of others.
+    Each provider is asked by itself: one that fails or hangs keeps no job from what the others offer. A job
+    is told first when all have answered or failed, or after a while; and each time which have not answered.
     """
 
     def __init__(
@@ -48,34 +50,37 @@ class OffersWatch:
         self._handle = handle
         self._clock = clock
         self._asked_at: dict[tuple[str, str], float] = {}  # by job and provider
-        self._known: dict[tuple[str, str], Sequence[Offer]] = {}  # likewise; the last answer
+        self._failed: set[tuple[str, str]] = set()  # whose last answer was an error
+        self._known: dict[tuple[str, str], Sequence[Offer]] = {}  # the last that was answered
+        self._since: dict[str, float] = {}  # when a job's first questions were asked
+        self._news: set[str] = set()  # jobs that are to be told
 
     async def run(self) -> None:
-        """Refresh outdated offers, until cancelled."""
+        """Ask for offers that are old, and tell jobs, for ever."""
         async with asyncio.TaskGroup() as group:
             for provider in self._providers:
-                group.create_task(self._follow(provider))
-            group.create_task(self._tell_lacking())
+                group.create_task(self._ask_again_and_again(provider))
+            group.create_task(self._tell_again_and_again())
 
-    async def _follow(self, provider: str) -> None:
+    async def _ask_again_and_again(self, provider: str) -> None:
         while True:
-            for name, resources in self._renting():
-                if provider in resources.providers and self._is_due(name, provider):
-                    self._asked_at[name, provider] = self._clock()
-                    await self._ask(provider, name, resources)
+            for job, resources in self._renting():
+                if provider in resources.providers and self._is_due(job, provider):
+                    self._asked_at[job, provider] = self._clock()
+                    self._since.setdefault(job, self._clock())
+                    await self._ask(provider, job, resources)
             await asyncio.sleep(_LOOK_S)
 
-    async def _tell_lacking(self) -> None:
+    async def _tell_again_and_again(self) -> None:
         while True:
             renting = self._renting()
-            for name, resources in renting:
+            self._forget_all_but({job for job, _ in renting})
+            for job, resources in renting:
                 for provider in set(resources.providers) - self._providers.keys():
                     why = f"{FILE} has no section {provider}: nothing is asked for there"
-                    self._effects.trouble.setdefault(name, {})[f"offers/{provider}"] = why
-            names = {name for name, _ in renting}
-            for key in [key for key in self._asked_at if key[0] not in names]:
-                del self._asked_at[key]
-                self._known.pop(key, None)
+                    self._effects.trouble.setdefault(job, {})[f"offers/{provider}"] = why
+                if job in self._news:
+                    await self._tell(job, resources)
             await asyncio.sleep(_LOOK_S)
 
     def _renting(self) -> list[tuple[str, Resources]]:
@@ -89,7 +94,7 @@ class OffersWatch:
         return asked_at is None or not 0.0 <= self._clock() - asked_at < wait_s
 
     async def _ask(self, provider: str, job: str, resources: Resources) -> None:
-        """Get offers; if the provider does not answer, its previous ones stay valid."""
+        """Of a provider that does not answer, what was known before holds."""
         call = self._providers[provider].offers
         trouble = self._effects.trouble.setdefault(job, {})
         try:
@@ -98,9 +103,33 @@ class OffersWatch:
         except ProviderError as error:
             log.warning("job %s: no offers of %s: %s", job, provider, error)
             trouble[f"offers/{provider}"] = f"prices of {provider}: {error}"
+            self._failed.add((job, provider))
+        else:
+            trouble.pop(f"offers/{provider}", None)
+            self._failed.discard((job, provider))
+        self._news.add(job)
+
+    async def _tell(self, job: str, resources: Resources) -> None:
+        asked = [provider for provider in resources.providers if provider in self._providers]
+        unanswered = tuple(provider for provider in asked if (job, provider) not in self._known)
+        if len(unanswered) == len(asked):
             return
-        trouble.pop(f"offers/{provider}", None)
-        offers = [offer for name in resources.providers for offer in self._known.get((job, name), ())]
-        seen = OffersSeen(now=self._clock(), offers=tuple(offers), manager_url=self._manager_url())
-        with contextlib.suppress(Quarantined):  # it is told again later
+        is_first = self._jobs[job].observations.offers is None
+        still_awaited = any((job, provider) not in self._failed for provider in unanswered)
+        if is_first and still_awaited and 0.0 <= self._clock() - self._since[job] < _PATIENCE_S:
+            return
+        self._news.discard(job)
+        offers = tuple(offer for provider in asked for offer in self._known.get((job, provider), ()))
+        seen = OffersSeen(
+            now=self._clock(), offers=offers, unanswered=unanswered, manager_url=self._manager_url()
+        )
+        with contextlib.suppress(Quarantined):  # it is told again
             await self._handle(job, seen)
+
+    def _forget_all_but(self, jobs: set[str]) -> None:
+        for key in [key for key in self._asked_at if key[0] not in jobs]:
+            del self._asked_at[key]
+            self._known.pop(key, None)
+            self._failed.discard(key)
+        self._since = {job: at for job, at in self._since.items() if job in jobs}
+        self._news &= jobs
