@@ -130,9 +130,9 @@ def test_a_slow_call_is_told_and_still_answers(gate: Gate) -> None:
 def test_a_process_ends_though_a_call_hangs() -> None:
     program = (
         "import asyncio, threading\n"
-        "from makara.manager.threads import Kind, Threads\n"
+        "from makara.manager.threads import CallKind, Threads\n"
         "async def main():\n"
-        "    task = asyncio.create_task(Threads().run(Kind.STORE, threading.Event().wait))\n"
+        "    task = asyncio.create_task(Threads().run(CallKind.STORE, threading.Event().wait))\n"
         "    await asyncio.sleep(0.1)\n"
         "    task.cancel()\n"
         "asyncio.run(main())\n"
