@@ -131,6 +131,27 @@ def test_a_cloud_that_hangs_keeps_no_job_from_the_other(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+def test_an_answer_that_comes_after_a_job_was_stopped_and_resumed_is_told(tmp_path: Path) -> None:
+    """Found by reading: the manager ended, for when the first question was asked was forgotten."""
+
+    async def play() -> None:
+        life = Life(tmp_path)
+        life.clouds["aws"].answers.clear()
+        try:
+            async with life:
+                life.service._offers._since.clear()
+                await asyncio.sleep(0.2)
+                life.service._offers._since.clear()
+                life.service._offers._news.add("j")
+                await asyncio.sleep(0.1)
+                life.clock.now += 31
+                await life.until_told("azure")
+        finally:
+            life.clouds["aws"].answers.set()
+
+    asyncio.run(play())
+
+
 def test_of_a_cloud_that_fails_later_what_it_offered_before_holds(tmp_path: Path) -> None:
     async def play() -> None:
         async with Life(tmp_path) as life:

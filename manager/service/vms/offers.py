@@ -116,7 +116,8 @@ class OffersWatch:
             return
         is_first = self._jobs[job].observations.offers is None
         still_awaited = any((job, provider) not in self._failed for provider in unanswered)
-        if is_first and still_awaited and 0.0 <= self._clock() - self._since[job] < _PATIENCE_S:
+        since = self._since.setdefault(job, self._clock())  # forgotten of a job stopped and resumed meanwhile
+        if is_first and still_awaited and 0.0 <= self._clock() - since < _PATIENCE_S:
             return
         self._news.discard(job)
         offers = tuple(offer for provider in asked for offer in self._known.get((job, provider), ()))
