@@ -1,0 +1,127 @@
+"""What of a step in flight survives a change of plan: which partial sums count, and what is missing.
+
+Pure functions of what every member showed: each member computes the same result. A worker keeps its partial
+sums of a step, its **parcels**, until the commit of that step. They are looked at only once the members have
+agreed on the state that they continue from (`recovery.agree`): parcels of any other step or branch are void.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..pipeline.contributions import Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What a member shows of one partial sum: enough to know whether it can be added to another."""
+
+    step: int
+    """Number of steps committed before the one that it is of."""
+    branch: int
+    """The generation of the commit that the step continues from."""
+    attempt: int
+    scales: str
+    """A hash of the scales of the bucket's fixed point and of the loss scale."""
+    pairs: Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class KeptParcel:
+    """Parcel `number` of those that `member` showed counts. `destination`: the host of its bucket that adds
+    it to its own sum; the member itself if it is a host."""
+
+    member: int
+    number: int
+    destination: int
+    pairs: Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """The step that a new generation continues: for each bucket, the kept parcels are disjoint, and `missing`
+    is the rest."""
+
+    attempt: int
+    kept: tuple[KeptParcel, ...]
+    missing: Mapping[tuple[int, ...], Pairs]
+
+    @property
+    def moves(self) -> tuple[KeptParcel, ...]:
+        """The parcels that are sent, in the order in which all members send and receive them."""
+        return tuple(one for one in self.kept if one.member != one.destination)
+
+
+def continue_step(
+    shown: Sequence[Sequence[Parcel]],
+    *,
+    step: int,
+    branch: int,
+    hosts: Mapping[tuple[int, ...], Sequence[int]],
+    num_micro_batches: int,
+) -> StepInFlight:
+    """Choose what counts of the parcels that each member showed.
+
+    `hosts`: of each bucket, by its sections, the members that will sum it. Parcels can be added only if their
+    scales are the same; if holders' scales differ anywhere, nothing counts and the step begins again. Of each
+    bucket the largest parcel counts first, then the next that is disjoint from those taken. Among equal ones
+    those of hosts come first, which need not be sent, then lower ranks.
+    """
+    current = [
+        (member, number, parcel)
+        for member, parcels in enumerate(shown)
+        for number, parcel in enumerate(parcels)
+        if _is_of(parcel, step, branch)
+    ]
+    whole = {sections: Pairs.all(sections, num_micro_batches) for sections in hosts}
+    if not _compatible((parcel for _, _, parcel in current), whole):
+        return StepInFlight(0, (), whole)
+    kept: list[KeptParcel] = []
+    missing = dict(whole)
+    incoming: Counter[int] = Counter()
+    of_bucket: dict[tuple[int, ...], list[tuple[int, int, Parcel]]] = {sections: [] for sections in hosts}
+    for one in current:
+        of_bucket[one[2].pairs.sections].append(one)
+    for sections, own_hosts in hosts.items():
+        for member, number, parcel in _by_worth(of_bucket[sections], own_hosts):
+            if not parcel.pairs or not _is_open(parcel.pairs, missing[sections]):
+                continue
+            missing[sections] -= parcel.pairs
+            destination = member
+            if member not in own_hosts:
+                destination = min(own_hosts, key=lambda host: (incoming[host], host))
+                incoming[destination] += 1
+            kept.append(KeptParcel(member, number, destination, parcel.pairs))
+    attempt = current[0][2].attempt if current else 0
+    return StepInFlight(attempt, tuple(kept), missing)
+
+
+def _is_of(parcel: Parcel, step: int, branch: int) -> bool:
+    return (parcel.step, parcel.branch) == (step, branch)
+
+
+def _is_open(pairs: Pairs, missing: Pairs) -> bool:
+    """Whether no parcel taken before holds any of `pairs`."""
+    return not pairs - missing
+
+
+def _compatible(parcels: Iterable[Parcel], buckets: Iterable[tuple[int, ...]]) -> bool:
+    """Whether all are of one attempt and, bucket by bucket, of the same scales.
+
+    The scales of an attempt after the first are known only from its parcels, so each bucket must have one.
+    """
+    scales: dict[tuple[int, ...], str] = {}
+    attempts: set[int] = set()
+    for parcel in parcels:
+        attempts.add(parcel.attempt)
+        if scales.setdefault(parcel.pairs.sections, parcel.scales) != parcel.scales:
+            return False
+    return attempts <= {0} or (len(attempts) == 1 and set(buckets) <= set(scales))
+
+
+def _by_worth(
+    parcels: Iterable[tuple[int, int, Parcel]], hosts: Sequence[int]
+) -> list[tuple[int, int, Parcel]]:
+    return sorted(parcels, key=lambda one: (-len(one[2].pairs), one[0] not in hosts, one[0], one[1]))

@@ -1,0 +1,158 @@
+"""A worker's partial sums of the step in flight, and what becomes of them when generations change.
+
+Each is a **parcel**: a bucket's sum over a set of contributions (see `pipeline.contributions`). A worker
+adds to one parcel of each bucket that it hosts. When a generation forms, members show their parcels, choose
+alike which count (`morphing.in_flight`), send those whose holder is no host, and go on with what is missing.
+
+A parcel that was sent stays with its sender, and lies beside the receiver's own, until each of the two knows
+that every member has what it needs. So wherever a death falls, sets of what is held are equal, nested or
+disjoint, and the next choice takes each contribution once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from ...morphing.in_flight import KeptParcel, Parcel, StepInFlight
+from ...pipeline.contributions import WORD, Pairs, pair_hash
+
+Bucket = tuple[int, ...]
+"""The sections that use its parameters."""
+
+
+class Sum(Protocol):
+    def merge(self, other: Any, /) -> None:
+        """Add another sum of the same bucket and scales to this one."""
+        ...
+
+
+S = TypeVar("S", bound=Sum)
+
+
+@dataclass(frozen=True, slots=True)
+class StepId:
+    """A step in flight: `step` steps are committed before it; see `Parcel`."""
+
+    step: int
+    branch: int
+    attempt: int
+
+
+@dataclass(slots=True)
+class _Held(Generic[S]):
+    pairs: Pairs
+    total: S
+    scales: str
+    tally: int = 0
+    is_torn: bool = False
+    """Gradients are being added: should that fail, the sum is of no known set."""
+
+
+class Parcels(Generic[S]):
+    """The parcels of one worker, all of one attempt at one step."""
+
+    def __init__(self) -> None:
+        self.of: StepId | None = None
+        self.missing: Mapping[Bucket, Pairs] = {}
+        """Of each bucket of the model, what no worker held when the generation formed."""
+        self._held: dict[Bucket, list[_Held[S]]] = {}
+        self._shown: list[_Held[S]] = []
+
+    def begin(
+        self,
+        of: StepId,
+        missing: Mapping[Bucket, Pairs],
+        scales: Mapping[Bucket, str],
+        empty: Mapping[Bucket, S],
+    ) -> None:
+        """Begin a step, or another attempt, with an empty sum for each bucket that this worker hosts."""
+        self.of, self.missing = of, missing
+        self._held = {b: [_Held(Pairs.none(b), total, scales[b])] for b, total in empty.items()}
+
+    def adds(self, micro_batch: int, section: int) -> list[S]:
+        """The sums to which a backward of `section` adds its gradients; `added` must follow."""
+        sums: list[S] = []
+        for own in self._own(micro_batch, section):
+            own.is_torn = True
+            sums.append(own.total)
+        return sums
+
+    def added(self, micro_batch: int, section: int) -> None:
+        """Note that the backward of `section` has added all its gradients. Nothing may fail in between."""
+        for own in self._own(micro_batch, section):
+            own.pairs = own.pairs.with_pair(micro_batch, section)
+            own.tally = (own.tally + pair_hash(micro_batch, section)) & WORD
+            own.is_torn = False
+
+    def sums(self) -> dict[Bucket, S]:
+        """This worker's part of each bucket that it hosts."""
+        return {bucket: held[0].total for bucket, held in self._held.items()}
+
+    def tallies(self) -> dict[Bucket, int]:
+        """`Pairs.tally` of this worker's part of each bucket that it hosts."""
+        return {bucket: held[0].tally for bucket, held in self._held.items()}
+
+    def show(self) -> list[Parcel]:
+        """What this worker shows when a generation forms. Nothing is added until `settle`, or `begin`."""
+        self._held = {bucket: [one for one in held if not one.is_torn] for bucket, held in self._held.items()}
+        self._shown = [one for held in self._held.values() for one in held]
+        of = self.of
+        if of is None:
+            return []
+        return [Parcel(of.step, of.branch, of.attempt, one.scales, one.pairs) for one in self._shown]
+
+    def sum_of(self, number: int) -> S:
+        """The sum of the parcel that was shown as `number`, to send it."""
+        return self._shown[number].total
+
+    def receive(self, kept: KeptParcel, total: S, shown: Parcel) -> None:
+        """Lay a parcel that has been received completely beside the own one."""
+        assert shown.pairs == kept.pairs
+        held = _Held(kept.pairs, total, shown.scales, kept.pairs.tally)
+        self._held.setdefault(kept.pairs.sections, []).append(held)
+
+    def settle(
+        self,
+        rank: int,
+        of: StepId,
+        step: StepInFlight,
+        scales: Mapping[Bucket, str],
+        empty: Callable[[Bucket], S],
+    ) -> None:
+        """Go on with what counts, once every member is known to have what it needs.
+
+        What does not count, or was sent, is dropped; what is left of a bucket becomes one sum. `scales`: of
+        each bucket that this worker hosts; `empty` makes a sum with them.
+        """
+        stays = [self._shown[one.number] for one in step.kept if one.member == one.destination == rank]
+        received = [one for held in self._held.values() for one in held if not _among(one, self._shown)]
+        merged: dict[Bucket, list[_Held[S]]] = {bucket: [] for bucket in scales}
+        for one in [*stays, *received]:
+            merged[one.pairs.sections].append(one)
+        self.of, self.missing, self._shown = of, step.missing, []
+        self._held = {}
+        for bucket, parts in merged.items():
+            own = parts[0] if parts else _Held(Pairs.none(bucket), empty(bucket), scales[bucket])
+            for other in parts[1:]:
+                own.total.merge(other.total)
+                own.pairs |= other.pairs
+                own.tally = (own.tally + other.tally) & WORD
+            self._held[bucket] = [own]
+
+    def drop(self) -> None:
+        """Drop everything: the state that the step continues from is gone, or memory is short."""
+        self.of, self.missing, self._held, self._shown = None, {}, {}, []
+
+    def _own(self, micro_batch: int, section: int) -> list[_Held[S]]:
+        """The sums to which (micro-batch, section) is to be added."""
+        return [
+            held[0]
+            for bucket, held in self._held.items()
+            if section in bucket and (micro_batch, section) in self.missing[bucket]
+        ]
+
+
+def _among(one: object, others: list[Any]) -> bool:
+    return any(one is other for other in others)
