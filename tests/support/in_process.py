@@ -13,7 +13,7 @@ from makara.model.partition.partition import Sections
 from makara.model.training import Training
 from makara.worker.sections.buffer_updates import RunningSum
 from makara.worker.sections.grad_check import is_usable, total_norm
-from makara.worker.sections.grad_sums import clip_coefficient, mean_loss, new_sum, norms_of
+from makara.worker.sections.grad_sums import clip_coefficient, mean_loss, new_sum
 from makara.worker.sections.ranges import RangeRuntime
 from reference import run_reference
 from torch import Tensor
@@ -80,19 +80,20 @@ class Workers:
         """One step, with micro-batches in random order, on random replicas, recomputed at random."""
         scales = self._scales()
         self.attempts.append(0)
+        loss_scale = self.replicas[0][0].loss_scale
         while True:
             self.attempts[-1] += 1
             pieces, sums, running = self._attempt(step, shuffle, scales)
-            overflow = any(total.overflow() for total in sums)
-            finite = not any(total.non_finite() for total in sums)
-            scales = {name: scale for total in sums for name, scale in total.next_scales().items()}
-            if not overflow or not finite:
+            loss, weight = mean_loss([pieces[i] for i in sorted(pieces)])
+            totals = [
+                total.totals(weight * (1.0 if loss_scale is None else loss_scale.scale)) for total in sums
+            ]
+            overflow = any(total.overflowed for total in totals)
+            scales = {name: scale for total in totals for name, scale in total.scales.items()}
+            if not overflow or any(total.non_finite for total in totals):
                 break
-        loss, weight = mean_loss([pieces[i] for i in sorted(pieces)])
-        loss_scale = self.replicas[0][0].loss_scale
-        divisor = weight * (1.0 if loss_scale is None else loss_scale.scale)
-        gradients = {} if overflow else {n: g for total in sums for n, g in total.finalise(divisor).items()}
-        found = {name: norm for total in sums for name, norm in norms_of(total, gradients).items()}
+        gradients = {} if overflow else {n: g for total in totals for n, g in total.gradients.items()}
+        found = {name: norm for total in totals for name, norm in total.norms().items()}
         norms = [found.get(name, 0.0) for name in self.chain.trainable_names]
         usable = is_usable(step, self.chain.trainable_names, norms, loss_scale)
         self.skipped += not usable
@@ -140,8 +141,8 @@ class Workers:
                 total.buffer.add_(more.buffer)
                 torch.maximum(total.maxima, more.maxima, out=total.maxima)
         for other in running[1:]:
-            for total, more in zip(running[0].tensors, other.tensors, strict=True):
-                total.add_(more)
+            running[0].means += other.means
+            running[0].counters += other.counters
         return pieces, parts[0], running[0]
 
     def _micro_batch(

@@ -18,7 +18,7 @@ from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from makara.worker.sections.buffer_updates import RunningSum
 from makara.worker.sections.grad_check import is_usable, total_norm
-from makara.worker.sections.grad_sums import GradientSum, clip_coefficient, mean_loss, new_sum, norms_of
+from makara.worker.sections.grad_sums import GradientSum, clip_coefficient, mean_loss, new_sum
 from makara.worker.sections.ranges import RangeRuntime, configure_torch
 from torch import Tensor
 
@@ -75,23 +75,21 @@ def _step(
     step: int,
     clip: float | None,
 ) -> tuple[float, dict[str, float]]:
-    pieces = _attempt(runtime, batches, sums, running, scales, step)
-    while sums.overflow() and not sums.non_finite():  # step 0, or a gradient that outgrew its headroom
-        scales = sums.next_scales()
-        pieces = _attempt(runtime, batches, sums, running, scales, step)
-    loss, total_weight = mean_loss(pieces)
     loss_scale = runtime.loss_scale
-    divisor = total_weight if loss_scale is None else total_weight * loss_scale.scale
-    gradients = {} if sums.overflow() else sums.finalise(divisor)
-    found = norms_of(sums, gradients)
+    while True:
+        loss, total_weight = mean_loss(_attempt(runtime, batches, sums, running, scales, step))
+        totals = sums.totals(total_weight if loss_scale is None else total_weight * loss_scale.scale)
+        scales = dict(totals.scales)
+        if not totals.overflowed or totals.non_finite:
+            break  # else it is step 0, or a gradient outgrew its headroom
+    found = totals.norms()
     names = runtime.chain.trainable_names
     norms = [found.get(name, 0.0) for name in names]
     usable = is_usable(step, names, norms, loss_scale)
     coefficient = None if clip is None else clip_coefficient(total_norm(norms), clip)
-    scales = sums.next_scales()
     for section in runtime.sections.values():
         if usable:
-            section.apply(step, gradients, coefficient, running.finalise())
+            section.apply(step, totals.gradients, coefficient, running.finalise())
         section.scales = {name: scales[name] for name in section.info.trainable if name in scales}
         section.loss_scale = None if loss_scale is None else loss_scale.after(not usable)
     return loss, scales

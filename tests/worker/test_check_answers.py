@@ -20,7 +20,7 @@ from makara.worker.check.check import CheckSettings, check
 from makara.worker.profiling.footprint import Footprints
 from makara.worker.profiling.subject import Subject
 from makara.worker.profiling.survey import survey
-from makara.worker.sections.grad_sums import FastSum
+from makara.worker.sections.grad_sums import FastSum, Totals
 from plain_models import (
     Cancelling,
     Checkpointed,
@@ -177,12 +177,13 @@ def test_a_model_of_bfloat16_is_judged_by_the_rounding_of_bfloat16() -> None:
 
 def test_a_fault_is_not_taken_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of the pieces that are off by a hundredth, in a model whose rounding is 1e-4."""
-    finalise = FastSum.finalise
+    totals = FastSum.totals
 
-    def off(self: FastSum, weight: float) -> dict[str, Any]:
-        return {name: gradient * 1.01 for name, gradient in finalise(self, weight).items()}
+    def off(self: FastSum, weight: float) -> Totals:
+        found = totals(self, weight)
+        return replace(found, gradients={n: gradient * 1.01 for n, gradient in found.gradients.items()})
 
-    monkeypatch.setattr(FastSum, "finalise", off)
+    monkeypatch.setattr(FastSum, "totals", off)
     (finding,) = examine(Cancelling, microbatch_size=4, num_sections=2)["findings"]
     assert finding["where"] == "the model's backward"
     assert "'shift'" in finding["text"]

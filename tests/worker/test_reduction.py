@@ -85,16 +85,18 @@ def test_a_sum_begins_with_the_last_backward_of_its_sections_after_the_tally() -
             sums.section_done(section)
             flush(courier)
         assert seen == began[0]
-        pieces = sums.finish(lambda call: None)
+        step = sums.finish(lambda call: None)
         # Two of the four micro-batches are this worker's; the group doubles what it brings.
-        assert sorted(pieces) == [(0.0, 0.0), (0.0, 0.0), (2.0, 2.0), (6.0, 2.0)]
-        totals = {part.bucket.names[0]: part.gradients.finalise(1.0) for part in sums.parts}
+        assert step.loss == (2.0 + 6.0) / 4.0
+        totals = {total.bucket.names[0]: total.gradients.gradients for total in step.buckets}
         assert {name: total[name].tolist() for name, total in totals.items()} == {
-            "tied": [8.0, 8.0],
-            "w2": [4.0, 4.0],
-            "w1": [4.0, 4.0],
-            "w0": [4.0, 4.0],
+            "tied": [2.0, 2.0],
+            "w2": [1.0, 1.0],
+            "w1": [1.0, 1.0],
+            "w0": [1.0, 1.0],
         }
+        own = {part.bucket.names[0]: part.gradients.buffer.tolist() for part in sums.parts}
+        assert own == {"tied": [4.0, 4.0], "w2": [2.0, 2.0], "w1": [2.0, 2.0], "w0": [2.0, 2.0]}
 
 
 def test_sums_cannot_be_finished_while_operations_are_left() -> None:

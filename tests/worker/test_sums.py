@@ -8,15 +8,16 @@ import random
 import pytest
 import torch
 from makara.model.errors import NonFiniteGradient, UserCodeError
+from makara.worker.sections import grad_sums
 from makara.worker.sections.grad_check import is_usable
 from makara.worker.sections.grad_sums import (
     HEADROOM_BITS,
     ExactSum,
     FastSum,
+    Totals,
     clip_coefficient,
     global_norm,
     mean_loss,
-    norms_of,
     parameter_norm,
 )
 from makara.worker.sections.loss_scale import LossScale
@@ -39,12 +40,35 @@ def measured(parts: list[dict[str, Tensor]]) -> dict[str, float]:
     for part in parts:
         for name, gradient in part.items():
             total.add(name, gradient)
-    assert total.overflow(), "without scales an attempt only measures"
-    return total.next_scales()
+    totals = total.totals(1.0)
+    assert totals.overflowed, "without scales an attempt only measures"
+    return dict(totals.scales)
 
 
-def summed(parts: list[dict[str, Tensor]], groups: list[list[int]], scales: dict[str, float]) -> ExactSum:
-    """Each group on a worker of its own, then the all-reduce."""
+class Others:
+    """The hosts' sums but this one's, which an all-reduce adds to a copy of it, chunk by chunk."""
+
+    def __init__(self, sums: list[ExactSum]) -> None:
+        self._sums = sums
+        self._done = 0
+
+    def sum(self, tensor: Tensor) -> None:
+        for other in self._sums:
+            tensor.add_(other.buffer[self._done : self._done + tensor.numel()])
+        self._done += tensor.numel()
+
+    def max(self, tensor: Tensor) -> None:
+        for other in self._sums:
+            torch.maximum(tensor, other.maxima, out=tensor)
+
+
+def summed(
+    parts: list[dict[str, Tensor]],
+    groups: list[list[int]],
+    scales: dict[str, float],
+    divisor: float = 1.0,
+) -> Totals:
+    """Each group on a worker of its own, then the all-reduce, which leaves their own sums as they are."""
     workers: list[ExactSum] = []
     for group in groups:
         worker = ExactSum(SHAPES, dict.fromkeys(SHAPES, len(parts)))
@@ -53,32 +77,36 @@ def summed(parts: list[dict[str, Tensor]], groups: list[list[int]], scales: dict
             for name, gradient in parts[k].items():
                 worker.add(name, gradient)
         workers.append(worker)
-    for other in workers[1:]:
-        workers[0].buffer.add_(other.buffer)
-        workers[0].maxima = torch.maximum(workers[0].maxima, other.maxima)
-    return workers[0]
+    own = [(worker.buffer.clone(), worker.maxima.clone()) for worker in workers]
+    totals = workers[0].totals(divisor, Others(workers[1:]) if len(workers) > 1 else None)
+    for worker, (buffer, maxima) in zip(workers, own, strict=True):
+        assert torch.equal(worker.buffer, buffer)
+        assert torch.equal(worker.maxima, maxima)
+    return totals
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_order_and_grouping_gives_the_same_bits(seed: int) -> None:
+def test_any_order_and_grouping_gives_the_same_bits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     print(f"seed {seed}")
     shuffle = random.Random(seed)
     parts = gradients(9, seed)
     scales = measured(parts)
-    expected = summed(parts, [list(range(9))], scales).finalise(9.0)
+    expected = summed(parts, [list(range(9))], scales, 9.0).gradients
     for _ in range(4):
         order = list(range(9))
         shuffle.shuffle(order)
         cut = shuffle.randint(1, 8)
-        total = summed(parts, [order[:cut], order[cut:]], scales)
-        assert not total.overflow()
-        for name, value in total.finalise(9.0).items():
+        monkeypatch.setattr(grad_sums, "_REDUCED_AT_ONCE", shuffle.choice([3, 64, 1 << 22]))
+        monkeypatch.setattr(grad_sums, "_CHUNK", shuffle.choice([2, 50, 1 << 16]))
+        total = summed(parts, [order[:cut], order[cut:]], scales, 9.0)
+        assert not total.overflowed
+        for name, value in total.gradients.items():
             assert torch.equal(value, expected[name])
 
 
 def test_the_error_is_within_the_documented_bound() -> None:
     parts = gradients(9, 1)
-    total = summed(parts, [list(range(9))], measured(parts)).finalise(9.0)
+    total = summed(parts, [list(range(9))], measured(parts), 9.0).gradients
     for name in SHAPES:
         true = torch.stack([part[name].double() for part in parts]).sum(0) / 9.0
         largest = max(float(part[name].abs().max()) for part in parts)
@@ -91,10 +119,10 @@ def test_growth_within_the_headroom_needs_no_second_attempt_and_beyond_it_does()
     scales = measured(parts)
     within = [{name: g * 2.0**HEADROOM_BITS for name, g in part.items()} for part in parts]
     beyond = [{name: g * 2.0 ** (HEADROOM_BITS + 2) for name, g in part.items()} for part in parts]
-    assert not summed(within, [list(range(5))], scales).overflow()
+    assert not summed(within, [list(range(5))], scales).overflowed
     overflowing = summed(beyond, [list(range(5))], scales)
-    assert overflowing.overflow()
-    assert not summed(beyond, [list(range(5))], overflowing.next_scales()).overflow()
+    assert overflowing.overflowed
+    assert not summed(beyond, [list(range(5))], dict(overflowing.scales)).overflowed
 
 
 def test_the_largest_sum_within_the_limit_does_not_wrap() -> None:
@@ -106,26 +134,29 @@ def test_the_largest_sum_within_the_limit_does_not_wrap() -> None:
     largest = torch.minimum(largest, torch.tensor([limit * (1 - 2.0**-20)]))
     for _ in range(count):
         total.add("w", largest)
-    assert not total.overflow()
-    assert float(total.finalise(1.0)["w"]) == pytest.approx(count * float(largest), rel=1e-6)
+    totals = total.totals(1.0)
+    assert not totals.overflowed
+    assert float(totals.gradients["w"]) == pytest.approx(count * float(largest), rel=1e-6)
 
 
 def test_a_gradient_of_zeros_stays_zero_and_has_no_scale() -> None:
     total = ExactSum({"w": (2,)}, {"w": 3})
     total.reset({})
     total.add("w", torch.zeros(2))
-    assert not total.overflow()
-    assert total.next_scales() == {"w": 0.0}
-    assert total.finalise(3.0)["w"].tolist() == [0.0, 0.0]
+    totals = total.totals(3.0)
+    assert not totals.overflowed
+    assert totals.scales == {"w": 0.0}
+    assert totals.gradients["w"].tolist() == [0.0, 0.0]
 
 
 def test_a_gradient_of_zeros_leaves_the_scale_as_it_is() -> None:
     total = ExactSum({"w": (2,)}, {"w": 3})
     total.reset({"w": 8.0})
     total.add("w", torch.zeros(2))
-    assert not total.overflow()
-    assert total.next_scales() == {"w": 8.0}
-    assert total.finalise(3.0)["w"].tolist() == [0.0, 0.0]
+    totals = total.totals(3.0)
+    assert not totals.overflowed
+    assert totals.scales == {"w": 8.0}
+    assert totals.gradients["w"].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -133,10 +164,11 @@ def test_a_value_that_is_not_finite_is_overflow_and_named(value: float) -> None:
     total = ExactSum({"u": (2,), "w": (2,)}, {"u": 3, "w": 3})
     total.reset({"u": 1.0, "w": 1.0})
     total.add("w", torch.tensor([1.0, value]))
-    assert total.overflow()
-    assert total.non_finite() == {"w"}
-    assert total.next_scales()["w"] == 1.0, "the scale stays: nothing better is known"
-    assert norms_of(total, {}) == {"w": math.inf}
+    totals = total.totals(1.0)
+    assert totals.overflowed
+    assert totals.non_finite == {"w"}
+    assert totals.scales["w"] == 1.0, "the scale stays: nothing better is known"
+    assert totals.norms() == {"w": math.inf}
 
 
 def test_fast_sums_in_floating_point() -> None:
@@ -144,8 +176,9 @@ def test_fast_sums_in_floating_point() -> None:
     total.reset({})
     total.add("w", torch.tensor([1.0, 2.0]))
     total.add("w", torch.tensor([3.0, 4.0]))
-    assert not total.overflow()
-    assert total.finalise(4.0)["w"].tolist() == [1.0, 1.5]
+    totals = total.totals(4.0)
+    assert not totals.overflowed
+    assert totals.gradients["w"].tolist() == [1.0, 1.5]
 
 
 @pytest.mark.parametrize("max_norm", [0.1, 1e6])
@@ -199,8 +232,9 @@ def test_a_power_of_two_on_the_loss_is_divided_out_exactly(numerics: type, expon
             for part in parts:
                 for name, gradient in part.items():
                     total.add(name, gradient * factor)
-            scales = total.next_scales()
-        return total.finalise(3.0 * factor)
+            totals = total.totals(3.0 * factor)
+            scales = dict(totals.scales)
+        return dict(totals.gradients)
 
     plain, scaled = summed_with(1.0), summed_with(scale)
     assert all(torch.equal(plain[name], scaled[name]) for name in SHAPES)

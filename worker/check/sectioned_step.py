@@ -54,7 +54,7 @@ class SectionedModel:
                 updates.setdefault(name, []).append(value)
         _, weight = mean_loss(losses)
         buffers = {name: combine(values) for name, values in updates.items()}
-        return StepResult(tuple(losses), sums.finalise(weight), buffers)
+        return StepResult(tuple(losses), dict(sums.totals(weight).gradients), buffers)
 
     def apply(self, result: StepResult) -> None:
         """Clips by the norm over all sections and lets each section's optimizer update its weights."""

@@ -3,7 +3,8 @@
 They run on the generation's thread for blocking calls while the compute thread runs other backwards. All
 workers issue them in one global order: the losses, then the buckets, sections descending. They cannot
 deadlock: no operation waits for an all-reduce, so all hosts eventually issue the first unfinished one.
-Results are read only after `finish`, and nothing that outlives the attempt is changed before.
+Results are read only after `finish`, and nothing that outlives the attempt is changed before: a worker's own
+sums stay as they are.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,24 +22,39 @@ from ...model.partition.partition import Sections
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
 from ..sections.buffer_updates import RunningSum
-from ..sections.grad_sums import GradientSum, new_sum
+from ..sections.grad_sums import GradientSum, Totals, mean_loss, new_sum
 from ..sections.ranges import Piece, RangeOutput
 from .blocking import Future
 from .buckets import Bucket
 from .gloo import ProcessGroup
 from .session import Session
-from .staging import Staged, Stager
+from .staging import Stager
 
 _NO_PIECE = Piece(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSum:
-    """A bucket with its sums."""
+    """A bucket with this worker's sums."""
 
     bucket: Bucket
     gradients: GradientSum
     running: RunningSum
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTotal:
+    """A bucket's sums over all workers: gradients, and the buffers' values after the step."""
+
+    bucket: Bucket
+    gradients: Totals
+    buffers: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    loss: float
+    buckets: Sequence[BucketTotal]
 
 
 class Reduction:
@@ -72,19 +89,19 @@ class Reduction:
         self._num_backwards = _backwards_of_sections(session.plan, order)
         self._num_micro_batches = num
         self._pieces: dict[int, Piece] = {}
-        self._table = torch.zeros(0)
-        self._started: list[Future[list[Staged]]] = []
+        self._losses: Future[tuple[float, float]] | None = None
+        self._totals: list[Future[tuple[BucketTotal, Any]]] = []
 
-    def begin(self, scales: Mapping[str, float]) -> None:
+    def begin(self, scales: Mapping[str, float], loss_scale: float = 1.0) -> None:
         """Begin an attempt at a step with these scales (see `GradientSum.reset`)."""
+        self._loss_scale = loss_scale
         for part in self.parts:
             part.gradients.reset(scales)
             part.running.reset()
         self._pieces.clear()
-        self._started.clear()
+        self.close()
         self._forwards_left = self._num_forwards
         self._backwards_left = dict(self._num_backwards)
-        self._next = 0  # the next all-reduce in global order: 0 is the losses, then the buckets
         self._advance()
 
     def forwarded(self, micro_batch: int, output: RangeOutput) -> None:
@@ -108,57 +125,74 @@ class Reduction:
         if not left:
             self._advance()
 
-    def finish(self, idle: Callable[[Future[Any]], None]) -> list[tuple[float, float]]:
-        """Wait for all sums; returns every micro-batch's (loss sum, weight), in order.
-
-        Calls `idle` while a sum is not complete. Raises the interrupt's cause.
-        """
-        assert self._next == len(self.parts) + 1, "operations are left"
-        for call in self._started:
+    def finish(self, idle: Callable[[Future[Any]], None]) -> StepTotals:
+        """Wait for all sums. Calls `idle` while one is not complete. Raises the interrupt's cause, and
+        `UserCodeError` if the weights of the losses add up to nothing."""
+        assert self._losses is not None, "operations are left"
+        assert len(self._totals) == len(self.parts), "operations are left"
+        courier = self._session.courier
+        idle(self._losses)
+        loss, _ = courier.result(self._losses)
+        totals: list[BucketTotal] = []
+        for call in self._totals:
             idle(call)
-            for staged in self._session.courier.result(call):
-                self._compute.take(staged)
-        return [(float(total), float(weight)) for total, weight in self._table.tolist()]
+            total, moment = courier.result(call)
+            self._compute.adopt([*total.gradients.gradients.values(), *total.buffers.values()], moment)
+            totals.append(total)
+        return StepTotals(loss, totals)
 
     def close(self) -> None:
         """Drop the calls of the last step, which refer to this object, and so to sums and session."""
-        self._started.clear()
+        self._losses = None
+        self._totals.clear()
 
     def _advance(self) -> None:
         """Start the next all-reduces in order, as far as this worker's contributions are complete."""
-        while self._next <= len(self.parts) and self._is_complete(self._next):
-            if self._next == 0:
-                # One worker contributes each micro-batch's row and the others zeros, so the sum is exact.
-                rows = [self._pieces.get(number, _NO_PIECE) for number in range(self._num_micro_batches)]
-                self._table = torch.tensor(rows, dtype=torch.float64)
-                self._start([(self._table, self._everyone.sum)])
-            else:
-                self._start(self._collectives(self.parts[self._next - 1]))
-            self._next += 1
+        courier = self._session.courier
+        if self._losses is None and not self._forwards_left:
+            # One worker contributes each micro-batch's row and the others zeros, so the sum is exact.
+            rows = [self._pieces.get(number, _NO_PIECE) for number in range(self._num_micro_batches)]
+            table = torch.tensor(rows, dtype=torch.float64)
+            self._losses = courier.start(partial(self._sum_losses, table))
+        while self._losses is not None and len(self._totals) < len(self.parts):
+            part = self.parts[len(self._totals)]
+            if not self._is_complete(part.bucket):
+                return
+            run = partial(self._sum_bucket, part, self._losses, self._compute.moment())
+            self._totals.append(courier.start(run))
 
-    def _is_complete(self, number: int) -> bool:
-        if number == 0:
-            return not self._forwards_left
-        sections = self.parts[number - 1].bucket.sections
-        return not any(self._backwards_left.get(section) for section in sections)
+    def _is_complete(self, bucket: Bucket) -> bool:
+        return not any(self._backwards_left.get(section) for section in bucket.sections)
 
-    def _collectives(self, part: BucketSum) -> list[tuple[Tensor, Callable[[Tensor], None]]]:
-        if len(part.bucket.hosts) == 1:
-            return []
-        group = self._session.hosts(part.bucket)
-        summed = [(part.gradients.buffer, group.sum), (part.gradients.maxima, group.max)]
-        summed += [(table, group.sum) for table in part.running.tensors]
-        return [(tensor, collective) for tensor, collective in summed if tensor.numel()]
+    def _sum_losses(self, table: Tensor) -> tuple[float, float]:
+        """(loss, total weight)."""
+        self._everyone.sum(table)
+        return mean_loss([(float(total), float(weight)) for total, weight in table.tolist()])
 
-    def _start(self, collectives: Sequence[tuple[Tensor, Callable[[Tensor], None]]]) -> None:
-        if not collectives:
-            return
-        marked = [(self._compute.mark(tensor), collective) for tensor, collective in collectives]
+    def _sum_bucket(
+        self, part: BucketSum, losses: Future[tuple[float, float]], computed: Any
+    ) -> tuple[BucketTotal, Any]:
+        """The bucket's totals and, for another thread, the moment when they are computed."""
+        _, weight = losses.result()
+        over = None
+        if len(part.bucket.hosts) > 1:
+            over = _StagedAllReduce(self._session.hosts(part.bucket), self._courier)
+        with self._courier.following(computed):
+            gradients = part.gradients.totals(weight * self._loss_scale, over)
+            total = BucketTotal(part.bucket, gradients, part.running.finalise(over))
+            return total, self._courier.moment()
 
-        def run() -> list[Staged]:
-            return [self._courier.reduce(staged, collective) for staged, collective in marked]
 
-        self._started.append(self._session.courier.start(run))
+class _StagedAllReduce:
+    def __init__(self, group: ProcessGroup, stager: Stager) -> None:
+        self._group = group
+        self._stager = stager
+
+    def sum(self, tensor: Tensor) -> None:
+        self._stager.reduce(tensor, self._group.sum)
+
+    def max(self, tensor: Tensor) -> None:
+        self._stager.reduce(tensor, self._group.max)
 
 
 def _backwards_of_sections(plan: Plan, order: Sequence[Operation]) -> Counter[int]:

@@ -7,7 +7,8 @@ serves both, but the CUDA half has not been run: no test here has a GPU.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -73,8 +74,33 @@ class Stager:
         """Uninitialised host memory to receive into."""
         return torch.empty(shape, dtype=dtype, pin_memory=self._cuda)
 
-    def reduce(self, staged: Staged, collective: Callable[[Tensor], None]) -> Staged:
-        """Run an in-place collective on the tensor, through host memory if necessary."""
-        host = self.to_host(staged)
+    def moment(self) -> Any:
+        """The operations that this thread has issued so far; None on the CPU, where they are done."""
+        return torch.cuda.current_stream(self._device).record_event() if self._cuda else None
+
+    def following(self, moment: Any) -> AbstractContextManager[Any]:
+        """Within it, what the helper issues runs after another thread's `moment`."""
+        if not self._cuda:
+            return nullcontext()
+        self._stream.wait_event(moment)
+        return torch.cuda.stream(self._stream)
+
+    def adopt(self, tensors: Iterable[Tensor], moment: Any) -> None:
+        """Let operations issued from now on use tensors that a helper computed up to `moment`."""
+        if not self._cuda:
+            return
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(moment)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
+    def reduce(self, tensor: Tensor, collective: Callable[[Tensor], None]) -> None:
+        """Run an in-place collective on a tensor, through host memory if necessary, within `following`."""
+        if not self._cuda:
+            collective(tensor)
+            return
+        host = self.empty(tensor.shape, tensor.dtype)
+        host.copy_(tensor, non_blocking=True)
+        self._stream.synchronize()
         collective(host)
-        return self.to_device(host, staged.tensor)
+        tensor.copy_(host, non_blocking=True)

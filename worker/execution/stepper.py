@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ from ...pipeline.schedules import orders
 from ...pipeline.traffic import Message, messages
 from ...protocol.messages import At
 from ..sections.grad_check import is_usable
-from ..sections.grad_sums import mean_loss, norms_of
 from .blocking import Future
 from .buckets import Bucket
 from .commit import CommitRecord, Flag, Vote
@@ -24,7 +23,7 @@ from .executor import Executor, Work, batches_of
 from .gloo import ProcessGroup
 from .p2p_channels import P2PChannels, values_of
 from .prefetch import SOON_S, Prefetcher
-from .reduction import Reduction
+from .reduction import Reduction, StepTotals
 from .session import Session
 from .state import AppliedStep, ModelState, Reduced
 
@@ -66,7 +65,6 @@ class Stepper:
             return values_of(plan, chain, message)
 
         self._reduction = Reduction(session, chain, buckets, order, numerics, device)
-        self._sums = self._reduction.parts
         traffic = messages(plan, all_orders)[rank]
         self._lanes = P2PChannels(traffic, values, session.channels, session.interrupt, device)
         self._progress = session.progress
@@ -89,18 +87,18 @@ class Stepper:
         attempt = 0
         while True:
             self._state.runtime.discard()
-            self._reduction.begin(scales)
+            loss_scale = self._state.runtime.loss_scale
+            self._reduction.begin(scales, 1.0 if loss_scale is None else loss_scale.scale)
             work = self._executor.run(step, self._reduction)
             with self._progress.being(At.SUMS):
-                loss, weight = mean_loss(self._reduction.finish(self._use_idle))
-            overflow = any(part.gradients.overflow() for part in self._sums)
-            self._state.reduced = self._finalise(step, attempt, loss, weight, overflow, began)
-            record = self._commit(step, attempt, overflow, ballot)
-            usable = is_usable(step, self._names, record.norms, self._state.runtime.loss_scale)
+                totals = self._reduction.finish(self._use_idle)
+            self._state.reduced = reduced = self._reduced(step, attempt, totals, began)
+            record = self._commit(reduced, totals, ballot)
+            usable = is_usable(step, self._names, record.norms, loss_scale)
             if not usable or not record.flags & Flag.OVERFLOW:
                 break
             self._state.reduced = None
-            scales = self._next_scales()
+            scales = reduced.scales
             attempt += 1
         return StepResult(record, self._state.apply(record), work)
 
@@ -114,36 +112,34 @@ class Stepper:
         while not call.done and self._feed.load_ahead():
             self._session.interrupt.check()
 
-    def _finalise(
-        self, step: int, attempt: int, loss: float, weight: float, overflow: bool, began: float
-    ) -> Reduced:
-        gradients: dict[str, torch.Tensor] = {}
-        statistics: dict[str, torch.Tensor] = {}
-        loss_scale = self._state.runtime.loss_scale
-        divisor = weight if loss_scale is None else weight * loss_scale.scale
-        if not overflow:
-            for part in self._sums:
-                gradients |= part.gradients.finalise(divisor)
-                statistics |= part.running.finalise()
+    def _reduced(self, step: int, attempt: int, totals: StepTotals, began: float) -> Reduced:
+        overflowed = any(total.gradients.overflowed for total in totals.buckets)
+        gradients = {n: g for total in totals.buckets for n, g in total.gradients.gradients.items()}
+        statistics = {n: value for total in totals.buckets for n, value in total.buffers.items()}
         return Reduced(
             step=step,
             generation=self._session.number,
             attempt=attempt,
-            gradients=gradients,
-            statistics=statistics,
-            scales=self._next_scales(),
-            loss=loss,
+            gradients={} if overflowed else gradients,
+            statistics={} if overflowed else statistics,
+            scales={n: scale for total in totals.buckets for n, scale in total.gradients.scales.items()},
+            loss=totals.loss,
             began=began,
         )
 
-    def _commit(self, step: int, attempt: int, overflow: bool, ballot: CommitRequest) -> CommitRecord:
+    def _commit(self, reduced: Reduced, totals: StepTotals, ballot: CommitRequest) -> CommitRecord:
         """Vote, once the reduced gradients are here, and return the outcome."""
         rank, plan = self._session.rank, self._session.plan
-        assert self._state.reduced is not None
-        norms = self._norms(self._state.reduced.gradients)
         prepared, flags = ballot()
-        flags |= Flag.OVERFLOW if overflow else Flag(0)
-        vote = Vote(rank, step, attempt, prepared, flags, norms)
+        if any(total.gradients.overflowed for total in totals.buckets):
+            flags |= Flag.OVERFLOW
+        norms = {
+            self._rows[name]: norm
+            for total in totals.buckets
+            if total.bucket.norm_rank == rank
+            for name, norm in total.gradients.norms().items()
+        }
+        vote = Vote(rank, reduced.step, reduced.attempt, prepared, flags, norms)
         vector = torch.tensor(vote.vector(plan.num_workers, len(self._names)), dtype=torch.float64)
         outcome = self._session.courier.start(lambda: self._everyone.sum(vector))
         with self._progress.being(At.SUMS):
@@ -151,18 +147,6 @@ class Stepper:
             self._session.courier.result(outcome)
         self._progress.operations += 1
         return CommitRecord.from_vector(self._session.number, plan.num_workers, vector.tolist())
-
-    def _norms(self, gradients: Mapping[str, torch.Tensor]) -> dict[int, float]:
-        """{index of the parameter in the model: norm}, for those that this rank contributes."""
-        return {
-            self._rows[name]: norm
-            for part in self._sums
-            if part.bucket.norm_rank == self._session.rank
-            for name, norm in norms_of(part.gradients, gradients).items()
-        }
-
-    def _next_scales(self) -> dict[str, float]:
-        return {n: scale for part in self._sums for n, scale in part.gradients.next_scales().items()}
 
 
 def mean_seconds(work: Work) -> tuple[float | None, float | None]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...model.partition.partition import CutTensor, Sections
 from ...model.training import Training
 from ...simulator.calibration.statistics import Figure, summarise
-from ..sections.grad_sums import GradientSum, new_sum, norms_of
+from ..sections.grad_sums import GradientSum, new_sum
 from ..sections.runtime import Saved, SectionOutput, SectionRuntime
 from .footprint import Footprint, Footprints
 
@@ -64,9 +64,9 @@ def measure_section(
     coefficient = None if training.clip_grad_norm is None else torch.ones(())
 
     def end_step() -> None:
-        gradients = sums.finalise(1.0)
-        norms_of(sums, gradients)
-        section.apply(0, gradients, coefficient)
+        totals = sums.totals(1.0)
+        totals.norms()
+        section.apply(0, totals.gradients, coefficient)
 
     optimizer_s = _seconds_of(end_step, conditions)
     finalise, update = _update_footprints(section, sums, coefficient, device)
@@ -170,7 +170,7 @@ def _update_footprints(
 ) -> tuple[Footprint, Footprint]:
     """Memory of the end of a step, when the optimizer has its state: finalised gradients, their use."""
     with Footprints(device) as memory:
-        gradients = sums.finalise(1.0)
+        gradients = sums.totals(1.0).gradients
         memory.mark()
         section.apply(0, gradients, coefficient)
         memory.mark()

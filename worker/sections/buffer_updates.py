@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .grad_sums import AllReduce, over_hosts
+
 
 class RunningSum:
-    """The new values of a bucket's buffers in one attempt, collected by all-reducing `tensors`.
+    """The new values of a bucket's buffers in one attempt, of one worker's micro-batches.
 
     One worker contributes each micro-batch's values and the others zeros, so the sum is exact. It takes 8
     bytes per element and micro-batch: 16·C·N for a batch norm of C channels.
@@ -28,21 +30,16 @@ class RunningSum:
         sizes = {name: value.numel() for name, value in buffers.items()}
         means = [name for name, value in buffers.items() if value.is_floating_point()]
         counters = [name for name in buffers if name not in means]
-        self._means = torch.zeros(
+        self.means = torch.zeros(
             num_micro_batches, sum(sizes[name] for name in means), dtype=torch.float64, device=device
         )
-        self._counters = torch.zeros(sum(sizes[name] for name in counters), dtype=torch.int64, device=device)
+        self.counters = torch.zeros(sum(sizes[name] for name in counters), dtype=torch.int64, device=device)
         self._spans = {**_spans(means, sizes), **_spans(counters, sizes)}
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The tensors to all-reduce with SUM over the bucket's hosts."""
-        return [tensor for tensor in (self._means, self._counters) if tensor.numel()]
 
     def reset(self) -> None:
         """Begin an attempt."""
-        self._means.zero_()
-        self._counters.zero_()
+        self.means.zero_()
+        self.counters.zero_()
 
     def add(self, micro_batch: int, updates: Mapping[str, Tensor]) -> None:
         """Add one micro-batch's new values; ignores those of other buckets."""
@@ -50,18 +47,21 @@ class RunningSum:
             if name not in self._forms:
                 continue
             if value.is_floating_point():
-                self._means[micro_batch, self._spans[name]] = value.reshape(-1).double()
+                self.means[micro_batch, self._spans[name]] = value.reshape(-1).double()
             elif micro_batch == 0:
-                self._counters[self._spans[name]] = value.reshape(-1).long()
+                self.counters[self._spans[name]] = value.reshape(-1).long()
 
-    def finalise(self) -> dict[str, Tensor]:
-        """After the all-reduce: each buffer's value after the step."""
+    def finalise(self, over: AllReduce | None = None) -> dict[str, Tensor]:
+        """Each buffer's value after the step, from all hosts' values (`over`: None if there is one). All
+        hosts call it; the worker's own values stay as they are."""
+        all_reduce = None if over is None else over.sum
+        means, counters = over_hosts(self.means, all_reduce), over_hosts(self.counters, all_reduce)
         result: dict[str, Tensor] = {}
         for name, (shape, dtype) in self._forms.items():
             if dtype.is_floating_point:
-                flat = combine(list(self._means[:, self._spans[name]]))
+                flat = combine(list(means[:, self._spans[name]]))
             else:
-                flat = self._counters[self._spans[name]]
+                flat = counters[self._spans[name]]
             result[name] = flat.view(shape).to(dtype, copy=True)
         return result
 

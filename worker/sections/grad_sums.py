@@ -8,12 +8,17 @@ gradient is zero leaves the scale unchanged.
 Error bound: S > 2^62 / (n · 2^(HEADROOM_BITS+2) · max|g|). Rounding changes each contribution by at most
 1/(2S), so the sum by at most n/(2S) < n^2 · 2^(HEADROOM_BITS-61) · max|g|: for n = 64, 2^-39 of the largest
 |g|. The sum is then converted once to float64 (relative error 2^-53), divided, and rounded once to float32.
+
+A worker keeps its own sums until the step is committed, for should the step be broken off, they still count:
+sums over workers are formed in copies.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -24,18 +29,42 @@ from ...model.partition.partition import Sections
 
 HEADROOM_BITS = 10  # a gradient may grow 1024-fold from one step to the next before a step has to be redone
 _CHUNK = 1 << 16  # elements converted at a time: the three temporaries fit into the second-level cache
+_REDUCED_AT_ONCE = 1 << 22  # elements of a copy; a constant, so that all hosts issue the same collectives
+
+
+class AllReduce(Protocol):
+    """All-reduces in place over the hosts of a bucket."""
+
+    def sum(self, tensor: Tensor) -> None: ...
+
+    def max(self, tensor: Tensor) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """A bucket's gradients over all micro-batches and hosts."""
+
+    gradients: Mapping[str, Tensor]
+    """Sum / divisor as float32, in the shape of the parameter; empty if the sum overflowed."""
+    overflowed: bool
+    """The fixed point was too narrow, or unknown: the step has to be redone with `scales`."""
+    non_finite: frozenset[str] = frozenset()
+    """Names with an infinite or NaN contribution that the sum itself does not show."""
+    scales: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of the next attempt or step. A gradient that is zero or not finite leaves its scale unchanged."""
+
+    def norms(self) -> dict[str, float]:
+        """{parameter: its gradient's norm}; infinite if a micro-batch's gradient was not finite."""
+        norms = {name: float(parameter_norm(gradient)) for name, gradient in self.gradients.items()}
+        return norms | dict.fromkeys(self.non_finite, math.inf)
 
 
 class GradientSum(Protocol):
-    """The sum of one bucket's gradients over micro-batches, and over workers by all-reducing its
-    tensors."""
+    """The sum of one bucket's gradients over one worker's micro-batches."""
 
     names: tuple[str, ...]
     buffer: Tensor
-    """Flat; all-reduce with SUM over the bucket's hosts."""
-    maxima: Tensor
-    """float64[len(names)], largest |g| of a single contribution (infinite if one is not finite); all-reduce
-    with MAX. Empty with `fast`."""
+    """Flat."""
 
     def reset(self, scales: Mapping[str, float]) -> None:
         """Begin an attempt with these scales (`scales/<name>`; absent or 0: not known yet)."""
@@ -45,22 +74,11 @@ class GradientSum(Protocol):
         """Add one micro-batch's gradient."""
         ...
 
-    def overflow(self) -> bool:
-        """After the all-reduce: whether the sum cannot be used; if so, redo the step with `next_scales()`."""
-        ...
+    def totals(self, divisor: float, over: AllReduce | None = None) -> Totals:
+        """The sum over all hosts, divided; the worker's own sum stays as it is. All hosts call it.
 
-    def non_finite(self) -> set[str]:
-        """After the all-reduce: names with an infinite or NaN contribution that the sum itself does not
-        show."""
-        ...
-
-    def next_scales(self) -> dict[str, float]:
-        """After the all-reduce: the scales of the next attempt or step. A gradient that is zero or not finite
-        leaves its scale unchanged."""
-        ...
-
-    def finalise(self, total_weight: float) -> dict[str, Tensor]:
-        """After the all-reduce: sum / total_weight as float32, by name, in the shape of the parameter."""
+        `divisor`: the step's total weight, times the loss scale. `over`: None if there is one host.
+        """
         ...
 
 
@@ -94,10 +112,12 @@ class ExactSum:
         """`contributions`: the number of gradients that each parameter gets in a step, over all workers and
         sections."""
         self.names = tuple(shapes)
-        self._limits = [2.0**62 / contributions[name] for name in shapes]
         self.buffer = torch.zeros(_size(shapes), dtype=torch.int64, device=device)
         self.maxima = torch.zeros(len(shapes), dtype=torch.float64, device=device)
+        """[len(names)], the largest |g| of a single contribution; infinite if one is not finite."""
         self.scales = dict.fromkeys(shapes, 0.0)
+        self._limits = [2.0**62 / contributions[name] for name in shapes]
+        self._shapes = shapes
         self._views = _split(self.buffer, shapes)
         self._rows = {name: row for row, name in enumerate(shapes)}
 
@@ -120,30 +140,38 @@ class ExactSum:
             # Beyond the limit the conversion may give any integer; the sum is then not used.
             total[start : start + _CHUNK].add_(chunk.to(torch.int64))
 
-    def overflow(self) -> bool:
-        return any(
+    def totals(self, divisor: float, over: AllReduce | None = None) -> Totals:
+        maxima = over_hosts(self.maxima, None if over is None else over.max).tolist()
+        rows = list(zip(self.names, maxima, self.scales.values(), self._limits, strict=True))
+        overflowed = any(
             not math.isfinite(largest) or largest * scale > limit or (scale == 0.0 and largest > 0.0)
-            for largest, scale, limit in zip(
-                self.maxima.tolist(), self.scales.values(), self._limits, strict=True
-            )
+            for _, largest, scale, limit in rows
+        )
+        return Totals(
+            {} if overflowed else self._divided(divisor, over),
+            overflowed,
+            non_finite=frozenset(name for name, largest, _, _ in rows if not math.isfinite(largest)),
+            scales={
+                name: _scale(largest, limit) if 0.0 < largest < math.inf else scale
+                for name, largest, scale, limit in rows
+            },
         )
 
-    def non_finite(self) -> set[str]:
-        maxima = zip(self.names, self.maxima.tolist(), strict=True)
-        return {name for name, largest in maxima if not math.isfinite(largest)}
-
-    def next_scales(self) -> dict[str, float]:
-        return {
-            name: _scale(largest, limit) if 0.0 < largest < math.inf else self.scales[name]
-            for name, largest, limit in zip(self.names, self.maxima.tolist(), self._limits, strict=True)
-        }
-
-    def finalise(self, total_weight: float) -> dict[str, Tensor]:
-        result: dict[str, Tensor] = {}
-        for name, total in self._views.items():
-            scale = self.scales[name] or 1.0  # an unknown scale without overflow: all contributions are zero
-            result[name] = (total.double() / scale / total_weight).float()
-        return result
+    def _divided(self, divisor: float, over: AllReduce | None) -> dict[str, Tensor]:
+        all_reduce = None if over is None else over.sum
+        result = torch.empty(self.buffer.numel(), dtype=torch.float32, device=self.buffer.device)
+        stops = itertools.accumulate(map(math.prod, self._shapes.values()))
+        # An unknown scale without overflow: all contributions are zero.
+        ends = [(stop, self.scales[name] or 1.0) for name, stop in zip(self.names, stops, strict=True)]
+        for start in range(0, self.buffer.numel(), _REDUCED_AT_ONCE):
+            summed = over_hosts(self.buffer[start : start + _REDUCED_AT_ONCE], all_reduce)
+            into, done = result[start : start + _REDUCED_AT_ONCE], 0
+            for stop, scale in ends:
+                begin, done = done, max(done, min(stop - start, summed.numel()))
+                for at in range(begin, done, _CHUNK):
+                    piece = slice(at, min(at + _CHUNK, done))
+                    into[piece] = summed[piece].double().div_(scale).div_(divisor)
+        return _split(result, self._shapes)
 
 
 class FastSum:
@@ -152,7 +180,7 @@ class FastSum:
     def __init__(self, shapes: Mapping[str, Sequence[int]], device: torch.device | str = "cpu") -> None:
         self.names = tuple(shapes)
         self.buffer = torch.zeros(_size(shapes), dtype=torch.float32, device=device)
-        self.maxima = torch.zeros(0, dtype=torch.float64, device=device)
+        self._shapes = shapes
         self._views = _split(self.buffer, shapes)
 
     def reset(self, scales: Mapping[str, float]) -> None:
@@ -161,17 +189,23 @@ class FastSum:
     def add(self, name: str, gradient: Tensor) -> None:
         self._views[name].add_(gradient)
 
-    def overflow(self) -> bool:
-        return False
+    def totals(self, divisor: float, over: AllReduce | None = None) -> Totals:
+        all_reduce = None if over is None else over.sum
+        result = torch.empty_like(self.buffer)
+        for own, into in zip(
+            self.buffer.split(_REDUCED_AT_ONCE), result.split(_REDUCED_AT_ONCE), strict=True
+        ):
+            torch.div(over_hosts(own, all_reduce), divisor, out=into)
+        return Totals(_split(result, self._shapes), overflowed=False)
 
-    def non_finite(self) -> set[str]:
-        return set()  # in floating point the sum itself shows it
 
-    def next_scales(self) -> dict[str, float]:
-        return {}
-
-    def finalise(self, total_weight: float) -> dict[str, Tensor]:
-        return {name: total / total_weight for name, total in self._views.items()}
+def over_hosts(own: Tensor, all_reduce: Callable[[Tensor], None] | None) -> Tensor:
+    """Reduced in a copy; the tensor itself if there is one host."""
+    if all_reduce is None or not own.numel():
+        return own
+    copy = own.clone()
+    all_reduce(copy)
+    return copy
 
 
 def mean_loss(pieces: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -200,15 +234,6 @@ def global_norm(norms: Sequence[Tensor]) -> Tensor:
     if not norms:
         return torch.tensor(0.0)
     return torch.linalg.vector_norm(torch.stack([norm.to(torch.float32) for norm in norms]), 2.0)
-
-
-def norms_of(total: GradientSum, gradients: Mapping[str, Tensor]) -> dict[str, float]:
-    """{parameter: its norm}; infinite if a micro-batch's gradient was not finite.
-
-    `gradients`: the result of `total.finalise`, or empty if it overflowed.
-    """
-    norms = {name: float(parameter_norm(gradients[name])) for name in total.names if name in gradients}
-    return norms | dict.fromkeys(total.non_finite(), math.inf)
 
 
 def clip_coefficient(total: Tensor, max_norm: float) -> Tensor:
