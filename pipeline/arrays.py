@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from .components import Component
-from .policy import BACKWARD
+from .policy import WEIGHT
 
 NONE = -1  # instead of an index: there is no such record
 
@@ -44,6 +44,8 @@ class Hop:
     """1 at the path's first visit to the worker, where its micro-batches count against the window."""
     is_frozen: int = 0
     """1 if its sections get no gradient, so its backward computes nothing."""
+    is_split: int = 0
+    """1 if its backwards are an INPUT and a WEIGHT each."""
     num_turns: int = 0
     """Number of micro-batches on the path."""
     first_turn: int = 0
@@ -63,14 +65,18 @@ class ForwardTurn:
 class Entry:
     """The k-th forward and the k-th backward of a worker's static order.
 
-    R stands directly before its B, so the number of forwards before each backward gives the whole order.
+    R stands directly before its B, so the number of forwards before each backward gives their order.
     """
 
     forward: int = 0
     """The forward, as `operation` numbers it: `FORWARD` or `FORWARD_DISCARD`."""
     backward: int = 0
-    """The `BACKWARD`, or the `RECOMPUTE` before it."""
+    """The `BACKWARD` or `INPUT`, or the `RECOMPUTE` before it."""
     forwards_before: int = 0
+    weight: int = NONE
+    """The k-th `WEIGHT`. They are in the order of their `INPUT`; `weight_place` is the number of forwards and
+    backwards before it."""
+    weight_place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class StaticOrder:
     most_in_flight: Sequence[int]
 
 
-NUM_ACTIONS = BACKWARD + 1
+NUM_ACTIONS = WEIGHT + 1
 
 
 def operation(hop: int, action: int) -> int:
@@ -119,6 +125,7 @@ def lay_out(
                 after=len(hops) + 1 if stage + 1 < len(path.hops) else NONE,
                 enters=int(taken.worker not in visited),
                 is_frozen=int(taken.range.stop <= component.frozen),
+                is_split=int(component.has_halves and taken.range.stop > component.frozen),
                 num_turns=len(path.micro_batches),
                 first_turn=first_turn,
             )

@@ -11,11 +11,12 @@ from .plan import Path, Plan
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Paths that share workers, and the workers that they visit, ascending; `frozen` is the plan's."""
+    """Paths that share workers, and the workers that they visit, ascending; the rest is the plan's."""
 
     paths: tuple[Path, ...]
     workers: tuple[int, ...]
     frozen: int = 0
+    has_halves: bool = False
 
     @property
     def by_first_visit(self) -> tuple[int, ...]:
@@ -57,6 +58,7 @@ def components(plan: Plan) -> tuple[Component, ...]:
             tuple(used[number] for number in group),
             tuple(sorted({worker for number in group for worker in visited[number]})),
             plan.frozen,
+            plan.has_halves,
         )
         for group in groups
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .operations import Kind, Operation
 from .plan import Plan, Schedule
-from .policy import FORWARD, NOTHING, RECOMPUTE, decide
+from .policy import FORWARD, NOTHING, RECOMPUTE, WEIGHT, decide
 from .schedules import InvalidOrder, orders
 
 
@@ -15,15 +15,16 @@ class Dispatcher:
 
     `order` is the worker's static order; by default that of the plan's schedule (computed for the whole plan:
     with many workers, call `orders` once and pass each its row). A dispatcher serves one step; `reset` begins
-    another. Raises `InvalidOrder` unless the order has each of the worker's operations once, F before B, and
-    R directly before its B.
+    another. Raises `InvalidOrder` unless the order has each of the worker's operations once, F before B or I,
+    I before W, and R directly before its B.
     """
 
     def __init__(self, plan: Plan, worker: int, order: Sequence[Operation] | None = None) -> None:
         order = tuple(orders(plan)[worker] if order is None else order)
         check_order(plan, worker, order)
         self._forwards = [task for task in order if task.kind is Kind.FORWARD]
-        self._backwards = [task for task in order if task.kind is Kind.BACKWARD]
+        self._backwards = [task for task in order if task.kind in (Kind.BACKWARD, Kind.INPUT)]
+        self._weights = [task for task in order if task.kind is Kind.WEIGHT]
         recomputations = {_key(task): task for task in order if task.kind is Kind.RECOMPUTE}
         self._num_tasks = len(order)
         self._forward_place = {_key(task): place for place, task in enumerate(self._forwards)}
@@ -33,7 +34,9 @@ class Dispatcher:
         self._recomputation = [recomputations.get(_key(task)) for task in self._backwards]
         self._ahead = _forwards_ahead(order)
         self._enters = [*(_enters(plan, worker, task) for task in self._forwards), False]
+        self._is_split = [task.kind is Kind.INPUT for task in self._backwards]
         self._leaves = [_enters(plan, worker, task) for task in self._backwards]
+        self._leaves_at_weight = [_enters(plan, worker, task) for task in self._weights]
         self._is_last_hop = [_is_last_hop(plan, task) for task in self._forwards]
         self._window = len(order) if plan.window is None else plan.window
         if plan.schedule is Schedule.ONE_F_ONE_B:
@@ -44,7 +47,8 @@ class Dispatcher:
     def reset(self) -> None:
         """Begin a step, in which nothing has run and nothing has arrived."""
         self._remaining = self._num_tasks
-        self._num_forwards = self._num_backwards = self._in_flight = 0
+        self._num_forwards = self._num_backwards = self._num_weights = self._in_flight = 0
+        self._weights_left = 0  # backwards that are over but for their W
         self._is_held = False  # the recomputation of the first backward was the last operation
         self._activations = [*(task.stage == 0 for task in self._forwards), False]
         self._gradients = [False] * len(self._backwards)
@@ -62,9 +66,9 @@ class Dispatcher:
     def arrived(self, operation: Operation) -> None:
         """Note that the input of `operation` has arrived: activations of an F, the gradient of a B.
 
-        Call it for inputs from peers and from hops on the same worker alike. The F of stage 0 and the B of a
-        path's last hop need no call. Raises `InvalidOrder` for an operation that the worker does not run or
-        that takes no input.
+        Call it for inputs from peers and from hops on the same worker alike; where a backward is an I and a
+        W, the gradient is that of a B. The F of stage 0 and the B of a path's last hop need no call. Raises
+        `InvalidOrder` for an operation that the worker does not run or that takes no input.
         """
         key = operation.stage, operation.micro_batch
         if operation.kind is Kind.FORWARD and key in self._forward_place:
@@ -81,7 +85,7 @@ class Dispatcher:
         """
         forward, backward = self._num_forwards, self._num_backwards
         if backward == len(self._backwards):
-            return None
+            return self._take_weight() if self._weights_left else None
         recomputation = self._recomputation[backward]
         kind = decide(
             is_forward_planned=forward < self._ahead[backward],
@@ -91,9 +95,12 @@ class Dispatcher:
             is_forward_recomputed=self._is_recomputed[forward],
             is_gradient_here=self._gradients[backward],
             is_backward_recomputed=recomputation is not None,
+            is_weight_left=self._weights_left > 0,
         )
         if kind == NOTHING:
             return None
+        if kind == WEIGHT:
+            return self._take_weight()
         self._remaining -= 1
         if kind == FORWARD:
             return self._take_forward(forward)
@@ -101,8 +108,19 @@ class Dispatcher:
         if self._is_held:
             return recomputation
         self._num_backwards += 1
-        self._in_flight -= self._leaves[backward]
+        if self._is_split[backward]:
+            self._weights_left += 1
+        else:
+            self._in_flight -= self._leaves[backward]
         return self._backwards[backward]
+
+    def _take_weight(self) -> Operation:
+        place = self._num_weights
+        self._remaining -= 1
+        self._num_weights += 1
+        self._weights_left -= 1
+        self._in_flight -= self._leaves_at_weight[place]
+        return self._weights[place]
 
     def _take_forward(self, place: int) -> Operation:
         task = self._forwards[place]
@@ -118,12 +136,12 @@ def _is_last_hop(plan: Plan, task: Operation) -> bool:
 
 
 def _forwards_ahead(order: Sequence[Operation]) -> list[int]:
-    """The number of forwards before each backward."""
+    """The number of forwards before each backward, or I."""
     ahead: list[int] = []
     num_forwards = 0
     for task in order:
         num_forwards += task.kind is Kind.FORWARD
-        if task.kind is Kind.BACKWARD:
+        if task.kind in (Kind.BACKWARD, Kind.INPUT):
             ahead.append(num_forwards)
     return ahead
 
@@ -141,14 +159,15 @@ def _key(task: Operation) -> _Key:
 
 
 def peak_in_flight(order: Sequence[Operation]) -> int:
-    """The most micro-batches that are between forward and backward at once if the order is followed."""
+    """The most micro-batches that are between forward and backward, or W, at once if the order is
+    followed."""
     open_hops: dict[int, int] = {}
     peak = 0
     for task in order:
         if task.kind is Kind.FORWARD:
             open_hops[task.micro_batch] = open_hops.get(task.micro_batch, 0) + 1
             peak = max(peak, len(open_hops))
-        elif task.kind is Kind.BACKWARD:
+        elif task.kind in (Kind.BACKWARD, Kind.WEIGHT):
             open_hops[task.micro_batch] -= 1
             if not open_hops[task.micro_batch]:
                 del open_hops[task.micro_batch]
@@ -156,7 +175,8 @@ def peak_in_flight(order: Sequence[Operation]) -> int:
 
 
 def check_order(plan: Plan, worker: int, order: Sequence[Operation]) -> None:
-    """Raise `InvalidOrder` unless `order` has the worker's F and B once each, F before B, R just before B."""
+    """Raise `InvalidOrder` unless `order` has the worker's F and B once each, F before B, R just before B; or
+    I and later W for B."""
     work = {
         (stage, micro_batch)
         for path in plan.paths
@@ -171,11 +191,18 @@ def check_order(plan: Plan, worker: int, order: Sequence[Operation]) -> None:
             raise InvalidOrder(f"{where}: it is no work of this worker, or occurs twice")
         if task.kind is not Kind.FORWARD and _key(task) not in done[Kind.FORWARD]:
             raise InvalidOrder(f"{where}: its forward comes later")
+        if task.kind is Kind.WEIGHT and _key(task) not in done[Kind.INPUT]:
+            raise InvalidOrder(f"{where}: its I comes later, or never")
+        if task.kind is Kind.INPUT and _key(task) in done[Kind.BACKWARD]:
+            raise InvalidOrder(f"{where}: it has had a whole backward")
         follows = order[place + 1] if place + 1 < len(order) else None
         if task.kind is Kind.RECOMPUTE and follows != Operation(task.stage, Kind.BACKWARD, task.micro_batch):
             raise InvalidOrder(f"{where}: its backward must follow directly, or it could wait for ever")
         done[task.kind].add(_key(task))
-    if len(done[Kind.FORWARD]) < len(work) or len(done[Kind.BACKWARD]) < len(work):
+    backwards = len(done[Kind.BACKWARD]) + len(done[Kind.INPUT])
+    if done[Kind.INPUT] != done[Kind.WEIGHT]:
+        raise InvalidOrder(f"worker {worker}: an I needs its W, sooner or later")
+    if len(done[Kind.FORWARD]) < len(work) or backwards < len(work):
         raise InvalidOrder(
             f"worker {worker}: the order leaves out some of its {2 * len(work)} forwards and backwards"
         )

@@ -1,11 +1,12 @@
 """List scheduling in unit time: Varuna's three rules (§3.2), and 1F1B, which adds a window by depth.
 
 Time runs in units of T_f: a forward or a recomputation takes one, a backward two (one at a frozen hop, where
-it computes nothing). At each unit every idle worker takes the first of these that it can:
+it computes nothing), an I or a W one. At each unit every idle worker takes the first of these that it can:
 1. the backward of the micro-batch that it has just recomputed, and nothing else before it (rule 2);
-2. a backward whose gradient has arrived;
+2. a backward, or I, whose gradient has arrived;
 3. a recomputation that is due: the next hop's backward ends one unit from now, or has ended (rule 1);
-4. a forward. So backwards come before forwards (rule 3).
+4. a forward. So backwards come before forwards (rule 3);
+5. the oldest W.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .arrays import NONE, Array, Entry, ForwardTurn, Hop, Worker, operation
-from .policy import BACKWARD, FORWARD, FORWARD_DISCARD, RECOMPUTE
+from .policy import BACKWARD, FORWARD, FORWARD_DISCARD, INPUT, RECOMPUTE, WEIGHT
 
 
 @dataclass(slots=True)
@@ -42,6 +43,9 @@ class ListWorker(Worker):
     num_due: int = 0
     """The same of recomputations."""
     num_due_taken: int = 0
+    num_split: int = 0
+    """The same of W: backwards that have done their I, and how many of them have begun their W."""
+    num_weights: int = 0
     held: int = NONE
     """The hop whose recomputed micro-batch waits for its backward."""
     hop: int = NONE
@@ -52,10 +56,11 @@ class ListWorker(Worker):
 
 @dataclass(slots=True)
 class Queued:
-    """One place in each of a worker's two queues of hops; the worker has as many as it has entries."""
+    """One place in each of a worker's queues of hops; the worker has as many as it has entries."""
 
     ready: int = NONE
     due: int = NONE
+    split: int = NONE
 
 
 def list_schedule(
@@ -68,7 +73,7 @@ def list_schedule(
     """Write the order of all operations into `entries`. A path's backwards have the order of its forwards."""
     num_left = 0
     for hop in hops:
-        num_left += 2 * hop.num_turns
+        num_left += (2 + hop.is_split) * hop.num_turns
         hop.num_offered = 1 if hop.before == NONE else 0
         for turn in range(hop.num_turns):
             turns[hop.first_turn + turn].backwards_before = turn
@@ -84,7 +89,7 @@ def _start_all(
     entries: Array[Entry],
     queues: Array[Queued],
 ) -> int:
-    """Let idle workers begin an operation; return how many forwards and backwards began.
+    """Let idle workers begin an operation; return how many began, recomputations apart.
 
     At least one begins, or something runs already.
     """
@@ -104,7 +109,7 @@ def _start(
     entries: Array[Entry],
     queues: Array[Queued],
 ) -> int:
-    """Let an idle worker begin an operation; return 1 if that is a forward or a backward."""
+    """Let an idle worker begin an operation; return 1 if it does, and that is no recomputation."""
     if worker.held != NONE:
         if hops[worker.held].num_gradients == hops[worker.held].num_backwards:
             return 0
@@ -122,10 +127,13 @@ def _start(
         worker.hop, worker.action, worker.units_left = worker.held, RECOMPUTE, 1
         return 0
     index = _next_forward(worker, hops, turns)
-    if index == NONE:
-        return 0
-    _forward(worker, hops, index, entries)
-    return 1
+    if index != NONE:
+        _forward(worker, hops, index, entries)
+        return 1
+    if worker.num_weights < worker.num_split:
+        _weight(worker, queues[worker.first_entry + worker.num_weights].split, entries)
+        return 1
+    return 0
 
 
 def _next_forward(worker: ListWorker, hops: Array[ListHop], turns: Array[ForwardTurn]) -> int:
@@ -192,11 +200,20 @@ def _forward(worker: ListWorker, hops: Array[ListHop], index: int, entries: Arra
 def _backward(worker: ListWorker, hops: Array[ListHop], index: int, entries: Array[Entry]) -> None:
     hop = hops[index]
     entry = entries[worker.first_entry + worker.num_backwards]
-    entry.backward = operation(index, RECOMPUTE if hop.recomputes else BACKWARD)
+    action = INPUT if hop.is_split else BACKWARD
+    entry.backward = operation(index, RECOMPUTE if hop.recomputes else action)
     entry.forwards_before = worker.num_forwards
     worker.num_backwards += 1
     hop.num_backwards += 1
-    worker.hop, worker.action, worker.units_left = index, BACKWARD, 2 - hop.is_frozen
+    worker.hop, worker.action, worker.units_left = index, action, 2 - hop.is_frozen - hop.is_split
+
+
+def _weight(worker: ListWorker, index: int, entries: Array[Entry]) -> None:
+    entry = entries[worker.first_entry + worker.num_weights]
+    entry.weight = operation(index, WEIGHT)
+    entry.weight_place = worker.num_forwards + worker.num_backwards
+    worker.num_weights += 1
+    worker.hop, worker.action, worker.units_left = index, WEIGHT, 1
 
 
 def _pass_unit(workers: Array[ListWorker], hops: Array[ListHop], queues: Array[Queued]) -> None:
@@ -215,8 +232,14 @@ def _pass_unit(workers: Array[ListWorker], hops: Array[ListHop], queues: Array[Q
                 hops[hop.after].num_offered += 1
             else:
                 _append_ready(worker, queues, worker.hop)
-        elif worker.action == BACKWARD:
+        elif worker.action == WEIGHT:
             worker.num_in_flight -= hop.enters
+        elif worker.action != RECOMPUTE:
+            if hop.is_split:
+                queues[worker.first_entry + worker.num_split].split = worker.hop
+                worker.num_split += 1
+            else:
+                worker.num_in_flight -= hop.enters
             if hop.before != NONE and hops[hop.before].recomputes:
                 hops[hop.before].num_gradients += 1
             elif hop.before != NONE:

@@ -1,4 +1,8 @@
-"""Operations, written as PyTorch's pipeline schedules write them (`2F5`), plus `R` for recompute."""
+"""Operations, written as PyTorch's pipeline schedules write them (`2F5`), plus `R` for recompute.
+
+A backward is one operation, `B`, or two: `I`, the gradients of a stage's inputs, for which the stage before
+waits, and later `W`, the gradients of its parameters, for which nobody does (SlipStream section 3.2).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ class Kind(StrEnum):
     FORWARD = "F"
     BACKWARD = "B"
     RECOMPUTE = "R"
+    INPUT = "I"
+    WEIGHT = "W"
 
 
 class Operation(NamedTuple):

@@ -72,8 +72,9 @@ class Plan:
     `recompute`: a worker keeps only the inputs of its range and runs the forward again before the backward,
     except at the last hop of a path (Varuna §3.2). `optimizer_on_host`: the optimizer's state lies in host
     memory, and the update runs there. `frozen`: the first `frozen` sections get no gradient; a hop that has
-    only such sections is never recomputed, and its backward computes nothing. Raises `InvalidPlan` naming the
-    rule that the values break.
+    only such sections is never recomputed, and its backward computes nothing. `halves`: backwards are two
+    operations, I and W, except where they are recomputed. Raises `InvalidPlan` naming the rule that the
+    values break.
     """
 
     num_sections: int
@@ -86,9 +87,16 @@ class Plan:
     generation: int = 0
     optimizer_on_host: bool = False
     frozen: int = 0
+    halves: bool = False
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether some backward is an I and a W. With recomputation a pending W would keep what a
+        recomputation has just brought back, so that it follows its I at once: the backward stays whole."""
+        return self.halves and not self.recompute
 
     @property
     def num_workers(self) -> int:
@@ -129,6 +137,7 @@ class Plan:
             "generation": self.generation,
             "optimizer_on_host": self.optimizer_on_host,
             "frozen": self.frozen,
+            "halves": self.halves,
         }
 
     @classmethod
@@ -152,6 +161,7 @@ class Plan:
                 generation=int(value["generation"]),
                 optimizer_on_host=bool(value.get("optimizer_on_host", False)),
                 frozen=int(value.get("frozen", 0)),
+                halves=bool(value.get("halves", False)),
             )
         except InvalidPlan:
             raise
@@ -175,6 +185,7 @@ def grid(
     generation: int = 0,
     optimizer_on_host: bool = False,
     frozen: int = 0,
+    halves: bool = False,
     shares: Sequence[int] | None = None,
 ) -> Plan:
     """Varuna's P×D grid: `replicas` copies of the same P ranges; worker d·P+p hosts stage p of replica d.
@@ -207,6 +218,7 @@ def grid(
         generation=generation,
         optimizer_on_host=optimizer_on_host,
         frozen=frozen,
+        halves=halves,
     )
 
 
@@ -239,6 +251,8 @@ def _check(plan: Plan) -> None:
         raise InvalidPlan(f"window: {plan.window} is not a positive number of micro-batches")
     if not 0 <= plan.frozen < plan.num_sections:
         raise InvalidPlan(f"frozen: {plan.frozen} is not in 0..{plan.num_sections - 1}: the last is trained")
+    if plan.halves and plan.schedule is Schedule.GPIPE:
+        raise InvalidPlan("halves: GPipe runs all forwards before its backwards, which leaves no gap for a W")
     for worker, span in enumerate(plan.ranges):
         if span.stop > plan.num_sections:
             raise InvalidPlan(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from .gpipe import gpipe
 from .list_schedule import ListHop, ListWorker, Queued, list_schedule
 from .operations import Kind, Operation
 from .plan import Plan, Schedule
-from .policy import RECOMPUTE
+from .policy import BACKWARD, FORWARD, FORWARD_DISCARD, INPUT, RECOMPUTE, WEIGHT
 
 Orders = tuple[tuple[Operation, ...], ...]
 """The operations of each worker, in rank order, in the order in which they run."""
@@ -26,12 +27,12 @@ class InvalidOrder(ValueError):
 def orders(plan: Plan) -> Orders:
     """Each worker's operations in the order of `plan.schedule`; each operation of the plan occurs once.
 
-    Varuna and 1F1B are list schedules in unit time (F = R = 1, B = 2; see `makara.pipeline.list_schedule`). A
-    plan's `window` bounds the micro-batches in flight on each worker, except where crossing paths would then
-    deadlock. GPipe keeps to it by draining the pipeline each time the window is full. With recomputation, R
-    precedes its B directly, and the last hop of a path has none (§3.2); only GPipe recomputes there too, as
-    in Figure 4 (b), except for the micro-batch whose forward was last. A hop whose sections are all frozen
-    has no R under any schedule, and its B takes one unit.
+    Varuna and 1F1B are list schedules in unit time (F = R = 1, B = 2, I = W = 1; see
+    `makara.pipeline.list_schedule`). A plan's `window` bounds the micro-batches in flight on each worker,
+    except where crossing paths would then deadlock. GPipe keeps to it by draining the pipeline each time the
+    window is full. With recomputation, R precedes its B directly, and the last hop of a path has none (§3.2);
+    only GPipe recomputes there too, as in Figure 4 (b), except for the micro-batch whose forward was last. A
+    hop whose sections are all frozen has no R and no halves under any schedule, and its B takes one unit.
 
     To add a schedule: a member of `plan.Schedule`, and its order in `static_order`.
     """
@@ -103,24 +104,51 @@ def _tasks(component: Component, order: StaticOrder) -> list[list[Operation]]:
     workers, _ = lay_out(component, Worker, Hop)
     stages = [(path, stage) for path in component.paths for stage in range(len(path.hops))]
     forwards = [iter(path.micro_batches) for path, _ in stages]
-    backwards = [iter(taken) for taken in _taken_back(component, order)]
+    taken_back = _taken_back(component, order)
+    backwards, weights = [iter(taken) for taken in taken_back], [iter(taken) for taken in taken_back]
+    left = {
+        Kind.FORWARD: forwards,
+        Kind.BACKWARD: backwards,
+        Kind.INPUT: backwards,
+        Kind.WEIGHT: weights,
+    }
     result: list[list[Operation]] = []
     for worker in workers:
         tasks: list[Operation] = []
-        entries = order.entries[worker.first_entry : worker.first_entry + worker.num_entries]
-        num_forwards = 0
-        for entry in entries:
-            for ahead in entries[num_forwards : entry.forwards_before]:
-                hop = hop_of(ahead.forward)
-                tasks.append(Operation(stages[hop][1], Kind.FORWARD, next(forwards[hop])))
-            num_forwards = entry.forwards_before
-            hop = hop_of(entry.backward)
-            stage, micro_batch = stages[hop][1], next(backwards[hop])
-            if action_of(entry.backward) == RECOMPUTE:
+        for number in _in_order(order.entries[worker.first_entry : worker.first_entry + worker.num_entries]):
+            hop, kind = hop_of(number), _KINDS[action_of(number)]
+            stage, micro_batch = stages[hop][1], next(left[kind][hop])
+            if action_of(number) == RECOMPUTE:
                 tasks.append(Operation(stage, Kind.RECOMPUTE, micro_batch))
-            tasks.append(Operation(stage, Kind.BACKWARD, micro_batch))
+            tasks.append(Operation(stage, kind, micro_batch))
         result.append(tasks)
     return result
+
+
+_KINDS = {
+    FORWARD: Kind.FORWARD,
+    FORWARD_DISCARD: Kind.FORWARD,
+    RECOMPUTE: Kind.BACKWARD,  # of which it is the beginning
+    BACKWARD: Kind.BACKWARD,
+    INPUT: Kind.INPUT,
+    WEIGHT: Kind.WEIGHT,
+}
+
+
+def _in_order(entries: Sequence[Entry]) -> Iterator[int]:
+    """A worker's operations, as `arrays.operation` numbers them; a RECOMPUTE stands for its BACKWARD, too."""
+    others: list[int] = []
+    num_forwards = 0
+    for entry in entries:
+        others += [ahead.forward for ahead in entries[num_forwards : entry.forwards_before]]
+        others.append(entry.backward)
+        num_forwards = entry.forwards_before
+    weights = deque(entry for entry in entries if entry.weight != NONE)
+    for place in range(len(others) + 1):
+        while weights and weights[0].weight_place == place:
+            yield weights.popleft().weight
+        if place < len(others):
+            yield others[place]
 
 
 def _taken_back(component: Component, order: StaticOrder) -> list[list[int]]:

@@ -54,12 +54,16 @@ def messages(plan: Plan, orders: Orders) -> tuple[Traffic, ...]:
 
 
 def output_of(plan: Plan, task: Operation) -> tuple[int, Operation] | None:
-    """The worker and operation that need `task`'s result; None if none does (R, last F, first B)."""
+    """The worker and operation that need `task`'s result; None if none does (R, W, last F, first B or I).
+
+    Of gradients that is a B, also where the receiver's backward is an I and a W.
+    """
     hops = plan.path_of(task.micro_batch).hops
     if task.kind is Kind.FORWARD and task.stage + 1 < len(hops):
         stage = task.stage + 1
-    elif task.kind is Kind.BACKWARD and task.stage > 0:
+    elif task.kind in (Kind.BACKWARD, Kind.INPUT) and task.stage > 0:
         stage = task.stage - 1
     else:
         return None
-    return hops[stage].worker, Operation(stage, task.kind, task.micro_batch)
+    kind = Kind.FORWARD if task.kind is Kind.FORWARD else Kind.BACKWARD
+    return hops[stage].worker, Operation(stage, kind, task.micro_batch)

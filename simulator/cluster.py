@@ -29,7 +29,7 @@ class Cluster:
     @cached_property
     def _sums(self) -> dict[str, list[float]]:
         sums: dict[str, list[float]] = {}
-        for name in ("forward_s", "backward_s", "optimizer_s"):
+        for name in ("forward_s", "backward_s", "input_s", "weight_s", "optimizer_s"):
             total = sums.setdefault(name, [0])
             for value in getattr(self.calibration, name):
                 total.append(total[-1] + value)
@@ -44,6 +44,10 @@ class Cluster:
     def backward_ns(self, worker: int, span: Range) -> int:
         return self._operation_ns("backward_s", worker, span)
 
+    def halves_ns(self, worker: int, span: Range) -> tuple[int, int]:
+        """Of I and of W."""
+        return self._operation_ns("input_s", worker, span), self._operation_ns("weight_s", worker, span)
+
     def _operation_ns(self, name: str, worker: int, span: Range) -> int:
         """At least 1 ns: the engine relies on every operation taking time."""
         own_s = self.calibration.operation_s
@@ -52,9 +56,10 @@ class Cluster:
     def apply_ns(self, worker: int, span: Range) -> int:
         return to_ns(self._total("optimizer_s", span) * self.slowdown[worker])
 
-    def backward_shares(self, span: Range) -> list[tuple[int, float]]:
-        """[(section, fraction of the range's backward that is over when the section's is)], descending."""
-        sums = self._sums["backward_s"]
+    def backward_shares(self, span: Range, *, halves: bool = False) -> list[tuple[int, float]]:
+        """[(section, fraction of the range's backward, or W, that is over when the section's is)],
+        descending."""
+        sums = self._sums["weight_s" if halves else "backward_s"]
         whole = sums[span.stop] - sums[span.start]
         return [
             (section, (sums[span.stop] - sums[section]) / whole if whole else 1.0)

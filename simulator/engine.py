@@ -14,7 +14,16 @@ least a nanosecond.
 from __future__ import annotations
 
 from ..pipeline.arrays import NONE
-from ..pipeline.policy import BACKWARD, FORWARD, FORWARD_DISCARD, NOTHING, RECOMPUTE, decide
+from ..pipeline.policy import (
+    BACKWARD,
+    FORWARD,
+    FORWARD_DISCARD,
+    INPUT,
+    NOTHING,
+    RECOMPUTE,
+    WEIGHT,
+    decide,
+)
 from .fields import NEVER, Link, SimHop, SimWorker, State
 from .rng import exponential
 
@@ -36,7 +45,7 @@ def _advance(state: State, worker: SimWorker, seed: int) -> int:
     while worker.clock < horizon:
         if worker.running != NONE:
             _end_operation(state, worker)
-        if worker.num_backwards == worker.num_entries:
+        if worker.num_backwards == worker.num_entries and worker.num_weights_left == 0:
             worker.clock = worker.wake_at = NEVER
             break
         chosen = _choose(state, worker)
@@ -70,6 +79,8 @@ def _jump_to_next_event(state: State) -> bool:
 
 def _choose(state: State, worker: SimWorker) -> int:
     """The operation that a worker starts now; or `NONE`, and `wake_at` is the next moment to ask again."""
+    if worker.num_backwards == worker.num_entries:
+        return state.entries[worker.first_entry + worker.num_weights].weight
     entry = state.entries[worker.first_entry + worker.num_backwards]
     is_backward_recomputed = state.operations[entry.backward].action == RECOMPUTE
     hop = state.hops[state.operations[entry.backward].hop]
@@ -91,9 +102,12 @@ def _choose(state: State, worker: SimWorker) -> int:
         is_forward_recomputed,
         gradient_at <= worker.clock,
         is_backward_recomputed,
+        worker.num_weights_left > 0,
     )
     if action == FORWARD:
         return forward
+    if action == WEIGHT:
+        return state.entries[worker.first_entry + worker.num_weights].weight
     if action != NOTHING:  # `entry.backward` is a RECOMPUTE if there is one; its BACKWARD has the next number
         return entry.backward + worker.is_held
     worker.wake_at = NEVER
@@ -114,10 +128,19 @@ def _start_operation(state: State, worker: SimWorker, chosen: int, seed: int) ->
     if operation.action == RECOMPUTE:
         worker.is_held = 1
         state.arrivals[hop.first_arrival + hop.num_backwards].recompute_ns = start
-    elif operation.action == BACKWARD:
+    elif operation.action == WEIGHT:
+        worker.num_weights += 1
+        worker.num_weights_left -= 1
+        worker.num_in_flight -= hop.enters
+        state.arrivals[hop.first_arrival + hop.num_weights].weight_ns = hop.last_weight_ns = start
+        hop.num_weights += 1
+    elif operation.action == BACKWARD or operation.action == INPUT:
         worker.is_held = 0
         worker.num_backwards += 1
-        worker.num_in_flight -= hop.enters
+        if operation.action == INPUT:
+            worker.num_weights_left += 1
+        else:
+            worker.num_in_flight -= hop.enters
         _pass_gradient(state, hop, start, end, seed)
     else:
         worker.num_forwards += 1

@@ -29,6 +29,9 @@ class SimWorker(Worker):
     """1 if its last operation was the recomputation of its first remaining backward."""
     num_forwards: int = 0
     num_backwards: int = 0
+    num_weights: int = 0
+    num_weights_left: int = 0
+    """Number of backwards that are over but for their W."""
     num_in_flight: int = 0
     busy_ns: int = 0
     resident_bytes: int = 0
@@ -48,12 +51,14 @@ class SimHop(Hop):
     gradient_bytes: int = 0
     num_forwards: int = 0
     num_backwards: int = 0
+    num_weights: int = 0
     num_inputs_counted: int = 0
     """Number of inputs, and below of gradients, already counted as resident memory."""
     num_gradients_counted: int = 0
     last_forward_ns: int = 0
     """When the last forward began."""
     last_backward_ns: int = 0
+    last_weight_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -108,8 +113,10 @@ class Arrival:
     """When the k-th forward began."""
     gradient_at: int = NEVER
     recompute_ns: int = NONE
-    """When the k-th backward's recomputation began, and below (`backward_ns`) the backward itself."""
+    """When the k-th backward's recomputation began, and below (`backward_ns`) the backward itself, or its I,
+    and its W."""
     backward_ns: int = NONE
+    weight_ns: int = NONE
 
 
 class State(NamedTuple):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..pipeline.arrays import NONE, operation
 from ..pipeline.plan import Plan, Range
-from ..pipeline.policy import BACKWARD, FORWARD
+from ..pipeline.policy import BACKWARD, FORWARD, WEIGHT
 from .cluster import Cluster
 from .pipelines import Kernels, PlayedPipeline, play_pipelines
 from .step_end import AlikeWorkers, StepEnd, end_step
@@ -49,10 +49,11 @@ def _alike_workers(plan: Plan, cluster: Cluster, pipeline: PlayedPipeline) -> li
         result.append(AlikeWorkers(workers, span, apply_ns, busy_ns=record.busy_ns, peak_bytes=peak_bytes))
     ranges = (hop.range for path in pipeline.alike[0].paths for hop in path.hops)
     for index, (hop, span) in enumerate(zip(pipeline.hops, ranges, strict=True)):
-        alike, began_ns = result[hop.worker], hop.last_backward_ns
-        takes_ns = pipeline.operations[operation(index, BACKWARD)].takes_ns
+        alike, began_ns = result[hop.worker], hop.last_weight_ns if hop.is_split else hop.last_backward_ns
+        takes_ns = pipeline.operations[operation(index, WEIGHT if hop.is_split else BACKWARD)].takes_ns
         alike.stop_ns = max(alike.stop_ns, began_ns + takes_ns)
-        for section, share in cluster.backward_shares(span):  # sections end one by one within a backward
+        # Sections end one by one within a backward.
+        for section, share in cluster.backward_shares(span, halves=bool(hop.is_split)):
             ended_ns = began_ns + round(takes_ns * share)
             alike.ends_ns[section] = max(ended_ns, alike.ends_ns.get(section, 0))
     return result

@@ -108,7 +108,8 @@ def _play(
     )
     kernels.run(state, _word(seed))
     workers = kernels.read(SimWorker, state.workers)
-    assert all(worker.num_backwards == worker.num_entries for worker in workers), "the plan came to a halt"
+    done = all(w.num_backwards == w.num_entries and not w.num_weights_left for w in workers)
+    assert done, "the plan came to a halt"
     return PlayedPipeline(
         alike,
         workers,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..pipeline.arrays import NONE, NUM_ACTIONS, lay_out, operation
 from ..pipeline.components import Component
 from ..pipeline.plan import Hop, Range
-from ..pipeline.policy import BACKWARD, FORWARD
+from ..pipeline.policy import BACKWARD, FORWARD, INPUT
 from .calibration.data import Calibration
 from .calibration.sizes import Sizes
 from .cluster import Cluster, to_ns
@@ -46,10 +46,13 @@ def price(component: Component, cluster: Cluster) -> Priced:
 
 
 def _operations(index: int, hop: Hop, cluster: Cluster) -> list[SimOperation]:
-    """A hop's operations in the order of their numbers: FORWARD, FORWARD_DISCARD, RECOMPUTE, BACKWARD."""
+    """A hop's operations in the order of their numbers: FORWARD, FORWARD_DISCARD, RECOMPUTE, BACKWARD, INPUT,
+    WEIGHT."""
     forward_ns = cluster.forward_ns(hop.worker, hop.range)
     recompute_ns = cluster.forward_ns(hop.worker, cluster.sizes.trained(hop.range))
-    times = (forward_ns, forward_ns, recompute_ns, cluster.backward_ns(hop.worker, hop.range))
+    backward_ns = cluster.backward_ns(hop.worker, hop.range)
+    halves_ns = cluster.halves_ns(hop.worker, hop.range)
+    times = (forward_ns, forward_ns, recompute_ns, backward_ns, *halves_ns)
     actions = zip(times, _bytes(cluster.sizes, hop.range), strict=True)
     return [SimOperation(index, action, takes_ns, *sizes) for action, (takes_ns, sizes) in enumerate(actions)]
 
@@ -57,14 +60,17 @@ def _operations(index: int, hop: Hop, cluster: Cluster) -> list[SimOperation]:
 def _bytes(sizes: Sizes, span: Range) -> tuple[tuple[int, int], ...]:
     """(bytes held while it runs, bytes left) for each operation of a range.
 
-    Inputs stay until the backward; without recomputation so do the activations that the forward keeps.
+    Inputs stay until the backward, or W; without recomputation so do the activations that the forward keeps.
     """
     kept, held = sizes.kept(span), sizes.held(span)
+    freed = kept + held + sizes.inputs(span) + sizes.gradients(span)
     return (
         (sizes.forward_peak(span), held + kept),
         (sizes.brief_forward_peak(span), held),
         (sizes.forward_peak(sizes.trained(span)), kept),
-        (sizes.backward_peak(span), -(kept + held + sizes.inputs(span) + sizes.gradients(span))),
+        (sizes.backward_peak(span), -freed),
+        (sizes.backward_peak(span), sizes.between_halves(span)),
+        (sizes.backward_peak(span), -freed - sizes.between_halves(span)),
     )
 
 
@@ -86,9 +92,9 @@ def _lay_links(priced: Priced, taken: Sequence[Hop], cluster: Cluster) -> None:
             )
             same_vm = cluster.vm_of[ends[0]] == cluster.vm_of[ends[1]]
             transfer_ns, latency_ns, jitter_ns = _message_ns(cluster.calibration, same_vm, size_bytes)
-            takes_ns = priced.operations[
-                operation(index, BACKWARD if carries_gradients else FORWARD)
-            ].takes_ns
+            backward = INPUT if hop.is_split else BACKWARD
+            sending = operation(index, backward if carries_gradients else FORWARD)
+            takes_ns = priced.operations[sending].takes_ns
             receiver = priced.workers[priced.hops[neighbour].worker]
             link = Link(
                 wire=wires.setdefault(ends, len(wires)),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..pipeline.arrays import NONE, operation
 from ..pipeline.operations import Kind, Operation
-from ..pipeline.policy import BACKWARD, FORWARD, FORWARD_DISCARD, RECOMPUTE
+from ..pipeline.policy import BACKWARD, FORWARD, FORWARD_DISCARD, INPUT, RECOMPUTE, WEIGHT
 from .cluster import NS_PER_S
 from .pipelines import PlayedPipeline
 
@@ -75,7 +75,9 @@ def _ran(played: PlayedPipeline, index: int) -> list[_Ran]:
         found.append((FORWARD_DISCARD if is_recomputed else FORWARD, turn, arrival.forward_ns))
         if is_recomputed:
             found.append((RECOMPUTE, turn, back.recompute_ns))
-        found.append((BACKWARD, turn, back.backward_ns))
+        found.append((INPUT if hop.is_split else BACKWARD, turn, back.backward_ns))
+        if hop.is_split:
+            found.append((WEIGHT, turn, back.weight_ns))
     return [
         _Ran(action, turn, start_ns, start_ns + played.operations[operation(index, action)].takes_ns)
         for action, turn, start_ns in found
@@ -87,6 +89,8 @@ _KINDS = {
     FORWARD_DISCARD: Kind.FORWARD,
     RECOMPUTE: Kind.RECOMPUTE,
     BACKWARD: Kind.BACKWARD,
+    INPUT: Kind.INPUT,
+    WEIGHT: Kind.WEIGHT,
 }
 _ENDS, _ARRIVES, _STARTS = range(3)  # the order of changes at one instant
 
