@@ -27,13 +27,11 @@ def measurements_of(
     done = done_in(found)
     whole = [layout for layout in survey.layouts if not left(layout, done)]
     measured = Measurements(
-        basis=Basis.from_json(survey.basis, "basis"),
+        basis=Basis.from_json(survey.basis),
         rows=tuple(_row(survey, layout, found) for layout in sorted(whole, key=_size_of)),
         seconds=survey.seconds + sum(row.seconds for row in found),
     )
-    return measured.with_links(
-        wires or [MeasuredWire.from_json(wire, "wires") for wire in survey.wires], allreduces
-    )
+    return measured.with_links(wires or [MeasuredWire.from_json(wire) for wire in survey.wires], allreduces)
 
 
 def profile_of(
