@@ -15,18 +15,13 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import ModelWrapValidatorHandler, model_validator
 from pydantic.dataclasses import dataclass
 
-from ...pipeline.plan import Range
 from ..source_lines import read_json
 from ..validation import Count, FieldFaults, NotNegative, validated
 from .data import Calibration, InvalidCalibration, Record
 from .links import AllReduce, MeasuredWire, fitted_links
-from .sizes import sizes_of
 from .statistics import Figure
 
-STILL_IMPROVES = 0.93
-"""A doubling of m must save 7 % of the time per sample to be worth its memory."""
 TIMES = ("forward_s", "backward_s", "optimizer_s")
-MAX_MICROBATCH_SIZE = 64
 _WIDTH = 110
 
 
@@ -193,39 +188,6 @@ def of_one(calibration: Calibration) -> Measurements:
         calibration=calibration, graph_hash="", cuts=(0,) * (calibration.num_sections - 1), figures=figures
     )
     return Measurements(basis=None, rows=(row,))
-
-
-def rows_for_job(rows: Sequence[Row], global_batch_size: int, most_workers: int) -> Sequence[Row]:
-    """Those that a job may take its m from: m divides the global batch, and leaves a micro-batch for each
-    worker that the job may have, unless it is the smallest."""
-    first, *larger = [row for row in rows if not global_batch_size % row.microbatch_size] or rows
-    return [first, *(row for row in larger if global_batch_size // row.microbatch_size >= most_workers)]
-
-
-def best_microbatch_size(rows: Sequence[Row], memory_bytes: int | None = None) -> int:
-    """The smallest m of `rows` (ascending) after which the next no longer saves 7 % of Σ F_i(m)/m, among
-    those at which every section fits into `memory_bytes` by itself; the smallest where none does (Varuna
-    §4.2)."""
-    fitting = [row for row in rows if memory_bytes is None or least_bytes(row.calibration) <= memory_bytes]
-    best, *larger = fitting or rows[:1]
-    for row in larger:
-        if row.seconds_per_sample > STILL_IMPROVES * best.seconds_per_sample:
-            break
-        best = row
-    return best.microbatch_size
-
-
-def least_bytes(calibration: Calibration) -> int:
-    """What the worker of the neediest section needs if it hosts nothing else, with one micro-batch in
-    flight."""
-    sizes, needs = sizes_of(calibration), [0]
-    for section in range(calibration.num_sections):
-        span = Range(section, section + 1)
-        running = max(sizes.forward_peak(span), sizes.kept(span) + sizes.backward_peak(span))
-        step = sizes.inputs(span) + sizes.gradients(span) + sizes.held(span) + running
-        resident = sizes.state(span) + sizes.snapshot([(section, 1)])
-        needs.append(resident + max(step, sizes.update(span)))
-    return max(needs)
 
 
 def pretty(value: Any, indent: int = 0) -> str:

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from makara.simulator import InvalidCalibration, Link
 from makara.simulator.calibration.links import AllReduce, MeasuredWire, fitted_hop, fitted_links
-from makara.simulator.calibration.measurements import Measurements, Row, best_microbatch_size, least_bytes
+from makara.simulator.calibration.measurements import Measurements, Row
+from makara.simulator.calibration.microbatch_size import best_microbatch_size, least_bytes
 from makara.simulator.calibration.statistics import Figure, summarise
 
 WHOLE = measured(uniform(3, microbatch_size=1), "5ec7")

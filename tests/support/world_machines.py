@@ -20,7 +20,8 @@ from makara.protocol.messages import (
 )
 from makara.protocol.survey import Layout, SectionRow, Survey, Timed
 from makara.simulator import MeasuredWire
-from makara.simulator.calibration.assembly import measurements_of, profile_of
+from makara.simulator.calibration.assembly import measurements_of
+from makara.simulator.calibration.microbatch_size import profile_of
 from makara.simulator.calibration.statistics import Figure
 
 GRAPH_HASH = "5ec7"
