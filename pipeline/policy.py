@@ -8,7 +8,7 @@ never overtake forwards, nor backwards backwards, so the messages of one kind fr
 a fixed order.
 
 Where a backward is two operations, its I takes the place of the backward, and its W fills gaps: the oldest
-runs when neither a forward nor an I may. A micro-batch is in flight until its W, for so long as it holds its
+runs when neither a forward nor an I may. A micro-batch is in flight until its W, for so long it keeps its
 activations; so when the window is full, a W comes before any forward, planned ones too.
 
 It cannot deadlock. Suppose every worker is idle and every message delivered. Take a total order of the whole
@@ -22,8 +22,8 @@ worker can run something. W changes nothing, for it never waits.
 
 from __future__ import annotations
 
-# FORWARD keeps what the backward needs; FORWARD_DISCARD does not, and a RECOMPUTE precedes the backward. INPUT
-# and, some time later, WEIGHT are a backward in two operations.
+# FORWARD keeps what the backward needs; FORWARD_DISCARD does not, and a RECOMPUTE precedes the backward.
+# INPUT and, some time later, WEIGHT are a backward in two operations.
 NOTHING, FORWARD, FORWARD_DISCARD, RECOMPUTE, BACKWARD, INPUT, WEIGHT = range(-1, 6)
 
 

@@ -40,18 +40,20 @@ def price(component: Component, cluster: Cluster) -> Priced:
         num_arrivals += hop.num_turns
         hop.input_bytes = cluster.sizes.inputs(of.range)
         hop.gradient_bytes = cluster.sizes.gradients(of.range)
-        priced.operations += _operations(len(priced.operations) // NUM_ACTIONS, of, cluster)
+        priced.operations += _operations(
+            len(priced.operations) // NUM_ACTIONS, of, cluster, hop.is_split == 1
+        )
     _lay_links(priced, taken, cluster)
     return priced
 
 
-def _operations(index: int, hop: Hop, cluster: Cluster) -> list[SimOperation]:
+def _operations(index: int, hop: Hop, cluster: Cluster, is_split: bool) -> list[SimOperation]:
     """A hop's operations in the order of their numbers: FORWARD, FORWARD_DISCARD, RECOMPUTE, BACKWARD, INPUT,
     WEIGHT."""
     forward_ns = cluster.forward_ns(hop.worker, hop.range)
     recompute_ns = cluster.forward_ns(hop.worker, cluster.sizes.trained(hop.range))
     backward_ns = cluster.backward_ns(hop.worker, hop.range)
-    halves_ns = cluster.halves_ns(hop.worker, hop.range)
+    halves_ns = cluster.halves_ns(hop.worker, hop.range) if is_split else (backward_ns, backward_ns)
     times = (forward_ns, forward_ns, recompute_ns, backward_ns, *halves_ns)
     actions = zip(times, _bytes(cluster.sizes, hop.range), strict=True)
     return [SimOperation(index, action, takes_ns, *sizes) for action, (takes_ns, sizes) in enumerate(actions)]
@@ -69,8 +71,8 @@ def _bytes(sizes: Sizes, span: Range) -> tuple[tuple[int, int], ...]:
         (sizes.brief_forward_peak(span), held),
         (sizes.forward_peak(sizes.trained(span)), kept),
         (sizes.backward_peak(span), -freed),
-        (sizes.backward_peak(span), sizes.between_halves(span)),
-        (sizes.backward_peak(span), -freed - sizes.between_halves(span)),
+        (sizes.input_peak(span), sizes.pending(span)),
+        (sizes.weight_peak(span), -freed - sizes.pending(span)),
     )
 
 

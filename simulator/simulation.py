@@ -90,6 +90,8 @@ def _cluster(
         raise ValueError(
             f"calibration: it is of {calibration.num_sections} sections, the plan has {plan.num_sections}"
         )
+    if plan.has_halves and not calibration.has_halves:
+        raise ValueError("calibration: the plan has halves, and they were not measured (input_s, weight_s)")
     for name, given in (("vm_of", vms), ("slowdown", factors)):
         if len(given) != plan.num_workers:
             raise ValueError(f"{name}: {len(given)} entries for the plan's {plan.num_workers} workers")

@@ -124,6 +124,13 @@ class Calibration(Record):
     """A step's gradients, from the end of their all-reduce until they are applied."""
     update_peak_bytes: tuple[Count, ...] = ()
     """Peak while a step is applied, beyond state and gradients."""
+    input_s: tuple[NotNegative, ...] = ()
+    """I_i and W_i: a backward in two operations, the gradients of the section's inputs and then those of its
+    parameters. A section that cannot be split has its whole backward in I; the first one has it in W, for
+    nobody waits for its I. Empty: not measured."""
+    weight_s: tuple[NotNegative, ...] = ()
+    pending_bytes: tuple[Count, ...] = ()
+    """Kept between a micro-batch's I and W, beyond its activations."""
     snapshot_bytes: tuple[Count, ...] = ()
     """A checkpoint's copy of the section, divided among its hosts."""
     optimizer_bytes: tuple[Count, ...] = ()
@@ -149,6 +156,8 @@ class Calibration(Record):
             if isinstance(values, tuple) and len(values) != expected and (values or each.default != ()):
                 got = f"expected {expected} entries for K={self.num_sections}, got {len(values)}"
                 faults.append((each.name, got))
+        if bool(self.input_s) != bool(self.weight_s):
+            faults.append(("weight_s", "expected with input_s, or neither: they are one backward's halves"))
         if any(own > whole for own, whole in zip(self.optimizer_bytes, self.state_bytes, strict=False)):
             faults.append(("optimizer_bytes", "they are part of state_bytes and cannot be more"))
         if faults:
@@ -158,6 +167,11 @@ class Calibration(Record):
     @property
     def num_sections(self) -> int:
         return len(self.forward_s)
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether backwards were measured in two operations."""
+        return bool(self.input_s)
 
     @property
     def frozen(self) -> int:

@@ -109,6 +109,18 @@ class Sizes:
         peaks, kept = self._column("backward_peak_bytes"), self._sums("activation_bytes")
         return [peak + left for peak, left in zip(peaks, kept[1:], strict=True)]
 
+    def pending(self, span: Range) -> int:
+        """What a micro-batch keeps between its I and its W, beyond its activations."""
+        return 0 if self._is_frozen(span) else self._total("pending_bytes", self.trained(span))
+
+    def input_peak(self, span: Range) -> int:
+        """Peak of an I, which frees nothing."""
+        return self.pending(span) + self.weight_peak(span)
+
+    def weight_peak(self, span: Range) -> int:
+        """Peak of a W, beyond what was there when it began."""
+        return max(self._column("backward_peak_bytes")[self.trained(span).start : span.stop])
+
     def update(self, span: Range) -> int:
         """Peak while a step is applied, beyond the state: all gradients, and one section's update."""
         reduced = self._total("reduced_bytes", span)

@@ -17,7 +17,13 @@ from .lanes import Lane, Pipeline, Timeline
 _MOST_OPERATIONS = 150_000  # about 45 MB, which viewers still open; beyond, pipelines are left out
 _MOST_ARROWS = 20_000
 _NS_PER_US = 1000
-_CATEGORIES = {Kind.FORWARD: "forward", Kind.RECOMPUTE: "recompute", Kind.BACKWARD: "backward"}
+_CATEGORIES = {
+    Kind.FORWARD: "forward",
+    Kind.RECOMPUTE: "recompute",
+    Kind.BACKWARD: "backward",
+    Kind.INPUT: "input gradients",
+    Kind.WEIGHT: "weight gradients",
+}
 _BESIDE = (ClosingKind.LOSS_ALLREDUCE, ClosingKind.GRADIENT_ALLREDUCE)
 
 Event = dict[str, Any]
@@ -125,7 +131,7 @@ def _arrows(timeline: Timeline, threads: dict[int, Event]) -> Iterator[Event]:
         target = output_of(timeline.plan, span.operation)
         if target is None or target[0] == span.worker:
             continue
-        fed = by_task.get(target[1])
+        fed = by_task.get(target[1]) or by_task.get(target[1]._replace(kind=Kind.INPUT))
         if fed is None:  # its worker is not shown
             continue
         number += 1

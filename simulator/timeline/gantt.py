@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, document, legend, text
+from ..svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, document, legend, text
 from ..units import seconds, size
 from . import strips
 from .lanes import Lane, Timeline
@@ -26,6 +26,7 @@ _LEGEND = (
     ("commit", GREY),
     ("update", PURPLE),
 )
+_LEGEND_OF_HALVES = (("forward", BLUE), ("inputs", ORANGE), ("weights", VERMILION), *_LEGEND[3:])
 
 
 def draw(timeline: Timeline) -> str:
@@ -41,7 +42,8 @@ def draw(timeline: Timeline) -> str:
     if not panels[0].detailed:
         length_s = min(mean_s * INNER / _WINDOW_WIDTH, whole.length_s)
         panels += [_Panel(shown, window, detailed=True) for window in _windows(shown, length_s)]
-    parts = [text(24, 48, shown.about, "s"), legend(_LEGEND, 24, 70, 86), _memory_key(shown)]
+    colours = _LEGEND_OF_HALVES if shown.plan.has_halves else _LEGEND
+    parts = [text(24, 48, shown.about, "s"), legend(colours, 24, 70, 86), _memory_key(shown)]
     for name, x in (("sections", _SECTIONS), ("busy", _BUSY), ("peak", _PEAK)):
         parts.append(text(x, _TOP - 4, name, "s", "end"))
     y = float(_TOP)

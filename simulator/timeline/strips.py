@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...pipeline import Kind
 from ..spans import Span
 from ..step_end import ClosingKind
-from ..svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, text, ticks, time_unit
+from ..svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, text, ticks, time_unit
 from ..units import seconds
 from .lanes import Lane
 
@@ -17,14 +17,26 @@ INNER = WIDTH - LEFT - RIGHT
 OPERATIONS, SUMS, MEMORY = 17, 4, 12  # heights of a lane's three strips
 _BIN = 4.0
 
-_COLOURS = {Kind.FORWARD: BLUE, Kind.RECOMPUTE: SKY, Kind.BACKWARD: ORANGE}
+_COLOURS = {
+    Kind.FORWARD: BLUE,
+    Kind.RECOMPUTE: SKY,
+    Kind.BACKWARD: ORANGE,
+    Kind.INPUT: ORANGE,
+    Kind.WEIGHT: VERMILION,
+}
 _CLOSING_COLOURS = {
     ClosingKind.LOSS_ALLREDUCE: GREEN,
     ClosingKind.GRADIENT_ALLREDUCE: GREEN,
     ClosingKind.COMMIT: GREY,
     ClosingKind.UPDATE: PURPLE,
 }
-_NAMES = {Kind.FORWARD: "forward", Kind.RECOMPUTE: "recomputation", Kind.BACKWARD: "backward"}
+_NAMES = {
+    Kind.FORWARD: "forward",
+    Kind.RECOMPUTE: "recomputation",
+    Kind.BACKWARD: "backward",
+    Kind.INPUT: "input gradients",
+    Kind.WEIGHT: "weight gradients",
+}
 _BESIDE = (ClosingKind.LOSS_ALLREDUCE, ClosingKind.GRADIENT_ALLREDUCE)
 
 

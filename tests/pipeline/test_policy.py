@@ -74,9 +74,17 @@ def test_the_same_calls_give_the_same_answers(plan: Plan, seed: int) -> None:
     assert first.ran == second.ran
 
 
-@pytest.mark.parametrize("rules", list(itertools.product([False, True], repeat=6)))
+@pytest.mark.parametrize("rules", list(itertools.product([False, True], repeat=7)))
 def test_an_answer_that_is_no_forward_does_not_hang_on_the_input_of_one(rules: tuple[bool, ...]) -> None:
-    is_planned, is_held, is_admitted, is_forward_recomputed, is_gradient_here, is_backward_recomputed = rules
+    (
+        is_planned,
+        is_held,
+        is_admitted,
+        is_forward_recomputed,
+        is_gradient_here,
+        is_backward_recomputed,
+        is_weight_left,
+    ) = rules
     with_input, without = (
         decide(
             is_planned,
@@ -86,6 +94,7 @@ def test_an_answer_that_is_no_forward_does_not_hang_on_the_input_of_one(rules: t
             is_forward_recomputed,
             is_gradient_here,
             is_backward_recomputed,
+            is_weight_left,
         )
         for is_forward_here in (True, False)
     )

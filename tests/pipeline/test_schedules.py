@@ -123,6 +123,16 @@ def test_every_operation_occurs_once_in_an_order_that_can_be_followed(plan: Plan
     for worker, order in enumerate(per_worker):
         check_order(plan, worker, order)
     follow(plan, per_worker)
+    split = [task for order in per_worker for task in order if task.kind is Kind.INPUT]
+    trained = [
+        (m, stage)
+        for path in plan.paths
+        for m in path.micro_batches
+        for stage, hop in enumerate(path.hops)
+        if hop.range.stop > plan.frozen
+    ]
+    expected = sorted(trained) if plan.halves and not plan.recompute else []
+    assert sorted((task.micro_batch, task.stage) for task in split) == expected
     recomputed = [task for order in per_worker for task in order if task.kind is Kind.RECOMPUTE]
     if not plan.recompute:
         assert not recomputed
@@ -145,7 +155,9 @@ def follow(plan: Plan, per_worker: tuple[tuple[Operation, ...], ...]) -> None:
         ready = [queue for queue in queues if queue and inputs(plan, queue[-1]) <= done]
         assert ready, f"stuck before {[str(queue[-1]) for queue in queues if queue]}"
         for queue in ready:
-            done.add(queue.pop())
+            task = queue.pop()
+            # The gradient that an I passes on is a B's.
+            done.add(task._replace(kind=Kind.BACKWARD) if task.kind is Kind.INPUT else task)
 
 
 def inputs(plan: Plan, task: Operation) -> set[Operation]:
@@ -153,6 +165,8 @@ def inputs(plan: Plan, task: Operation) -> set[Operation]:
     if task.kind is Kind.FORWARD:
         return {Operation(task.stage - 1, Kind.FORWARD, task.micro_batch)} if task.stage else set()
     own = Operation(task.stage, Kind.FORWARD, task.micro_batch)
+    if task.kind is Kind.WEIGHT:
+        return {Operation(task.stage, Kind.BACKWARD, task.micro_batch)}
     if task.kind is Kind.RECOMPUTE or task.stage == last:
         return {own}
     return {own, Operation(task.stage + 1, Kind.BACKWARD, task.micro_batch)}
@@ -214,3 +228,43 @@ def test_operations_are_written_as_pytorch_writes_them() -> None:
     written = [[str(task) for task in order] for order in orders(grid(stages(2), 1, 2))]
     assert written == [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
     assert all(str(_Action.from_str(text)) == text for order in written for text in order)
+
+
+# Rule 16 of the slots: three pipelines of four stages, 18 micro-batches, F = I = W = 1, no wire.
+PIPELINES, DEPTH, COUNT = 3, 4, 18
+
+
+def rerouted(stage: int, *, halves: bool) -> Plan:
+    """SlipStream's figure 6: the worker of one stage is dead, and its micro-batches cross to its peers."""
+    spans = stages(DEPTH)
+    dead, others = 1, (0, 2)
+    paths: list[Path] = []
+    for replica in others:
+        hops = tuple(Hop(replica * DEPTH + place, span) for place, span in enumerate(spans))
+        paths.append(Path(hops, tuple(range(replica, COUNT, PIPELINES))))
+    orphans = range(dead, COUNT, PIPELINES)
+    for turn, peer in enumerate(others):
+        hosts = [(peer if place == stage else dead) * DEPTH + place for place in range(DEPTH)]
+        hops = tuple(map(Hop, hosts, spans))
+        paths.append(Path(hops, tuple(orphans[turn :: len(others)])))
+    ranges = tuple(spans) * PIPELINES
+    return Plan(DEPTH, COUNT, ranges, tuple(paths), window=2 * DEPTH, halves=halves)
+
+
+@pytest.mark.parametrize(("halves", "slots", "with_dead"), [(False, 27, 36), (True, 21, 29)])
+def test_halves_fill_the_bubble_and_the_gap_of_a_dead_worker(
+    halves: bool, slots: int, with_dead: int
+) -> None:
+    """SlipStream (figures 4 to 6) takes 27 slots without a fault, and 36 and 29 with one."""
+    whole = grid(stages(DEPTH), PIPELINES, COUNT, window=2 * DEPTH, halves=halves)
+    calibration = uniform(DEPTH, optimizer_s=(0.0,) * DEPTH)
+    assert simulate(whole, calibration).pipeline_s == slots
+    assert simulate(rerouted(2, halves=halves), calibration).pipeline_s == with_dead
+
+
+@pytest.mark.parametrize("dead", range(DEPTH))
+def test_a_dead_worker_of_any_stage_costs_less_with_halves(dead: int) -> None:
+    calibration = uniform(DEPTH)
+    split, whole = (simulate(rerouted(dead, halves=halves), calibration) for halves in (True, False))
+    assert split.pipeline_s == (27, 28, 29, 30)[dead]
+    assert whole.pipeline_s == (38, 36, 36, 36)[dead]

@@ -12,10 +12,13 @@ FREE = Link(latency_s=0.0, bytes_per_s=1e18)
 
 
 def uniform(num_sections: int, **change: Any) -> Calibration:
-    """F = 1 s, B = 2 s, links without cost, ten bytes of activations and a hundred of state a section."""
+    """F = 1 s, B = 2 s, I = W = 1 s, links without cost, ten bytes of activations and a hundred of state a
+    section."""
     values: dict[str, Any] = {
         "forward_s": (1.0,) * num_sections,
         "backward_s": (2.0,) * num_sections,
+        "input_s": (1.0,) * num_sections,
+        "weight_s": (1.0,) * num_sections,
         "optimizer_s": (0.5,) * num_sections,
         "parameter_bytes": (25,) * num_sections,
         "gradient_bytes": (50,) * num_sections,

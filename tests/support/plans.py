@@ -21,14 +21,16 @@ def grids(draw: st.DrawFn, max_depth: int = 6, max_micro_batches: int = 12) -> P
     """Straight P×D grids, D often not dividing N."""
     replicas = draw(st.integers(1, 3))
     depth = draw(st.integers(1, max_depth))
+    schedule = draw(schedules)
     return grid(
         stages(depth),
         replicas,
         draw(st.integers(replicas, max_micro_batches)),
-        schedule=draw(schedules),
+        schedule=schedule,
         window=draw(windows),
         recompute=draw(st.booleans()),
         frozen=draw(st.just(0) | st.integers(0, depth - 1)),
+        halves=schedule is not Schedule.GPIPE and draw(st.booleans()),
     )
 
 
@@ -53,6 +55,7 @@ def crossing_plans(draw: st.DrawFn) -> Plan:
     for worker in range(num_workers):
         spans = [hop.range for hops in hops_of for hop in hops if hop.worker == worker] or [Range(0, 1)]
         ranges.append(Range(min(span.start for span in spans), max(span.stop for span in spans)))
+    schedule = draw(schedules)
     return Plan(
         num_sections=num_sections,
         num_micro_batches=num_micro_batches,
@@ -61,10 +64,11 @@ def crossing_plans(draw: st.DrawFn) -> Plan:
             Path(hops, tuple(m for m, chosen in enumerate(path_of) if chosen == number))
             for number, hops in enumerate(hops_of)
         ),
-        schedule=draw(schedules),
+        schedule=schedule,
         window=draw(windows),
         recompute=draw(st.booleans()),
         frozen=draw(st.just(0) | st.integers(0, num_sections - 1)),
+        halves=schedule is not Schedule.GPIPE and draw(st.booleans()),
     )
 
 

@@ -294,29 +294,31 @@ def enter_network(pid: int) -> None:
 
 
 def _tell_attempts(path: Path) -> None:
+    from makara.worker.execution.state import Reduced
     from makara.worker.execution.stepper import Stepper
 
     original = Stepper._commit
 
-    def commit(self: Stepper, step: int, attempt: int, *args: Any) -> Any:
+    def commit(self: Stepper, reduced: Reduced, *args: Any) -> Any:
         with path.open("a") as file:
-            file.write(f"{step} {attempt}\n")
-        return original(self, step, attempt, *args)
+            file.write(f"{reduced.step} {reduced.attempt}\n")
+        return original(self, reduced, *args)
 
     Stepper._commit = commit
 
 
 def _lose_commit(step: int, marker: Path) -> None:
+    from makara.worker.execution.state import Reduced
     from makara.worker.execution.stepper import Stepper
 
     original = Stepper._commit
     lost = False
 
-    def commit(self: Stepper, number: int, *args: Any) -> Any:
+    def commit(self: Stepper, reduced: Reduced, *args: Any) -> Any:
         nonlocal lost
-        record = original(self, number, *args)
+        record = original(self, reduced, *args)
         redone = record.flags & Flag.OVERFLOW and all(math.isfinite(norm) for norm in record.norms)
-        if number == step and not lost and not redone:
+        if reduced.step == step and not lost and not redone:
             lost = True
             marker.touch()
             self._session.interrupt.wait_for(lambda: False)
