@@ -13,19 +13,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 _engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore
 
 
 def gradients(
-    roots: Sequence[Tensor], seeds: Sequence[Tensor], wanted: Sequence[Tensor]
+    roots: Sequence[Tensor | GradientEdge],
+    seeds: Sequence[Tensor],
+    wanted: Sequence[Tensor | GradientEdge],
+    *,
+    keep_graph: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of `wanted`, given `seeds`, the gradients of `roots`; None where no gradient flows.
 
     There must be at least one of each; all roots need gradients, and a seed has its root's shape and type.
-    Frees the graph.
+    Frees the graph, unless told to keep it.
     """
-    keep_graph = create_graph = False
+    create_graph = False
     allow_unreachable = True
     return _engine.run_backward(
         tuple(roots),

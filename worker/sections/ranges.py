@@ -13,7 +13,7 @@ from ...model.errors import RecipeMismatch
 from ...model.partition.partition import Sections
 from ...model.training import Training
 from .loss_scale import LossScale
-from .runtime import Piece, Saved, SectionRuntime
+from .runtime import Piece, Saved, SectionRuntime, WeightsLater
 
 __all__ = [
     "Accumulate",
@@ -59,6 +59,8 @@ class _Kept:
     inputs: Mapping[str, Tensor]
     batch: Mapping[str, Tensor]
     saved: dict[int, Saved] = field(default_factory=dict)
+    weights: list[tuple[int, WeightsLater]] = field(default_factory=list)
+    """Of each section whose inputs' gradients were computed: what computes those of its parameters."""
 
 
 class RangeOutput(NamedTuple):
@@ -173,6 +175,54 @@ class RangeRuntime:
         descending section order.
         """
         kept = self._kept.pop((micro_batch, start))
+
+        def one(section: SectionRuntime, saved: Saved, own: dict[str, Tensor]) -> dict[str, Tensor]:
+            inputs, parameters = section.backward(saved, own)
+            _hand_in(section.info.index, parameters, accumulate, section_done)
+            return inputs
+
+        return self._backwards(micro_batch, kept, gradients, one, section_done)
+
+    def input_gradients(
+        self, micro_batch: int, start: int, gradients: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The first half of `backward`: the gradients of `inputs_of(start)`. `weight_gradients` must follow,
+        or `discard`."""
+        kept = self._kept[micro_batch, start]
+
+        def one(section: SectionRuntime, saved: Saved, own: dict[str, Tensor]) -> dict[str, Tensor]:
+            inputs, weights = section.input_gradients(saved, own)
+            kept.weights.append((section.info.index, weights))
+            return inputs
+
+        return self._backwards(micro_batch, kept, gradients, one, None)
+
+    def weight_gradients(
+        self,
+        micro_batch: int,
+        start: int,
+        accumulate: Accumulate,
+        section_done: Callable[[int], None] | None = None,
+    ) -> None:
+        """The second half of `backward`: the parameters' gradients, from what `input_gradients` has kept."""
+        kept = self._kept.pop((micro_batch, start))
+        weights = dict(kept.weights)
+        kept.weights.clear()
+        for index in reversed(range(*kept.span)):
+            compute = weights.pop(index, None)
+            _hand_in(index, {} if compute is None else compute(), accumulate, section_done)
+            del compute  # it holds the section's graph
+
+    def _backwards(
+        self,
+        micro_batch: int,
+        kept: _Kept,
+        gradients: Mapping[str, Tensor],
+        one: Callable[[SectionRuntime, Saved, dict[str, Tensor]], dict[str, Tensor]],
+        section_done: Callable[[int], None] | None,
+    ) -> dict[str, Tensor]:
+        """Run `one`, which gives the gradients of a section's inputs, for each section that is not frozen,
+        descending."""
         flowing = dict(gradients)
         for index in reversed(range(*kept.span)):
             if index < self._frozen:
@@ -182,13 +232,7 @@ class RangeRuntime:
             section = self.sections[index]
             assert index in kept.saved, f"micro-batch {micro_batch}: recompute comes before backward"
             own = {name: flowing.pop(name) for name in section.info.outputs if name in flowing}
-            inputs, parameters = section.backward(kept.saved.pop(index), own)
-            for name, gradient in parameters.items():
-                accumulate(index, name, gradient)
-            parameters.clear()  # before the next section allocates its own
-            if section_done is not None:
-                section_done(index)
-            for name, gradient in inputs.items():
+            for name, gradient in one(section, kept.saved.pop(index), own).items():
                 flowing[name] = flowing[name] + gradient if name in flowing else gradient
         return flowing  # gradients of the sections' own outputs were removed; inputs' and relayed ones remain
 
@@ -219,3 +263,17 @@ class RangeRuntime:
                 saved[index] = output.saved
             del output  # free what is not kept before the next section runs
         return RangeOutput(values, piece, updates)
+
+
+def _hand_in(
+    index: int,
+    parameters: dict[str, Tensor],
+    accumulate: Accumulate,
+    section_done: Callable[[int], None] | None,
+) -> None:
+    """Pass on a section's gradients, and drop them before the next section allocates its own."""
+    for name, gradient in parameters.items():
+        accumulate(index, name, gradient)
+    parameters.clear()
+    if section_done is not None:
+        section_done(index)

@@ -8,8 +8,10 @@ recomputed: otherwise torch might choose other kernels the second time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,7 +24,7 @@ from ...model.precision import Precision, autocast
 from ...model.seeds import seed64
 from ...model.torch_private.pytree import tree_unflatten
 from ...model.training import Training, call_user_code, raised_by_user, user_error
-from . import engine
+from . import engine, halves
 from .loss_scale import LossScale
 from .lr import LearningRates
 from .memory_format import aligned, canonical, on_device, seed_device
@@ -53,6 +55,10 @@ class SectionOutput(NamedTuple):
     piece: Piece | None  # of the last section only
     saved: Saved
     updates: dict[str, Tensor]  # new values of `info.updates`, from the buffers' values at the step's start
+
+
+WeightsLater = Callable[[], dict[str, Tensor]]
+"""Computes the gradients of a section's parameters, by name; call it once. It holds the graph."""
 
 
 class SectionRuntime:
@@ -108,6 +114,9 @@ class SectionRuntime:
         """The tensors that the optimizer updates: the parameters, or their copies."""
         self.optimizer = make_optimizer(training, list(self._owned.items()))
         self._settings = OwnSettings(self.optimizer, index, scheduled=training.schedule is not None)
+        self.split: halves.Split | None = None
+        """Where a backward is cut in two; None if it is not, or was not looked at yet."""
+        self._looked_for_split = False
         self._rates = LearningRates(self.optimizer, training.schedule) if self.optimizer else None
 
     @property
@@ -159,6 +168,53 @@ class SectionRuntime:
         """(gradients of `info.inputs` that need one, gradients of parameters), by name. `gradients`: those of
         `info.outputs`; with fp16 all are of the loss times `loss_scale`. An input without gradient gets
         zeros; a parameter without gradient is left out."""
+        roots, seeds = self._seeded(saved, gradients)
+        leaves = saved.leaves
+        wanted = [*leaves.values(), *self.trainable.values()]
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        if roots and wanted:
+            with _users_backward():
+                found = engine.gradients(roots, seeds, wanted)
+        own = zip(self.trainable, found[len(leaves) :], strict=True)
+        return _of_inputs(leaves, found), {name: value for name, value in own if value is not None}
+
+    def input_gradients(
+        self, saved: Saved, gradients: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], WeightsLater]:
+        """The first half of `backward`, for the inputs, and what the second one takes. The bits of both are
+        those of the whole. `saved` is used up."""
+        roots, seeds = self._seeded(saved, gradients)
+        leaves = saved.leaves
+        if not roots or not leaves:
+            return _of_inputs(leaves, [None] * len(leaves)), partial(self._second_of_first, saved, gradients)
+        split = self._split_of(roots, leaves.values())
+        if split is None:
+            inputs, parameters = self.backward(saved, gradients)
+            return inputs, lambda: parameters
+        with _users_backward():
+            found, pending = halves.input_gradients(split, roots, seeds, list(leaves.values()))
+        return _of_inputs(leaves, found), partial(self._weight_gradients, pending)
+
+    def _second_of_first(self, saved: Saved, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of a section whose inputs get no gradient: the whole backward."""
+        return self.backward(saved, gradients)[1]
+
+    def _weight_gradients(self, pending: halves.PendingWeights) -> dict[str, Tensor]:
+        with _users_backward():
+            return halves.weight_gradients(pending, self.trainable)
+
+    def _split_of(self, roots: Sequence[Tensor], leaves: Iterable[Tensor]) -> halves.Split | None:
+        """Where the section's graphs are cut; None if they cannot be. The first graph tells."""
+        if not self._looked_for_split:
+            self._looked_for_split = True
+            try:
+                self.split = halves.find_split(roots, leaves, self.trainable)
+            except halves.CannotSplit:
+                self.split = None
+        return self.split
+
+    def _seeded(self, saved: Saved, gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """The roots of the graph, and their gradients."""
         roots: list[Tensor] = []
         seeds: list[Tensor] = []
         if saved.loss is not None:
@@ -167,21 +223,7 @@ class SectionRuntime:
         for name, result in saved.results.items():
             roots.append(result)
             seeds.append(aligned(gradients[name]))
-        leaves = saved.leaves
-        wanted = [*leaves.values(), *self.trainable.values()]
-        found: Sequence[Tensor | None] = [None] * len(wanted)
-        if roots and wanted:
-            try:
-                found = engine.gradients(roots, seeds, wanted)
-            except Exception as error:
-                if raised_by_user(error):
-                    raise user_error("the model's backward", error) from error
-                raise
-        inputs: dict[str, Tensor] = {}
-        for (name, leaf), gradient in zip(leaves.items(), found, strict=False):
-            inputs[name] = torch.zeros_like(leaf) if gradient is None else canonical(gradient)
-        own = zip(self.trainable, found[len(leaves) :], strict=True)
-        return inputs, {name: gradient for name, gradient in own if gradient is not None}
+        return roots, seeds
 
     def set_lr(self, step: int) -> None:
         """Set each group's learning rate for `step`: its initial one times the schedule's factor."""
@@ -304,3 +346,21 @@ class SectionRuntime:
             raise UserCodeError("Training.loss: expected a scalar tensor (a mean) or (sum, weight)")
         piece = Piece(float(total.detach()), float(weight))
         return SectionOutput({}, piece, Saved(leaves, {}, total if total.requires_grad else None), updates)
+
+
+def _of_inputs(leaves: Mapping[str, Tensor], found: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    return {
+        name: torch.zeros_like(leaf) if gradient is None else canonical(gradient)
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=False)
+    }
+
+
+@contextmanager
+def _users_backward() -> Generator[None]:
+    """Raises what user code raises in a backward as `UserCodeError`."""
+    try:
+        yield
+    except Exception as error:
+        if raised_by_user(error):
+            raise user_error("the model's backward", error) from error
+        raise

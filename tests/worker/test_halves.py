@@ -1,0 +1,107 @@
+"""A backward in two operations has the bits of the whole one, for every model of the matrix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from in_process import same_bits
+from makara.model.data import Batches
+from makara.model.partition.partition import Sections, choose_cuts, split
+from makara.model.precision import Precision
+from makara.model.tracing.trace import trace
+from makara.model.training import Training
+from makara.worker.sections import halves
+from makara.worker.sections.ranges import configure_torch
+from makara.worker.sections.runtime import SectionOutput, SectionRuntime, WeightsLater
+from models import VOCABULARY, tied_gpt
+from torch import Tensor, nn
+from user_models import ZOO
+
+M, SEED = 2, 3
+
+
+def backwards(training: Training, chain: Sections, *, in_halves: bool) -> tuple[list[dict[str, Tensor]], int]:
+    """(each section's gradients of inputs and parameters, how many sections were split)."""
+    sections = [SectionRuntime(chain, index, training, SEED) for index in range(chain.num_sections)]
+    found: list[dict[str, Tensor]] = [{} for _ in sections]
+    num_split = 0
+    batches = Batches(training.dataset(), SEED, 2 * M, M)
+    for micro_batch in range(2):  # the second finds the graph cut as the first
+        batch = batches.micro_batch(0, micro_batch)
+        values: dict[str, Tensor] = {}
+        outputs: list[SectionOutput] = []
+        for section in sections:
+            outputs.append(section.forward(0, micro_batch, values, batch))
+            values = values | outputs[-1].values
+        flowing: dict[str, Tensor] = {}
+        later: list[tuple[int, WeightsLater]] = []
+        for section, output in reversed(list(zip(sections, outputs, strict=True))):
+            own = {name: flowing.pop(name) for name in section.info.outputs if name in flowing}
+            if in_halves:
+                inputs, weights = section.input_gradients(output.saved, own)
+                later.append((section.info.index, weights))
+            else:
+                inputs, parameters = section.backward(output.saved, own)
+                found[section.info.index] |= {f"{micro_batch} {n}": g for n, g in parameters.items()}
+            found[section.info.index] |= {f"{micro_batch} into {n}": g for n, g in inputs.items()}
+            for name, gradient in inputs.items():
+                flowing[name] = flowing[name] + gradient if name in flowing else gradient
+        for index, weights in later:
+            found[index] |= {f"{micro_batch} {n}": g for n, g in weights().items()}
+    if in_halves:
+        num_split = sum(section.split is not None for section in sections)
+    return found, num_split
+
+
+def expect_same_bits(training: Training, precision: Precision = "fp32") -> int:
+    configure_torch(1, "exact")
+    traced = trace(training, M, SEED, precision)
+    chain = split(traced, choose_cuts(traced, None))
+    whole, _ = backwards(training, chain, in_halves=False)
+    parts, num_split = backwards(training, chain, in_halves=True)
+    for one, other in zip(whole, parts, strict=True):
+        assert one.keys() == other.keys()
+        assert all(same_bits(one[name], other[name]) for name in one)
+    return num_split
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_halves_have_the_bits_of_the_whole(name: str) -> None:
+    assert expect_same_bits(ZOO[name](0.1)), "no section was split"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_so_do_they_under_autocast(precision: Precision) -> None:
+    assert expect_same_bits(tied_gpt(), precision)
+
+
+class Twice(nn.Module):
+    """A layer that is used twice, in one section."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, 8)
+        self.layer = nn.Linear(8, 8)
+        self.head = nn.Linear(8, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        return self.head(self.layer(torch.tanh(self.layer(x))))
+
+
+def test_a_section_that_uses_a_parameter_twice_stays_whole() -> None:
+    expect_same_bits(replace(tied_gpt(), model=Twice))
+    x = torch.randn(3, 8, requires_grad=True)
+    layer = nn.Linear(8, 8)
+    y = layer(torch.tanh(layer(x)))
+    with pytest.raises(halves.CannotSplit, match="weight"):
+        halves.find_split([y], [x], dict(layer.named_parameters()))
+
+
+def test_a_fused_recurrent_network_stays_whole() -> None:
+    x = torch.randn(3, 2, 8, requires_grad=True)
+    lstm = nn.LSTM(8, 8)
+    with pytest.raises(halves.CannotSplit, match="weight"):
+        halves.find_split([lstm(x)[0]], [x], dict(lstm.named_parameters()))
