@@ -12,7 +12,7 @@ from typing import Any
 from ...protocol.survey import Layout, SectionRow, Survey, Timed
 from .data import Calibration, Link
 from .links import AllReduce, MeasuredWire
-from .measurements import TIMES, Basis, Measurements, Row
+from .measurements import HALVES, TIMES, Basis, Measurements, Row
 from .statistics import Figure
 
 _NO_LINK = Link(latency_s=0.0, bytes_per_s=1e9)  # until the links are known, see `Measurements.with_links`
@@ -65,8 +65,10 @@ def _row(survey: Survey, layout: Layout, rows: Iterable[SectionRow]) -> Row:
         (row for row in rows if row.microbatch_size == layout.microbatch_size), key=lambda row: row.section
     )
     columns = {row.section: row for row in own}  # the last one, if a section was measured twice
-    figures = {name: tuple(figure_of(row.times[name]) for row in columns.values()) for name in TIMES}
-    values: dict[str, Any] = {name: tuple(figure.median for figure in figures[name]) for name in TIMES}
+    has_halves = all(name in row.times for row in columns.values() for name in HALVES)
+    names = (*TIMES, *HALVES) if has_halves else TIMES
+    figures = {name: tuple(figure_of(row.times[name]) for row in columns.values()) for name in names}
+    values: dict[str, Any] = {name: tuple(figure.median for figure in figures[name]) for name in names}
     values |= {name: tuple(row.sizes[name] for row in columns.values()) for name in columns[0].sizes}
     values |= survey.executor
     calibration = Calibration(

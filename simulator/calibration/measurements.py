@@ -22,6 +22,7 @@ from .links import AllReduce, MeasuredWire, fitted_links
 from .statistics import Figure
 
 TIMES = ("forward_s", "backward_s", "optimizer_s")
+HALVES = ("input_s", "weight_s")  # of a backward; older measurements have none
 _WIDTH = 110
 
 
@@ -65,20 +66,20 @@ class Row(Record):
     cuts: tuple[Count, ...]
     """Positions in the graph before which sections 1..K-1 begin."""
     figures: Mapping[str, tuple[Figure, ...]]
-    """{name of `TIMES`: one figure per section}."""
+    """{name of `TIMES`, or of `HALVES` if measured: one figure per section}."""
     calibration: Calibration
 
     @model_validator(mode="after")
     def _has_what_belongs_to_each_section(self) -> Self:
         num_sections = self.calibration.num_sections
         faults = [
-            (f"figures.{name}", f"unknown key (accepted here: {', '.join(TIMES)})")
+            (f"figures.{name}", f"unknown key (accepted here: {', '.join((*TIMES, *HALVES))})")
             for name in self.figures
-            if name not in TIMES
+            if name not in (*TIMES, *HALVES)
         ]
         if len(self.cuts) != num_sections - 1:
             faults.append(("cuts", f"expected {num_sections - 1}, got {len(self.cuts)}"))
-        for name in TIMES:
+        for name in times_of(self.calibration):
             if (count := len(self.figures.get(name, ()))) != num_sections:
                 faults.append(
                     (f"figures.{name}", f"expected {num_sections}, one for each section, got {count}")
@@ -179,10 +180,16 @@ class Measurements(Record):
         return validated(value, cls, InvalidCalibration, "calibration")
 
 
+def times_of(calibration: Calibration) -> tuple[str, ...]:
+    """The names of its times that are measured for each section."""
+    return (*TIMES, *HALVES) if calibration.has_halves else TIMES
+
+
 def of_one(calibration: Calibration) -> Measurements:
     """Measurements that hold one calibration and nothing of how it came about."""
     figures = {
-        name: tuple(Figure(value, 0.0, 1, 0) for value in getattr(calibration, name)) for name in TIMES
+        name: tuple(Figure(value, 0.0, 1, 0) for value in getattr(calibration, name))
+        for name in times_of(calibration)
     }
     row = Row(
         calibration=calibration, graph_hash="", cuts=(0,) * (calibration.num_sections - 1), figures=figures

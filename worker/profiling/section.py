@@ -1,11 +1,12 @@
 """One section, measured by itself on this machine: times and sizes for one micro-batch (Varuna §4.3).
 
 It runs a few times on random values of the shapes that cross its cuts; `forward_s` is the paper's F_i,
-`backward_s` its B_i. Nothing depends on P, D or N.
+`backward_s` its B_i, `input_s` and `weight_s` a backward in two operations. Nothing depends on P, D or N.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ...model.partition.partition import CutTensor, Sections
 from ...model.training import Training
+from ...simulator.calibration.measurements import HALVES
 from ...simulator.calibration.statistics import Figure, summarise
 from ..sections.grad_sums import GradientSum, new_sum
 from ..sections.runtime import Saved, SectionOutput, SectionRuntime
@@ -57,9 +59,9 @@ def measure_section(
     sums = new_sum(chain, section.info.trainable, conditions.num_micro_batches, conditions.numerics, device)
     sums.reset(dict.fromkeys(section.info.trainable, 1.0))
     passes = _Passes(chain, section, batch, sums, device)
-    forward_s, backward_s = passes.times(conditions)
+    times = passes.times(conditions)
     if index < chain.frozen:  # whose backward is never run
-        backward_s = [0.0] * len(backward_s)
+        times |= {name: [0.0] for name in ("backward_s", *HALVES)}
     forward, backward = passes.footprints(device)
     coefficient = None if training.clip_grad_norm is None else torch.ones(())
 
@@ -76,8 +78,7 @@ def measure_section(
     return SectionFigures(
         index,
         {
-            "forward_s": summarise(forward_s),
-            "backward_s": summarise(backward_s),
+            **{name: summarise(seconds) for name, seconds in times.items()},
             "optimizer_s": summarise(optimizer_s),
         },
         {
@@ -88,6 +89,7 @@ def measure_section(
             "batch_bytes": sum(_size(entry) for entry in batch.values()) if whole_batch else 0,
             "forward_peak_bytes": forward.peak_bytes,
             "backward_peak_bytes": backward.peak_bytes,
+            "pending_bytes": passes.pending_bytes(device) if index >= chain.frozen else 0,
             "reduced_bytes": finalise.kept_bytes,
             "update_peak_bytes": max(finalise.peak_bytes - finalise.kept_bytes, update.peak_bytes),
             "snapshot_bytes": saved_bytes,
@@ -114,19 +116,36 @@ class _Passes:
         crossing = _outputs(chain, section)
         self._gradients = {name: _random(value).to(device) for name, value in crossing.items()}
 
-    def times(self, conditions: Conditions) -> tuple[list[float], list[float]]:
-        """Seconds of forwards, and of backwards with the adding of gradients."""
+    def times(self, conditions: Conditions) -> dict[str, list[float]]:
+        """Seconds of forwards, and of backwards, whole and in halves, with the adding of gradients."""
         device = conditions.device
-        forwards: list[float] = []
-        backwards: list[float] = []
+        found: dict[str, list[float]] = {name: [] for name in ("forward_s", "backward_s", *HALVES)}
         for _ in repetitions(conditions):
-            started = now(device)
+            moments = [now(device)]
             output = self._forward()
-            middle = now(device)
+            moments.append(now(device))
             self._backward(output.saved)
-            forwards.append(middle - started)
-            backwards.append(now(device) - middle)
-        return forwards[1:], backwards[1:]
+            moments.append(now(device))
+            saved = self._forward().saved
+            moments.append(now(device))
+            _, weights = self._section.input_gradients(saved, self._gradients)
+            moments.append(now(device))
+            self._add(weights())
+            moments.append(now(device))
+            forward_s, backward_s, _, input_s, weight_s = (b - a for a, b in itertools.pairwise(moments))
+            for name, seconds in zip(found, (forward_s, backward_s, input_s, weight_s), strict=True):
+                found[name].append(seconds)
+        return {name: seconds[1:] for name, seconds in found.items()}
+
+    def pending_bytes(self, device: torch.device | str) -> int:
+        """Memory kept between I and W, beyond what the forward keeps."""
+        with Footprints(device) as memory:
+            saved = [self._forward().saved]
+            memory.mark()
+            _, weights = self._section.input_gradients(saved.pop(), self._gradients)
+            memory.mark()
+            weights()
+        return max(0, memory.phases[1].kept_bytes)
 
     def footprints(self, device: torch.device | str) -> tuple[Footprint, Footprint]:
         """Memory of the forward, which keeps what the backward needs, and of the backward."""
@@ -142,7 +161,10 @@ class _Passes:
         return self._section.forward(0, 0, self._values, self._batch)
 
     def _backward(self, saved: Saved) -> None:
-        for name, gradient in self._section.backward(saved, self._gradients)[1].items():
+        self._add(self._section.backward(saved, self._gradients)[1])
+
+    def _add(self, gradients: Mapping[str, Tensor]) -> None:
+        for name, gradient in gradients.items():
             self._sums.add(name, gradient)
 
 

@@ -12,7 +12,9 @@ from ..state import JobState, Slow
 
 def _recalibrated(state: JobState, fact: Recalibrated) -> JobState:
     calibration = dict(state.calibration or {})
-    for name in ("forward_s", "backward_s"):
+    for name in ("forward_s", "backward_s", "input_s", "weight_s"):
+        if not calibration.get(name):  # halves, which older calibrations do not have
+            continue
         calibration[name] = [t * scale for t, scale in zip(calibration[name], fact.scales, strict=True)]
     return state.changed(calibration=calibration, recalibrated_at=fact.at, paces_changed_at=fact.at)
 
