@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from makara.simulator import Calibration, Link
-from makara.simulator.calibration.measurements import HALVES, TIMES, Basis, Measurements, Row
+from makara.simulator.calibration.measurements import Basis, Measurements, Row, times_of
 from makara.simulator.calibration.statistics import Figure
 
 FREE = Link(latency_s=0.0, bytes_per_s=1e18)
@@ -46,7 +46,8 @@ def frozen_beginning(num_sections: int, frozen: int) -> dict[str, tuple[int, ...
 def measured(calibration: Calibration, graph_hash: str) -> Measurements:
     """Measurements that hold this calibration alone, of cuts before positions 1, 2, ..."""
     figures = {
-        name: tuple(Figure(v, v / 10, 9, 1) for v in getattr(calibration, name)) for name in (*TIMES, *HALVES)
+        name: tuple(Figure(v, v / 10, 9, 1) for v in getattr(calibration, name))
+        for name in times_of(calibration)
     }
     cuts = tuple(range(1, calibration.num_sections))
     row = Row(calibration=calibration, graph_hash=graph_hash, cuts=cuts, figures=figures)
