@@ -93,10 +93,10 @@ class TraceWorld(World[None]):
             ]
             deaths = [VmTerminated(now=self.now, vm=vm) for vm in self.gone]
             self.dirty, self.gone = {}, []
-            self.handle(Batch.model_construct(event="together", now=self.now, events=(*reports, *deaths)))
+            self.handle(Batch.model_construct(now=self.now, events=(*reports, *deaths)))
         if self._tick_ns == self.now_ns:
             self._tick_ns = None
-            self.handle(Tick.model_construct(event="tick", now=self.now, new_vms=self._new_vms()))
+            self.handle(Tick.model_construct(now=self.now, new_vms=self._new_vms()))
         self._schedule_tick()
         self.training.explain()
 
