@@ -128,7 +128,7 @@ class Observations:
     offers: tuple[Offer, ...] | None = None  # of the job's providers; None: not known yet
     unanswered: tuple[str, ...] = ()  # providers whose offers are not known yet, though others' are
     manager_url: str = ""  # where a VM that is asked for now is to find its manager
-    why_no_vm: str = ""  # why no more VMs are asked for, though more are wanted
+    why_no_vm: str = ""  # why no more VMs are asked for, though more are wanted; empty if they are
     asks_singly_s: float | None = None  # one VM at a time is asked for, so long after the last unfit one
     newest_step: int = 0  # highest step that a member of the open generation reported, once that has formed
     usable: frozenset[Incarnation] = frozenset()  # as last seen, to notice growth
@@ -171,10 +171,6 @@ class Observations:
         return replace(
             self, last_reports=MappingProxyType(dict(last_reports)), places=MappingProxyType(places)
         )
-
-    def told_why_no_vm(self, why: str) -> Observations:
-        """With why no more VMs are asked for; empty if they are."""
-        return self if why == self.why_no_vm else replace(self, why_no_vm=why)
 
     def report_of(self, incarnation: Incarnation) -> WorkerReport | None:
         """The newest report of exactly this incarnation."""

@@ -232,6 +232,11 @@ class JobState:
         return max((found.count for found in self.not_joined.values()), default=0)
 
     @property
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint that is published; 0 without any."""
+        return self.published[-1].step if self.published else 0
+
+    @property
     def why_unfit(self) -> str:
         """Why the newest worker that is unfit is so; empty if none is."""
         return list(self.unfit.values())[-1] if self.unfit else ""

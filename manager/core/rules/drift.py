@@ -68,7 +68,7 @@ def _note(context: Context, current: Generation, workers: Iterable[WorkerReport]
             ratios = (*before.ratios, took_s / expected_s)[-_SAMPLES:]
             before = replace(before, step=worker.step, sampled_at=context.now, ratios=ratios)
         paces[incarnation] = before
-    context.observations = replace(context.observations, paces=MappingProxyType(paces))
+    context.note(paces=MappingProxyType(paces))
 
 
 def _expected_s(calibration: Mapping[str, Sequence[float]], span: Sequence[int]) -> float:
@@ -100,7 +100,7 @@ def _conclude(context: Context, current: Generation) -> None:
     for (start, stop), factor in zip(current.plan["ranges"], common, strict=True):
         scales[start:stop] = [factor] * (stop - start)
     context.fact(Recalibrated(at=context.now, scales=tuple(float(f"{scale:.4g}") for scale in scales)))
-    context.observations = replace(context.observations, paces=MappingProxyType({}))
+    context.note(paces=MappingProxyType({}))
 
 
 def common_paces(ranges: Sequence[tuple[int, ...]], paces: Sequence[float]) -> list[float]:

@@ -16,7 +16,6 @@ operation may take, and is ended after that; this does not count as a failure of
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from ....protocol.messages import At, Phase, WorkerReport
@@ -57,8 +56,7 @@ def watch(context: Context) -> None:
         generations.forms_since(context, current) if current is not None and current.formed is None else 0.0
     )
     found = no_progress(context.state, context.observations, context.now, context.timing)
-    if found is not None or context.observations.no_progress is not None:
-        context.observations = replace(context.observations, no_progress=found)
+    context.note(no_progress=found)
     if current is not None and not context.dead(current.members):
         _watch_generation(context, current, found, free_s)
 
@@ -198,8 +196,7 @@ def _watch_generation(context: Context, current: Generation, found: NoProgress |
         lasted_s = min(lasted_s, free_s)
     asked = context.observations.asked_for_stacks
     if found is None or lasted_s <= found.bound_s:
-        if asked is not None:
-            context.observations = replace(context.observations, asked_for_stacks=None)
+        context.note(asked_for_stacks=None)
         return
     if asked is None or asked[0] != current.number:
         _ask_for_stacks(context, current, found, lasted_s)
@@ -217,7 +214,7 @@ def _watch_generation(context: Context, current: Generation, found: NoProgress |
 
 def _ask_for_stacks(context: Context, current: Generation, found: NoProgress, lasted_s: float) -> None:
     stall = context.state.stall
-    context.observations = replace(context.observations, asked_for_stacks=(current.number, context.now))
+    context.note(asked_for_stacks=(current.number, context.now))
     context.fact(
         GenerationStalled(
             at=context.now,

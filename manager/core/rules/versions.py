@@ -10,7 +10,6 @@ a newer one, the generation that runs saves and gives way. Older trainers outsid
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from ....protocol.messages import Phase, WorkerReport
@@ -111,7 +110,7 @@ def count_tries(context: Context) -> None:
     current, tries = context.state.current, context.observations.tries
     if current is None:
         return
-    reports = [r for incarnation in current.members if (r := context.report_of(incarnation)) is not None]
+    reports = context.reports_of(current.members)
     spoken = {report.trainer_protocol for report in reports}
     if len(spoken) != 1:
         return
@@ -122,8 +121,7 @@ def count_tries(context: Context) -> None:
         before = tries.get(protocol, Tries(0, 0, 0.0))
         count = before.count + (before.generation != current.number)
         tries = {**tries, protocol: Tries(current.number, count, context.now)}
-    if tries != context.observations.tries:
-        context.observations = replace(context.observations, tries=MappingProxyType(tries))
+    context.note(tries=MappingProxyType(tries))
 
 
 def _failing(context: Context, protocol: int) -> bool:
@@ -139,8 +137,8 @@ def _running(context: Context) -> int | None:
     current = context.state.current
     if current is None or current.formed is None:
         return None
-    reports = (context.report_of(incarnation) for incarnation in current.incarnations)
-    return next((report.trainer_protocol for report in reports if report is not None), None)
+    reports = context.reports_of(current.incarnations)
+    return reports[0].trainer_protocol if reports else None
 
 
 def _num_vms(incarnations: Iterable[Incarnation]) -> int:
