@@ -20,7 +20,7 @@ from ..context import Context, has_ended, incarnation_of
 from ..facts import GenerationClosed, GenerationKind, GenerationPlanned, JobEnded, RecipeFixed, WorkerFailed
 from ..state import Generation, Incarnation, vm_of
 from ..vms import VmStatus
-from . import ending, generations, starting
+from . import ending, generations, starting, versions
 
 _MOST_MEMBERS = 8
 _MOST_OF_A_VM = 4
@@ -134,7 +134,7 @@ def _close_failed(context: Context) -> None:
         return
     if profile.opened_at is None:
         reason = generations.why_not_opened(context, profile)
-        _refuse_older(context, profile)
+        _end_older(context, profile)
     else:
         reason = _why_over(context, profile)
     if reason:
@@ -163,13 +163,16 @@ def _why_over(context: Context, profile: Generation) -> str:
     return f"broken at {', '.join(sorted(broken))}: {min(broken.items())[1]}"
 
 
-def _refuse_older(context: Context, profile: Generation) -> None:
-    """Trainers that know nothing of such generations never get ready for one."""
+def _end_older(context: Context, profile: Generation) -> None:
+    """Trainers that know nothing of such generations never get ready for one: they are started anew, and
+    refused if they come back as old."""
     if context.isolated or context.elapsed_s(profile.planned_at) <= context.timing.prepare_timeout_s:
         return
     for report in context.reports_of(generations.late(context, profile)):
         if report.profiling is None:
-            _refuse(context, report, "it is of a version that measures models in another way")
+            again = report.worker in context.state.outdated
+            end = _refuse if again else versions.restart
+            end(context, report, "it is of a version that measures models in another way")
 
 
 def _refuse(context: Context, worker: WorkerReport, why: str) -> None:

@@ -4,7 +4,8 @@ What trainers say to each other, and how they form a generation, has a number of
 started anew comes from what its VM has on disk, so an upgrade in place brings two numbers together. That of
 the generation that runs stays for as long as its workers are enough; else the one with the most VMs is
 taken, and the newest of two that have as many, unless its last generation made no step. Where that would be
-a newer one, the generation that runs saves and gives way. Older trainers outside are started anew, once each.
+a newer one, the generation that runs saves and gives way. Older trainers outside are started anew, once each;
+so they are while others measure the model.
 """
 
 from __future__ import annotations
@@ -91,17 +92,23 @@ def restart_older(context: Context) -> None:
             or context.state.failed.get(worker.worker, -1) >= worker.incarnation
         ):
             continue
-        message = f"it speaks trainer protocol {worker.trainer_protocol}, the generation {running}"
-        context.fact(
-            WorkerFailed(
-                at=context.now,
-                worker=worker.worker,
-                incarnation=worker.incarnation,
-                kind=OUTDATED,
-                message=message,
-                step=worker.step,
-            )
+        restart(
+            context, worker, f"it speaks trainer protocol {worker.trainer_protocol}, the generation {running}"
         )
+
+
+def restart(context: Context, worker: WorkerReport, why: str) -> None:
+    """Have the trainer ended, so that the next of its name is of the version on disk."""
+    context.fact(
+        WorkerFailed(
+            at=context.now,
+            worker=worker.worker,
+            incarnation=worker.incarnation,
+            kind=OUTDATED,
+            message=why,
+            step=worker.step,
+        )
+    )
 
 
 def count_tries(context: Context) -> None:
@@ -133,11 +140,11 @@ def _failing(context: Context, protocol: int) -> bool:
 
 
 def _running(context: Context) -> int | None:
-    """What the members of the generation that has formed speak."""
-    current = context.state.current
-    if current is None or current.formed is None:
+    """What the members of the generation that has formed, or that measures the model, speak."""
+    generation = context.state.current if context.state.running else context.state.profile
+    if generation is None or generation.opened_at is None:
         return None
-    reports = context.reports_of(current.incarnations)
+    reports = context.reports_of(generation.incarnations)
     return reports[0].trainer_protocol if reports else None
 
 
