@@ -186,7 +186,7 @@ class Context:
             for incarnation in incarnations
             if (report := by_incarnation.get(incarnation)) is None
             or has_ended(report)
-            or incarnation[0] in failed
+            or incarnation.worker in failed
         ]
         return [incarnation for incarnation in unsure if self.is_dead(incarnation)]
 
@@ -226,12 +226,14 @@ class Context:
     def _on(self, incarnations: Iterable[Incarnation], vms: frozenset[str]) -> list[Incarnation]:
         if self.isolated or not vms:
             return []
-        return [incarnation for incarnation in incarnations if vm_of(incarnation[0]) in vms]
+        return [incarnation for incarnation in incarnations if vm_of(incarnation.worker) in vms]
 
     def noticed(self, incarnations: Iterable[Incarnation]) -> list[Incarnation]:
         """The workers on VMs that the cloud will take."""
         vms = {vm.vm for vm in self.state.live_vms if vm.status is VmStatus.NOTICED}
-        return [incarnation for incarnation in incarnations if vm_of(incarnation[0]) in vms] if vms else []
+        return (
+            [incarnation for incarnation in incarnations if vm_of(incarnation.worker) in vms] if vms else []
+        )
 
     def awaited(self, vms: Iterable[str]) -> list[str]:
         """Those of which nothing is known yet: they have not reported since this manager began to listen, as
@@ -254,7 +256,7 @@ class Context:
 
     def is_away(self, incarnation: Incarnation) -> bool:
         """Whether the worker cannot be counted on: it is dead, or its VM is not heard."""
-        return vm_of(incarnation[0]) in self.observations.unheard or self.is_dead(incarnation)
+        return vm_of(incarnation.worker) in self.observations.unheard or self.is_dead(incarnation)
 
     def has_joined(self, vm: Vm) -> bool:
         """Whether it was ever heard of; its first report may have come in this very instant."""
@@ -292,7 +294,7 @@ def never_ran(worker: WorkerReport) -> bool:
 
 
 def incarnation_of(worker: WorkerReport) -> Incarnation:
-    return worker.worker, worker.incarnation
+    return Incarnation(worker.worker, worker.incarnation)
 
 
 def own_steps(worker: WorkerReport) -> int:

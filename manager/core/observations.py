@@ -174,13 +174,13 @@ class Observations:
 
     def report_of(self, incarnation: Incarnation) -> WorkerReport | None:
         """The newest report of exactly this incarnation."""
-        last_report, number = self.places.get(incarnation[0], _NOWHERE)
+        last_report, number = self.places.get(incarnation.worker, _NOWHERE)
         report = last_report.report.workers[number] if last_report is not None else None
-        return report if report is not None and report.incarnation == incarnation[1] else None
+        return report if report is not None and report.incarnation == incarnation.number else None
 
     def moved_at(self, incarnation: Incarnation) -> float:
         """When the worker was last seen to make progress, or this manager began to listen."""
-        last_report, number = self.places.get(incarnation[0], _NOWHERE)
+        last_report, number = self.places.get(incarnation.worker, _NOWHERE)
         if last_report is None or number >= len(last_report.moved):
             return self.started_at
         return max(last_report.moved[number], self.started_at)

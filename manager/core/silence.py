@@ -110,9 +110,9 @@ def losses(state: JobState, observations: Observations, worker: WorkerReport) ->
     if len(others) > 1 and others <= set(worker.lost):
         return []
     return [
-        incarnation[0]
+        incarnation.worker
         for incarnation in newest.members
-        if incarnation[0] in worker.lost and not _has_died(state, observations, incarnation)
+        if incarnation.worker in worker.lost and not _has_died(state, observations, incarnation)
     ]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...protocol.messages import CheckpointRef, Formed, Recipe
 from ..spec.job_spec import JobSpec
@@ -18,8 +18,12 @@ from .failures import Death, Rounds
 from .vm_table import VmTable
 from .vms import Bill, Enough, Losses, NotJoined, PlaceRefusal, Spent, Vm, VmStatus
 
-Incarnation = tuple[str, int]
-"""A worker and a number that grows with each start of its trainer."""
+
+class Incarnation(NamedTuple):
+    """A worker, and a number that grows with each start of its trainer."""
+
+    worker: str
+    number: int
 
 
 class Status(StrEnum):

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from ....protocol.messages import Formed, Phase, WorkerReport
 from ..commands import OpenHead
-from ..context import Context
+from ..context import Context, incarnation_of
 from ..events import HeadOpened
 from ..facts import (
     EndReason,
@@ -153,7 +153,7 @@ def _close_current(context: Context, current: Generation) -> None:
     elif context.observations.broken_since is None:
         context.note(broken_since=context.now)
     elif context.now - context.observations.broken_since >= context.timing.suspect_grace_s:
-        since, where = context.observations.broken_since, _names((w.worker, w.incarnation) for w in broken)
+        since, where = context.observations.broken_since, _names(map(incarnation_of, broken))
         explained = _leave_out_cut(context, current, broken)
         close(context, f"broken at {where}{'' if explained else breaks.count(context, current)}", since)
         return
@@ -161,9 +161,7 @@ def _close_current(context: Context, current: Generation) -> None:
         return  # who is late cannot be told
     held = [worker for worker in reports if _holds_unasked(context, worker, current)]
     if held and context.state.planned is None:
-        close(
-            context, f"{_names((w.worker, w.incarnation) for w in held)} held without an order", context.now
-        )
+        close(context, f"{_names(map(incarnation_of, held))} held without an order", context.now)
         return
 
 
@@ -281,11 +279,13 @@ def _leave_out_cut(context: Context, current: Generation, broken: list[WorkerRep
     blamed = _blamed(current, pairs)
     for incarnation in blamed:
         times, other = max(
-            (n, min(pair - {incarnation[0]})) for pair, n in cuts.items() if incarnation[0] in pair
+            (n, min(pair - {incarnation.worker})) for pair, n in cuts.items() if incarnation.worker in pair
         )
-        vm = context.state.vms[vm_of(incarnation[0])]
+        vm = context.state.vms[vm_of(incarnation.worker)]
         if times >= context.timing.max_cuts and vm.live:
-            context.end_vm(vm.vm, EndReason.CUT_OFF, f"{incarnation[0]} and {other} cannot reach each other")
+            context.end_vm(
+                vm.vm, EndReason.CUT_OFF, f"{incarnation.worker} and {other} cannot reach each other"
+            )
         else:
             leave_out(context, [incarnation], context.timing.left_out_s * 2 ** (times - 1))
     return bool(blamed)
@@ -326,7 +326,7 @@ def _blamed(current: Generation, pairs: set[tuple[str, str]]) -> list[Incarnatio
     blamed = _cover(pairs, suspects)
     if current.formed is not None and 2 * len(blamed) >= len(members):
         return []
-    return [(name, members[name]) for name in blamed]
+    return [Incarnation(name, members[name]) for name in blamed]
 
 
 def _cover(pairs: set[tuple[str, str]], suspects: list[str]) -> tuple[str, ...]:

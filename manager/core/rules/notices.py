@@ -139,7 +139,7 @@ def _may_go(context: Context, vm: Vm, drained_at: float) -> bool:
     if state.last_generation == state.started_after:
         return True
     current = state.current.incarnations if state.current is not None else ()
-    reports = context.reports_of(incarnation for incarnation in current if vm_of(incarnation[0]) == vm.vm)
+    reports = context.reports_of(incarnation for incarnation in current if vm_of(incarnation.worker) == vm.vm)
     published = state.published[-1].step if state.published else -1
     if state.hold and reports and all(r.phase is Phase.HELD and r.step <= published for r in reports):
         return True

@@ -352,7 +352,7 @@ def _left_out_member(context: Context, event: PlanComputed, ready: Mapping[str, 
     if current is None:
         return False
     return any(
-        ready.get(incarnation[0]) == incarnation and incarnation[0] not in event.asked
+        ready.get(incarnation.worker) == incarnation and incarnation.worker not in event.asked
         for incarnation in current.incarnations
     )
 

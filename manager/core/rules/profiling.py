@@ -177,10 +177,14 @@ def _end_older(context: Context, profile: Generation) -> None:
 
 def _refuse(context: Context, worker: WorkerReport, why: str) -> None:
     """The worker takes no part in the job."""
-    name, incarnation = incarnation_of(worker)
     context.fact(
         WorkerFailed(
-            at=context.now, worker=name, incarnation=incarnation, kind="recipe", message=why, own_steps=0
+            at=context.now,
+            worker=worker.worker,
+            incarnation=worker.incarnation,
+            kind="recipe",
+            message=why,
+            own_steps=0,
         )
     )
 
@@ -194,7 +198,7 @@ def _plan(context: Context) -> None:
     members = _members(_ready(context), before)
     if state.broken_profiles >= _MOST_BROKEN:
         members = [] if before else _knows_most(_ready(context))
-    new = [worker for worker, incarnation in members if (worker, incarnation) not in before]
+    new = [member.worker for member in members if member not in before]
     if not new:
         return
     again = "again" if state.profiler is not None else "start"
@@ -252,7 +256,7 @@ def _members(ready: Sequence[WorkerReport], before: Sequence[Incarnation]) -> li
     by_vm: dict[str, list[Incarnation]] = {}
     for incarnation in alike:
         if incarnation not in before:
-            by_vm.setdefault(vm_of(incarnation[0]), []).append(incarnation)
+            by_vm.setdefault(vm_of(incarnation.worker), []).append(incarnation)
     for vm, newcomers in by_vm.items():
         members += newcomers[: max(0, most_of_vm - num_of_vm[vm])]
     return members[:_MOST_MEMBERS]

@@ -85,14 +85,14 @@ def no_progress(state: JobState, observations: Observations, now: float, timing:
     judged = _judged(state, observations, current)
     incarnations = judged.incarnations if judged.formed is not None else judged.members
     reports = [(incarnation, observations.report_of(incarnation)) for incarnation in incarnations]
-    active = {incarnation[0]: r for incarnation, r in reports if r is not None and _works_in(r, judged)}
+    active = {incarnation.worker: r for incarnation, r in reports if r is not None and _works_in(r, judged)}
     if judged.formed is not None and not active:
         return None
     # What members still do in the generation before gets none nearer to forming this one.
     getting_on = (
         incarnations
         if judged.formed is not None
-        else [incarnation for incarnation in incarnations if incarnation[0] in active]
+        else [incarnation for incarnation in incarnations if incarnation.worker in active]
     )
     moved_at = max(
         (observations.moved_at(incarnation) for incarnation in getting_on), default=observations.started_at
@@ -205,7 +205,7 @@ def _watch_generation(context: Context, current: Generation, found: NoProgress |
     all_came = stall is not None and stall.seen >= {worker for worker, _ in current.incarnations}
     if stall is not None and (all_came or context.now - asked[1] >= context.timing.stacks_s):
         for_s = max(context.timing.left_out_s, 2 * context.timing.progress_floor_s)
-        generations.leave_out(context, [s for s in current.members if s[0] in stall.suspects], for_s)
+        generations.leave_out(context, [m for m in current.members if m.worker in stall.suspects], for_s)
         if judged.formed is None:
             generations.leave_out(context, generations.idle_members(context, current))
         what = "did not form: " if current.formed is None else ""
@@ -247,7 +247,7 @@ def _replace_stalled(context: Context, vm: Vm, worker: WorkerReport) -> None:
     if (
         vm.vm in context.observations.unheard
         or has_ended(worker)
-        or context.state.failed.get(incarnation[0], -1) >= incarnation[1]
+        or context.state.failed.get(incarnation.worker, -1) >= incarnation.number
     ):
         return
     if closed and context.elapsed_s(context.observations.closed_at) <= context.timing.progress_floor_s:
