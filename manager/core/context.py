@@ -194,7 +194,7 @@ class Context:
         """Whether the trainer is known to be gone. Silence alone, or a report of its past, is no proof."""
         worker, number = incarnation
         vm = self.state.vms.get(vm_of(worker))
-        if vm is None or not vm.live or self.state.failed.get(worker, -1) >= number:
+        if vm is None or not vm.live or self.state.has_failed(incarnation):
             return True
         last_report = self.observations.last_reports.get(vm.vm)
         if last_report is None:

@@ -285,6 +285,10 @@ class JobState:
         """The planned or current generation of this number."""
         return next((g for g in (self.planned, self.current) if g is not None and g.number == number), None)
 
+    def has_failed(self, incarnation: Incarnation) -> bool:
+        """Whether this trainer, or a later one of its worker, is known to have failed."""
+        return self.failed.get(incarnation.worker, -1) >= incarnation.number
+
     def changed(self, **changes: Any) -> JobState:
         """As `dataclasses.replace`, which sets each of the fields anew: every fact makes two states."""
         assert changes.keys() <= JobState.__dataclass_fields__.keys(), "only fields change"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....protocol.hashes import short
 from ....protocol.messages import Failure, Phase, WorkerReport
-from ..context import Context, has_ended, never_ran, own_steps
+from ..context import Context, has_ended, incarnation_of, never_ran, own_steps
 from ..events import Tick, VmEndingSeen, VmTerminated
 from ..facts import EndReason, IsolationChanged, VmGone, VmJoined, WorkerFailed
 from ..failures import num_rounds, on_vm
@@ -48,7 +48,7 @@ def record_failures(context: Context) -> None:
     """
     for vm, worker in (*context.deaths(), *context.reports()):
         failure = _failure(context, worker)
-        if failure is None or context.state.failed.get(worker.worker, -1) >= worker.incarnation:
+        if failure is None or context.state.has_failed(incarnation_of(worker)):
             continue
         context.fact(
             WorkerFailed(

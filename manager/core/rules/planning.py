@@ -162,7 +162,7 @@ def _is_usable(context: Context, vm: Vm, worker: WorkerReport) -> bool:
     state, incarnation = context.state, incarnation_of(worker)
     if worker.phase not in _READY or has_ended(worker) or worker.worker in state.unfit:
         return False
-    if state.failed.get(worker.worker, -1) >= worker.incarnation:
+    if state.has_failed(incarnation):
         return False
     if worker.phase is Phase.IDLE and (state.recipe is None or worker.graph_hash != state.recipe.graph_hash):
         return False  # it has not traced the model under the recipe yet

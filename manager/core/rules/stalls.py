@@ -244,11 +244,7 @@ def _replace_stalled(context: Context, vm: Vm, worker: WorkerReport) -> None:
     lasted_s = context.now - context.observations.moved_at(incarnation) if bound_s is not None else 0.0
     if bound_s is None or lasted_s <= bound_s:
         return
-    if (
-        vm.vm in context.observations.unheard
-        or has_ended(worker)
-        or context.state.failed.get(incarnation.worker, -1) >= incarnation.number
-    ):
+    if vm.vm in context.observations.unheard or has_ended(worker) or context.state.has_failed(incarnation):
         return
     if closed and context.elapsed_s(context.observations.closed_at) <= context.timing.progress_floor_s:
         return  # it is given time to see that its generation is closed

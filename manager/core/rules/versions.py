@@ -72,8 +72,8 @@ def give_way(context: Context, usable: Mapping[Incarnation, WorkerReport], enoug
 
 
 def restart_older(context: Context) -> None:
-    """Have trainers that wait, and are older than the generation that runs, ended: the next of their name is
-    of the version on disk. One that is as old as before waits."""
+    """Have trainers that wait, and are older than the generation that runs or measures, ended: the next of
+    their name is of the version on disk. One that is as old as before waits."""
     running = _running(context)
     if not isinstance(context.event, Tick) or context.isolated or running is None or not context.state.active:
         return
@@ -87,10 +87,7 @@ def restart_older(context: Context) -> None:
         waits = worker.phase in _WAITS and incarnation_of(worker) not in taken and not has_ended(worker)
         if not waits or worker.trainer_protocol >= running or vm.vm in context.observations.unheard:
             continue
-        if (
-            worker.worker in context.state.outdated
-            or context.state.failed.get(worker.worker, -1) >= worker.incarnation
-        ):
+        if worker.worker in context.state.outdated or context.state.has_failed(incarnation_of(worker)):
             continue
         restart(
             context, worker, f"it speaks trainer protocol {worker.trainer_protocol}, the generation {running}"
