@@ -9,6 +9,7 @@ from .head import Head, read_head, swap_head
 from .layout import CheckpointId, head_key, manifest_key, part_key
 from .manifest import Manifest, load_manifest
 from .reader import read_part
+from .records import FORMAT
 from .stores.store import Store
 
 _LOOKS = 3  # how often the source's head is read: its job may retire what is being copied
@@ -82,5 +83,6 @@ def _copy(source: Store, manifest: Manifest, store: Store, job: str) -> Checkpoi
         store.put(here.key, read_part(source, there))
     own = replace(manifest, job=job, checkpoint=copied, parts=parts)
     store.put(manifest_key(job, copied), own.to_bytes())
-    head = swap_head(store, job, lambda head: Head(job, 0, 0, None, (copied,)) if head is None else None)
+    first = Head(FORMAT, job, 0, 0, None, (copied,), ())
+    head = swap_head(store, job, lambda head: first if head is None else None)
     return _begun(head, store) or copied

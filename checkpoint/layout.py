@@ -12,9 +12,10 @@ calibrations/<fingerprint>.json            shared by all jobs of the store
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+
+from pydantic.dataclasses import dataclass
+
+from .records import STRICT, Count
 
 _NAME = re.compile(r"(\d+)-g(\d+)")
 _TEMPORARY = r"\.tmp-\d+-[0-9a-f]{32}"  # the suffix of a local store's temporary files
@@ -28,16 +29,12 @@ _EXPORTED = re.compile(
 _LISTING = re.compile(rf"(?:manifests/)?{_TEMPORARY}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class CheckpointId:
     """The state after commit `step`, written by `generation`."""
 
-    step: int
-    generation: int
-
-    def __post_init__(self) -> None:
-        if self.step < 0 or self.generation < 0:
-            raise ValueError(f"checkpoint {self.step}-g{self.generation}: step and generation are at least 0")
+    step: Count
+    generation: Count
 
     def __str__(self) -> str:
         return f"{self.step}-g{self.generation}"
@@ -55,16 +52,6 @@ class CheckpointId:
         if parsed is None or str(parsed) != text:  # one spelling each: no leading zeros, no foreign digits
             raise ValueError(f"checkpoint {text!r}: expected <step>-g<generation>")
         return parsed
-
-    def to_json(self) -> dict[str, int]:
-        return {"step": self.step, "generation": self.generation}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> CheckpointId:
-        """The id that `to_json` wrote. Raises `ValueError`."""
-        if set(value) != {"step", "generation"} or any(type(number) is not int for number in value.values()):
-            raise ValueError(f"checkpoint {dict(value)!r}: expected integers step and generation")
-        return cls(value["step"], value["generation"])
 
 
 def job_prefix(job: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from .errors import Conflict, Corrupt, Fenced, HeadAhead, HeadLacks, HeadMissing, StoreUnavailable
 from .head import Head, Retired, swap_head
 from .layout import CheckpointId, head_key
+from .records import FORMAT
 from .stores.store import Store
 
 
@@ -31,7 +32,7 @@ def open_generation(
         if head is None:
             if opened or known:
                 raise HeadMissing(f"{head_key(job)} is not in {store.uri}; {_expected(opened or 0, known)}")
-            return Head(job, 0, generation, None, ())
+            return Head(FORMAT, job, 0, generation, None, (), ())
         if head.generation > generation:
             raise Fenced(generation, head.generation)
         if opened is not None:
@@ -94,7 +95,7 @@ def restart_generation(store: Store, job: str, generation: int, *, now: float) -
     if head is not None:
         version = head.version + 1
         retired = (*head.retired, *(Retired(checkpoint, now) for checkpoint in head.manifests))
-    began = Head(job, version, generation, None, (), retired)
+    began = Head(FORMAT, job, version, generation, None, (), retired)
     try:
         store.swap(key, began.to_bytes(), None if tagged is None else tagged[1])
     except Conflict as error:

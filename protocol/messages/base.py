@@ -14,7 +14,7 @@ from ..unknown_values import or_else
 PROTOCOL = 1
 # Raised when trainers of two versions could not form a generation, or train in it, together: what they say to
 # each other, and in which order, is no matter of the manager's.
-TRAINER_PROTOCOL = 3  # members' values are packed in the rendezvous store; generations of kind `profile`
+TRAINER_PROTOCOL = 4  # receipts hold a part
 
 
 DeviceKind = Annotated[Literal["cpu", "cuda", "other"], or_else("other")]

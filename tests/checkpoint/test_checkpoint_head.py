@@ -30,6 +30,7 @@ from makara.checkpoint import (
 )
 from makara.checkpoint.head import Head
 from makara.checkpoint.layout import head_key, manifest_key
+from makara.checkpoint.records import FORMAT
 
 
 def ids(*pairs: tuple[int, int]) -> tuple[CheckpointId, ...]:
@@ -266,7 +267,7 @@ def test_jobs_in_one_store_do_not_meet(store: Store) -> None:
 def test_a_head_that_is_not_as_written_is_corrupt_and_the_field_named(
     tmp_path: object, change: dict[str, object], message: str
 ) -> None:
-    good = json.loads(Head(JOB, 0, 3, None, ids((1, 1))).to_bytes())
+    good = json.loads(Head(FORMAT, JOB, 0, 3, None, ids((1, 1)), ()).to_bytes())
     with pytest.raises(Corrupt, match=message):
         Head.from_bytes(json.dumps({**good, **change}).encode(), head_key(JOB))
 
@@ -279,7 +280,7 @@ def test_a_torn_head_is_corrupt_and_is_not_replaced(store: Store) -> None:
 
 
 def test_a_head_survives_its_json() -> None:
-    head = Head(JOB, 4, 3, CheckpointId(1, 1), ids((2, 2), (1, 1)), ())
+    head = Head(FORMAT, JOB, 4, 3, CheckpointId(1, 1), ids((2, 2), (1, 1)), ())
     assert Head.from_bytes(head.to_bytes(), head_key(JOB)) == head
 
 

@@ -242,7 +242,7 @@ def test_a_member_that_goes_into_the_next_one_is_not_at_its_links_yet(
 
 def test_what_members_tell_each_other_has_the_form_of_their_protocol() -> None:
     """Trainers of one protocol must read each other: another form is another number."""
-    assert TRAINER_PROTOCOL == 3
+    assert TRAINER_PROTOCOL == 4
     stored = b"c$}+NDlSPaP_j}muLS@WlLLw"
     assert _unpacked(stored) == {"step": 7}
     assert _unpacked(_packed({"step": 7}).encode()) == {"step": 7}

@@ -8,7 +8,6 @@ retried as long as the generation lives, and reported.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
@@ -224,10 +223,10 @@ class Saver:
             self._finish(step)
 
     def _upload(self, snapshot: Snapshot) -> str:
-        """Store the snapshot's parts, one file in memory at a time; returns their receipts."""
+        """Store the snapshot's parts, one file in memory at a time; returns their receipts, one on a line."""
         checkpoint = CheckpointId(snapshot.step, self._place.generation)
         receipts = [self._store_part(checkpoint, part) for part in snapshot.parts]
-        return json.dumps([receipt.to_json() for receipt in receipts])
+        return "\n".join(receipt.to_bytes().decode() for receipt in receipts)
 
     def _store_part(self, checkpoint: CheckpointId, part: PartSnapshot) -> Receipt:
         payload = pack(part.tensors)
@@ -251,7 +250,7 @@ class Saver:
             if not self._board.check(keys):
                 continue
             receipts = [
-                Receipt.from_json(value) for key in keys for value in json.loads(self._board.get(key))
+                Receipt.from_bytes(line) for key in keys for line in self._board.get(key).splitlines()
             ]
             try:
                 self._publish(step, receipts)
