@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..protocol.messages import CheckpointRef
 from .errors import Corrupt, HeadAhead, NoReadable, NotFound
 from .head import Head, read_head, swap_head
-from .layout import CheckpointId, head_key, manifest_key, part_key
+from .layout import head_key, manifest_key, part_key
 from .manifest import Manifest, load_manifest
 from .reader import read_part
 from .records import FORMAT
@@ -15,7 +16,7 @@ from .stores.store import Store
 _LOOKS = 3  # how often the source's head is read: its job may retire what is being copied
 
 
-def published(store: Store, job: str, step: int | None = None) -> tuple[CheckpointId, ...]:
+def published(store: Store, job: str, step: int | None = None) -> tuple[CheckpointRef, ...]:
     """The checkpoints that the head of `job` lists, newest first; only of `step` if given.
 
     Raises `NoReadable` if there is none.
@@ -40,7 +41,7 @@ def copy_checkpoint(
     *,
     step: int | None = None,
     below: int | None = None,
-) -> tuple[CheckpointId, CheckpointId | None]:
+) -> tuple[CheckpointRef, CheckpointRef | None]:
     """Copy the newest readable checkpoint of `source_job`, or that of `step`, as the first of `job`.
 
     Checkpoints of step `below` and later are skipped, because they leave nothing to train. Each part is
@@ -68,7 +69,7 @@ def copy_checkpoint(
     )
 
 
-def _begun(head: Head | None, store: Store) -> CheckpointId | None:
+def _begun(head: Head | None, store: Store) -> CheckpointRef | None:
     if head is None:
         return None
     if head.generation or not head.manifests:
@@ -76,8 +77,8 @@ def _begun(head: Head | None, store: Store) -> CheckpointId | None:
     return head.manifests[0]
 
 
-def _copy(source: Store, manifest: Manifest, store: Store, job: str) -> CheckpointId:
-    copied = CheckpointId(manifest.step, 0)
+def _copy(source: Store, manifest: Manifest, store: Store, job: str) -> CheckpointRef:
+    copied = CheckpointRef(step=manifest.step, generation=0)
     parts = tuple(replace(p, key=part_key(job, copied, p.section, p.part)) for p in manifest.parts)
     for there, here in zip(manifest.parts, parts, strict=True):
         store.put(here.key, read_part(source, there))

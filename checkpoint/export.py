@@ -14,8 +14,9 @@ from typing import IO
 
 from pydantic.dataclasses import dataclass
 
+from ..protocol.messages import CheckpointRef
 from .errors import Corrupt, Incomplete, NotFound
-from .layout import CheckpointId, export_done_key, export_prefix, export_step_of
+from .layout import export_done_key, export_prefix, export_step_of
 from .manifest import CheckpointPart, Manifest, load_manifest
 from .reader import read_part
 from .records import FORMAT, STRICT, Count, Sha256, canonical, decode, encode
@@ -45,7 +46,7 @@ class Export:
 def export(
     store: Store,
     job: str,
-    checkpoint: CheckpointId,
+    checkpoint: CheckpointRef,
     *,
     max_shard_bytes: int = SHARD_BYTES,
     scratch: Path | None = None,
@@ -164,12 +165,12 @@ class _Source:
 @dataclass(frozen=True, config=STRICT)
 class _Done:
     format: int
-    checkpoint: CheckpointId
+    checkpoint: CheckpointRef
     sha256: Sha256
     files: dict[str, Count]  # safetensors files and their sizes in bytes
 
 
-def _done(store: Store, job: str, prefix: str, checkpoint: CheckpointId) -> _Done | None:
+def _done(store: Store, job: str, prefix: str, checkpoint: CheckpointRef) -> _Done | None:
     """The finished export of exactly this checkpoint, if it exists, is complete, and of this version."""
     key = export_done_key(job, checkpoint.step)
     try:

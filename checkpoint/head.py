@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
 
+from ..protocol.messages import CheckpointRef
 from .errors import Conflict, Corrupt, Fenced, Incomplete, Retained, StoreUnavailable, Superseded
-from .layout import CheckpointId, checkpoint_of, head_key, manifest_key, parts_prefix
+from .layout import checkpoint_of, head_key, manifest_key, parts_prefix
 from .manifest import Manifest
 from .records import FORMAT, STRICT, Count, decode, encode
 from .stores.store import Store
@@ -27,7 +28,7 @@ _PARALLEL_CHECKS = 8
 class Retired:
     """A checkpoint that left the head at Unix second `at` and may not be deleted yet."""
 
-    checkpoint: CheckpointId
+    checkpoint: CheckpointRef
     at: float
 
 
@@ -39,8 +40,8 @@ class Head:
     job: str
     version: Count
     generation: Count
-    base: CheckpointId | None
-    manifests: tuple[CheckpointId, ...]
+    base: CheckpointRef | None
+    manifests: tuple[CheckpointRef, ...]
     retired: tuple[Retired, ...]
 
     def to_bytes(self) -> bytes:
@@ -64,7 +65,7 @@ def read_head(store: Store, job: str) -> Head | None:
     return None if tagged is None else Head.from_bytes(tagged[0], key)
 
 
-def candidates(head: Head) -> tuple[CheckpointId, ...]:
+def candidates(head: Head) -> tuple[CheckpointRef, ...]:
     """The checkpoints to try to load from, best first: the base of the open generation, then newest first."""
     rest = tuple(checkpoint for checkpoint in head.manifests if checkpoint != head.base)
     return rest if head.base is None else (head.base, *rest)
@@ -99,14 +100,14 @@ def publish(store: Store, job: str, generation: int, manifest: Manifest) -> Head
     return swap_head(store, job, change)
 
 
-def can_be_published(head: Head, checkpoint: CheckpointId) -> bool:
+def can_be_published(head: Head, checkpoint: CheckpointRef) -> bool:
     """Whether a writer may still publish it: its generation is open and has not published a later step."""
     known = (*head.manifests, *(retired.checkpoint for retired in head.retired))
     newest = max((other.step for other in known if other.generation == head.generation), default=-1)
     return checkpoint.generation >= head.generation and checkpoint.step > newest
 
 
-def retire(store: Store, job: str, checkpoint: CheckpointId, *, now: float) -> Head:
+def retire(store: Store, job: str, checkpoint: CheckpointRef, *, now: float) -> Head:
     """Take `checkpoint` out of the head at Unix second `now`; its parts stay for current readers.
 
     Does nothing if it is not listed. Raises `Retained` for the base of the open generation and for the only
@@ -128,7 +129,7 @@ def retire(store: Store, job: str, checkpoint: CheckpointId, *, now: float) -> H
     return swap_head(store, job, change)
 
 
-def delete_parts(store: Store, job: str, checkpoint: CheckpointId) -> Head:
+def delete_parts(store: Store, job: str, checkpoint: CheckpointRef) -> Head:
     """Delete the objects of a checkpoint that `retire` took out of the head, one lease later (by the caller).
 
     Safe to repeat. Raises `Retained` if the head lists it.
@@ -172,7 +173,7 @@ def _check_stored(store: Store, manifest: Manifest) -> None:
                 raise Corrupt(f"{part.key} in {store.uri}: {size} bytes stored, {part.size_bytes} written")
 
 
-def _delete_objects(store: Store, job: str, checkpoint: CheckpointId) -> None:
+def _delete_objects(store: Store, job: str, checkpoint: CheckpointRef) -> None:
     """Delete a checkpoint's parts, then its manifest: while that exists, remaining parts are found again."""
     prefix = parts_prefix(job, checkpoint)
     store.delete_many(key for key, _ in store.list(prefix) if checkpoint_of(job, key) == checkpoint)

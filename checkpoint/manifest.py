@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from pydantic.dataclasses import dataclass
 
+from ..protocol.messages import CheckpointRef
 from .errors import Corrupt, Incomplete
-from .layout import CheckpointId, manifest_key, part_key
+from .layout import manifest_key, part_key
 from .records import FORMAT, STRICT, Count, JsonObject, Scalar, Sha256, decode, encode
 from .stores.store import Store
 
@@ -36,7 +37,7 @@ class Manifest:
 
     format: int
     job: str
-    checkpoint: CheckpointId
+    checkpoint: CheckpointRef
     data_position: Count
     recipe: JsonObject
     num_parts: tuple[Count, ...]
@@ -86,7 +87,7 @@ class Manifest:
         return manifest
 
 
-def load_manifest(store: Store, job: str, checkpoint: CheckpointId) -> Manifest:
+def load_manifest(store: Store, job: str, checkpoint: CheckpointRef) -> Manifest:
     """Read the manifest of `checkpoint`. Raises `NotFound`, or `Corrupt` if it is damaged or another's."""
     key = manifest_key(job, checkpoint)
     manifest = Manifest.from_bytes(store.get(key), key)

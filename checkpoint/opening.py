@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from ..protocol.messages import CheckpointRef
 from .errors import Conflict, Corrupt, Fenced, HeadAhead, HeadLacks, HeadMissing, StoreUnavailable
 from .head import Head, Retired, swap_head
-from .layout import CheckpointId, head_key
+from .layout import head_key
 from .records import FORMAT
 from .stores.store import Store
 
@@ -18,7 +19,7 @@ def open_generation(
     generation: int,
     *,
     opened: int | None = None,
-    known: Collection[CheckpointId] = (),
+    known: Collection[CheckpointRef] = (),
 ) -> Head:
     """Close all older generations to publishing and open this one, based on the newest checkpoint.
 
@@ -51,14 +52,14 @@ def open_generation(
 
 
 def _check_known(
-    store: Store, head: Head, generation: int, opened: int, known: Collection[CheckpointId]
+    store: Store, head: Head, generation: int, opened: int, known: Collection[CheckpointRef]
 ) -> None:
     where = f"{head_key(head.job)} in {store.uri}"
     if head.generation < opened:
         raise HeadLacks(f"{where} is open at generation {head.generation}; {_expected(opened, known)}")
     # The generation's members step only after this call returns, so anything published in it is somebody
     # else's. A head that nobody has opened may list only the checkpoint that the job starts from.
-    own = set[CheckpointId]() if opened else set(known)
+    own = set[CheckpointRef]() if opened else set(known)
     foreign = [c for c in head.manifests if c.generation >= generation or not opened]
     if set(foreign) - own:
         raise HeadAhead(
@@ -70,7 +71,7 @@ def _check_known(
         raise HeadLacks(f"{where} does not list checkpoint {names}, which was published")
 
 
-def _expected(opened: int, known: Collection[CheckpointId]) -> str:
+def _expected(opened: int, known: Collection[CheckpointRef]) -> str:
     newest = max(known, key=lambda checkpoint: checkpoint.age_rank, default=None)
     listed = "" if newest is None else f" and listed checkpoint {newest}"
     return f"it was opened for generation {opened}{listed}"

@@ -33,7 +33,7 @@ def canonical(value: object) -> bytes:
 def decode(kind: type[R], data: bytes, key: str) -> R:
     """Decode the record in `data`. Raises `Corrupt` naming `key` and the first wrong field."""
     try:
-        return TypeAdapter(kind).validate_json(data)
+        return TypeAdapter(kind).validate_json(data, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(step) for step in first["loc"]) or "the whole object"

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
+from ..protocol.messages import CheckpointRef
 from .errors import Incomplete
-from .layout import CheckpointId, part_key
+from .layout import part_key
 from .manifest import CheckpointPart, Manifest
 from .records import FORMAT, STRICT, Count, Scalar, canonical, decode, encode
 from .safetensors_header import parse_header
@@ -20,7 +21,7 @@ from .stores.store import Store
 class Receipt:
     """What `assemble` needs of a stored part; sent to rank 0."""
 
-    checkpoint: CheckpointId
+    checkpoint: CheckpointRef
     num_parts: Count  # of the section
     part: CheckpointPart
     metadata: dict[str, Scalar]
@@ -37,7 +38,7 @@ class Receipt:
 def write_part(
     store: Store,
     job: str,
-    checkpoint: CheckpointId,
+    checkpoint: CheckpointRef,
     section: int,
     part: int,
     num_parts: int,
@@ -64,7 +65,7 @@ def assemble(
     receipts: Iterable[Receipt],
     *,
     job: str,
-    checkpoint: CheckpointId,
+    checkpoint: CheckpointRef,
     num_sections: int,
     data_position: int,
     recipe: Mapping[str, Any],

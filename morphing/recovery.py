@@ -188,7 +188,7 @@ def _is_overtaken(
     """
     assert found.step is not None, "a state that was found is of a step"
     agreed_in = max((standings[member].agreed_in for member in found.keep), default=0)
-    return any((ref.generation, ref.step) > (agreed_in, found.step) for ref in checkpoints)
+    return any(ref.age_rank > (agreed_in, found.step) for ref in checkpoints)
 
 
 def _at(step: int, standings: Sequence[MemberState], expected: Mapping[int, int] | None) -> Agreement:

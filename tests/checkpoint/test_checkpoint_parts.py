@@ -13,7 +13,6 @@ import torch
 from checkpoints import JOB, NUM_PARTS, NUM_SECTIONS, assembled, published, section_tensors, write_parts
 from makara.checkpoint import (
     Cancelled,
-    CheckpointId,
     Corrupt,
     Incomplete,
     NotFound,
@@ -27,8 +26,9 @@ from makara.checkpoint import (
 )
 from makara.checkpoint.layout import manifest_key, part_key
 from makara.checkpoint.tensors import pack, unpack
+from makara.protocol.messages import CheckpointRef
 
-CHECKPOINT = CheckpointId(10, 1)
+CHECKPOINT = CheckpointRef(step=10, generation=1)
 
 
 def weights(files: dict[tuple[int, int], bytes]) -> dict[str, torch.Tensor]:
@@ -86,19 +86,22 @@ def test_a_damaged_part_is_noticed(store: Store, damage: str) -> None:
     with pytest.raises(Corrupt, match=key):
         read_sections(store, JOB, newer.checkpoint, {1})
     assert read_sections(store, JOB, newer.checkpoint, {0}).keys() == {(0, 0), (0, 1)}
-    assert read_sections(store, JOB, CheckpointId(10, 1), {1}).keys() == {(1, 0), (1, 1)}
+    assert read_sections(store, JOB, CheckpointRef(step=10, generation=1), {1}).keys() == {(1, 0), (1, 1)}
 
 
 def test_a_lost_part_or_manifest_is_noticed(store: Store) -> None:
     published(store, 10, 1)
     published(store, 20, 1)
-    part, manifest = part_key(JOB, CheckpointId(10, 1), 0, 0), manifest_key(JOB, CheckpointId(20, 1))
+    part, manifest = (
+        part_key(JOB, CheckpointRef(step=10, generation=1), 0, 0),
+        manifest_key(JOB, CheckpointRef(step=20, generation=1)),
+    )
     store.delete(part)
     store.delete(manifest)
     with pytest.raises(NotFound, match=part):
-        read_sections(store, JOB, CheckpointId(10, 1), {0})
+        read_sections(store, JOB, CheckpointRef(step=10, generation=1), {0})
     with pytest.raises(NotFound, match=manifest):
-        load_manifest(store, JOB, CheckpointId(20, 1))
+        load_manifest(store, JOB, CheckpointRef(step=20, generation=1))
 
 
 def test_reading_outlasts_a_store_that_is_away_for_a_while(
@@ -191,7 +194,7 @@ def test_receipts_that_contradict_one_another_are_incomplete(store: Store) -> No
     with pytest.raises(Incomplete, match=r"weights/block1\.0\.weight.*is in both"):
         assembled([again({"weights/block1.0.weight": torch.zeros(1)}), *receipts[1:]], CHECKPOINT)
     with pytest.raises(Incomplete, match="20-g1"):
-        assembled([*receipts, *write_parts(store, CheckpointId(20, 1))], CHECKPOINT)
+        assembled([*receipts, *write_parts(store, CheckpointRef(step=20, generation=1))], CHECKPOINT)
 
 
 def test_a_payload_that_is_no_such_file_is_never_stored(store: Store) -> None:
@@ -219,9 +222,9 @@ def test_a_manifest_that_was_altered_is_corrupt(store: Store) -> None:
         store.put(key, altered)
         with pytest.raises(Corrupt, match=message):
             load_manifest(store, JOB, CHECKPOINT)
-    store.put(manifest_key(JOB, CheckpointId(11, 1)), manifest.to_bytes())
+    store.put(manifest_key(JOB, CheckpointRef(step=11, generation=1)), manifest.to_bytes())
     with pytest.raises(Corrupt, match="describes checkpoint 10-g1"):
-        load_manifest(store, JOB, CheckpointId(11, 1))
+        load_manifest(store, JOB, CheckpointRef(step=11, generation=1))
 
 
 def test_a_recipe_that_is_not_json_is_refused(store: Store) -> None:
@@ -234,7 +237,7 @@ def test_a_recipe_that_is_not_json_is_refused(store: Store) -> None:
 @pytest.mark.parametrize("text", ["10", "10-g", "-1-g1", "10-g1/..", "١-g1", "10-g1\n", "010-g1"])
 def test_a_malformed_checkpoint_name_is_no_checkpoint(text: str) -> None:
     with pytest.raises(ValueError, match="checkpoint"):
-        CheckpointId.parse(text)
+        CheckpointRef.parse(text)
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}])

@@ -13,7 +13,6 @@ import torch
 
 from ...checkpoint import (
     CheckpointError,
-    CheckpointId,
     Corrupt,
     Manifest,
     NotFound,
@@ -204,8 +203,7 @@ def _receive(group: ProcessGroup, peer: int, number: int, progress: ProgressCoun
 def _load_from_store(session: Session, state: ModelState, source: CheckpointLocation) -> CheckpointRef:
     """Load the newest checkpoint that every member can read; returns it."""
     faults: list[str] = []
-    for number, ref in enumerate(session.checkpoints):
-        checkpoint = CheckpointId(ref.step, ref.generation)
+    for number, checkpoint in enumerate(session.checkpoints):
         fault = None
         try:
             _read_range(session, state, source, checkpoint)
@@ -213,14 +211,14 @@ def _load_from_store(session: Session, state: ModelState, source: CheckpointLoca
             fault = str(error)
         outcomes: list[str | None] = session.gather(f"loaded/{number}", fault)
         if not any(outcomes):
-            return ref
+            return checkpoint
         faults += [outcome for outcome in outcomes if outcome is not None]
         state.forget()
     raise NoCheckpoint(f"job {source.job}: no checkpoint can be read: {'; '.join(faults)}")
 
 
 def _read_range(
-    session: Session, state: ModelState, source: CheckpointLocation, checkpoint: CheckpointId
+    session: Session, state: ModelState, source: CheckpointLocation, checkpoint: CheckpointRef
 ) -> None:
     if not session.wanted:
         return

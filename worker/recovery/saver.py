@@ -19,7 +19,6 @@ import torch
 
 from ...checkpoint import (
     Cancelled,
-    CheckpointId,
     Corrupt,
     Fenced,
     NotFound,
@@ -32,6 +31,7 @@ from ...checkpoint import (
 )
 from ...checkpoint import Store as CheckpointStore
 from ...checkpoint.tensors import pack
+from ...protocol.messages import CheckpointRef
 from ..execution.gloo import CONNECTION_LOST, Store
 from ..progress import ProgressCounters
 from .store_trouble import StoreTrouble
@@ -101,7 +101,7 @@ class Saver:
         num_ranks: int,
         board: Store,
         slot: SnapshotSlot,
-        on_published: Callable[[CheckpointId], None],
+        on_published: Callable[[CheckpointRef], None],
         on_rendezvous_lost: Callable[[Exception], None],
         on_trouble: Callable[[str], None],
         progress: ProgressCounters | None = None,
@@ -224,11 +224,11 @@ class Saver:
 
     def _upload(self, snapshot: Snapshot) -> str:
         """Store the snapshot's parts, one file in memory at a time; returns their receipts, one on a line."""
-        checkpoint = CheckpointId(snapshot.step, self._place.generation)
+        checkpoint = CheckpointRef(step=snapshot.step, generation=self._place.generation)
         receipts = [self._store_part(checkpoint, part) for part in snapshot.parts]
         return "\n".join(receipt.to_bytes().decode() for receipt in receipts)
 
-    def _store_part(self, checkpoint: CheckpointId, part: PartSnapshot) -> Receipt:
+    def _store_part(self, checkpoint: CheckpointRef, part: PartSnapshot) -> Receipt:
         payload = pack(part.tensors)
         return self._insist(
             lambda: write_part(
@@ -263,7 +263,7 @@ class Saver:
 
     def _publish(self, step: int, receipts: Sequence[Receipt]) -> None:
         place = self._place
-        checkpoint = CheckpointId(step, place.generation)
+        checkpoint = CheckpointRef(step=step, generation=place.generation)
         manifest = assemble(
             receipts,
             job=place.job,
