@@ -25,10 +25,9 @@ class NoReplica(ValueError):
 class CommitProof:
     """The result of the all-reduce that ended a step; it proves that the step is committed."""
 
-    step: int
+    num_steps: int
     """Number of steps committed, this one included."""
     attempt: int
-    voters: int
     generation: int
 
 
@@ -190,7 +189,7 @@ def _is_overtaken(
 def _at(step: int, standings: Sequence[MemberState]) -> Agreement:
     """The agreement on `step`: which members are at it or can apply it, and which sections they hold."""
     records = [
-        standing.record if standing.record is not None and standing.record.step == step else None
+        standing.record if standing.record is not None and standing.record.num_steps == step else None
         for standing in standings
     ]
     witnesses = [m for m, standing in enumerate(standings) if records[m] and _is_valid(standing)]
@@ -214,11 +213,11 @@ def _at(step: int, standings: Sequence[MemberState]) -> Agreement:
 
 
 def _can_apply(standing: MemberState, record: CommitProof) -> bool:
-    if standing.applied_step != record.step - 1 or standing.reduced_step != record.step:
+    if standing.applied_step != record.num_steps - 1 or standing.reduced_step != record.num_steps:
         return False
     return standing.reduced_by in (None, (record.generation, record.attempt))
 
 
 def _is_valid(standing: MemberState) -> bool:
     record, applied = standing.record, standing.applied_step
-    return record is not None and applied is not None and record.step in (applied, applied + 1)
+    return record is not None and applied is not None and record.num_steps in (applied, applied + 1)

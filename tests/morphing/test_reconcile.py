@@ -12,7 +12,7 @@ from makara.pipeline import Range
 from makara.protocol.messages import CheckpointRef
 
 K = 4
-COMMIT = CommitProof(step=7, attempt=0, voters=3, generation=2)
+COMMIT = CommitProof(num_steps=7, attempt=0, generation=2)
 
 
 def standing(
@@ -38,7 +38,7 @@ def test_a_step_that_nobody_saw_committed_is_discarded_by_all() -> None:
 
 
 def test_a_record_that_cannot_be_is_none() -> None:
-    record = replace(COMMIT, step=9)
+    record = replace(COMMIT, num_steps=9)
     found = agree([standing(6, "0123", record, 7), standing(6, "0123", None, 7)], num_sections=K)
     assert (found.step, found.apply) == (6, ())
 
@@ -50,7 +50,7 @@ def test_gradients_of_another_attempt_are_not_applied() -> None:
 
 
 def test_of_rival_commits_the_newer_generation_counts() -> None:
-    rival = CommitProof(step=7, attempt=0, voters=2, generation=1)
+    rival = CommitProof(num_steps=7, attempt=0, generation=1)
     found = agree([standing(7, "0123", rival), standing(7, "0123", COMMIT)], num_sections=K)
     assert (found.record, found.keep, found.drop) == (COMMIT, (1,), (0,))
 
