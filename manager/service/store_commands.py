@@ -18,7 +18,6 @@ from typing import Literal, Protocol, TypeVar
 
 from ...checkpoint import (
     CheckpointError,
-    CheckpointId,
     Corrupt,
     Export,
     Fenced,
@@ -137,7 +136,7 @@ class StoreCommands:
         def opened(store: Store) -> Head:
             if command.restart:
                 return restart_generation(store, job, command.generation, now=self.clock())
-            known = {_id(ref) for ref in command.checkpoints}
+            known = command.checkpoints
             return open_generation(store, job, command.generation, opened=command.opened, known=known)
 
         try:
@@ -148,7 +147,7 @@ class StoreCommands:
             return await self._found_other(job, command, error)
         except (*_REFUSALS, Corrupt) as error:
             return self._stuck(command, error)
-        return HeadOpened(now=self.clock(), generation=command.generation, checkpoints=_refs(head))
+        return HeadOpened(now=self.clock(), generation=command.generation, checkpoints=candidates(head))
 
     async def _found_other(self, job: str, command: OpenHead, error: HeadAhead | HeadLacks | Fenced) -> Event:
         try:
@@ -178,7 +177,7 @@ class StoreCommands:
             difference=difference,
             reason=reason,
             head_generation=head.generation if head is not None else 0,
-            checkpoints=_refs(head) if head is not None else (),
+            checkpoints=candidates(head) if head is not None else (),
         )
 
     def _stuck(self, command: Command, error: Exception) -> Event:
@@ -188,7 +187,7 @@ class StoreCommands:
         )
 
     async def _delete(self, job: str, command: DeleteCheckpoint) -> Event:
-        checkpoint = _id(command.checkpoint)
+        checkpoint = command.checkpoint
         # A base is kept only until the next generation opens: then the retirement goes through.
         await self._keep_house(job, command, lambda store: retire(store, job, checkpoint, now=self.clock()))
         # The lease counts from now, not from the decision: manager or store may have been away since, and
@@ -202,7 +201,7 @@ class StoreCommands:
     async def _sweep(self, job: str, command: SweepStore) -> Event | None:
         await self.sleep(max(0.0, command.not_before - self.clock()))
         state = self.state_of(job)
-        kept = {_id(ref) for ref in (*state.published, *([state.base] if state.base is not None else []))}
+        kept = (*state.published, state.base)
         newest_retired = state.retired
 
         def swept(store: Store) -> Swept | None:
@@ -223,23 +222,25 @@ class StoreCommands:
         if found is None:
             log.warning("job %s: its head is missing or somebody else's: nothing was swept", job)
             return None
-        return HeadSeen(now=self.clock(), generation=found.head.generation, checkpoints=_refs(found.head))
+        return HeadSeen(
+            now=self.clock(), generation=found.head.generation, checkpoints=candidates(found.head)
+        )
 
     async def _export(self, job: str, command: ExportWeights) -> Event:
-        def write(store: Store, checkpoint: CheckpointId) -> Export:
+        def write(store: Store, checkpoint: CheckpointRef) -> Export:
             self.scratch.mkdir(parents=True, exist_ok=True)
             return export(store, job, checkpoint, scratch=self.scratch)
 
         faults: list[str] = []
-        for ref in (command.checkpoint, *command.older):
+        for checkpoint in (command.checkpoint, *command.older):
             try:
                 async with self.exports[job]:
-                    done = await self._insist(job, command, partial(write, checkpoint=_id(ref)))
+                    done = await self._insist(job, command, partial(write, checkpoint=checkpoint))
             except _REFUSALS as error:
                 return self._stuck(command, error)
             except (Corrupt, NotFound, Incomplete) as error:
-                log.warning("job %s: checkpoint %s cannot be exported: %s", job, _id(ref), error)
-                faults.append(f"checkpoint {_id(ref)} cannot be read: {error}")
+                log.warning("job %s: checkpoint %s cannot be exported: %s", job, checkpoint, error)
+                faults.append(f"checkpoint {checkpoint} cannot be read: {error}")
                 continue
             note = "; ".join(faults)
             return WeightsExported(
@@ -251,7 +252,7 @@ class StoreCommands:
         source, spec = command.source, self.state_of(job).spec
         assert spec is not None, "only a submitted job starts from something"
 
-        def copied(store: Store) -> tuple[CheckpointId, CheckpointId | None]:
+        def copied(store: Store) -> tuple[CheckpointRef, CheckpointRef | None]:
             there = self.open_source(job, source)
             return copy_checkpoint(there, source.job, store, job, step=source.step, below=spec.training.steps)
 
@@ -259,8 +260,7 @@ class StoreCommands:
             own, other = await self._insist(job, command, copied)
         except (*_REFUSALS, Corrupt, HeadAhead, NoReadable) as error:
             return self._stuck(command, error)
-        was = _ref(other) if other is not None else None
-        return CheckpointCopied(now=self.clock(), checkpoint=_ref(own), source=was)
+        return CheckpointCopied(now=self.clock(), checkpoint=own, source=other)
 
     async def _store_calibration(self, job: str, command: StoreCalibration) -> None:
         """Store a calibration. A refusal does not affect this job; a later one has to measure again."""
@@ -311,15 +311,3 @@ class StoreCommands:
             longest_delay_s=_HOUSEKEEPING_DELAY_S,
             alone=alone,
         )
-
-
-def _refs(head: Head) -> tuple[CheckpointRef, ...]:
-    return tuple(map(_ref, candidates(head)))
-
-
-def _ref(checkpoint: CheckpointId) -> CheckpointRef:
-    return CheckpointRef(step=checkpoint.step, generation=checkpoint.generation)
-
-
-def _id(ref: CheckpointRef) -> CheckpointId:
-    return CheckpointId(step=ref.step, generation=ref.generation)

@@ -19,10 +19,11 @@ import models
 import pytest
 import torch
 from azurite_server import AzuriteServer
-from makara.checkpoint import CheckpointId, open_store, read_head, read_sections
+from makara.checkpoint import open_store, read_head, read_sections
 from makara.checkpoint.tensors import unpack
 from makara.model.training import Training
 from makara.protocol.instruction_sets import environment_of, processor_flags
+from makara.protocol.messages import CheckpointRef
 from makara.simulator import Link, Measurements
 from s3_server import S3Server
 from service_process import ServiceProcess, wait_for
@@ -154,7 +155,7 @@ def checkpoint_state(service: ServiceProcess, view: dict[str, Any]) -> dict[str,
     newest = view["checkpoints"][0]
     assert newest["step"] == view["step"]
     store = open_store(f"file://{service.folder}/store")
-    checkpoint = CheckpointId(newest["step"], newest["generation"])
+    checkpoint = CheckpointRef(step=newest["step"], generation=newest["generation"])
     files = read_sections(store, view["job"], checkpoint, range(view["num_sections"]))
     return {name: tensor for data in files.values() for name, tensor in unpack(data)[0].items()}
 

@@ -24,6 +24,7 @@ from ..sections.grad_sums import GradientSum, new_sum
 from ..sections.ranges import Piece, RangeOutput
 from .blocking import Future
 from .buckets import Bucket
+from .executor import Sink
 from .gloo import ProcessGroup
 from .session import Session
 from .staging import Staged, Stager
@@ -40,7 +41,7 @@ class BucketSum:
     running: RunningSum
 
 
-class Reduction:
+class Reduction(Sink):
     """One worker's all-reduces, step after step: `begin` an attempt, add results of operations, `finish`."""
 
     def __init__(

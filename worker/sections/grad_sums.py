@@ -13,8 +13,9 @@ Error bound: S > 2^62 / (n · 2^(HEADROOM_BITS+2) · max|g|). Rounding changes e
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,42 +27,50 @@ HEADROOM_BITS = 10  # a gradient may grow 1024-fold from one step to the next be
 _CHUNK = 1 << 16  # elements converted at a time: the three temporaries fit into the second-level cache
 
 
-class GradientSum(Protocol):
-    """The sum of one bucket's gradients over micro-batches, and over workers by all-reducing its
-    tensors."""
+class GradientSum(ABC):
+    """The sum of one bucket's gradients over micro-batches, and over workers by all-reducing its tensors.
 
-    names: tuple[str, ...]
-    buffer: Tensor
-    """Flat; all-reduce with SUM over the bucket's hosts."""
-    maxima: Tensor
-    """float64[len(names)], largest |g| of a single contribution (infinite if one is not finite); all-reduce
-    with MAX. Empty with `fast`."""
+    `buffer`: flat; all-reduce with SUM over the bucket's hosts. `maxima`: float64[len(names)], largest |g| of
+    a single contribution (infinite if one is not finite); all-reduce with MAX. Empty with `fast`.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        dtype: torch.dtype,
+        num_maxima: int,
+        device: torch.device | str,
+    ) -> None:
+        self.names = tuple(shapes)
+        self.buffer = torch.zeros(_size(shapes), dtype=dtype, device=device)
+        self.maxima = torch.zeros(num_maxima, dtype=torch.float64, device=device)
+        self._views = _split(self.buffer, shapes)
 
     def reset(self, scales: Mapping[str, float]) -> None:
         """Begin an attempt with these scales (`scales/<name>`; absent or 0: not known yet)."""
-        ...
+        self.buffer.zero_()
 
+    @abstractmethod
     def add(self, name: str, gradient: Tensor) -> None:
         """Add one micro-batch's gradient."""
-        ...
 
     def overflow(self) -> bool:
         """After the all-reduce: whether the sum cannot be used; if so, redo the step with `next_scales()`."""
-        ...
+        return False
 
     def non_finite(self) -> set[str]:
         """After the all-reduce: names with an infinite or NaN contribution that the sum itself does not
         show."""
-        ...
+        return set()
 
     def next_scales(self) -> dict[str, float]:
         """After the all-reduce: the scales of the next attempt or step. A gradient that is zero or not finite
         leaves its scale unchanged."""
-        ...
+        return {}
 
+    @abstractmethod
     def finalise(self, total_weight: float) -> dict[str, Tensor]:
         """After the all-reduce: sum / total_weight as float32, by name, in the shape of the parameter."""
-        ...
 
 
 def new_sum(
@@ -82,7 +91,7 @@ def new_sum(
     return ExactSum(shapes, contributions, device)
 
 
-class ExactSum:
+class ExactSum(GradientSum):
     """`numerics: exact`; see the module's docstring."""
 
     def __init__(
@@ -93,16 +102,13 @@ class ExactSum:
     ) -> None:
         """`contributions`: the number of gradients that each parameter gets in a step, over all workers and
         sections."""
-        self.names = tuple(shapes)
+        super().__init__(shapes, torch.int64, len(shapes), device)
         self._limits = [2.0**62 / contributions[name] for name in shapes]
-        self.buffer = torch.zeros(_size(shapes), dtype=torch.int64, device=device)
-        self.maxima = torch.zeros(len(shapes), dtype=torch.float64, device=device)
         self.scales = dict.fromkeys(shapes, 0.0)
-        self._views = _split(self.buffer, shapes)
         self._rows = {name: row for row, name in enumerate(shapes)}
 
     def reset(self, scales: Mapping[str, float]) -> None:
-        self.buffer.zero_()
+        super().reset(scales)
         self.maxima.zero_()
         self.scales = {name: scales.get(name, 0.0) for name in self.names}
 
@@ -146,29 +152,14 @@ class ExactSum:
         return result
 
 
-class FastSum:
+class FastSum(GradientSum):
     """`numerics: fast`: float32, in the order of arrival."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], device: torch.device | str = "cpu") -> None:
-        self.names = tuple(shapes)
-        self.buffer = torch.zeros(_size(shapes), dtype=torch.float32, device=device)
-        self.maxima = torch.zeros(0, dtype=torch.float64, device=device)
-        self._views = _split(self.buffer, shapes)
-
-    def reset(self, scales: Mapping[str, float]) -> None:
-        self.buffer.zero_()
+        super().__init__(shapes, torch.float32, 0, device)
 
     def add(self, name: str, gradient: Tensor) -> None:
         self._views[name].add_(gradient)
-
-    def overflow(self) -> bool:
-        return False
-
-    def non_finite(self) -> set[str]:
-        return set()  # in floating point the sum itself shows it
-
-    def next_scales(self) -> dict[str, float]:
-        return {}
 
     def finalise(self, total_weight: float) -> dict[str, Tensor]:
         return {name: total / total_weight for name, total in self._views.items()}
