@@ -8,7 +8,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from .bounds import MOST_ENTRIES, Count, Finite, JsonObject, Name, Seconds, Text
-from .messages import Message, Recipe
+from .messages.base import Message
+from .messages.recipe import Recipe
 
 
 class Timed(Message):
@@ -39,13 +40,6 @@ class Layout(Message):
     cut_bytes: list[Count] = Field(max_length=MOST_ENTRIES)
     grad_cut_bytes: list[Count] = Field(max_length=MOST_ENTRIES)
     labels: list[Text] = Field(max_length=MOST_ENTRIES)
-
-
-class Share(Message):
-    """Sections for one worker to measure, for micro-batches of m."""
-
-    microbatch_size: int = Field(ge=1)
-    sections: list[int]
 
 
 class Survey(Message):

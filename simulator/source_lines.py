@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import yaml
 
+T = TypeVar("T")
 _INDEX = re.compile(r"\.?(?:\[(\d+)\]|(\d+)(?=[.\[]|$))")
 
 
@@ -41,6 +42,15 @@ def decode(data: bytes, invalid: type[FileFault]) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise invalid(f"not UTF-8: byte 0x{data[error.start]:02x}", line) from error
+
+
+def read_json(text: str, read: Callable[[Any], T], invalid: type[FileFault]) -> T:
+    """What `read` makes of the JSON value in `text`. Raises `invalid` with a line, and so may `read`."""
+    value = parse_json(text, invalid)
+    try:
+        return read(value)
+    except FileFault as error:
+        raise error.located(text) from error
 
 
 def parse_json(text: str, invalid: type[FileFault]) -> Any:

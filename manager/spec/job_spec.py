@@ -13,9 +13,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from ...protocol.instruction_sets import InstructionSet
 from ...protocol.messages import JobSettings, StoreConfig
 from ...simulator.source_lines import Lines
+from ...simulator.validation import FieldFaults, shown
 from .fields import JobSection, Positive, Text, seconds_of, size_of, split_number
 from .resources import Resources, resource_faults
-from .spec_errors import WHOLE, FieldFaults, JobSpecError, explain, shown
+from .spec_errors import WHOLE, JobSpecError, explain
 from .start_source import resolved, start_faults
 from .store_uri import is_absolute, uri_faults
 from .yaml_text import read_yaml
@@ -202,9 +203,14 @@ class Retry(JobSection):
 class JobSpec(JobSection):
     """A whole job file. Built by `parse_yaml` or `parse_spec`."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    name: str = Field(
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        description="1 to 63 lower-case letters, digits and hyphens, with none of the hyphens at an end",
+    )
     workdir: Text = "."
-    entrypoint: Annotated[str, BeforeValidator(_no_file), Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    entrypoint: Annotated[str, BeforeValidator(_no_file)] = Field(
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="module:function, for example train:build"
+    )
     setup: Text | None = None
     envs: dict[Variable, Text] = Field(default_factory=dict)
     secrets: list[Variable] = Field(default_factory=list)  # names of environment variables of the submitter

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from ...simulator.validation import shown
 from .fields import Amount, JobSection, Positive, Size, Time, seconds_of
-from .spec_errors import shown
 
 PROVIDERS = ("local", "static", "aws", "azure")
 CLOUDS = ("aws", "azure")

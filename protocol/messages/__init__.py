@@ -11,7 +11,8 @@ from __future__ import annotations
 from .base import INCARNATIONS, PLANS_KEPT, PROTOCOL, TRAINER_PROTOCOL, CheckpointRef, DeviceKind, Message
 from .boot import METADATA_URL, BootConfig, NoticeFile, NoticeSource, StoreIdentity, TrainerUser, VmEnding
 from .connection import TO_AGENT, Credential, Refusal, ReportAck, ToAgent, Welcome
-from .orders import GenerationOrder, JobSettings, Member, Orders, Recipe, StoreConfig
+from .orders import GenerationOrder, JobSettings, Member, Orders, StoreConfig
+from .recipe import Recipe
 from .reports import (
     At,
     Beat,

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ..bounds import MOST_ENTRIES, Count, Name
 from ..instruction_sets import InstructionSet
-from .base import CheckpointRef, DeviceKind, Message
+from .base import CheckpointRef, Message
+from .recipe import Recipe
 
 
 class StoreConfig(Message):
@@ -18,33 +18,6 @@ class StoreConfig(Message):
     uri: str  # file:///abs/path, s3://bucket/prefix or az://container/prefix
     endpoint: str | None = None  # of an S3-compatible service (None is AWS) or of an Azure account
     region: str | None = None
-
-
-class Recipe(Message):
-    """What is fixed at a job's first plan and never changes; a trainer that cannot meet it does not
-    join."""
-
-    microbatch_size: int = Field(ge=1)
-    num_micro_batches: int = Field(ge=1)
-    cuts: list[Count] = Field(max_length=MOST_ENTRIES)  # graph positions before which sections 1..K-1 begin
-    graph_hash: Name
-    threads: int = Field(ge=1)
-    device_kind: DeviceKind
-    torch_version: Name
-    bundle_sha256: Name
-    bits_hash: Name | None = None  # `numerics: exact`: see `fitness`; None: not known, or not compared
-    kernels_hash: Name | None = None  # likewise
-
-    @property
-    def num_sections(self) -> int:
-        return len(self.cuts) + 1
-
-    @property
-    def global_batch_size(self) -> int:
-        return self.microbatch_size * self.num_micro_batches
-
-    def without_bits(self) -> Recipe:
-        return self.model_copy(update={"bits_hash": None, "kernels_hash": None})
 
 
 class JobSettings(Message):

@@ -21,7 +21,7 @@ from ..bounds import (
 )
 from ..unknown_values import or_else
 from .base import CheckpointRef, DeviceKind, Message
-from .orders import Recipe
+from .recipe import Recipe
 
 _INDICES = frozenset(str(index) for index in range(MOST_DEVICES))
 

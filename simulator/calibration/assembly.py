@@ -1,4 +1,7 @@
-"""Assembles the parts that several workers measured. Nothing here needs torch."""
+"""Assembles the parts that several workers measured: a section's F_i is the median of its `forward_s`.
+
+Which m a job takes of the result is chosen in `microbatch_size`. Nothing here needs torch.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
-from ...protocol.messages import Profile, Recipe
-from ...protocol.survey import Layout, SectionRow, Share, Survey, Timed
+from ...protocol.survey import Layout, SectionRow, Survey, Timed
 from .data import Calibration, Link
 from .links import AllReduce, MeasuredWire
-from .measurements import TIMES, Basis, Measurements, Row, best_microbatch_size, rows_for_job
+from .measurements import TIMES, Basis, Measurements, Row
 from .statistics import Figure
 
 _NO_LINK = Link(latency_s=0.0, bytes_per_s=1e9)  # until the links are known, see `Measurements.with_links`
@@ -27,42 +29,11 @@ def measurements_of(
     done = done_in(found)
     whole = [layout for layout in survey.layouts if not left(layout, done)]
     measured = Measurements(
-        basis=Basis.from_json(survey.basis, "basis"),
+        basis=Basis.from_json(survey.basis),
         rows=tuple(_row(survey, layout, found) for layout in sorted(whole, key=_size_of)),
         seconds=survey.seconds + sum(row.seconds for row in found),
     )
-    return measured.with_links(
-        wires or [MeasuredWire.from_json(wire, "wires") for wire in survey.wires], allreduces
-    )
-
-
-def profile_of(
-    measured: Measurements,
-    base: Recipe,
-    *,
-    wanted: int | None,
-    memory_bytes: int,
-    most_workers: int,
-    stored: bool = False,
-) -> Profile:
-    """Choose the job's m: `wanted`, else the best measured m that fits into memory and leaves a micro-batch
-    for each of `most_workers`. `base` is the recipe for any other m."""
-    usable = rows_for_job(measured.rows, base.global_batch_size, most_workers)
-    row = measured.row(wanted or best_microbatch_size(usable, memory_bytes))
-    recipe = base.model_copy(
-        update={
-            "microbatch_size": row.microbatch_size,
-            "num_micro_batches": base.global_batch_size // row.microbatch_size,
-            "cuts": list(row.cuts),
-            "graph_hash": row.graph_hash,
-        }
-    )
-    return Profile(
-        recipe=recipe,
-        calibration=row.calibration.to_json(),
-        measurements=measured.to_json(),
-        stored=stored,
-    )
+    return measured.with_links(wires or [MeasuredWire.from_json(wire) for wire in survey.wires], allreduces)
 
 
 def layout_of_row(row: Row) -> Layout:
@@ -87,34 +58,6 @@ def left(layout: Layout, done: Set[tuple[int, int]]) -> list[int]:
     return [
         section for section in range(len(layout.cuts) + 1) if (layout.microbatch_size, section) not in done
     ]
-
-
-def shares(survey: Survey, done: Set[tuple[int, int]], num_shares: int) -> list[Share]:
-    """Divide what is left to measure into shares of at most 1/`num_shares` each, the most likely m first. A
-    share has one m, so that its worker traces the model once."""
-    likely = survey.recipe.microbatch_size
-    layouts = sorted(
-        survey.layouts, key=lambda layout: (layout.microbatch_size != likely, layout.microbatch_size)
-    )
-    missing = [(layout.microbatch_size, section) for layout in layouts for section in left(layout, done)]
-    each = -(-len(missing) // num_shares)
-    found: list[Share] = []
-    for m, section in missing:
-        if found and found[-1].microbatch_size == m and len(found[-1].sections) < each:
-            found[-1] = Share(microbatch_size=m, sections=[*found[-1].sections, section])
-        else:
-            found.append(Share(microbatch_size=m, sections=[section]))
-    return found
-
-
-SHARE_S = 25.0
-"""Target time for the shares of one worker, in seconds."""
-_PARTS = 4  # of measuring a section: forward with backward, their memory, the optimizer, making it
-
-
-def section_time_s(seconds: float, num_sections: int) -> float:
-    """The budget in seconds for each part of measuring a section, if `num_sections` share `seconds`."""
-    return seconds / max(1, num_sections) / _PARTS
 
 
 def _row(survey: Survey, layout: Layout, rows: Iterable[SectionRow]) -> Row:

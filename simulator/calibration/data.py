@@ -8,59 +8,65 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import field, fields, replace
+from typing import Any, ClassVar, Literal, Self
 
-from .parsing import (
-    InvalidCalibration,
-    expect_fields,
-    expect_numbers,
-    expect_object,
-    expect_str,
-    expect_strs,
-    is_finite,
-    read_text,
-)
+from pydantic import ConfigDict, ModelWrapValidatorHandler, model_validator
+from pydantic.dataclasses import dataclass
 
-FORMAT = 1
+from ..source_lines import FileFault, read_json
+from ..validation import Count, FieldFaults, NotNegative, PositiveCount, Rate, adapter, validated
 
-_TIMES = ("forward_s", "backward_s", "optimizer_s")
-_SIZES = ("parameter_bytes", "gradient_bytes", "state_bytes", "activation_bytes")
-_OPTIONAL_SIZES = (
-    "batch_bytes",
-    "forward_peak_bytes",
-    "backward_peak_bytes",
-    "reduced_bytes",
-    "update_peak_bytes",
-    "snapshot_bytes",
-    "optimizer_bytes",
-)
 _CUTS = ("cut_bytes", "grad_cut_bytes")
-_EXECUTOR = ("operation_s", "message_s", "collective_s")
+
+
+class InvalidCalibration(FileFault):
+    """A calibration that cannot be used; the message names the field and what would be accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid", defer_build=True))
+class Record:
+    """A part of a file of measurements. Made in Python, with values that do not fit, it raises pydantic's
+    `ValidationError`. Validators are built at their first use, which halves what they add to an import.
+    """
+
+    required_in_files: ClassVar[tuple[str, ...]] = ()
+    """Fields that have a default in Python and none in a file."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads back to an equal record."""
+        return adapter(type(self)).dump_python(self, mode="json")
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        """Read the object (or its text). Raises `InvalidCalibration` naming the field (and, in a text, its
+        line)."""
+        if isinstance(value, str):
+            return read_json(value, cls.from_json, InvalidCalibration)
+        return validated(value, cls, InvalidCalibration, "calibration")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _is_whole(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        found = read(value)
+        missing = [name for name in cls.required_in_files if isinstance(value, Mapping) and name not in value]
+        if missing:
+            raise FieldFaults([(name, "is required") for name in missing])
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(Record):
     """One direction between two workers. A message occupies it for size / bandwidth, then takes the latency
     and a jitter that is exponential with mean `jitter_s`; messages of one kind keep their order.
     """
 
-    latency_s: float
-    bytes_per_s: float
-    jitter_s: float = 0.0
-    hop_latency_s: float | None = None
+    latency_s: NotNegative
+    bytes_per_s: Rate
+    jitter_s: NotNegative = 0.0
+    hop_latency_s: NotNegative | None = None
     """Latency, and below bandwidth, of a hop of a ring all-reduce; None: those of a message."""
-    hop_bytes_per_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("latency_s", "jitter_s", "hop_latency_s"):
-            value = getattr(self, name)
-            if value is not None and (not is_finite(value) or value < 0):
-                raise InvalidCalibration(f"{name}: {value!r} is not a time in seconds >= 0")
-        for name in ("bytes_per_s", "hop_bytes_per_s"):
-            value = getattr(self, name)
-            if value is not None and (not is_finite(value) or value <= 0):
-                raise InvalidCalibration(f"{name}: {value!r} is not a bandwidth > 0")
+    hop_bytes_per_s: Rate | None = None
 
     def occupied_s(self, size_bytes: int) -> float:
         """How long a message occupies the link; excludes the latency, which does not delay the next one."""
@@ -76,88 +82,78 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(Record):
     """Times and sizes of one micro-batch of `microbatch_size` samples, per section 0..K-1.
 
-    Raises `InvalidCalibration` naming the field when lengths disagree or a number is negative or not finite.
+    Lengths agree; numbers are finite and not negative.
     """
 
-    forward_s: tuple[float, ...]
+    required_in_files: ClassVar[tuple[str, ...]] = ("format", "versions")
+
+    format: Literal[1] = 1
+    forward_s: tuple[NotNegative, ...]
     """F_i: forward pass of a section; recomputation costs the same."""
-    backward_s: tuple[float, ...]
+    backward_s: tuple[NotNegative, ...]
     """B_i: backward pass and adding to the gradient sums, without recomputation."""
-    optimizer_s: tuple[float, ...]
+    optimizer_s: tuple[NotNegative, ...]
     """The end of a step: dividing the section's gradient sums, their norms, and updating its weights."""
-    parameter_bytes: tuple[int, ...]
-    gradient_bytes: tuple[int, ...]
+    parameter_bytes: tuple[Count, ...]
+    gradient_bytes: tuple[Count, ...]
     """Bytes that the section's hosts all-reduce once a step (with `numerics: exact`, 8 per element)."""
-    state_bytes: tuple[int, ...]
+    state_bytes: tuple[Count, ...]
     """Resident on every host: weights, optimizer state, buffers and gradient sums."""
-    activation_bytes: tuple[int, ...]
+    activation_bytes: tuple[Count, ...]
     """Kept between the forward and the backward of one micro-batch without recomputation, including outputs,
     excluding inputs."""
-    cut_bytes: tuple[int, ...]
+    cut_bytes: tuple[Count, ...]
     """K-1 entries: bytes of one micro-batch that cross the cut after section k, forwards."""
-    grad_cut_bytes: tuple[int, ...]
+    grad_cut_bytes: tuple[Count, ...]
     """K-1 entries: bytes of the gradients that cross the cut after section k, backwards."""
     inter_vm: Link
     intra_vm: Link
     device_kind: str
-    microbatch_size: int
+    microbatch_size: PositiveCount
     # One entry per section, or empty, which counts as zeros.
-    batch_bytes: tuple[int, ...] = ()
+    batch_bytes: tuple[Count, ...] = ()
     """A micro-batch's samples, if the section takes any of their entries."""
-    forward_peak_bytes: tuple[int, ...] = ()
+    forward_peak_bytes: tuple[Count, ...] = ()
     """Peak of a running forward, beyond its inputs."""
-    backward_peak_bytes: tuple[int, ...] = ()
+    backward_peak_bytes: tuple[Count, ...] = ()
     """Peak of a running backward, beyond what was there when it began."""
-    reduced_bytes: tuple[int, ...] = ()
+    reduced_bytes: tuple[Count, ...] = ()
     """A step's gradients, from the end of their all-reduce until they are applied."""
-    update_peak_bytes: tuple[int, ...] = ()
+    update_peak_bytes: tuple[Count, ...] = ()
     """Peak while a step is applied, beyond state and gradients."""
-    snapshot_bytes: tuple[int, ...] = ()
+    snapshot_bytes: tuple[Count, ...] = ()
     """A checkpoint's copy of the section, divided among its hosts."""
-    optimizer_bytes: tuple[int, ...] = ()
+    optimizer_bytes: tuple[Count, ...] = ()
     """The part of `state_bytes` that is the optimizer's and can lie in host memory instead."""
     # Overhead of the worker's own code, which does not depend on the section.
-    operation_s: float = 0.0
+    operation_s: NotNegative = 0.0
     """Per operation: choosing it, passing on its result, receiving the next one's input."""
-    message_s: float = 0.0
+    message_s: NotNegative = 0.0
     """Per message, beyond its link: threads at both ends, and waking the receiver."""
-    collective_s: float = 0.0
+    collective_s: NotNegative = 0.0
     """Per all-reduce over two workers or more, beyond its link, and per commit."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     labels: tuple[str, ...] = ()
     """For people: each section's modules, "transformer.h.3 (model.py:88)"; empty if not known."""
 
-    def __post_init__(self) -> None:
-        num_sections = len(self.forward_s)
-        if num_sections < 1:
-            raise InvalidCalibration("forward_s: expected one time for each section, got none")
-        for name in (*_TIMES, *_SIZES, *_CUTS, *_OPTIONAL_SIZES):
-            values: tuple[float, ...] = getattr(self, name)
-            if name in _OPTIONAL_SIZES and not values:
-                continue
-            expected = num_sections - 1 if name in _CUTS else num_sections
-            if len(values) != expected:
-                raise InvalidCalibration(
-                    f"{name}: expected {expected} entries for K={num_sections}, got {len(values)}"
-                )
-            for index, value in enumerate(values):
-                if not is_finite(value) or value < 0 or (name not in _TIMES and not isinstance(value, int)):
-                    kind = "seconds" if name in _TIMES else "whole bytes"
-                    raise InvalidCalibration(f"{name}[{index}]: {value!r} is not a number of {kind} >= 0")
-        for name in _EXECUTOR:
-            if not is_finite(value := getattr(self, name)) or value < 0:
-                raise InvalidCalibration(f"{name}: {value!r} is not a number of seconds >= 0")
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        faults: list[tuple[str, str]] = []
+        if not self.forward_s:
+            raise FieldFaults([("forward_s", "expected one time for each section, got none")])
+        for each in fields(self):
+            values, expected = getattr(self, each.name), self.num_sections - (each.name in _CUTS)
+            if isinstance(values, tuple) and len(values) != expected and (values or each.default != ()):
+                got = f"expected {expected} entries for K={self.num_sections}, got {len(values)}"
+                faults.append((each.name, got))
         if any(own > whole for own, whole in zip(self.optimizer_bytes, self.state_bytes, strict=False)):
-            raise InvalidCalibration("optimizer_bytes: they are part of state_bytes and cannot be more")
-        if self.labels and len(self.labels) != num_sections:
-            raise InvalidCalibration(
-                f"labels: expected none or {num_sections}, one for each section, got {len(self.labels)}"
-            )
-        if type(self.microbatch_size) is not int or self.microbatch_size < 1:
-            raise InvalidCalibration(f"microbatch_size: {self.microbatch_size!r} is not a whole number >= 1")
+            faults.append(("optimizer_bytes", "they are part of state_bytes and cannot be more"))
+        if faults:
+            raise FieldFaults(faults)
+        return self
 
     @property
     def num_sections(self) -> int:
@@ -181,59 +177,3 @@ class Calibration:
         own = self.optimizer_bytes or (0,) * self.num_sections
         state_bytes = tuple(map(operator.sub, self.state_bytes, own))
         return replace(self, state_bytes=state_bytes, optimizer_bytes=())
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object that `from_json` reads back to an equal calibration."""
-        value: dict[str, Any] = {"format": FORMAT}
-        for name in (*_TIMES, *_SIZES, *_CUTS, *_OPTIONAL_SIZES):
-            value[name] = list(getattr(self, name))
-        value |= {name: getattr(self, name) for name in _EXECUTOR}
-        for name in ("inter_vm", "intra_vm"):
-            link: Link = getattr(self, name)
-            entries = {f.name: getattr(link, f.name) for f in fields(Link)}
-            value[name] = {key: number for key, number in entries.items() if number is not None}
-        value |= {"device_kind": self.device_kind, "microbatch_size": self.microbatch_size}
-        value["versions"] = dict(self.versions)
-        value["labels"] = list(self.labels)
-        return value
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any] | str) -> Calibration:
-        """Read the object (or its text). Raises `InvalidCalibration` naming an unknown, missing or mistyped
-        field (and, in a text, its line)."""
-        if isinstance(value, str):
-            return read_text(value, cls.from_json)
-        optional = {"labels", *_OPTIONAL_SIZES, *_EXECUTOR}
-        checked = expect_fields(value, "", {"format", *(f.name for f in fields(cls))}, optional)
-        if checked["format"] != FORMAT:
-            raise InvalidCalibration(
-                f"format: {checked['format']!r} is not {FORMAT}, the one this version reads"
-            )
-        return cls(
-            **{name: expect_numbers(checked[name], name, whole=False) for name in _TIMES},
-            **{name: expect_numbers(checked[name], name, whole=True) for name in (*_SIZES, *_CUTS)},
-            **{
-                name: expect_numbers(checked[name], name, whole=True)
-                for name in _OPTIONAL_SIZES
-                if name in checked
-            },
-            **{name: checked[name] for name in _EXECUTOR if name in checked},
-            inter_vm=_link(checked, "inter_vm"),
-            intra_vm=_link(checked, "intra_vm"),
-            device_kind=expect_str(checked["device_kind"], "device_kind"),
-            microbatch_size=checked["microbatch_size"],
-            versions={
-                name: expect_str(text, f"versions.{name}")
-                for name, text in expect_object(checked["versions"], "versions").items()
-            },
-            labels=expect_strs(checked.get("labels", []), "labels"),
-        )
-
-
-def _link(value: Mapping[str, Any], name: str) -> Link:
-    optional = {f.name for f in fields(Link)} - {"latency_s", "bytes_per_s"}
-    checked = expect_fields(value[name], name, {f.name for f in fields(Link)}, optional)
-    try:
-        return Link(**checked)
-    except InvalidCalibration as error:
-        raise error.inside(name) from error

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal, Self
 
-from .data import Link
-from .parsing import InvalidCalibration, expect_fields, expect_int, join
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from ..validation import FieldFaults, Flag, PositiveCount
+from .data import InvalidCalibration, Link, Record
 from .statistics import SCALE, Figure
 
 Source = Literal["workers", "loopback"]
@@ -19,16 +21,16 @@ _NEGLIGIBLE_S_PER_BYTE = 1e-15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredWire:
+class MeasuredWire(Record):
     """Measured messages in one direction between two workers, which also compute if `loaded`.
 
     `source` is `loopback` if only a connection inside one machine could be measured.
     """
 
-    same_vm: bool
+    same_vm: Flag
     latency_s: Figure
     bytes_per_s: Figure
-    loaded: bool
+    loaded: Flag
     source: Source
 
     @property
@@ -42,67 +44,23 @@ class MeasuredWire:
         latency_s = max(0.0, self.latency_s.median - math.log(2) * self.jitter_s)
         return Link(latency_s=latency_s, bytes_per_s=self.bytes_per_s.median, jitter_s=self.jitter_s)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "same_vm": self.same_vm,
-            "latency_s": self.latency_s.to_json(),
-            "bytes_per_s": self.bytes_per_s.to_json(),
-            "loaded": self.loaded,
-            "source": self.source,
-        }
-
-    @classmethod
-    def from_json(cls, value: object, name: str) -> MeasuredWire:
-        checked = expect_fields(
-            value, name, {"same_vm", "latency_s", "bytes_per_s", "loaded", "source"}, set()
-        )
-        bytes_per_s = Figure.from_json(checked["bytes_per_s"], f"{name}.bytes_per_s")
-        if not bytes_per_s.median > 0:
-            raise InvalidCalibration(
-                f"{name}.bytes_per_s.median: {bytes_per_s.median} is not a bandwidth > 0"
-            )
-        if checked["source"] not in get_args(Source):
-            expected = " or ".join(get_args(Source))
-            raise InvalidCalibration(f"{name}.source: {checked['source']!r} is not {expected}")
-        return cls(
-            same_vm=_flag(checked["same_vm"], join(name, "same_vm")),
-            latency_s=Figure.from_json(checked["latency_s"], f"{name}.latency_s"),
-            bytes_per_s=bytes_per_s,
-            loaded=_flag(checked["loaded"], join(name, "loaded")),
-            source=checked["source"],
-        )
+    @model_validator(mode="after")
+    def _has_a_bandwidth(self) -> Self:
+        if not self.bytes_per_s.median:
+            raise FieldFaults([("bytes_per_s.median", "0 is not a bandwidth > 0")])
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce:
+class AllReduce(Record):
     """Measured seconds of an all-reduce of `size_bytes` over `ring` workers, `in_flight` at a time."""
 
-    same_vm: bool
+    same_vm: Flag
     """Whether all workers of the ring are on one VM."""
-    ring: int
-    size_bytes: int
-    in_flight: int
+    ring: Annotated[PositiveCount, Field(ge=2)]
+    size_bytes: PositiveCount
+    in_flight: PositiveCount
     seconds: Figure
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "same_vm": self.same_vm,
-            "ring": self.ring,
-            "size_bytes": self.size_bytes,
-            "in_flight": self.in_flight,
-            "seconds": self.seconds.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, value: object, name: str) -> AllReduce:
-        checked = expect_fields(value, name, {"same_vm", "ring", "size_bytes", "in_flight", "seconds"}, set())
-        return cls(
-            same_vm=_flag(checked["same_vm"], join(name, "same_vm")),
-            ring=expect_int(checked["ring"], f"{name}.ring", least=2),
-            size_bytes=expect_int(checked["size_bytes"], f"{name}.size_bytes", least=1),
-            in_flight=expect_int(checked["in_flight"], f"{name}.in_flight", least=1),
-            seconds=Figure.from_json(checked["seconds"], f"{name}.seconds"),
-        )
 
 
 def fitted_links(wires: Sequence[MeasuredWire], allreduces: Sequence[AllReduce]) -> tuple[Link, Link]:
@@ -154,9 +112,3 @@ def _fitted(same_vm: bool, wires: Sequence[MeasuredWire], allreduces: Sequence[A
         hop_latency_s=hop[0],
         hop_bytes_per_s=hop[1],
     )
-
-
-def _flag(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidCalibration(f"{name}: expected true or false, got {value!r}")
-    return value

@@ -9,56 +9,45 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, ClassVar, Literal, Self
 
-from ...pipeline.plan import Range
-from .data import Calibration
+from pydantic import ModelWrapValidatorHandler, model_validator
+from pydantic.dataclasses import dataclass
+
+from ..source_lines import read_json
+from ..validation import Count, FieldFaults, NotNegative, validated
+from .data import Calibration, InvalidCalibration, Record
 from .links import AllReduce, MeasuredWire, fitted_links
-from .parsing import (
-    InvalidCalibration,
-    expect_fields,
-    expect_int,
-    expect_list,
-    expect_number,
-    expect_str,
-    join,
-    read_text,
-)
-from .sizes import sizes_of
 from .statistics import Figure
 
-FORMAT = 1
-STILL_IMPROVES = 0.93
-"""A doubling of m must save 7 % of the time per sample to be worth its memory."""
 TIMES = ("forward_s", "backward_s", "optimizer_s")
-MAX_MICROBATCH_SIZE = 64
 _WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Basis:
+class Basis(Record):
     """What measurements depend on; a job with an equal basis reuses them."""
 
     graph_hash: str
     """Hash of the model traced for micro-batches of `microbatch_size`."""
-    microbatch_size: int
+    microbatch_size: Count
     """m of the job file, or 1."""
-    global_batch_size: int
-    num_sections: int
+    global_batch_size: Count
+    num_sections: Count
     """K of the job file; 0 if the cuts were left to Makara."""
     code_sha256: str
     """Hash of the Python files that the job's entrypoint imports: loss and optimizer are in no graph."""
     precision: str
     numerics: str
-    threads: int
+    threads: Count
     device_kind: str
     device_name: str
     torch_version: str
     makara_version: str
-    least_sections: int = 0
+    least_sections: Count = 0
     """If Makara chose the cuts and the job file fixes P: that P, which K must reach; else 0."""
-    worker_sections: int = 0
+    worker_sections: Count = 0
     """If Makara chose the cuts and only the job's number of workers allows them: the bound on K; else 0."""
 
     @property
@@ -67,32 +56,36 @@ class Basis:
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: object, name: str) -> Basis:
-        numbers = {f.name for f in fields(cls) if f.type == "int"}
-        checked = expect_fields(
-            value, name, {f.name for f in fields(cls)}, {"least_sections", "worker_sections"}
-        )
-        values: dict[str, Any] = {
-            key: expect_int(item, join(name, key)) if key in numbers else expect_str(item, join(name, key))
-            for key, item in checked.items()
-        }
-        return cls(**values)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Record):
     """The measurements for one m: graph and cuts, the calibration, and the figures that it is made of."""
 
-    calibration: Calibration
     graph_hash: str
-    cuts: tuple[int, ...]
+    cuts: tuple[Count, ...]
     """Positions in the graph before which sections 1..K-1 begin."""
     figures: Mapping[str, tuple[Figure, ...]]
     """{name of `TIMES`: one figure per section}."""
+    calibration: Calibration
+
+    @model_validator(mode="after")
+    def _has_what_belongs_to_each_section(self) -> Self:
+        num_sections = self.calibration.num_sections
+        faults = [
+            (f"figures.{name}", f"unknown key (accepted here: {', '.join(TIMES)})")
+            for name in self.figures
+            if name not in TIMES
+        ]
+        if len(self.cuts) != num_sections - 1:
+            faults.append(("cuts", f"expected {num_sections - 1}, got {len(self.cuts)}"))
+        for name in TIMES:
+            if (count := len(self.figures.get(name, ()))) != num_sections:
+                faults.append(
+                    (f"figures.{name}", f"expected {num_sections}, one for each section, got {count}")
+                )
+        if faults:
+            raise FieldFaults(faults)
+        return self
 
     @property
     def microbatch_size(self) -> int:
@@ -103,55 +96,30 @@ class Row:
         """Σ F_i(m) / m."""
         return sum(self.calibration.forward_s) / self.microbatch_size
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "graph_hash": self.graph_hash,
-            "cuts": list(self.cuts),
-            "figures": {name: [figure.to_json() for figure in self.figures[name]] for name in self.figures},
-            "calibration": self.calibration.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, value: object, name: str) -> Row:
-        checked = expect_fields(value, name, {"graph_hash", "cuts", "figures", "calibration"}, set())
-        try:
-            calibration = Calibration.from_json(checked["calibration"])
-        except InvalidCalibration as error:
-            raise error.inside(f"{name}.calibration") from error
-        cuts = expect_list(checked["cuts"], f"{name}.cuts", "positions")
-        if len(cuts) != calibration.num_sections - 1:
-            raise InvalidCalibration(f"{name}.cuts: expected {calibration.num_sections - 1}, got {len(cuts)}")
-        figures = expect_fields(checked["figures"], f"{name}.figures", set(TIMES), set())
-        return cls(
-            calibration=calibration,
-            graph_hash=expect_str(checked["graph_hash"], f"{name}.graph_hash"),
-            cuts=tuple(expect_int(cut, f"{name}.cuts[{index}]") for index, cut in enumerate(cuts)),
-            figures={
-                key: _figures(figures[key], f"{name}.figures.{key}", calibration.num_sections)
-                for key in TIMES
-            },
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurements:
-    """Rows for several m, and links. Raises `InvalidCalibration` when there is no row, or two of one m."""
+class Measurements(Record):
+    """Rows for several m, at least one, and links."""
 
+    required_in_files: ClassVar[tuple[str, ...]] = ("format", "seconds", "wires", "allreduces")
+
+    format: Literal[1] = 1
     basis: Basis | None
     """None for a bare calibration, which does not say what it depends on."""
-    rows: tuple[Row, ...]
-    """Ascending m."""
+    seconds: NotNegative = 0.0
+    """How long measuring took, summed over workers."""
     wires: tuple[MeasuredWire, ...] = ()
     allreduces: tuple[AllReduce, ...] = ()
-    seconds: float = 0.0
-    """How long measuring took, summed over workers."""
+    rows: tuple[Row, ...]
+    """Ascending m."""
 
-    def __post_init__(self) -> None:
-        sizes = self.sizes
-        if not sizes:
-            raise InvalidCalibration("rows: expected at least one, got none")
-        if list(sizes) != sorted(set(sizes)):
-            raise InvalidCalibration(f"rows: expected ascending microbatch_size, got {list(sizes)}")
+    @model_validator(mode="after")
+    def _rows_ascend(self) -> Self:
+        if not self.rows:
+            raise FieldFaults([("rows", "expected at least one, got none")])
+        if list(self.sizes) != sorted(set(self.sizes)):
+            raise FieldFaults([("rows", f"expected ascending microbatch_size, got {list(self.sizes)}")])
+        return self
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -179,52 +147,36 @@ class Measurements:
         )
         return replace(self, rows=rows, wires=tuple(wires), allreduces=tuple(allreduces))
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _fits_its_fingerprint(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(value, Mapping):
+            return read(value)
+        found = read({name: item for name, item in value.items() if name != "fingerprint"})
+        if value.get("fingerprint", "") != found.fingerprint:
+            raise FieldFaults([("fingerprint", "it is not that of the basis")])
+        return found
+
+    @property
+    def fingerprint(self) -> str | None:
+        """That of the basis, if there is one."""
+        return None if self.basis is None else self.basis.fingerprint
+
     def to_json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "fingerprint": self.basis.fingerprint if self.basis else None,
-            "basis": self.basis.to_json() if self.basis else None,
-            "seconds": self.seconds,
-            "wires": [wire.to_json() for wire in self.wires],
-            "allreduces": [entry.to_json() for entry in self.allreduces],
-            "rows": [row.to_json() for row in self.rows],
-        }
+        return {"format": self.format, "fingerprint": self.fingerprint} | Record.to_json(self)
 
     def to_text(self) -> str:
         """The JSON as text, one short line per entry; `from_json` reads it."""
         return pretty(self.to_json()) + "\n"
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any] | str) -> Measurements:
+    def from_json(cls, value: object) -> Measurements:
         """Read the object (or its text, then an error names its line), or a bare `Calibration`."""
         if isinstance(value, str):
-            return read_text(value, cls.from_json)
-        if "forward_s" in value:
+            return read_json(value, cls.from_json, InvalidCalibration)
+        if isinstance(value, Mapping) and "forward_s" in value:
             return of_one(Calibration.from_json(value))
-        checked = expect_fields(value, "", {"format", "fingerprint", *(f.name for f in fields(cls))}, set())
-        if checked["format"] != FORMAT:
-            raise InvalidCalibration(
-                f"format: {checked['format']!r} is not {FORMAT}, which this version reads"
-            )
-        basis = Basis.from_json(checked["basis"], "basis") if checked["basis"] is not None else None
-        if checked["fingerprint"] != (basis.fingerprint if basis else None):
-            raise InvalidCalibration("fingerprint: it is not that of the basis")
-        return cls(
-            basis=basis,
-            rows=tuple(
-                Row.from_json(row, f"rows[{index}]")
-                for index, row in enumerate(expect_list(checked["rows"], "rows", "rows"))
-            ),
-            wires=tuple(
-                MeasuredWire.from_json(wire, f"wires[{index}]")
-                for index, wire in enumerate(expect_list(checked["wires"], "wires", "wires"))
-            ),
-            allreduces=tuple(
-                AllReduce.from_json(entry, f"allreduces[{index}]")
-                for index, entry in enumerate(expect_list(checked["allreduces"], "allreduces", "sums"))
-            ),
-            seconds=expect_number(checked["seconds"], "seconds"),
-        )
+        return validated(value, cls, InvalidCalibration, "calibration")
 
 
 def of_one(calibration: Calibration) -> Measurements:
@@ -236,39 +188,6 @@ def of_one(calibration: Calibration) -> Measurements:
         calibration=calibration, graph_hash="", cuts=(0,) * (calibration.num_sections - 1), figures=figures
     )
     return Measurements(basis=None, rows=(row,))
-
-
-def rows_for_job(rows: Sequence[Row], global_batch_size: int, most_workers: int) -> Sequence[Row]:
-    """Those that a job may take its m from: m divides the global batch, and leaves a micro-batch for each
-    worker that the job may have, unless it is the smallest."""
-    first, *larger = [row for row in rows if not global_batch_size % row.microbatch_size] or rows
-    return [first, *(row for row in larger if global_batch_size // row.microbatch_size >= most_workers)]
-
-
-def best_microbatch_size(rows: Sequence[Row], memory_bytes: int | None = None) -> int:
-    """The smallest m of `rows` (ascending) after which the next no longer saves 7 % of Σ F_i(m)/m, among
-    those at which every section fits into `memory_bytes` by itself; the smallest where none does (Varuna
-    §4.2)."""
-    fitting = [row for row in rows if memory_bytes is None or least_bytes(row.calibration) <= memory_bytes]
-    best, *larger = fitting or rows[:1]
-    for row in larger:
-        if row.seconds_per_sample > STILL_IMPROVES * best.seconds_per_sample:
-            break
-        best = row
-    return best.microbatch_size
-
-
-def least_bytes(calibration: Calibration) -> int:
-    """What the worker of the neediest section needs if it hosts nothing else, with one micro-batch in
-    flight."""
-    sizes, needs = sizes_of(calibration), [0]
-    for section in range(calibration.num_sections):
-        span = Range(section, section + 1)
-        running = max(sizes.forward_peak(span), sizes.kept(span) + sizes.backward_peak(span))
-        step = sizes.inputs(span) + sizes.gradients(span) + sizes.held(span) + running
-        resident = sizes.state(span) + sizes.snapshot([(section, 1)])
-        needs.append(resident + max(step, sizes.update(span)))
-    return max(needs)
 
 
 def pretty(value: Any, indent: int = 0) -> str:
@@ -284,10 +203,3 @@ def pretty(value: Any, indent: int = 0) -> str:
     entries_of_list: Sequence[Any] = value  # pyright: ignore[reportUnknownVariableType]
     rows = [inner + pretty(item, indent + 1) for item in entries_of_list]
     return "[\n" + ",\n".join(rows) + "\n" + " " * indent + "]"
-
-
-def _figures(value: object, name: str, count: int) -> tuple[Figure, ...]:
-    entries = expect_list(value, name, "figures")
-    if len(entries) != count:
-        raise InvalidCalibration(f"{name}: expected {count}, one for each section, got {len(entries)}")
-    return tuple(Figure.from_json(entry, f"{name}[{index}]") for index, entry in enumerate(entries))

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
-from .parsing import InvalidCalibration, expect_fields, expect_int, expect_number, join
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from ..validation import Count, FieldFaults, NotNegative, PositiveCount
+from .data import Record
 
 OUTLIER_DEVIATIONS = 3.0
 SCALE = 1.4826
@@ -22,38 +25,25 @@ _DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(Record):
     """`median` and `spread` (scaled median absolute deviation) of `repeats` measurements, without the
     `dropped` outliers."""
 
-    median: float
-    spread: float
-    repeats: int
-    dropped: int
+    median: NotNegative
+    spread: NotNegative
+    repeats: PositiveCount
+    dropped: Count
 
     @property
     def noise(self) -> float:
         """The spread as a fraction of the median; 0 for a figure that is 0."""
         return self.spread / self.median if self.median else 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("median", "spread", "repeats", "dropped")}
-
-    @classmethod
-    def from_json(cls, value: object, name: str) -> Figure:
-        """Read what `to_json` wrote, at the path `name`. Raises `InvalidCalibration`."""
-        checked = expect_fields(value, name, {"median", "spread", "repeats", "dropped"}, set())
-        figure = cls(
-            median=expect_number(checked["median"], join(name, "median")),
-            spread=expect_number(checked["spread"], join(name, "spread")),
-            repeats=expect_int(checked["repeats"], join(name, "repeats"), least=1),
-            dropped=expect_int(checked["dropped"], join(name, "dropped")),
-        )
-        if figure.dropped >= figure.repeats:
-            raise InvalidCalibration(
-                f"{join(name, 'dropped')}: all {figure.repeats} repeats cannot be outliers"
-            )
-        return figure
+    @model_validator(mode="after")
+    def _has_a_measurement_left(self) -> Self:
+        if self.dropped >= self.repeats:
+            raise FieldFaults([("dropped", f"all {self.repeats} repeats cannot be outliers")])
+        return self
 
 
 def summarise(measurements: Sequence[float]) -> Figure:

@@ -211,15 +211,15 @@ def test_a_bad_trace_is_refused_with_its_line(
 @pytest.mark.parametrize(
     ("costs", "said"),
     [
-        ('{"boot_s": 9,\n "form_s": -1}', "costs:2: form_s: -1 is not a time >= 0"),
+        ('{"boot_s": 9,\n "form_s": -1}', "costs:2: form_s: expected greater than or equal to 0, got -1"),
         (
             '{"boot_s": 9,\n "form": 1}',
-            "costs:2: form: unknown field; did you mean form_s? (known are boot_s",
+            "costs:2: form: unknown key; did you mean form_s? (accepted here: boot_s",
         ),
         ('{"boot_s": 9,\n\n "boot_s": 1}', "costs:3: boot_s: given twice, first in line 1"),
         ('{"boot_s": 9\n "form_s": 1}', "costs:2: not JSON: Expecting ',' delimiter (column 2)"),
         ('{\n"morphs": [1]}', "costs:2: morphs: not as `makara status --json` prints them"),
-        ("[]", "costs:1: costs: expected an object, got list"),
+        ("[]", "costs:1: costs: expected a mapping of keys to values, got []"),
         ("", "costs:1: not JSON"),
         (b"{\n\xff}", "costs:2: not UTF-8: byte 0xff"),
     ],

@@ -76,7 +76,7 @@ def test_json_is_what_the_file_holds(file: Path, capsys: pytest.CaptureFixture[s
     ("arguments", "message"),
     [
         (["{file}", "-m", "7"], "7 was not measured; measured are 2"),
-        (["{bad}"], "{bad}:5: basis.graph_hash: expected text, got int"),
+        (["{bad}"], "{bad}:5: basis.graph_hash: expected a valid string, got 5"),
         (["{missing}"], "cannot read it"),
         ([], "give either a job or a calibration file"),
         (["{file}", "-o", "/dev/null/x"], "cannot write it"),

@@ -163,11 +163,11 @@ def test_costs_are_measured_on_a_job_that_ran() -> None:
     [
         ("{", "line 1: not JSON"),
         ('{"morphs": [1]}', "morphs: not as `makara status --json` prints them"),
-        ("[]", "costs: expected an object, got list"),
-        ('{"boot": 1}', r"boot: unknown field; did you mean boot_s\? \(known are boot_s"),
-        ('{"boot_s": "1"}', "boot_s: '1' is not a number"),
-        ('{"boot_s": -1}', "boot_s: -1 is not a time >= 0"),
-        ('{"store_bytes_per_s": 0}', "store_bytes_per_s: 0 is not a rate > 0"),
+        ("[]", "costs: expected a mapping of keys to values, got \\[\\]"),
+        ('{"boot": 1}', r"boot: unknown key; did you mean boot_s\? \(accepted here: boot_s"),
+        ('{"boot_s": "1"}', "boot_s: expected a valid number, got '1'"),
+        ('{"boot_s": -1}', "boot_s: expected greater than or equal to 0, got -1"),
+        ('{"store_bytes_per_s": 0}', "store_bytes_per_s: expected greater than 0, got 0"),
     ],
 )
 def test_bad_costs_name_the_field(text: str, message: str) -> None:
@@ -283,7 +283,7 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         ("trace.csv", "0,add,a\n5,join,b\n", "trace.csv:2: 'join' is neither add nor remove"),
         ("trace.csv", "0,4\n", "trace: all its events are at its start"),
-        ("calibration.json", "{}", "calibration.json:1: calibration: the field"),
+        ("calibration.json", "{}", "calibration.json:1: basis: is required"),
         ("job.yaml", "name: x\nsteps: 4\n", "steps"),
     ],
 )

@@ -74,6 +74,8 @@ def test_an_interval_counts_steps_unless_it_has_a_unit(
             "envs.THREADS",
             'got 8; text that looks like something else is written in quotes: "8"',
         ),
+        ("seed: 7", "seed: 7}\nenvs: {A B: x", "envs.A B", "'A B' is no name of an environment variable"),
+        ("seed: 7", "seed: 7}\nsecrets: [A, 2]\nenvs: {A: x", "secrets[1]", "expected a valid string, got 2"),
         ("train:build", "./src/train.py:build", "entrypoint", "as Python imports it: src.train:build"),
         ("train:build", "train.py:build", "entrypoint", "'train.py:build' names a file; expected the module"),
         ("seed: 7", "seed: 7.5", "training.seed", "integer"),

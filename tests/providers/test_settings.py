@@ -29,6 +29,10 @@ def test_an_empty_file_names_no_cloud(tmp_path: Path) -> None:
         ("gcp: {}\n", "clouds.yaml:1: gcp: unknown key"),
         ("aws: {}\n", "clouds.yaml:1: aws.regions: is required"),
         ("aws:\n  regions:\n    us-east-1: {subnets: {}}\n", "aws.regions.us-east-1.subnets"),
+        (
+            "aws:\n  regions:\n    us-east-1: {subnet: {a: b}}\n",
+            "clouds.yaml:3: aws.regions.us-east-1.subnet: unknown key; did you mean subnets? (accepted",
+        ),
         ("- aws\n", "expected a section for each cloud, got list"),
         ("aws: [\n", "not YAML"),
     ],

@@ -20,12 +20,21 @@ def broken(old: str, new: str) -> tuple[str, int]:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"microbatch_size": 4', '"microbatch_size": -4', "microbatch_size: -4 is not a whole number >= 1"),
-        ('"microbatch_size": 4', '"microbatch": 4', "microbatch: unknown field; known are"),
-        ('"device_kind": "cpu"', '"device_kind": 3', "device_kind: expected text, got int"),
+        (
+            '"microbatch_size": 4',
+            '"microbatch_size": -4',
+            "microbatch_size: expected greater than or equal to 1, got -4",
+        ),
+        (
+            '"microbatch_size": 4',
+            '"microbatch": 4',
+            "microbatch: unknown key; did you mean microbatch_size? (accepted here: ",
+        ),
+        ('"device_kind": "cpu"', '"device_kind": 3', "device_kind: expected a valid string, got 3"),
         ('"cut_bytes": [\n  4\n ]', '"cut_bytes": [\n  4, 5\n ]', "cut_bytes: expected 1 entries for K=2"),
-        ('"torch": "2.13"', '"torch": 2', "versions.torch: expected text"),
+        ('"torch": "2.13"', '"torch": 2', "versions.torch: expected a valid string, got 2"),
         ('"versions": {', '"versions": {,', "not JSON"),
+        ('"versions": {', '"version": {', "version: unknown key; did you mean versions?"),
     ],
 )
 def test_a_bad_calibration_file_is_refused_with_the_line(old: str, new: str, message: str) -> None:
@@ -41,13 +50,20 @@ def test_an_entry_of_a_list_has_a_line_of_its_own() -> None:
     with pytest.raises(InvalidCalibration) as refused:
         Calibration.from_json(text)
     line = text[: text.index("-0.5")].count("\n") + 1
-    assert str(refused.value) == f"line {line}: optimizer_s[1]: -0.5 is not a number of seconds >= 0"
+    assert str(refused.value) == f"line {line}: optimizer_s[1]: expected greater than or equal to 0, got -0.5"
+
+
+@pytest.mark.parametrize("field", ["format", "versions"])
+def test_a_file_states_what_has_a_default_in_python(field: str) -> None:
+    value = {name: item for name, item in json.loads(TEXT).items() if name != field}
+    with pytest.raises(InvalidCalibration, match=f"line 1: {field}: is required"):
+        Calibration.from_json(json.dumps(value, indent=1))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "line 1: calibration: expected an object, got list"),
+        ("[]", "line 1: calibration: expected a mapping of keys to values, got \\[\\]"),
         ("{", "line 1: not JSON"),
         ('{"format": 1,\n"format": 1}', "line 2: format: given twice"),
         ("[" * 100_000, "nested too deeply"),

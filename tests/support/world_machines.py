@@ -20,7 +20,8 @@ from makara.protocol.messages import (
 )
 from makara.protocol.survey import Layout, SectionRow, Survey, Timed
 from makara.simulator import MeasuredWire
-from makara.simulator.calibration.assembly import measurements_of, profile_of
+from makara.simulator.calibration.assembly import measurements_of
+from makara.simulator.calibration.microbatch_size import profile_of
 from makara.simulator.calibration.statistics import Figure
 
 GRAPH_HASH = "5ec7"
@@ -85,7 +86,7 @@ DEVICES = [DeviceInfo(kind="cpu", name="cpu0", memory_bytes=1 << 30)]
 
 def measured_profile(*, links: bool) -> Profile:
     """What a generation of kind `profile` finds; of one member, links are assumed."""
-    wires = [MeasuredWire.from_json(WIRE, "")] if links else []
+    wires = [MeasuredWire.from_json(WIRE)] if links else []
     rows = [row(m, section) for m in (1, 2) for section in range(3)]
     found = measurements_of(SURVEY, rows, wires, [])
     return profile_of(found, RECIPE, wanted=None, memory_bytes=1 << 30, most_workers=2)

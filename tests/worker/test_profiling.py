@@ -14,8 +14,9 @@ from makara.model.training import load_entrypoint
 from makara.protocol.messages import JobSettings, Profile
 from makara.protocol.survey import Survey
 from makara.simulator import Calibration, Measurements
-from makara.simulator.calibration.assembly import done_in, left, measurements_of, shares
+from makara.simulator.calibration.assembly import done_in, left, measurements_of
 from makara.worker.profiling.profiling import begin, conclude, profile, subject_of
+from makara.worker.profiling.shares import shares
 from makara.worker.profiling.survey import rest
 from models import tied_gpt
 from trainer_processes import BUNDLE, settings

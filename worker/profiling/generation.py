@@ -13,10 +13,11 @@ from typing import Any
 
 from ...protocol.messages import At, Profile
 from ...protocol.survey import SectionRow, Survey
-from ...simulator.calibration.assembly import SHARE_S, done_in, section_time_s, shares
+from ...simulator.calibration.assembly import done_in
 from ..execution.communicator import Communicator
 from .probe import ProbedLinks, probe
 from .profiling import SURVEY_S, begin, conclude
+from .shares import SHARE_S, section_time_s, shares
 from .subject import Subject
 
 OnProgress = Callable[[str, int, int], None]

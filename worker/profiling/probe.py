@@ -63,11 +63,11 @@ class _Script:
         sums: list[AllReduce] = []
         for number, pair in enumerate(pairs_of(self._vms)):
             found = self._told(f"wire/{number}", pair[0], lambda pair=pair, n=number: self._wire(pair, n))
-            wires.append(MeasuredWire.from_json(found, "wire"))
+            wires.append(MeasuredWire.from_json(found))
             self._meet(f"wire/{number}")
         for number, ring in enumerate(rings_of(self._vms)):
             found = self._told(f"ring/{number}", ring[0], lambda ring=ring, n=number: self._sums(ring, n))
-            sums += [AllReduce.from_json(entry, "allreduce") for entry in found]
+            sums += [AllReduce.from_json(entry) for entry in found]
             self._meet(f"ring/{number}")
         return ProbedLinks(tuple(wires), tuple(sums)) if self._rank == 0 else ProbedLinks()
 
@@ -132,7 +132,7 @@ class _Script:
                     ring=len(ring),
                     size_bytes=size_bytes,
                     in_flight=in_flight,
-                    seconds=Figure.from_json(figure, "seconds"),
+                    seconds=Figure.from_json(figure),
                 )
             )
         return [entry.to_json() for entry in found]

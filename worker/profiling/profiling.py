@@ -12,9 +12,10 @@ from ...model.errors import RecipeMismatch
 from ...model.training import Training
 from ...protocol.messages import JobSettings, Profile, Recipe
 from ...protocol.survey import SectionRow, Survey
-from ...simulator.calibration.assembly import layout_of_row, measurements_of, profile_of
+from ...simulator.calibration.assembly import layout_of_row, measurements_of
+from ...simulator.calibration.data import InvalidCalibration
 from ...simulator.calibration.measurements import Measurements
-from ...simulator.calibration.parsing import InvalidCalibration
+from ...simulator.calibration.microbatch_size import profile_of
 from ...simulator.source_lines import decode
 from ..sections.ranges import configure_torch, pick_device
 from .probe import ProbedLinks

@@ -9,9 +9,10 @@ import torch
 
 from ...protocol.messages import Recipe
 from ...protocol.survey import Layout, SectionRow, Survey
-from ...simulator.calibration.assembly import done_in, left, section_time_s, shares
-from ...simulator.calibration.measurements import MAX_MICROBATCH_SIZE, STILL_IMPROVES
+from ...simulator.calibration.assembly import done_in, left
+from ...simulator.calibration.microbatch_size import MAX_MICROBATCH_SIZE, STILL_IMPROVES
 from ..execution.costs import executor_costs
+from .shares import section_time_s, shares
 from .subject import Subject, memory_of
 from .wires import loopback
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ....simulator.calibration.measurements import Measurements, Row, best_microbatch_size
+from ....simulator.calibration.measurements import Measurements, Row
+from ....simulator.calibration.microbatch_size import best_microbatch_size
 from ....simulator.svg import document, legend, text
 from ....simulator.units import seconds as written
 

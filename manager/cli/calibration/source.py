@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....simulator import Calibration, Measurements
-from ....simulator.calibration.measurements import best_microbatch_size, rows_for_job
+from ....simulator.calibration.microbatch_size import best_microbatch_size, rows_for_job
 from ...spec.job_spec import JobSpec, JobSpecError, to_settings
 from ...spec.reading import read_file
 from ..client import RequestRefused, connect

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from ....simulator.calibration.links import AllReduce, MeasuredWire, fitted_links
-from ....simulator.calibration.measurements import TIMES, Measurements, Row, best_microbatch_size, least_bytes
+from ....simulator.calibration.measurements import TIMES, Measurements, Row
+from ....simulator.calibration.microbatch_size import best_microbatch_size, least_bytes
 from ....simulator.units import rate, seconds, size
 
 _NARROW = 40  # a section's label

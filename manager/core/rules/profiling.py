@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ....morphing import too_deep
 from ....protocol.messages import Phase, Profile, WorkerReport
 from ....simulator import InvalidCalibration, Measurements
-from ....simulator.calibration.assembly import profile_of
+from ....simulator.calibration.microbatch_size import profile_of
 from ..commands import StoreCalibration
 from ..context import Context, has_ended, incarnation_of
 from ..facts import GenerationClosed, GenerationKind, GenerationPlanned, JobEnded, RecipeFixed, WorkerFailed
