@@ -132,7 +132,7 @@ class Run:
             Path(models.__file__).read_text(),
             secrets={**keys, "WANDB_API_KEY": self.secret},
             entrypoint="train:slow_gpt",
-            training={"global_batch_size": 32, "seed": 7, "steps": STEPS},
+            training={"global_batch_size": 8, "seed": 7, "steps": STEPS},
             parallelism={"microbatch_size": 2, "num_sections": 8},
             resources={"provider": provider, "max_nodes": 1},
             checkpoint={

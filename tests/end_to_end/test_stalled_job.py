@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from service_process import ServiceProcess
-from test_end_to_end import BATCH, MODEL, SHAPE, STEPS, reference
+from slow_job import BATCH, MODEL, SHAPE, STEPS, reference
 
 BOUNDS = ("progress_floor_s=4", "first_step_factor=3", "data_wait_s=6", "left_out_s=8")
 CODE = (
@@ -71,6 +71,7 @@ def test_a_worker_whose_data_stops_coming_is_seen_explained_and_replaced(service
         return [event["fact"] for event in events if event["fact"]["fact"] == kind]
 
     service.wait(job, lambda _: bool(facts("worker_failed")), "the stuck trainer to be given up")
+    service.end_naps()
     stalled, failed = facts("generation_stalled")[0], facts("worker_failed")[0]
     assert stalled["suspects"] == [failed["worker"]]
     assert failed["kind"] == "stuck"
