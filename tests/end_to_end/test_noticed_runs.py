@@ -6,7 +6,6 @@ uninterrupted run's either way.
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,20 +15,16 @@ from typing import Any
 
 import psutil
 import pytest
+from forked import Forked
 from http_answers import Answer, Request, answering
+from makara.manager.config import ServerConfig
+from makara.manager.server import serve
 from makara.protocol.messages import NoticeSource
 from metadata import AwsMetadata, AzureMetadata
 from service_process import ServiceProcess, wait_for
 from slow_job import BATCH, MODEL, SHAPE, STEPS, reference
 
 HERE = Path(__file__).parent.parent / "support"
-PROGRAM = """
-import json, sys
-from pathlib import Path
-from makara.manager.config import ServerConfig
-from makara.manager.server import serve
-serve(ServerConfig(home=Path(sys.argv[1]), port=0, agent_command=tuple(json.loads(sys.argv[2]))))
-"""
 
 Cloud = AwsMetadata | AzureMetadata
 
@@ -41,9 +36,10 @@ class CloudService(ServiceProcess):
         super().__init__(folder)
         self._source = source
 
-    def _command(self) -> list[str]:
-        agent = [sys.executable, str(HERE / "cloud_agent.py"), self._source.model_dump_json()]
-        return [sys.executable, "-c", PROGRAM, str(self.home), json.dumps(agent)]
+    def _spawn(self, log: Path) -> Forked:
+        agent = (sys.executable, str(HERE / "cloud_agent.py"), self._source.model_dump_json())
+        config = ServerConfig(home=self.home, port=0, agent_command=agent)
+        return Forked(serve, config, log=log, environment=self._environment)
 
 
 @contextmanager
