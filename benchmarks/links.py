@@ -2,7 +2,7 @@
 
 A tensor that crosses a cut holds the wire for 1.5 forwards, latency is 0.2 and the mean of an exponential
 jitter 0.5 forward (see `wires.py` for all that is emulated). The simulation takes the times of sections that
-`worker.profiling.calibrate` measures in a process of its own, and the links as they are emulated.
+`calibrate` measures in a process of its own, and the links as they are emulated.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from multiprocessing import get_context
 import torch
 from makara.pipeline.plan import Schedule
 from makara.simulator import Calibration, Link, simulate
-from makara.worker.profiling.calibrate import calibrate
 
+from .calibrate import calibrate
 from .ranks import measure
 from .report import Row
 from .sides import SEED, Setting, plan_of, trace_chain

@@ -31,7 +31,6 @@ from .errors import (
 )
 from .export import Export, export, fetch_export, weight_shapes, weights_sha256
 from .head import Head, Retired, candidates, delete_parts, publish, read_head, retire
-from .layout import CheckpointId
 from .leftovers import Swept, sweep
 from .manifest import CheckpointPart, Manifest, load_manifest
 from .opening import open_generation, restart_generation
@@ -46,7 +45,6 @@ __all__ = [
     "CREDENTIALS",
     "Cancelled",
     "CheckpointError",
-    "CheckpointId",
     "Conflict",
     "Corrupt",
     "Credentials",

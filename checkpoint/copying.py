@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..protocol.messages import CheckpointRef
 from .errors import Corrupt, HeadAhead, NoReadable, NotFound
 from .head import Head, read_head, swap_head
-from .layout import CheckpointId, head_key, manifest_key, part_key
+from .layout import head_key, manifest_key, part_key
 from .manifest import Manifest, load_manifest
 from .reader import read_part
+from .records import FORMAT
 from .stores.store import Store
 
 _LOOKS = 3  # how often the source's head is read: its job may retire what is being copied
 
 
-def published(store: Store, job: str, step: int | None = None) -> tuple[CheckpointId, ...]:
+def published(store: Store, job: str, step: int | None = None) -> tuple[CheckpointRef, ...]:
     """The checkpoints that the head of `job` lists, newest first; only of `step` if given.
 
     Raises `NoReadable` if there is none.
@@ -39,7 +41,7 @@ def copy_checkpoint(
     *,
     step: int | None = None,
     below: int | None = None,
-) -> tuple[CheckpointId, CheckpointId | None]:
+) -> tuple[CheckpointRef, CheckpointRef | None]:
     """Copy the newest readable checkpoint of `source_job`, or that of `step`, as the first of `job`.
 
     Checkpoints of step `below` and later are skipped, because they leave nothing to train. Each part is
@@ -67,7 +69,7 @@ def copy_checkpoint(
     )
 
 
-def _begun(head: Head | None, store: Store) -> CheckpointId | None:
+def _begun(head: Head | None, store: Store) -> CheckpointRef | None:
     if head is None:
         return None
     if head.generation or not head.manifests:
@@ -75,12 +77,13 @@ def _begun(head: Head | None, store: Store) -> CheckpointId | None:
     return head.manifests[0]
 
 
-def _copy(source: Store, manifest: Manifest, store: Store, job: str) -> CheckpointId:
-    copied = CheckpointId(manifest.step, 0)
+def _copy(source: Store, manifest: Manifest, store: Store, job: str) -> CheckpointRef:
+    copied = CheckpointRef(step=manifest.step, generation=0)
     parts = tuple(replace(p, key=part_key(job, copied, p.section, p.part)) for p in manifest.parts)
     for there, here in zip(manifest.parts, parts, strict=True):
         store.put(here.key, read_part(source, there))
     own = replace(manifest, job=job, checkpoint=copied, parts=parts)
     store.put(manifest_key(job, copied), own.to_bytes())
-    head = swap_head(store, job, lambda head: Head(job, 0, 0, None, (copied,)) if head is None else None)
+    first = Head(FORMAT, job, 0, 0, None, (copied,), ())
+    head = swap_head(store, job, lambda head: first if head is None else None)
     return _begun(head, store) or copied

@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from pydantic.dataclasses import dataclass
+
+from ..protocol.messages import CheckpointRef
 from .errors import Corrupt, Incomplete, NotFound
-from .layout import CheckpointId, export_done_key, export_prefix, export_step_of
+from .layout import export_done_key, export_prefix, export_step_of
 from .manifest import CheckpointPart, Manifest, load_manifest
 from .reader import read_part
-from .records import FORMAT, CheckpointRecord, Count, Sha256, StoredRecord, canonical, decode, encode
+from .records import FORMAT, STRICT, Count, Sha256, canonical, decode, encode
 from .safetensors_header import Header, TensorEntry, build_header, parse_header
 from .stores.store import Store
 
@@ -44,7 +46,7 @@ class Export:
 def export(
     store: Store,
     job: str,
-    checkpoint: CheckpointId,
+    checkpoint: CheckpointRef,
     *,
     max_shard_bytes: int = SHARD_BYTES,
     scratch: Path | None = None,
@@ -160,19 +162,20 @@ class _Source:
     entry: TensorEntry
 
 
-class _Done(StoredRecord):
+@dataclass(frozen=True, config=STRICT)
+class _Done:
     format: int
-    checkpoint: CheckpointRecord
+    checkpoint: CheckpointRef
     sha256: Sha256
     files: dict[str, Count]  # safetensors files and their sizes in bytes
 
 
-def _done(store: Store, job: str, prefix: str, checkpoint: CheckpointId) -> _Done | None:
+def _done(store: Store, job: str, prefix: str, checkpoint: CheckpointRef) -> _Done | None:
     """The finished export of exactly this checkpoint, if it exists, is complete, and of this version."""
     key = export_done_key(job, checkpoint.step)
     try:
         done = decode(_Done, store.get(key), key)
-        if done.checkpoint.model_dump() != checkpoint.to_json():
+        if done.checkpoint != checkpoint:
             return None
         return done if all(store.size(prefix + name) == size for name, size in done.files.items()) else None
     except (NotFound, Corrupt):
@@ -198,12 +201,7 @@ def _write(
     if len(shards) > 1:
         total = sum(source.entry.num_bytes for shard in shards for source in shard)
         store.put(prefix + _INDEX, canonical({"metadata": {"total_size": total}, "weight_map": weight_map}))
-    return _Done(
-        format=FORMAT,
-        checkpoint=CheckpointRecord.model_validate(manifest.checkpoint.to_json()),
-        sha256=digest.hexdigest(),
-        files=files,
-    )
+    return _Done(FORMAT, manifest.checkpoint, digest.hexdigest(), files)
 
 
 def _sources(store: Store, manifest: Manifest) -> list[_Source]:

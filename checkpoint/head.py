@@ -9,66 +9,53 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from pydantic.dataclasses import dataclass
+
+from ..protocol.messages import CheckpointRef
 from .errors import Conflict, Corrupt, Fenced, Incomplete, Retained, StoreUnavailable, Superseded
-from .layout import CheckpointId, checkpoint_of, head_key, manifest_key, parts_prefix
+from .layout import checkpoint_of, head_key, manifest_key, parts_prefix
 from .manifest import Manifest
-from .records import FORMAT, CheckpointRecord, Count, StoredRecord, decode, encode
+from .records import FORMAT, STRICT, Count, decode, encode
 from .stores.store import Store
 
 _MAX_SWAPS = 100  # lost races in a row; each means that another writer succeeded
 _PARALLEL_CHECKS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Retired:
     """A checkpoint that left the head at Unix second `at` and may not be deleted yet."""
 
-    checkpoint: CheckpointId
+    checkpoint: CheckpointRef
     at: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Head:
     """`generation` is open and began from `base`; `manifests` are those that exist, newest first."""
 
+    format: int
     job: str
-    version: int
-    generation: int
-    base: CheckpointId | None
-    manifests: tuple[CheckpointId, ...]
-    retired: tuple[Retired, ...] = ()
+    version: Count
+    generation: Count
+    base: CheckpointRef | None
+    manifests: tuple[CheckpointRef, ...]
+    retired: tuple[Retired, ...]
 
     def to_bytes(self) -> bytes:
-        return encode(
-            _HeadRecord(
-                format=FORMAT,
-                job=self.job,
-                version=self.version,
-                generation=self.generation,
-                base=None if self.base is None else _record(self.base),
-                manifests=[_record(checkpoint) for checkpoint in self.manifests],
-                retired=[_RetiredRecord(checkpoint=_record(r.checkpoint), at=r.at) for r in self.retired],
-            )
-        )
+        return encode(self)
 
     @classmethod
     def from_bytes(cls, data: bytes, key: str) -> Head:
         """Read what `to_bytes` wrote under `key`. Raises `Corrupt` saying what is wrong."""
-        record = decode(_HeadRecord, data, key)
-        if record.format != FORMAT:
-            raise Corrupt(f"{key}: format {record.format}; this version reads {FORMAT}")
-        if key != head_key(record.job):
-            raise Corrupt(f"{key}: is the head of job {record.job!r}")
-        return cls(
-            record.job,
-            record.version,
-            record.generation,
-            None if record.base is None else _id(record.base),
-            tuple(_id(checkpoint) for checkpoint in record.manifests),
-            tuple(Retired(_id(retired.checkpoint), retired.at) for retired in record.retired),
-        )
+        head = decode(cls, data, key)
+        if head.format != FORMAT:
+            raise Corrupt(f"{key}: format {head.format}; this version reads {FORMAT}")
+        if key != head_key(head.job):
+            raise Corrupt(f"{key}: is the head of job {head.job!r}")
+        return head
 
 
 def read_head(store: Store, job: str) -> Head | None:
@@ -78,7 +65,7 @@ def read_head(store: Store, job: str) -> Head | None:
     return None if tagged is None else Head.from_bytes(tagged[0], key)
 
 
-def candidates(head: Head) -> tuple[CheckpointId, ...]:
+def candidates(head: Head) -> tuple[CheckpointRef, ...]:
     """The checkpoints to try to load from, best first: the base of the open generation, then newest first."""
     rest = tuple(checkpoint for checkpoint in head.manifests if checkpoint != head.base)
     return rest if head.base is None else (head.base, *rest)
@@ -113,14 +100,14 @@ def publish(store: Store, job: str, generation: int, manifest: Manifest) -> Head
     return swap_head(store, job, change)
 
 
-def can_be_published(head: Head, checkpoint: CheckpointId) -> bool:
+def can_be_published(head: Head, checkpoint: CheckpointRef) -> bool:
     """Whether a writer may still publish it: its generation is open and has not published a later step."""
     known = (*head.manifests, *(retired.checkpoint for retired in head.retired))
     newest = max((other.step for other in known if other.generation == head.generation), default=-1)
     return checkpoint.generation >= head.generation and checkpoint.step > newest
 
 
-def retire(store: Store, job: str, checkpoint: CheckpointId, *, now: float) -> Head:
+def retire(store: Store, job: str, checkpoint: CheckpointRef, *, now: float) -> Head:
     """Take `checkpoint` out of the head at Unix second `now`; its parts stay for current readers.
 
     Does nothing if it is not listed. Raises `Retained` for the base of the open generation and for the only
@@ -142,7 +129,7 @@ def retire(store: Store, job: str, checkpoint: CheckpointId, *, now: float) -> H
     return swap_head(store, job, change)
 
 
-def delete_parts(store: Store, job: str, checkpoint: CheckpointId) -> Head:
+def delete_parts(store: Store, job: str, checkpoint: CheckpointRef) -> Head:
     """Delete the objects of a checkpoint that `retire` took out of the head, one lease later (by the caller).
 
     Safe to repeat. Raises `Retained` if the head lists it.
@@ -168,7 +155,7 @@ def swap_head(store: Store, job: str, change: Callable[[Head | None], Head | Non
         head = None if tagged is None else Head.from_bytes(tagged[0], key)
         changed = change(head)
         if changed is None:
-            return head or Head(job, 0, 0, None, ())
+            return head or Head(FORMAT, job, 0, 0, None, (), ())
         changed = replace(changed, version=0 if head is None else head.version + 1)
         try:
             store.swap(key, changed.to_bytes(), None if tagged is None else tagged[1])
@@ -186,7 +173,7 @@ def _check_stored(store: Store, manifest: Manifest) -> None:
                 raise Corrupt(f"{part.key} in {store.uri}: {size} bytes stored, {part.size_bytes} written")
 
 
-def _delete_objects(store: Store, job: str, checkpoint: CheckpointId) -> None:
+def _delete_objects(store: Store, job: str, checkpoint: CheckpointRef) -> None:
     """Delete a checkpoint's parts, then its manifest: while that exists, remaining parts are found again."""
     prefix = parts_prefix(job, checkpoint)
     store.delete_many(key for key, _ in store.list(prefix) if checkpoint_of(job, key) == checkpoint)
@@ -194,26 +181,3 @@ def _delete_objects(store: Store, job: str, checkpoint: CheckpointId) -> None:
         if checkpoint_of(job, unfinished.key) == checkpoint:
             store.abort(unfinished)
     store.delete(manifest_key(job, checkpoint))
-
-
-class _RetiredRecord(StoredRecord):
-    checkpoint: CheckpointRecord
-    at: float
-
-
-class _HeadRecord(StoredRecord):
-    format: int
-    job: str
-    version: Count
-    generation: Count
-    base: CheckpointRecord | None
-    manifests: list[CheckpointRecord]
-    retired: list[_RetiredRecord]
-
-
-def _record(checkpoint: CheckpointId) -> CheckpointRecord:
-    return CheckpointRecord(step=checkpoint.step, generation=checkpoint.generation)
-
-
-def _id(record: CheckpointRecord) -> CheckpointId:
-    return CheckpointId(record.step, record.generation)

@@ -1,4 +1,4 @@
-"""Ids of checkpoints, and the keys of their objects in the store.
+"""The keys of checkpoints' objects in the store.
 
 ```
 <job>/sections/<step>-g<generation>/<section>.<part>.safetensors
@@ -12,11 +12,9 @@ calibrations/<fingerprint>.json            shared by all jobs of the store
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
-_NAME = re.compile(r"(\d+)-g(\d+)")
+from ..protocol.messages import CheckpointRef
+
 _TEMPORARY = r"\.tmp-\d+-[0-9a-f]{32}"  # the suffix of a local store's temporary files
 _PART = re.compile(rf"sections/([^/]+)/(?:\d+\.\d+\.safetensors|{_TEMPORARY})")
 _MANIFEST = re.compile(r"manifests/([^/]+)\.json")
@@ -28,50 +26,11 @@ _EXPORTED = re.compile(
 _LISTING = re.compile(rf"(?:manifests/)?{_TEMPORARY}")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointId:
-    """The state after commit `step`, written by `generation`."""
-
-    step: int
-    generation: int
-
-    def __post_init__(self) -> None:
-        if self.step < 0 or self.generation < 0:
-            raise ValueError(f"checkpoint {self.step}-g{self.generation}: step and generation are at least 0")
-
-    def __str__(self) -> str:
-        return f"{self.step}-g{self.generation}"
-
-    @property
-    def age_rank(self) -> tuple[int, int]:
-        """Sorts by age: a later generation is newer, even if it went back some steps."""
-        return (self.generation, self.step)
-
-    @classmethod
-    def parse(cls, text: str) -> CheckpointId:
-        """Parse what `str` wrote. Raises `ValueError`."""
-        match = _NAME.fullmatch(text)
-        parsed = cls(int(match[1]), int(match[2])) if match else None
-        if parsed is None or str(parsed) != text:  # one spelling each: no leading zeros, no foreign digits
-            raise ValueError(f"checkpoint {text!r}: expected <step>-g<generation>")
-        return parsed
-
-    def to_json(self) -> dict[str, int]:
-        return {"step": self.step, "generation": self.generation}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> CheckpointId:
-        """The id that `to_json` wrote. Raises `ValueError`."""
-        if set(value) != {"step", "generation"} or any(type(number) is not int for number in value.values()):
-            raise ValueError(f"checkpoint {dict(value)!r}: expected integers step and generation")
-        return cls(value["step"], value["generation"])
-
-
 def job_prefix(job: str) -> str:
     return f"{job}/"
 
 
-def checkpoint_of(job: str, key: str) -> CheckpointId | None:
+def checkpoint_of(job: str, key: str) -> CheckpointRef | None:
     """The checkpoint that a part, a manifest, or a temporary file of a part belongs to; None for any other
     key."""
     below = key.removeprefix(job_prefix(job))
@@ -79,7 +38,7 @@ def checkpoint_of(job: str, key: str) -> CheckpointId | None:
     if match is None or below == key:
         return None
     try:
-        return CheckpointId.parse(match[1])
+        return CheckpointRef.parse(match[1])
     except ValueError:
         return None
 
@@ -105,7 +64,7 @@ def manifests_prefix(job: str) -> str:
     return f"{job}/manifests/"
 
 
-def manifest_key(job: str, checkpoint: CheckpointId) -> str:
+def manifest_key(job: str, checkpoint: CheckpointRef) -> str:
     return f"{manifests_prefix(job)}{checkpoint}.json"
 
 
@@ -113,11 +72,11 @@ def sections_prefix(job: str) -> str:
     return f"{job}/sections/"
 
 
-def parts_prefix(job: str, checkpoint: CheckpointId) -> str:
+def parts_prefix(job: str, checkpoint: CheckpointRef) -> str:
     return f"{sections_prefix(job)}{checkpoint}/"
 
 
-def part_key(job: str, checkpoint: CheckpointId, section: int, part: int) -> str:
+def part_key(job: str, checkpoint: CheckpointRef, section: int, part: int) -> str:
     return f"{parts_prefix(job, checkpoint)}{section}.{part}.safetensors"
 
 

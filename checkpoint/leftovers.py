@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ..protocol.messages import CheckpointRef
 from .errors import Retained
 from .head import Head, can_be_published, delete_parts, read_head, retire
 from .layout import (
-    CheckpointId,
     checkpoint_of,
     export_done_key,
     export_step_of,
@@ -31,8 +31,8 @@ class Swept:
     """The `head` at the end of a sweep, and what the sweep removed."""
 
     head: Head
-    deleted: tuple[CheckpointId, ...] = ()  # checkpoints that had left the head
-    orphans: tuple[CheckpointId, ...] = ()  # checkpoints that were never published and never can be
+    deleted: tuple[CheckpointRef, ...] = ()  # checkpoints that had left the head
+    orphans: tuple[CheckpointRef, ...] = ()  # checkpoints that were never published and never can be
     exports: tuple[int, ...] = ()  # steps of exports that were never finished
     aborted: int = 0  # number of uploads that never ended
 
@@ -44,7 +44,7 @@ def sweep(
     now: float,
     lease_s: float,
     opened: int | None = None,
-    unwanted: Callable[[CheckpointId], bool] = lambda _: False,
+    unwanted: Callable[[CheckpointRef], bool] = lambda _: False,
     exporting: bool = False,
 ) -> Swept | None:
     """Remove unneeded objects of `job`; returns None, and removes nothing, if the head is not the caller's.
@@ -76,13 +76,15 @@ def sweep(
     return Swept(head, tuple(due), orphans, exports, aborted)
 
 
-def _is_orphan(head: Head, checkpoint: CheckpointId) -> bool:
+def _is_orphan(head: Head, checkpoint: CheckpointRef) -> bool:
     kept = checkpoint in head.manifests or any(r.checkpoint == checkpoint for r in head.retired)
     return not kept and not can_be_published(head, checkpoint)
 
 
-def _orphans(store: Store, job: str, head: Head, written: Iterable[StoredObject]) -> tuple[CheckpointId, ...]:
-    found: dict[CheckpointId, list[str]] = {}
+def _orphans(
+    store: Store, job: str, head: Head, written: Iterable[StoredObject]
+) -> tuple[CheckpointRef, ...]:
+    found: dict[CheckpointRef, list[str]] = {}
     for stored in written:
         checkpoint = checkpoint_of(job, stored.key)
         if checkpoint is not None and _is_orphan(head, checkpoint):

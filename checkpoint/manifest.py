@@ -3,55 +3,46 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
+from ..protocol.messages import CheckpointRef
 from .errors import Corrupt, Incomplete
-from .layout import CheckpointId, manifest_key, part_key
-from .records import (
-    FORMAT,
-    CheckpointRecord,
-    Count,
-    JsonObject,
-    Scalar,
-    Sha256,
-    StoredRecord,
-    canonical,
-    decode,
-)
+from .layout import manifest_key, part_key
+from .records import FORMAT, STRICT, Count, JsonObject, Scalar, Sha256, decode, encode
 from .stores.store import Store
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class CheckpointPart:
     """One stored safetensors file: part `part` of section `section`, and the names of the tensors in it."""
 
-    section: int
-    part: int
+    section: Count
+    part: Count
     key: str
-    size_bytes: int
-    sha256: str
+    size_bytes: Count
+    sha256: Sha256
     tensors: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Manifest:
     """A complete checkpoint: section k has the parts 0..num_parts[k]-1; each tensor is in exactly one part.
 
     `data_position` counts the samples consumed so far; `recipe` is the job's, as JSON; `metadata` holds the
-    scalars of each section. Raises `Incomplete` if parts are missing.
+    scalars of each section. Raises `Incomplete` if parts are missing, `ValueError` if the recipe is not plain
+    JSON.
     """
 
+    format: int
     job: str
-    checkpoint: CheckpointId
-    data_position: int
-    recipe: Mapping[str, Any]
-    num_parts: tuple[int, ...]
+    checkpoint: CheckpointRef
+    data_position: Count
+    recipe: JsonObject
+    num_parts: tuple[Count, ...]
     parts: tuple[CheckpointPart, ...]
-    metadata: Mapping[int, Mapping[str, Scalar]]
+    metadata: dict[int, dict[str, Scalar]]
 
     def __post_init__(self) -> None:
         _check_whole(self)
@@ -79,45 +70,24 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON that carries a checksum of itself."""
-        body = _Body(
-            format=FORMAT,
-            job=self.job,
-            checkpoint=CheckpointRecord.model_validate(self.checkpoint.to_json()),
-            data_position=self.data_position,
-            recipe=_recipe(self.recipe),
-            num_parts=list(self.num_parts),
-            parts=[_PartRecord(**asdict(part)) for part in self.parts],
-            metadata={str(section): dict(values) for section, values in sorted(self.metadata.items())},
-        ).model_dump(mode="json")
-        return canonical({"body": body, "sha256": hashlib.sha256(canonical(body)).hexdigest()})
+        return encode(_Envelope(self, hashlib.sha256(encode(self)).hexdigest()))
 
     @classmethod
     def from_bytes(cls, data: bytes, key: str) -> Manifest:
         """Read what `to_bytes` wrote under `key`. Raises `Corrupt` saying what is wrong."""
-        record = decode(_Envelope, data, key)
-        body = record.body
-        if hashlib.sha256(canonical(body.model_dump(mode="json"))).hexdigest() != record.sha256:
-            raise Corrupt(f"{key}: the checksum does not match")
-        if body.format != FORMAT:
-            raise Corrupt(f"{key}: format {body.format}; this version reads {FORMAT}")
         try:
-            return cls(
-                job=body.job,
-                checkpoint=CheckpointId(body.checkpoint.step, body.checkpoint.generation),
-                data_position=body.data_position,
-                recipe=body.recipe,
-                num_parts=tuple(body.num_parts),
-                parts=tuple(
-                    CheckpointPart(p.section, p.part, p.key, p.size_bytes, p.sha256, tuple(p.tensors))
-                    for p in body.parts
-                ),
-                metadata={int(section): values for section, values in body.metadata.items()},
-            )
-        except (Incomplete, ValueError) as error:
+            stored = decode(_Envelope, data, key)
+        except Incomplete as error:
             raise Corrupt(f"{key}: {error}") from error
+        manifest = stored.body
+        if hashlib.sha256(encode(manifest)).hexdigest() != stored.sha256:
+            raise Corrupt(f"{key}: the checksum does not match")
+        if manifest.format != FORMAT:
+            raise Corrupt(f"{key}: format {manifest.format}; this version reads {FORMAT}")
+        return manifest
 
 
-def load_manifest(store: Store, job: str, checkpoint: CheckpointId) -> Manifest:
+def load_manifest(store: Store, job: str, checkpoint: CheckpointRef) -> Manifest:
     """Read the manifest of `checkpoint`. Raises `NotFound`, or `Corrupt` if it is damaged or another's."""
     key = manifest_key(job, checkpoint)
     manifest = Manifest.from_bytes(store.get(key), key)
@@ -126,39 +96,10 @@ def load_manifest(store: Store, job: str, checkpoint: CheckpointId) -> Manifest:
     return manifest
 
 
-class _PartRecord(StoredRecord):
-    section: Count
-    part: Count
-    key: str
-    size_bytes: Count
+@dataclass(frozen=True, config=STRICT)
+class _Envelope:
+    body: Manifest
     sha256: Sha256
-    tensors: list[str] | tuple[str, ...]
-
-
-class _Body(StoredRecord):
-    format: int
-    job: str
-    checkpoint: CheckpointRecord
-    data_position: Count
-    recipe: JsonObject
-    num_parts: list[Count]
-    parts: list[_PartRecord]
-    metadata: dict[str, dict[str, Scalar]]
-
-
-class _Envelope(StoredRecord):
-    body: _Body
-    sha256: Sha256
-
-
-_RECIPE: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
-
-
-def _recipe(value: Mapping[str, Any]) -> JsonObject:
-    try:
-        return _RECIPE.validate_python(dict(value), strict=True)
-    except ValidationError as error:
-        raise ValueError(f"recipe: not plain JSON: {error.errors(include_url=False)[0]['loc']}") from error
 
 
 def _check_whole(manifest: Manifest) -> None:

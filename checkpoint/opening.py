@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from ..protocol.messages import CheckpointRef
 from .errors import Conflict, Corrupt, Fenced, HeadAhead, HeadLacks, HeadMissing, StoreUnavailable
 from .head import Head, Retired, swap_head
-from .layout import CheckpointId, head_key
+from .layout import head_key
+from .records import FORMAT
 from .stores.store import Store
 
 
@@ -17,7 +19,7 @@ def open_generation(
     generation: int,
     *,
     opened: int | None = None,
-    known: Collection[CheckpointId] = (),
+    known: Collection[CheckpointRef] = (),
 ) -> Head:
     """Close all older generations to publishing and open this one, based on the newest checkpoint.
 
@@ -31,7 +33,7 @@ def open_generation(
         if head is None:
             if opened or known:
                 raise HeadMissing(f"{head_key(job)} is not in {store.uri}; {_expected(opened or 0, known)}")
-            return Head(job, 0, generation, None, ())
+            return Head(FORMAT, job, 0, generation, None, (), ())
         if head.generation > generation:
             raise Fenced(generation, head.generation)
         if opened is not None:
@@ -50,14 +52,14 @@ def open_generation(
 
 
 def _check_known(
-    store: Store, head: Head, generation: int, opened: int, known: Collection[CheckpointId]
+    store: Store, head: Head, generation: int, opened: int, known: Collection[CheckpointRef]
 ) -> None:
     where = f"{head_key(head.job)} in {store.uri}"
     if head.generation < opened:
         raise HeadLacks(f"{where} is open at generation {head.generation}; {_expected(opened, known)}")
     # The generation's members step only after this call returns, so anything published in it is somebody
     # else's. A head that nobody has opened may list only the checkpoint that the job starts from.
-    own = set[CheckpointId]() if opened else set(known)
+    own = set[CheckpointRef]() if opened else set(known)
     foreign = [c for c in head.manifests if c.generation >= generation or not opened]
     if set(foreign) - own:
         raise HeadAhead(
@@ -69,7 +71,7 @@ def _check_known(
         raise HeadLacks(f"{where} does not list checkpoint {names}, which was published")
 
 
-def _expected(opened: int, known: Collection[CheckpointId]) -> str:
+def _expected(opened: int, known: Collection[CheckpointRef]) -> str:
     newest = max(known, key=lambda checkpoint: checkpoint.age_rank, default=None)
     listed = "" if newest is None else f" and listed checkpoint {newest}"
     return f"it was opened for generation {opened}{listed}"
@@ -94,7 +96,7 @@ def restart_generation(store: Store, job: str, generation: int, *, now: float) -
     if head is not None:
         version = head.version + 1
         retired = (*head.retired, *(Retired(checkpoint, now) for checkpoint in head.manifests))
-    began = Head(job, version, generation, None, (), retired)
+    began = Head(FORMAT, job, version, generation, None, (), retired)
     try:
         store.swap(key, began.to_bytes(), None if tagged is None else tagged[1])
     except Conflict as error:

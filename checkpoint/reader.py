@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
+from ..protocol.messages import CheckpointRef
 from .errors import CheckpointError, Corrupt
-from .layout import CheckpointId
 from .manifest import CheckpointPart, Manifest, load_manifest
 from .safetensors_header import parse_header
 from .stores.store import Store, retrying
@@ -20,7 +20,7 @@ _NUM_PARALLEL = 4
 def read_sections(
     store: Store,
     job: str,
-    checkpoint: CheckpointId,
+    checkpoint: CheckpointRef,
     wanted: Collection[int] | Callable[[str], bool],
     *,
     manifest: Manifest | None = None,

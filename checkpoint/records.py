@@ -1,14 +1,11 @@
-"""Strict JSON for stored records: unknown keys and wrong types are errors that name the field.
-
-The models are private to head, manifest and writer; their callers see frozen dataclasses.
-"""
+"""Strict JSON for stored records: unknown keys and wrong types are errors that name the field."""
 
 from __future__ import annotations
 
 import json
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from .errors import Corrupt
 
@@ -18,23 +15,14 @@ Count = Annotated[int, Field(ge=0)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 JsonObject = dict[str, JsonValue]
 
-R = TypeVar("R", bound="StoredRecord")
+STRICT = ConfigDict(extra="forbid", strict=True)  # of stored dataclasses
+
+R = TypeVar("R")
 
 
-class StoredRecord(BaseModel):
-    """Unknown keys, missing keys and coerced types are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class CheckpointRecord(StoredRecord):
-    step: Count
-    generation: Count
-
-
-def encode(record: StoredRecord) -> bytes:
+def encode(record: object) -> bytes:
     """Encode a record canonically: sorted keys, UTF-8, no NaN."""
-    return canonical(record.model_dump(mode="json"))
+    return canonical(TypeAdapter(type(record)).dump_python(record, mode="json"))
 
 
 def canonical(value: object) -> bytes:
@@ -45,7 +33,7 @@ def canonical(value: object) -> bytes:
 def decode(kind: type[R], data: bytes, key: str) -> R:
     """Decode the record in `data`. Raises `Corrupt` naming `key` and the first wrong field."""
     try:
-        return kind.model_validate_json(data)
+        return TypeAdapter(kind).validate_json(data, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(step) for step in first["loc"]) or "the whole object"

@@ -4,74 +4,41 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic.dataclasses import dataclass
+
+from ..protocol.messages import CheckpointRef
 from .errors import Incomplete
-from .layout import CheckpointId, part_key
+from .layout import part_key
 from .manifest import CheckpointPart, Manifest
-from .records import CheckpointRecord, Count, Scalar, Sha256, StoredRecord, canonical, decode
+from .records import FORMAT, STRICT, Count, Scalar, canonical, decode, encode
 from .safetensors_header import parse_header
 from .stores.store import Store
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Receipt:
-    """What `assemble` needs of a stored part; sent to rank 0 as JSON."""
+    """What `assemble` needs of a stored part; sent to rank 0."""
 
-    checkpoint: CheckpointId
-    num_parts: int  # of the section
+    checkpoint: CheckpointRef
+    num_parts: Count  # of the section
     part: CheckpointPart
-    metadata: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
+    metadata: dict[str, Scalar]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "checkpoint": self.checkpoint.to_json(),
-            "num_parts": self.num_parts,
-            "section": self.part.section,
-            "part": self.part.part,
-            "key": self.part.key,
-            "size_bytes": self.part.size_bytes,
-            "sha256": self.part.sha256,
-            "tensors": list(self.part.tensors),
-            "metadata": dict(self.metadata),
-        }
+    def to_bytes(self) -> bytes:
+        return encode(self)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Receipt:
-        """Read what `to_json` wrote. Raises `Corrupt` naming the wrong field."""
-        record = decode(_ReceiptRecord, canonical(dict(value)), "receipt")
-        return cls(
-            CheckpointId(record.checkpoint.step, record.checkpoint.generation),
-            record.num_parts,
-            CheckpointPart(
-                record.section,
-                record.part,
-                record.key,
-                record.size_bytes,
-                record.sha256,
-                tuple(record.tensors),
-            ),
-            record.metadata,
-        )
-
-
-class _ReceiptRecord(StoredRecord):
-    checkpoint: CheckpointRecord
-    num_parts: Count
-    section: Count
-    part: Count
-    key: str
-    size_bytes: Count
-    sha256: Sha256
-    tensors: list[str]
-    metadata: dict[str, Scalar]
+    def from_bytes(cls, data: bytes) -> Receipt:
+        """Read what `to_bytes` wrote. Raises `Corrupt` naming the wrong field."""
+        return decode(cls, data, "receipt")
 
 
 def write_part(
     store: Store,
     job: str,
-    checkpoint: CheckpointId,
+    checkpoint: CheckpointRef,
     section: int,
     part: int,
     num_parts: int,
@@ -98,7 +65,7 @@ def assemble(
     receipts: Iterable[Receipt],
     *,
     job: str,
-    checkpoint: CheckpointId,
+    checkpoint: CheckpointRef,
     num_sections: int,
     data_position: int,
     recipe: Mapping[str, Any],
@@ -131,10 +98,11 @@ def assemble(
             f"surplus sections {surplus}"
         )
     return Manifest(
+        format=FORMAT,
         job=job,
         checkpoint=checkpoint,
         data_position=data_position,
-        recipe=recipe,
+        recipe=dict(recipe),
         num_parts=tuple(num_parts[section] for section in sorted(num_parts)),
         parts=tuple(by_place[place].part for place in sorted(by_place)),
         metadata={section: values for section, values in metadata.items() if values},

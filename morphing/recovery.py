@@ -25,10 +25,9 @@ class NoReplica(ValueError):
 class CommitProof:
     """The result of the all-reduce that ended a step; it proves that the step is committed."""
 
-    step: int
+    num_steps: int
     """Number of steps committed, this one included."""
     attempt: int
-    voters: int
     generation: int
 
 
@@ -97,24 +96,22 @@ class Transfer:
 
 def agree(
     standings: Sequence[MemberState],
-    expected_voters_by_generation: Mapping[int, int] | None = None,
     *,
     num_sections: int,
     checkpoints: Iterable[CheckpointRef] = (),
 ) -> Agreement:
     """Agree on the newest step at which the survivors hold every section.
 
-    Only the newest branch counts. A record is valid only if its number of voters is that of its generation
-    (`expected_voters_by_generation`, if given; an unlisted generation has no valid record) and its step is
-    the holder's own or the next. A member one step behind applies the step if it has the reduced gradients
-    and some member has the record. So a step that any member applied is not lost while the members at it, or
-    able to apply it, hold all sections. Otherwise an older step with all sections is taken. `checkpoints` are
-    those that are published; if one of them is newer than the step found, it is read instead.
+    Only the newest branch counts. A record is valid only if its step is the holder's own or the next. A
+    member one step behind applies the step if it has the reduced gradients and some member has the record. So
+    a step that any member applied is not lost while the members at it, or able to apply it, hold all
+    sections. Otherwise an older step with all sections is taken. `checkpoints` are those that are published;
+    if one of them is newer than the step found, it is read instead.
     """
     checkpoints = tuple(checkpoints)
     branch = max((standing.branch for standing in standings), default=0)
     current = [standing if _is_current(standing, branch) else NOTHING for standing in standings]
-    found = _newest(current, expected_voters_by_generation, num_sections)
+    found = _newest(current, num_sections)
     if found is None or _is_overtaken(found, standings, checkpoints):
         found = Agreement("store" if checkpoints else "start", None, None, (), (), (), {})
     held = (member for member, standing in enumerate(standings) if standing.applied_step is not None)
@@ -161,9 +158,7 @@ def _is_current(standing: MemberState, newest: int) -> bool:
     return standing.branch == newest or (standing.reduced_by is not None and standing.reduced_by[0] == newest)
 
 
-def _newest(
-    standings: Sequence[MemberState], expected: Mapping[int, int] | None, num_sections: int
-) -> Agreement | None:
+def _newest(standings: Sequence[MemberState], num_sections: int) -> Agreement | None:
     """The newest step that is covered; None: there is none."""
     reachable = {
         step
@@ -172,7 +167,7 @@ def _newest(
         for step in (standing.applied_step, standing.applied_step + 1)
     }
     for step in sorted(reachable, reverse=True):
-        found = _at(step, standings, expected)
+        found = _at(step, standings)
         if covers([found.holders], num_sections):
             return found
     return None
@@ -188,16 +183,16 @@ def _is_overtaken(
     """
     assert found.step is not None, "a state that was found is of a step"
     agreed_in = max((standings[member].agreed_in for member in found.keep), default=0)
-    return any((ref.generation, ref.step) > (agreed_in, found.step) for ref in checkpoints)
+    return any(ref.age_rank > (agreed_in, found.step) for ref in checkpoints)
 
 
-def _at(step: int, standings: Sequence[MemberState], expected: Mapping[int, int] | None) -> Agreement:
+def _at(step: int, standings: Sequence[MemberState]) -> Agreement:
     """The agreement on `step`: which members are at it or can apply it, and which sections they hold."""
     records = [
-        standing.record if standing.record is not None and standing.record.step == step else None
+        standing.record if standing.record is not None and standing.record.num_steps == step else None
         for standing in standings
     ]
-    witnesses = [m for m, standing in enumerate(standings) if records[m] and _is_valid(standing, expected)]
+    witnesses = [m for m, standing in enumerate(standings) if records[m] and _is_valid(standing)]
     # Two commits of one step happen only if a generation was closed without a member's knowledge.
     # Others have continued from the newer one.
     record = max(
@@ -218,13 +213,11 @@ def _at(step: int, standings: Sequence[MemberState], expected: Mapping[int, int]
 
 
 def _can_apply(standing: MemberState, record: CommitProof) -> bool:
-    if standing.applied_step != record.step - 1 or standing.reduced_step != record.step:
+    if standing.applied_step != record.num_steps - 1 or standing.reduced_step != record.num_steps:
         return False
     return standing.reduced_by in (None, (record.generation, record.attempt))
 
 
-def _is_valid(standing: MemberState, expected: Mapping[int, int] | None) -> bool:
+def _is_valid(standing: MemberState) -> bool:
     record, applied = standing.record, standing.applied_step
-    if record is None or applied is None or record.step not in (applied, applied + 1):
-        return False
-    return expected is None or expected.get(record.generation) == record.voters
+    return record is not None and applied is not None and record.num_steps in (applied, applied + 1)

@@ -27,7 +27,7 @@ class PlayedStep:
     end: StepEnd
 
 
-def play_minibatch(
+def simulate_minibatch(
     plan: Plan, cluster: Cluster, kernels: Kernels, *, seed: int, keeps_operations: bool
 ) -> PlayedStep:
     """Simulate a step. `seed` draws the jitter; `keeps_operations` keeps the times of single operations."""

@@ -9,7 +9,7 @@ from ..pipeline.plan import Plan, Range
 from .backends import current
 from .calibration.data import Calibration
 from .cluster import NS_PER_S, Cluster
-from .minibatch import PlayedStep, play_minibatch
+from .minibatch import PlayedStep, simulate_minibatch
 from .pipelines import Kernels
 from .spans import Span, memory_of, spans_of
 from .step_end import AlikeWorkers, Closing, closings_of
@@ -58,7 +58,7 @@ def simulate(
 
 def simulate_with(kernels: Kernels, plan: Plan, cluster: Cluster, *, seed: int, timeline: bool) -> MiniBatch:
     """`simulate` with the given kernels, interpreted or compiled."""
-    step = play_minibatch(plan, cluster, kernels, seed=seed, keeps_operations=timeline)
+    step = simulate_minibatch(plan, cluster, kernels, seed=seed, keeps_operations=timeline)
     lasting = _lasting_bytes(cluster, step.workers)
     update = {span: cluster.sizes.update(span) for span in lasting}
     by_worker: list[tuple[float, float, int]] = [(0.0, 0.0, 0)] * plan.num_workers

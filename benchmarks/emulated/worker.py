@@ -31,10 +31,10 @@ from makara.worker.execution.gloo import Listener, ProcessGroup
 from makara.worker.execution.session import Session
 from makara.worker.execution.state import ModelState
 from makara.worker.execution.stepper import Stepper
-from makara.worker.profiling.calibrate import calibrate
 from makara.worker.recovery.joining import CheckpointLocation, join_generation
 from makara.worker.sections.ranges import RangeRuntime
 
+from ..calibrate import calibrate
 from ..wires import Wires, attach, detach
 from .models import MICROBATCH_SIZE, SEED, Emulated
 from .networks import Network
@@ -124,7 +124,7 @@ class WorkerProcess:
         return self._listen() if order == "listen" else self._calibrate()
 
     def _calibrate(self) -> Calibration:
-        """What `worker.profiling.calibrate` finds here while the other workers do the same."""
+        """What `calibrate` finds here while the other workers do the same."""
         link = Link(latency_s=0.0, bytes_per_s=1.0)  # not measured: those of a network take its place
         return calibrate(
             self._chain,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel
 
@@ -106,41 +108,27 @@ def _rows(
     """The rows; one is the running plan, even if it is not a grid, or was chosen for other workers."""
     batch = question.num_micro_batches * question.calibration.microbatch_size
 
-    def row(candidate: Candidate) -> PlanRow:
+    def row(candidate: Candidate, name: str, used: int) -> PlanRow:
         assert candidate.predicted_s is not None, "only what was simulated is ranked"
         return PlanRow(
-            shape=shape(candidate),
-            pipeline_parallel_degree=candidate.pipeline_parallel_degree,
-            data_parallel_degree=candidate.data_parallel_degree,
-            workers_used=candidate.used,
-            workers_idle=len(question.workers) - candidate.used,
-            predicted_s=candidate.predicted_s,
+            **asdict(candidate),
+            shape=name,
+            workers_used=used,
+            workers_idle=len(question.workers) - used,
             samples_per_s=batch / candidate.predicted_s,
-            window=candidate.window,
-            recompute=candidate.recompute,
-            optimizer_on_host=candidate.optimizer_on_host,
-            peak_bytes=candidate.peak_bytes,
-            running=shape(candidate) == current.shape,
+            running=name == current.shape,
         )
 
-    rows = [] if isinstance(ranking, Infeasible) else [row(candidate) for candidate in ranking.rows]
+    ranked = () if isinstance(ranking, Infeasible) else ranking.rows
+    rows = [row(candidate, shape(candidate), candidate.used) for candidate in ranked]
     if current.predicted_s is not None and not any(row.running for row in rows):
-        rows.append(_running(question, current, plan, current.predicted_s, batch))
+        running = Candidate(
+            pipeline_parallel_degree=max(len(path.hops) for path in plan.paths),
+            data_parallel_degree=len(plan.paths),
+            recompute=plan.recompute,
+            optimizer_on_host=plan.optimizer_on_host,
+            window=plan.window,
+            predicted_s=current.predicted_s,
+        )
+        rows.append(row(running, current.shape, plan.num_workers))
     return rows
-
-
-def _running(question: Question, current: Generation, plan: Plan, predicted_s: float, batch: int) -> PlanRow:
-    return PlanRow(
-        shape=current.shape,
-        pipeline_parallel_degree=max(len(path.hops) for path in plan.paths),
-        data_parallel_degree=len(plan.paths),
-        workers_used=plan.num_workers,
-        workers_idle=len(question.workers) - plan.num_workers,
-        predicted_s=predicted_s,
-        samples_per_s=batch / predicted_s,
-        window=plan.window,
-        recompute=plan.recompute,
-        optimizer_on_host=plan.optimizer_on_host,
-        peak_bytes=None,
-        running=True,
-    )

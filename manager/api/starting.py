@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ValidationError
 
 from ...checkpoint import (
-    CheckpointId,
     Corrupt,
     Manifest,
     NoReadable,
@@ -18,7 +17,7 @@ from ...checkpoint import (
     published,
     weight_shapes,
 )
-from ...protocol.messages import Recipe
+from ...protocol.messages import CheckpointRef, Recipe
 from ..service.service import Service
 from ..service.store_access import StoreNotAllowed, at_source, check_allowed, open_for
 from ..spec.job_spec import JobSpec, JobSpecError
@@ -146,7 +145,7 @@ def _newest(store: Store, job: str, step: int | None) -> Manifest:
     raise NoReadable("; ".join(reasons))
 
 
-def _check_fits(spec: JobSpec, recipe: Recipe, checkpoint: CheckpointId) -> None:
+def _check_fits(spec: JobSpec, recipe: Recipe, checkpoint: CheckpointRef) -> None:
     """Raise `JobSpecError` naming each field with which the job could not continue from there."""
     made, parallel, training = f"checkpoint {checkpoint} was made with", spec.parallelism, spec.training
     faults: list[tuple[str, str]] = []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...protocol.messages import INCARNATIONS, Phase, WorkerReport
+from ..spec.job_spec import JobSpec
 from ..spec.resources import CLOUDS
 from .commands import Command, ReleaseVm
 from .events import Event
@@ -58,10 +59,21 @@ class Context:
     def command(self, command: Command) -> None:
         self._commands.append(command.model_copy(update={"ordered_after": self.state.num_facts}))
 
+    def note(self, **observed: Any) -> None:
+        """Keep these fields of the observations; without a change nothing is copied."""
+        if any(getattr(self.observations, name) != value for name, value in observed.items()):
+            self.observations = replace(self.observations, **observed)
+
     def decision(self) -> Decision:
         return Decision(tuple(self._facts), tuple(self._commands), self.observations, self.state)
 
     # ---- what is ------------------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job file. Only a job that was submitted has one; rules are about no others."""
+        assert self.state.spec is not None, "no job was submitted"
+        return self.state.spec
 
     def reports(self) -> Sequence[tuple[Vm, WorkerReport]]:
         """The newest report of each worker on a live VM, in the order in which VMs were requested."""
@@ -74,6 +86,11 @@ class Context:
     def report_of(self, incarnation: Incarnation) -> WorkerReport | None:
         """The newest report of exactly this incarnation."""
         return self.observations.report_of(incarnation)
+
+    def reports_of(self, incarnations: Iterable[Incarnation]) -> list[WorkerReport]:
+        """The newest reports of exactly these, without those that have not reported."""
+        reports = map(self.observations.report_of, incarnations)
+        return [report for report in reports if report is not None]
 
     def _heard(self) -> _Heard:
         """Made anew where VMs or last reports changed: many rules ask."""
@@ -103,8 +120,7 @@ class Context:
             return False
         if self.stop_is_late() or (state.impossible is not None and not self._more_may_come()):
             return False
-        published = state.published[-1].step if state.published else 0
-        return self.held_step() > published or (
+        return self.held_step() > state.saved_step or (
             state.opened_generation > 0 and bool(self.awaited(vm.vm for vm in state.live_vms))
         )
 
@@ -170,7 +186,7 @@ class Context:
             for incarnation in incarnations
             if (report := by_incarnation.get(incarnation)) is None
             or has_ended(report)
-            or incarnation[0] in failed
+            or incarnation.worker in failed
         ]
         return [incarnation for incarnation in unsure if self.is_dead(incarnation)]
 
@@ -178,7 +194,7 @@ class Context:
         """Whether the trainer is known to be gone. Silence alone, or a report of its past, is no proof."""
         worker, number = incarnation
         vm = self.state.vms.get(vm_of(worker))
-        if vm is None or not vm.live or self.state.failed.get(worker, -1) >= number:
+        if vm is None or not vm.live or self.state.has_failed(incarnation):
             return True
         last_report = self.observations.last_reports.get(vm.vm)
         if last_report is None:
@@ -210,12 +226,14 @@ class Context:
     def _on(self, incarnations: Iterable[Incarnation], vms: frozenset[str]) -> list[Incarnation]:
         if self.isolated or not vms:
             return []
-        return [incarnation for incarnation in incarnations if vm_of(incarnation[0]) in vms]
+        return [incarnation for incarnation in incarnations if vm_of(incarnation.worker) in vms]
 
     def noticed(self, incarnations: Iterable[Incarnation]) -> list[Incarnation]:
         """The workers on VMs that the cloud will take."""
         vms = {vm.vm for vm in self.state.live_vms if vm.status is VmStatus.NOTICED}
-        return [incarnation for incarnation in incarnations if vm_of(incarnation[0]) in vms] if vms else []
+        return (
+            [incarnation for incarnation in incarnations if vm_of(incarnation.worker) in vms] if vms else []
+        )
 
     def awaited(self, vms: Iterable[str]) -> list[str]:
         """Those of which nothing is known yet: they have not reported since this manager began to listen, as
@@ -238,7 +256,7 @@ class Context:
 
     def is_away(self, incarnation: Incarnation) -> bool:
         """Whether the worker cannot be counted on: it is dead, or its VM is not heard."""
-        return vm_of(incarnation[0]) in self.observations.unheard or self.is_dead(incarnation)
+        return vm_of(incarnation.worker) in self.observations.unheard or self.is_dead(incarnation)
 
     def has_joined(self, vm: Vm) -> bool:
         """Whether it was ever heard of; its first report may have come in this very instant."""
@@ -260,7 +278,7 @@ class Context:
 
     def close_generations(self, reason: str) -> None:
         """Close the open generation and the one being prepared."""
-        self.observations = replace(self.observations, closed_at=self.now)
+        self.note(closed_at=self.now)
         for generation in (self.state.current, self.state.planned):
             if generation is not None:
                 self.fact(GenerationClosed(at=self.now, number=generation.number, reason=reason))
@@ -276,7 +294,7 @@ def never_ran(worker: WorkerReport) -> bool:
 
 
 def incarnation_of(worker: WorkerReport) -> Incarnation:
-    return worker.worker, worker.incarnation
+    return Incarnation(worker.worker, worker.incarnation)
 
 
 def own_steps(worker: WorkerReport) -> int:

@@ -128,7 +128,7 @@ class Observations:
     offers: tuple[Offer, ...] | None = None  # of the job's providers; None: not known yet
     unanswered: tuple[str, ...] = ()  # providers whose offers are not known yet, though others' are
     manager_url: str = ""  # where a VM that is asked for now is to find its manager
-    why_no_vm: str = ""  # why no more VMs are asked for, though more are wanted
+    why_no_vm: str = ""  # why no more VMs are asked for, though more are wanted; empty if they are
     asks_singly_s: float | None = None  # one VM at a time is asked for, so long after the last unfit one
     newest_step: int = 0  # highest step that a member of the open generation reported, once that has formed
     usable: frozenset[Incarnation] = frozenset()  # as last seen, to notice growth
@@ -172,19 +172,15 @@ class Observations:
             self, last_reports=MappingProxyType(dict(last_reports)), places=MappingProxyType(places)
         )
 
-    def told_why_no_vm(self, why: str) -> Observations:
-        """With why no more VMs are asked for; empty if they are."""
-        return self if why == self.why_no_vm else replace(self, why_no_vm=why)
-
     def report_of(self, incarnation: Incarnation) -> WorkerReport | None:
         """The newest report of exactly this incarnation."""
-        last_report, number = self.places.get(incarnation[0], _NOWHERE)
+        last_report, number = self.places.get(incarnation.worker, _NOWHERE)
         report = last_report.report.workers[number] if last_report is not None else None
-        return report if report is not None and report.incarnation == incarnation[1] else None
+        return report if report is not None and report.incarnation == incarnation.number else None
 
     def moved_at(self, incarnation: Incarnation) -> float:
         """When the worker was last seen to make progress, or this manager began to listen."""
-        last_report, number = self.places.get(incarnation[0], _NOWHERE)
+        last_report, number = self.places.get(incarnation.worker, _NOWHERE)
         if last_report is None or number >= len(last_report.moved):
             return self.started_at
         return max(last_report.moved[number], self.started_at)

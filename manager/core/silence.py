@@ -110,9 +110,9 @@ def losses(state: JobState, observations: Observations, worker: WorkerReport) ->
     if len(others) > 1 and others <= set(worker.lost):
         return []
     return [
-        incarnation[0]
+        incarnation.worker
         for incarnation in newest.members
-        if incarnation[0] in worker.lost and not _has_died(state, observations, incarnation)
+        if incarnation.worker in worker.lost and not _has_died(state, observations, incarnation)
     ]
 
 
@@ -150,7 +150,7 @@ def _has_died(state: JobState, observations: Observations, incarnation: Incarnat
     last_report = observations.last_reports.get(vm_of(name))
     reports = last_report.report.workers if last_report is not None else []
     newest = max((other.incarnation for other in reports if other.worker == name), default=0)
-    return newest > number or state.failed.get(name, -1) >= number
+    return newest > number or state.has_failed(incarnation)
 
 
 def _newest_opened(state: JobState) -> Generation | None:

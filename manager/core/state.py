@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...protocol.messages import CheckpointRef, Formed, Recipe
 from ..spec.job_spec import JobSpec
@@ -18,8 +18,12 @@ from .failures import Death, Rounds
 from .vm_table import VmTable
 from .vms import Bill, Enough, Losses, NotJoined, PlaceRefusal, Spent, Vm, VmStatus
 
-Incarnation = tuple[str, int]
-"""A worker and a number that grows with each start of its trainer."""
+
+class Incarnation(NamedTuple):
+    """A worker, and a number that grows with each start of its trainer."""
+
+    worker: str
+    number: int
 
 
 class Status(StrEnum):
@@ -232,6 +236,11 @@ class JobState:
         return max((found.count for found in self.not_joined.values()), default=0)
 
     @property
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint that is published; 0 without any."""
+        return self.published[-1].step if self.published else 0
+
+    @property
     def why_unfit(self) -> str:
         """Why the newest worker that is unfit is so; empty if none is."""
         return list(self.unfit.values())[-1] if self.unfit else ""
@@ -275,6 +284,10 @@ class JobState:
     def generation(self, number: int) -> Generation | None:
         """The planned or current generation of this number."""
         return next((g for g in (self.planned, self.current) if g is not None and g.number == number), None)
+
+    def has_failed(self, incarnation: Incarnation) -> bool:
+        """Whether this trainer, or a later one of its worker, is known to have failed."""
+        return self.failed.get(incarnation.worker, -1) >= incarnation.number
 
     def changed(self, **changes: Any) -> JobState:
         """As `dataclasses.replace`, which sets each of the fields anew: every fact makes two states."""

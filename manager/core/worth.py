@@ -21,10 +21,7 @@ def least_gain(context: Context, at_least: float, lasts_s: float) -> float:
 
 
 def steps_left(context: Context) -> int:
-    assert context.state.spec is not None, "plans are made for submitted jobs"
-    return context.state.spec.training.steps - max(
-        context.state.progress_step, context.observations.newest_step
-    )
+    return context.spec.training.steps - max(context.state.progress_step, context.observations.newest_step)
 
 
 def last_formed(state: JobState) -> Generation | None:

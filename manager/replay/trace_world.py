@@ -93,10 +93,10 @@ class TraceWorld(World[None]):
             ]
             deaths = [VmTerminated(now=self.now, vm=vm) for vm in self.gone]
             self.dirty, self.gone = {}, []
-            self.handle(Batch.model_construct(event="together", now=self.now, events=(*reports, *deaths)))
+            self.handle(Batch.model_construct(now=self.now, events=(*reports, *deaths)))
         if self._tick_ns == self.now_ns:
             self._tick_ns = None
-            self.handle(Tick.model_construct(event="tick", now=self.now, new_vms=self._new_vms()))
+            self.handle(Tick.model_construct(now=self.now, new_vms=self._new_vms()))
         self._schedule_tick()
         self.training.explain()
 
@@ -260,8 +260,8 @@ class TraceWorld(World[None]):
                 if (trainer := self.fleet.trainers.get(worker)) is not None:
                     trainer.profiling = Profiling(prepared=self._profiles, endpoint="replayed")
                     self.dirty[worker.rpartition(".")[0]] = None
-        if state.recipe is None and state.profiler is not None and state.profiler[0] != self._profiler:
-            self._profiler = state.profiler[0]
+        if state.recipe is None and state.profiler is not None and state.profiler.worker != self._profiler:
+            self._profiler = state.profiler.worker
             self.after(self.costs.profile_s, self._profiled, self._profiler)
         if state.recipe is not None and self._profiler is not None:
             self._profiler = None

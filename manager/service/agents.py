@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ...protocol.messages import Report
 from ..core.events import ConnectionClosed, Event, ReportReceived
@@ -22,33 +23,22 @@ from .vms.watch import ProviderWatch, provider_of
 log = logging.getLogger("makara.manager")
 
 
+@dataclass(kw_only=True, eq=False)
 class Agents:
     """The agents of all jobs. Runs on the event loop."""
 
-    def __init__(
-        self,
-        *,
-        jobs: Mapping[str, Job],
-        watches: Mapping[str, ProviderWatch],
-        journal: Journal,
-        hub: Hub,
-        threads: Threads,
-        handle: Callable[[str, Event], Awaitable[None]],
-        clock: Callable[[], float],
-        leases: Leases,
-    ) -> None:
-        self._jobs = jobs
-        self._watches = watches
-        self._journal = journal
-        self._hub = hub
-        self._threads = threads
-        self._handle = handle
-        self._clock = clock
-        self._leases = leases
+    jobs: Mapping[str, Job]
+    watches: Mapping[str, ProviderWatch]
+    journal: Journal
+    hub: Hub
+    threads: Threads
+    handle: Callable[[str, Event], Awaitable[None]]
+    clock: Callable[[], float]
+    leases: Leases
 
     def connect(self, job: str, vm: str, connection: Connection) -> None:
         """Register a VM's agent and send its orders; replaces an earlier connection of the VM."""
-        runtime = self._jobs[job]
+        runtime = self.jobs[job]
         earlier = runtime.connections.get(vm)
         if earlier is not None:
             earlier.replaced()
@@ -59,7 +49,7 @@ class Agents:
 
     async def disconnect(self, job: str, vm: str, connection: Connection) -> None:
         """Note that a connection closed: only a suspicion, and none if the VM has another one by now."""
-        runtime = self._jobs[job]
+        runtime = self.jobs[job]
         if runtime.connections.get(vm) is not connection:
             return
         del runtime.connections[vm]
@@ -68,38 +58,38 @@ class Agents:
             runtime.not_understood.pop(vm, None)
         if runtime.state.ended is None:
             with contextlib.suppress(Quarantined):  # the VM's silence is noticed once the job is resumed
-                await self._handle(job, ConnectionClosed(now=self._clock(), vm=vm))
+                await self.handle(job, ConnectionClosed(now=self.clock(), vm=vm))
         known = runtime.state.vms.live.get(vm)
         provider = provider_of(runtime.state, known) if known is not None else None
-        if provider in CLOUDS and provider in self._watches:
-            self._watches[provider].closings.add(job, vm)
+        if provider in CLOUDS and provider in self.watches:
+            self.watches[provider].closings.add(job, vm)
 
     async def report(self, job: str, report: Report) -> None:
         """Take in a VM's report. On return, everything in it that has to be durable is stored."""
-        runtime = self._jobs[job]
+        runtime = self.jobs[job]
         if report.metrics:
-            await self._threads.run(CallKind.JOURNAL, self._journal.record_metrics, job, report.metrics)
-            for step in runtime.add_steps(report.metrics, self._clock()):
-                self._hub.publish(job, LiveUpdate("step", to_json(step_view(step))))
+            await self.threads.run(CallKind.JOURNAL, self.journal.record_metrics, job, report.metrics)
+            for step in runtime.add_steps(report.metrics, self.clock()):
+                self.hub.publish(job, LiveUpdate("step", to_json(step_view(step))))
         if runtime.has_use_of(report.vm):
             runtime.reports[report.vm] = report
         runtime.not_understood.pop(report.vm, None)
         runtime.dirty = True
         if runtime.state.ended is None:
             with contextlib.suppress(Quarantined):  # it is kept above, for when the job is resumed
-                await self._handle(job, ReportReceived(now=self._clock(), report=report))
+                await self.handle(job, ReportReceived(now=self.clock(), report=report))
 
     def beat(self, job: str, report: Report) -> None:
         """Take in a beat: the VM lives, perhaps with progress, else unchanged. Used from the next tick on."""
-        runtime = self._jobs[job]
+        runtime = self.jobs[job]
         if runtime.has_use_of(report.vm):
             runtime.reports[report.vm] = report
         if runtime.state.ended is None:
-            runtime.beats[report.vm] = ReportReceived(now=self._clock(), report=report)
+            runtime.beats[report.vm] = ReportReceived(now=self.clock(), report=report)
 
     def not_understood(self, job: str, vm: str, why: str) -> None:
         """Note that a VM's message cannot be read; shown until one can be."""
-        runtime = self._jobs[job]
+        runtime = self.jobs[job]
         if runtime.not_understood.get(vm) != why:
             log.error("VM %s: %s", vm, why)
             runtime.not_understood[vm] = why
@@ -116,7 +106,7 @@ class Agents:
 
     def _push(self, runtime: Job, vm: str, connection: Connection) -> None:
         """Send the VM its orders, unless this connection was sent the same already."""
-        now, before = orders(runtime.state, vm, self._leases, runtime.parts), runtime.told.get(vm)
+        now, before = orders(runtime.state, vm, self.leases, runtime.parts), runtime.told.get(vm)
         if before is None or not is_same(now, before):
             runtime.told[vm] = now
             connection.push(now)

@@ -255,10 +255,7 @@ class Effects:
         longest_delay_s: float = _LONGEST_DELAY_S,
         alone: asyncio.Lock | None = None,
     ) -> T:
-        """Run `call` in a thread, and retry while it raises `temporary` and `wanted` (None: the job goes on).
-
-        Each attempt holds the lock `alone`, which is free between attempts.
-        """
+        """As `Persist`."""
         delay_s = _FIRST_DELAY_S
         while True:
             try:

@@ -166,7 +166,7 @@ def holding(state: JobState) -> dict[str, Range]:
     """{worker: the sections that it hosted when a generation last formed}. Workers still hold them after a
     death closed that generation; a trainer that has failed since holds nothing."""
     return {
-        worker: Range(start, stop)
-        for (worker, incarnation), (start, stop) in state.hosts.items()
-        if state.failed.get(worker, -1) < incarnation
+        incarnation.worker: Range(start, stop)
+        for incarnation, (start, stop) in state.hosts.items()
+        if not state.has_failed(incarnation)
     }

@@ -123,8 +123,8 @@ class Service:
         )
         self.watches = {
             name: ProviderWatch(
-                name,
-                provider,
+                name=name,
+                provider=provider,
                 jobs=self.jobs,
                 effects=self.effects,
                 threads=self.threads,

@@ -11,13 +11,13 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 from ...checkpoint import (
     CheckpointError,
-    CheckpointId,
     Corrupt,
     Export,
     Fenced,
@@ -100,29 +100,20 @@ class _Refused(Exception):
     """The store or the system refuses, but not yet for long enough to give up."""
 
 
+@dataclass(kw_only=True, eq=False)
 class StoreCommands:
     """Carries out store commands; each is idempotent. `clock` gives Unix seconds."""
 
-    def __init__(
-        self,
-        *,
-        scratch: Path,
-        open_store: Callable[[str], Store],
-        open_source: Callable[[str, StartSource], Store],
-        state_of: Callable[[str], JobState],
-        persist: Persist,
-        clock: Callable[[], float],
-        patience_s: float,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._scratch = scratch
-        self._open_store = open_store
-        self._open_source = open_source
-        self._state_of = state_of
-        self._persist = persist
-        self._clock = clock
-        self._patience_s = patience_s
-        self._sleep = sleep
+    scratch: Path
+    open_store: Callable[[str], Store]
+    open_source: Callable[[str, StartSource], Store]
+    state_of: Callable[[str], JobState]
+    persist: Persist
+    clock: Callable[[], float]
+    patience_s: float
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def __post_init__(self) -> None:
         self.exports: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by job: export or deletion
 
     async def carry_out(self, job: str, command: StoreCommand) -> Event | None:
@@ -144,8 +135,8 @@ class StoreCommands:
     async def _open_head(self, job: str, command: OpenHead) -> Event | None:
         def opened(store: Store) -> Head:
             if command.restart:
-                return restart_generation(store, job, command.generation, now=self._clock())
-            known = {_id(ref) for ref in command.checkpoints}
+                return restart_generation(store, job, command.generation, now=self.clock())
+            known = command.checkpoints
             return open_generation(store, job, command.generation, opened=command.opened, known=known)
 
         try:
@@ -156,7 +147,7 @@ class StoreCommands:
             return await self._found_other(job, command, error)
         except (*_REFUSALS, Corrupt) as error:
             return self._stuck(command, error)
-        return HeadOpened(now=self._clock(), generation=command.generation, checkpoints=_refs(head))
+        return HeadOpened(now=self.clock(), generation=command.generation, checkpoints=candidates(head))
 
     async def _found_other(self, job: str, command: OpenHead, error: HeadAhead | HeadLacks | Fenced) -> Event:
         try:
@@ -181,98 +172,99 @@ class StoreCommands:
         head: Head | None,
     ) -> Event:
         return HeadDiffers(
-            now=self._clock(),
+            now=self.clock(),
             generation=command.generation,
             difference=difference,
             reason=reason,
             head_generation=head.generation if head is not None else 0,
-            checkpoints=_refs(head) if head is not None else (),
+            checkpoints=candidates(head) if head is not None else (),
         )
 
     def _stuck(self, command: Command, error: Exception) -> Event:
         generation = command.generation if isinstance(command, OpenHead) else None
         return CommandStuck(
-            now=self._clock(), command=command.command, error=str(error), generation=generation
+            now=self.clock(), command=command.command, error=str(error), generation=generation
         )
 
     async def _delete(self, job: str, command: DeleteCheckpoint) -> Event:
-        checkpoint = _id(command.checkpoint)
+        checkpoint = command.checkpoint
         # A base is kept only until the next generation opens: then the retirement goes through.
-        await self._keep_house(job, command, lambda store: retire(store, job, checkpoint, now=self._clock()))
+        await self._keep_house(job, command, lambda store: retire(store, job, checkpoint, now=self.clock()))
         # The lease counts from now, not from the decision: manager or store may have been away since, and
         # the previous manager's clock may have differed.
-        await self._sleep(command.lease_s)
+        await self.sleep(command.lease_s)
         # An export that began before may still read the parts.
         alone = self.exports[job]
         await self._keep_house(job, command, lambda store: delete_parts(store, job, checkpoint), alone=alone)
-        return CheckpointDeleted(now=self._clock(), checkpoint=command.checkpoint)
+        return CheckpointDeleted(now=self.clock(), checkpoint=command.checkpoint)
 
     async def _sweep(self, job: str, command: SweepStore) -> Event | None:
-        await self._sleep(max(0.0, command.not_before - self._clock()))
-        state = self._state_of(job)
-        kept = {_id(ref) for ref in (*state.published, *([state.base] if state.base is not None else []))}
+        await self.sleep(max(0.0, command.not_before - self.clock()))
+        state = self.state_of(job)
+        kept = (*state.published, state.base)
         newest_retired = state.retired
 
         def swept(store: Store) -> Swept | None:
             return sweep(
                 store,
                 job,
-                now=self._clock(),
+                now=self.clock(),
                 lease_s=command.lease_s,
                 opened=state.head_generation,
                 unwanted=lambda found: found not in kept and found.age_rank <= newest_retired,
                 exporting=state.finished is not None and state.ended is None,
             )
 
-        give_up_at = self._clock() + _SWEEP_PATIENCE_S
+        give_up_at = self.clock() + _SWEEP_PATIENCE_S
         found = await self._keep_house(
-            job, command, swept, wanted=lambda: self._clock() < give_up_at, alone=self.exports[job]
+            job, command, swept, wanted=lambda: self.clock() < give_up_at, alone=self.exports[job]
         )
         if found is None:
             log.warning("job %s: its head is missing or somebody else's: nothing was swept", job)
             return None
-        return HeadSeen(now=self._clock(), generation=found.head.generation, checkpoints=_refs(found.head))
+        return HeadSeen(
+            now=self.clock(), generation=found.head.generation, checkpoints=candidates(found.head)
+        )
 
     async def _export(self, job: str, command: ExportWeights) -> Event:
-        def write(store: Store, checkpoint: CheckpointId) -> Export:
-            self._scratch.mkdir(parents=True, exist_ok=True)
-            return export(store, job, checkpoint, scratch=self._scratch)
+        def write(store: Store, checkpoint: CheckpointRef) -> Export:
+            self.scratch.mkdir(parents=True, exist_ok=True)
+            return export(store, job, checkpoint, scratch=self.scratch)
 
         faults: list[str] = []
-        for ref in (command.checkpoint, *command.older):
+        for checkpoint in (command.checkpoint, *command.older):
             try:
                 async with self.exports[job]:
-                    done = await self._insist(job, command, partial(write, checkpoint=_id(ref)))
+                    done = await self._insist(job, command, partial(write, checkpoint=checkpoint))
             except _REFUSALS as error:
                 return self._stuck(command, error)
             except (Corrupt, NotFound, Incomplete) as error:
-                log.warning("job %s: checkpoint %s cannot be exported: %s", job, _id(ref), error)
-                faults.append(f"checkpoint {_id(ref)} cannot be read: {error}")
+                log.warning("job %s: checkpoint %s cannot be exported: %s", job, checkpoint, error)
+                faults.append(f"checkpoint {checkpoint} cannot be read: {error}")
                 continue
             note = "; ".join(faults)
             return WeightsExported(
-                now=self._clock(), uri=done.uri, sha256=done.sha256, step=done.step, note=note
+                now=self.clock(), uri=done.uri, sha256=done.sha256, step=done.step, note=note
             )
         return self._stuck(command, CheckpointError("; ".join(faults)))
 
     async def _copy(self, job: str, command: CopyCheckpoint) -> Event:
-        source, spec = command.source, self._state_of(job).spec
+        source, spec = command.source, self.state_of(job).spec
         assert spec is not None, "only a submitted job starts from something"
 
-        def copied(store: Store) -> tuple[CheckpointId, CheckpointId | None]:
-            there = self._open_source(job, source)
+        def copied(store: Store) -> tuple[CheckpointRef, CheckpointRef | None]:
+            there = self.open_source(job, source)
             return copy_checkpoint(there, source.job, store, job, step=source.step, below=spec.training.steps)
 
         try:
             own, other = await self._insist(job, command, copied)
         except (*_REFUSALS, Corrupt, HeadAhead, NoReadable) as error:
             return self._stuck(command, error)
-        was = _ref(other) if other is not None else None
-        return CheckpointCopied(now=self._clock(), checkpoint=_ref(own), source=was)
+        return CheckpointCopied(now=self.clock(), checkpoint=own, source=other)
 
     async def _store_calibration(self, job: str, command: StoreCalibration) -> None:
         """Store a calibration. A refusal does not affect this job; a later one has to measure again."""
-        state = self._state_of(job)
+        state = self.state_of(job)
         assert state.measurements is not None, "it follows measurements"
         measured = Measurements.from_json(state.measurements)
         if measured.basis is None:
@@ -288,17 +280,17 @@ class StoreCommands:
 
         The store is opened again each time, so that replaced credentials are found.
         """
-        give_up_at = self._clock() + self._patience_s
+        give_up_at = self.clock() + self.patience_s
 
         def attempt() -> T:
             try:
-                return call(self._open_store(job))
+                return call(self.open_store(job))
             except _REFUSALS as error:
-                if self._clock() >= give_up_at:
+                if self.clock() >= give_up_at:
                     raise
                 raise _Refused(str(error)) from error
 
-        return await self._persist(job, command, attempt, StoreUnavailable, _Refused)
+        return await self.persist(job, command, attempt, StoreUnavailable, _Refused)
 
     async def _keep_house(
         self,
@@ -310,24 +302,12 @@ class StoreCommands:
         alone: asyncio.Lock | None = None,
     ) -> T:
         """Call with the job's store, and retry whatever the store says; no job depends on it."""
-        return await self._persist(
+        return await self.persist(
             job,
             command,
-            lambda: call(self._open_store(job)),
+            lambda: call(self.open_store(job)),
             CheckpointError,
             wanted=wanted,
             longest_delay_s=_HOUSEKEEPING_DELAY_S,
             alone=alone,
         )
-
-
-def _refs(head: Head) -> tuple[CheckpointRef, ...]:
-    return tuple(map(_ref, candidates(head)))
-
-
-def _ref(checkpoint: CheckpointId) -> CheckpointRef:
-    return CheckpointRef(step=checkpoint.step, generation=checkpoint.generation)
-
-
-def _id(ref: CheckpointRef) -> CheckpointId:
-    return CheckpointId(step=ref.step, generation=ref.generation)

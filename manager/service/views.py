@@ -283,7 +283,7 @@ def placement(generation: Generation, workers: Mapping[str, WorkerReport]) -> li
     seats: list[SeatView] = []
     for replica, path in enumerate(plan.paths):
         for stage, hop in enumerate(path.hops):
-            worker = generation.members[hop.worker][0]
+            worker = generation.members[hop.worker].worker
             report = workers.get(worker)
             span = plan.ranges[hop.worker]
             seats.append(

@@ -33,7 +33,7 @@ def waiting_view(state: JobState, step: int) -> WaitingView | None:
     waiting = state.waiting
     if waiting is None or state.ended is not None:
         return None
-    saved = state.published[-1].step if state.published else 0
+    saved = state.saved_step
     takes_more = state.current is not None and state.current.number == waiting.head_generation
     return WaitingView(
         since=waiting.since,

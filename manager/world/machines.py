@@ -57,7 +57,7 @@ class Trainer:
         """Take a step that this generation committed."""
         self.step += 1
         self.branch, self.reduced_in = generation, 0
-        self.record = CommitProof(step=self.step, attempt=0, voters=0, generation=generation)
+        self.record = CommitProof(num_steps=self.step, attempt=0, generation=generation)
 
     def standing(self) -> MemberState:
         """What it holds, as the others are told when a generation forms."""

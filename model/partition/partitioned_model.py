@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 import torch
 from torch import fx
@@ -97,21 +96,3 @@ class Sections:
         """Buffers that training changes (running statistics, counters), in the model's order."""
         found = {name for section in self.sections for name in section.updates}
         return tuple(name for name in self.traced.tensors if name in found)
-
-    def owner(self, parameter: str) -> int:
-        """The lowest section that holds `parameter`: the one that counts it in the norm and the
-        checkpoint."""
-        return next(section.index for section in self.sections if parameter in section.parameters)
-
-    def to_json(self) -> dict[str, Any]:
-        """The part that processes without torch need."""
-        return {
-            "sections": [asdict(section) for section in self.sections],
-            "crossing": [[asdict(value) for value in values] for values in self.crossing],
-            "shared": {name: list(used) for name, used in self.shared.items()},
-            "parameter_names": list(self.parameter_names),
-            "trainable_names": list(self.trainable_names),
-            "persistent_buffers": sorted(self.persistent_buffers),
-            "aliases": dict(self.aliases),
-            "cuts": list(self.cuts),
-        }

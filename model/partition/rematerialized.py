@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..torch_private.operators import OpOverload
+from ..torch_private.operators import OpOverload, is_random
 from ..torch_private.pytree import tree_leaves
 from ..tracing.functional import written, written_spans
 from ..tracing.trace import TracedModel
@@ -117,7 +117,7 @@ def is_pure(node: fx.Node) -> bool:
     """Whether `node` is deterministic and has no side effects."""
     if not isinstance(node.target, OpOverload):
         return node.target is operator.getitem
-    random = torch.Tag.nondeterministic_seeded in node.target.tags
+    random = is_random(node.target, node.args, node.kwargs)
     return node.target.namespace in ("aten", "prims") and not random and not written(node)
 
 

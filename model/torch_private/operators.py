@@ -1,15 +1,26 @@
 """ATen's operators as a graph names them, and their schemas (`torch._ops`).
 
-Which arguments an operator writes is in its schema alone. Checked with torch 2.13.
+Which arguments an operator writes, and whether it draws random numbers, is in its schema and tags alone.
+Checked with torch 2.13.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
-__all__ = ["OpOverload", "defaults_of", "is_mutable", "name_of", "overload_of", "written_arguments"]
+__all__ = [
+    "OpOverload",
+    "arguments_of",
+    "is_mutable",
+    "is_random",
+    "name_of",
+    "overload_of",
+    "written_arguments",
+]
 
 
 def name_of(target: Any) -> str:
@@ -22,9 +33,22 @@ def overload_of(target: Any) -> str:
     return target._overloadname
 
 
-def defaults_of(target: OpOverload) -> dict[str, Any]:
-    """Name -> default of the operator's arguments, in order; None where there is none."""
-    return {argument.name: argument.default_value for argument in target._schema.arguments}  # pyright: ignore[reportPrivateUsage]
+def arguments_of(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by name, defaults included; None where there is neither."""
+    names = {argument.name: argument.default_value for argument in target._schema.arguments}  # pyright: ignore[reportPrivateUsage]
+    return {**names, **dict(zip(names, args, strict=False)), **kwargs}
+
+
+def is_random(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of `target` draws random numbers.
+
+    Attention and recurrent layers without dropout draw none, nor does what draws in training mode only.
+    """
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    given = arguments_of(target, args, kwargs)
+    drops = given.get("dropout_p") != 0.0 and given.get("dropout") != 0.0
+    return drops and given.get("train") is not False and given.get("training") is not False
 
 
 def is_mutable(target: Any) -> bool:

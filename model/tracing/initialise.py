@@ -27,7 +27,7 @@ from ..torch_private.fake_tensors import (
     FakeTensor,
     FakeTensorMode,
 )
-from ..torch_private.operators import OpOverload, is_mutable, written_arguments
+from ..torch_private.operators import OpOverload, is_mutable, is_random, written_arguments
 from ..torch_private.pytree import tree_leaves, tree_map
 from ..torch_private.storages import storage_key
 from .conversion import converting
@@ -206,7 +206,7 @@ class Recording:
             saved_kwargs,
             views,
             frozenset(storages),
-            torch.Tag.nondeterministic_seeded in function.tags,
+            is_random(function, args, kwargs),
         )
         for storage in storages:
             self._calls_by_storage.setdefault(storage, []).append(len(self._calls))

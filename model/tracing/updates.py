@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import UntraceableModel
+from ..torch_private.operators import is_random
 from .functional import STATISTICS, storage_of, written
 from .source import stack_line
 
@@ -201,8 +202,7 @@ def _depends_on_micro_batch(
         if found in seen:
             continue
         seen.add(found)
-        random = torch.Tag.nondeterministic_seeded in getattr(found.target, "tags", ())
-        if random or found.name in samples:
+        if is_random(found.target, found.args, found.kwargs) or found.name in samples:
             return True
         waiting += [*found.all_input_nodes, *writers.get(storage_of(found), ())]
     return False

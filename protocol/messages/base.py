@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -14,7 +15,7 @@ from ..unknown_values import or_else
 PROTOCOL = 1
 # Raised when trainers of two versions could not form a generation, or train in it, together: what they say to
 # each other, and in which order, is no matter of the manager's.
-TRAINER_PROTOCOL = 3  # members' values are packed in the rendezvous store; generations of kind `profile`
+TRAINER_PROTOCOL = 4  # receipts, states and records are sent field by field, as they are declared
 
 
 DeviceKind = Annotated[Literal["cpu", "cuda", "other"], or_else("other")]
@@ -36,7 +37,27 @@ class Message(BaseModel):
 
 
 class CheckpointRef(Message):
-    """A published checkpoint: the state after commit `step`, written by `generation`."""
+    """A checkpoint: the state after commit `step`, written by `generation`."""
 
     step: Count
     generation: Count
+
+    def __str__(self) -> str:
+        return f"{self.step}-g{self.generation}"
+
+    @property
+    def age_rank(self) -> tuple[int, int]:
+        """Sorts by age: a later generation is newer, even if it went back some steps."""
+        return (self.generation, self.step)
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointRef:
+        """Parse what `str` wrote. Raises `ValueError`."""
+        match = _NAME.fullmatch(text)
+        parsed = cls(step=int(match[1]), generation=int(match[2])) if match else None
+        if parsed is None or str(parsed) != text:  # one spelling each: no leading zeros, no foreign digits
+            raise ValueError(f"checkpoint {text!r}: expected <step>-g<generation>")
+        return parsed
+
+
+_NAME = re.compile(r"(\d+)-g(\d+)")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from checkpoints import JOB, NUM_PARTS, NUM_SECTIONS, published, section_tensors
 from makara.checkpoint import (
-    CheckpointId,
     Corrupt,
     Export,
     Incomplete,
@@ -25,6 +24,7 @@ from makara.checkpoint import (
     write_part,
 )
 from makara.checkpoint.tensors import pack
+from makara.protocol.messages import CheckpointRef
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
 from weight_hashes import tensors_sha256
@@ -50,8 +50,8 @@ def exported_tensors(step: int) -> dict[str, torch.Tensor]:
     }
 
 
-def publish_tensors(store: Store, sections: Mapping[int, Mapping[str, torch.Tensor]]) -> CheckpointId:
-    checkpoint = CheckpointId(1, 1)
+def publish_tensors(store: Store, sections: Mapping[int, Mapping[str, torch.Tensor]]) -> CheckpointRef:
+    checkpoint = CheckpointRef(step=1, generation=1)
     open_generation(store, JOB, 1)
     receipts = [write_part(store, JOB, checkpoint, k, 0, 1, pack(sections[k])) for k in sections]
     manifest = assemble(
@@ -206,7 +206,7 @@ def test_another_generation_of_the_same_step_replaces_the_export(store: Store) -
     export(store, JOB, published(store, 10, 1).checkpoint)
     second = export(store, JOB, published(store, 10, 2).checkpoint)
     assert b'"generation":2' in store.get(f"{JOB}/export/10/export.json")
-    assert export(store, JOB, CheckpointId(10, 2)) == second
+    assert export(store, JOB, CheckpointRef(step=10, generation=2)) == second
 
 
 def test_a_damaged_checkpoint_is_never_exported(store: Store) -> None:
@@ -224,7 +224,7 @@ def test_a_checkpoint_without_weights_or_not_there_is_not_exported(store: Store)
     with pytest.raises(Incomplete, match="no weights"):
         export(store, JOB, checkpoint)
     with pytest.raises(NotFound):
-        export(store, JOB, CheckpointId(99, 1))
+        export(store, JOB, CheckpointRef(step=99, generation=1))
 
 
 def test_two_tensors_of_one_exported_name_are_refused(store: Store) -> None:

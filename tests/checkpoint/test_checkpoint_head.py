@@ -10,7 +10,6 @@ import pytest
 from checkpoints import JOB, assembled, published, write_parts, written
 from conftest import StoreAddress
 from makara.checkpoint import (
-    CheckpointId,
     Conflict,
     Corrupt,
     Fenced,
@@ -30,10 +29,12 @@ from makara.checkpoint import (
 )
 from makara.checkpoint.head import Head
 from makara.checkpoint.layout import head_key, manifest_key
+from makara.checkpoint.records import FORMAT
+from makara.protocol.messages import CheckpointRef
 
 
-def ids(*pairs: tuple[int, int]) -> tuple[CheckpointId, ...]:
-    return tuple(CheckpointId(step, generation) for step, generation in pairs)
+def ids(*pairs: tuple[int, int]) -> tuple[CheckpointRef, ...]:
+    return tuple(CheckpointRef(step=step, generation=generation) for step, generation in pairs)
 
 
 def test_a_job_without_a_generation_has_no_head(store: Store) -> None:
@@ -45,7 +46,7 @@ def test_opening_a_generation_takes_the_newest_checkpoint_as_its_base(store: Sto
     published(store, 10, 1)
     published(store, 20, 1)
     head = open_generation(store, JOB, 3)
-    assert head.base == CheckpointId(20, 1)
+    assert head.base == CheckpointRef(step=20, generation=1)
     assert head.manifests == ids((20, 1), (10, 1))
     assert read_head(store, JOB) == head
 
@@ -55,7 +56,7 @@ def test_opening_the_open_generation_again_changes_nothing(store: Store) -> None
     first = open_generation(store, JOB, 2)
     published(store, 20, 2)
     again = open_generation(store, JOB, 2)
-    assert again.base == first.base == CheckpointId(10, 1)
+    assert again.base == first.base == CheckpointRef(step=10, generation=1)
     assert again == read_head(store, JOB)
 
 
@@ -97,7 +98,7 @@ def test_publishing_twice_changes_nothing(store: Store) -> None:
 
 def test_a_published_checkpoint_can_be_loaded_as_it_was_written(store: Store) -> None:
     manifest = published(store, 10, 1)
-    assert load_manifest(store, JOB, CheckpointId(10, 1)) == manifest
+    assert load_manifest(store, JOB, CheckpointRef(step=10, generation=1)) == manifest
 
 
 def test_a_checkpoint_with_a_missing_part_is_not_published(store: Store) -> None:
@@ -208,7 +209,7 @@ def test_what_threads_publish_at_once_is_listed_or_refused_as_overtaken(store_ad
     store = store_address.open()
     open_generation(store, JOB, 1)
     manifests = [written(store, step, 1) for step in (10, 20, 30)]
-    overtaken: list[CheckpointId] = []
+    overtaken: list[CheckpointRef] = []
 
     def try_to_publish(manifest: Manifest) -> None:
         try:
@@ -223,7 +224,7 @@ def test_what_threads_publish_at_once_is_listed_or_refused_as_overtaken(store_ad
         thread.join()
     head = read_head(store, JOB)
     assert head is not None
-    assert head.manifests[0] == CheckpointId(30, 1)
+    assert head.manifests[0] == CheckpointRef(step=30, generation=1)
     assert {*head.manifests, *overtaken} == set(ids((30, 1), (20, 1), (10, 1)))
     assert not {*head.manifests} & {*overtaken}
 
@@ -233,7 +234,7 @@ def test_a_later_generation_is_newer_even_if_it_had_to_go_back(store: Store) -> 
     published(store, 20, 2)
     head = open_generation(store, JOB, 3)
     assert head.manifests == ids((20, 2), (30, 1))
-    assert head.base == CheckpointId(20, 2)
+    assert head.base == CheckpointRef(step=20, generation=2)
 
 
 def test_candidates_begin_with_the_base_then_go_from_new_to_old(store: Store) -> None:
@@ -266,7 +267,7 @@ def test_jobs_in_one_store_do_not_meet(store: Store) -> None:
 def test_a_head_that_is_not_as_written_is_corrupt_and_the_field_named(
     tmp_path: object, change: dict[str, object], message: str
 ) -> None:
-    good = json.loads(Head(JOB, 0, 3, None, ids((1, 1))).to_bytes())
+    good = json.loads(Head(FORMAT, JOB, 0, 3, None, ids((1, 1)), ()).to_bytes())
     with pytest.raises(Corrupt, match=message):
         Head.from_bytes(json.dumps({**good, **change}).encode(), head_key(JOB))
 
@@ -279,7 +280,7 @@ def test_a_torn_head_is_corrupt_and_is_not_replaced(store: Store) -> None:
 
 
 def test_a_head_survives_its_json() -> None:
-    head = Head(JOB, 4, 3, CheckpointId(1, 1), ids((2, 2), (1, 1)), ())
+    head = Head(FORMAT, JOB, 4, 3, CheckpointRef(step=1, generation=1), ids((2, 2), (1, 1)), ())
     assert Head.from_bytes(head.to_bytes(), head_key(JOB)) == head
 
 
@@ -287,7 +288,7 @@ def test_a_lost_race_is_tried_again(store: Store) -> None:
     open_generation(store, JOB, 1)
     slow = SlowStore(store, lambda: published(store, 10, 1))
     head = open_generation(slow, JOB, 2)  # type: ignore[arg-type]
-    assert head.base == CheckpointId(10, 1)
+    assert head.base == CheckpointRef(step=10, generation=1)
 
 
 def test_a_race_that_is_never_won_ends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +301,6 @@ def test_a_race_that_is_never_won_ends(store: Store, monkeypatch: pytest.MonkeyP
 
 
 def test_an_incomplete_set_of_receipts_makes_no_manifest(store: Store) -> None:
-    receipts = write_parts(store, CheckpointId(10, 1))
+    receipts = write_parts(store, CheckpointRef(step=10, generation=1))
     with pytest.raises(Incomplete, match=r"\[\(2, 1\)\]"):
-        assembled(receipts[:-1], CheckpointId(10, 1))
+        assembled(receipts[:-1], CheckpointRef(step=10, generation=1))

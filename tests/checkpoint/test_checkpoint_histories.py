@@ -11,7 +11,6 @@ import time
 import pytest
 from conftest import StoreAddress
 from makara.checkpoint import (
-    CheckpointId,
     Fenced,
     Manifest,
     NotFound,
@@ -32,6 +31,7 @@ from makara.checkpoint import (
     write_part,
 )
 from makara.checkpoint.safetensors_header import TensorEntry, build_header
+from makara.protocol.messages import CheckpointRef
 from memory_store import MemoryStore
 
 JOB = "history"
@@ -44,7 +44,7 @@ def payload(step: int, num_bytes: int = 64) -> bytes:
     return header + bytes([step % 256]) * num_bytes
 
 
-def stored(store: MemoryStore, checkpoint: CheckpointId) -> Manifest:
+def stored(store: MemoryStore, checkpoint: CheckpointRef) -> Manifest:
     receipts = [write_part(store, JOB, checkpoint, 0, 0, 1, payload(checkpoint.step))]
     return assemble(receipts, job=JOB, checkpoint=checkpoint, num_sections=1, data_position=0, recipe={})
 
@@ -91,8 +91,8 @@ class History:
         self.objects: dict[str, bytes] = {}
         self.generation = 0
         self.step = 0
-        self.acknowledged: set[CheckpointId] = set()  # publish returned
-        self.dismissed: set[CheckpointId] = set()  # retire was called
+        self.acknowledged: set[CheckpointRef] = set()  # publish returned
+        self.dismissed: set[CheckpointRef] = set()  # retire was called
         self.pending: list[Manifest] = []
 
     def event(self) -> None:
@@ -111,7 +111,7 @@ class History:
     def write(self, store: MortalStore) -> None:
         self.step += 1
         generation = max(1, self.generation - self.rng.choice([0, 0, 0, 1, 2]))
-        self.pending.append(stored(store, CheckpointId(self.step, generation)))
+        self.pending.append(stored(store, CheckpointRef(step=self.step, generation=generation)))
 
     def publish(self, store: MortalStore) -> None:
         if self.pending:
@@ -182,7 +182,7 @@ def publish_for_ever(address: StoreAddress, generation: int) -> None:
     step = 0 if head.base is None else head.base.step
     while True:
         step += 1
-        checkpoint = CheckpointId(step, generation)
+        checkpoint = CheckpointRef(step=step, generation=generation)
         receipts = [
             write_part(store, JOB, checkpoint, section, 0, 1, named_payload(section, step))
             for section in range(2)

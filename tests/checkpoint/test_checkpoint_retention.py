@@ -10,7 +10,6 @@ import pytest
 from checkpoints import JOB, begin_write, published, write_parts, written
 from conftest import StoreAddress
 from makara.checkpoint import (
-    CheckpointId,
     Retained,
     Store,
     Superseded,
@@ -25,12 +24,13 @@ from makara.checkpoint import (
     sweep,
 )
 from makara.checkpoint.layout import head_key, manifest_key
+from makara.protocol.messages import CheckpointRef
 
 LEASE_S = 60.0
 
 
-def ids(*pairs: tuple[int, int]) -> tuple[CheckpointId, ...]:
-    return tuple(CheckpointId(step, generation) for step, generation in pairs)
+def ids(*pairs: tuple[int, int]) -> tuple[CheckpointRef, ...]:
+    return tuple(CheckpointRef(step=step, generation=generation) for step, generation in pairs)
 
 
 def test_the_base_of_the_open_generation_is_never_retired(store: Store) -> None:
@@ -38,13 +38,13 @@ def test_the_base_of_the_open_generation_is_never_retired(store: Store) -> None:
     open_generation(store, JOB, 2)
     published(store, 20, 2)
     with pytest.raises(Retained, match="base"):
-        retire(store, JOB, CheckpointId(10, 1), now=1.0)
+        retire(store, JOB, CheckpointRef(step=10, generation=1), now=1.0)
 
 
 def test_the_only_checkpoint_is_never_retired(store: Store) -> None:
     published(store, 10, 1)
     with pytest.raises(Retained, match="only"):
-        retire(store, JOB, CheckpointId(10, 1), now=1.0)
+        retire(store, JOB, CheckpointRef(step=10, generation=1), now=1.0)
 
 
 def test_a_listed_checkpoint_is_never_deleted(store: Store) -> None:
@@ -88,7 +88,7 @@ def test_sweeping_removes_what_fenced_writers_left_and_nothing_else(store: Store
     retired = published(store, 30, 1)
     published(store, 35, 1)
     retire(store, JOB, retired.checkpoint, now=time.time() + LEASE_S)
-    write_parts(store, CheckpointId(40, 1), sections=[0, 1])  # died before the last section
+    write_parts(store, CheckpointRef(step=40, generation=1), sections=[0, 1])  # died before the last section
     open_generation(store, JOB, 2)
     in_flight = written(store, 40, 2)
     foreign = [f"{JOB}/sections/readme", f"{JOB}/sections/40-g1/mine.txt", f"{JOB}/notes.txt", "other/x"]
@@ -135,7 +135,9 @@ def test_sweeping_never_retires_the_base_or_the_only_checkpoint(store: Store) ->
     assert swept(store, unwanted=lambda _: True).head.manifests == ids((10, 1))
     open_generation(store, JOB, 2)
     published(store, 20, 2)
-    assert swept(store, unwanted=lambda checkpoint: checkpoint.step == 10).head.base == CheckpointId(10, 1)
+    assert swept(store, unwanted=lambda checkpoint: checkpoint.step == 10).head.base == CheckpointRef(
+        step=10, generation=1
+    )
 
 
 def test_sweeping_aborts_writes_that_nobody_will_end(store_address: StoreAddress) -> None:

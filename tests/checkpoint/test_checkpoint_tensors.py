@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from makara.checkpoint import CheckpointId, Corrupt
+from makara.checkpoint import Corrupt
 from makara.checkpoint.safetensors_header import build_header, parse_header
 from makara.checkpoint.tensors import pack, unpack
+from makara.protocol.messages import CheckpointRef
 from weight_hashes import tensors_sha256
 
-CHECKPOINT = CheckpointId(10, 1)
+CHECKPOINT = CheckpointRef(step=10, generation=1)
 
 
 def test_tensors_of_every_kind_survive_packing() -> None:

@@ -6,37 +6,25 @@ uninterrupted run's either way.
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import models
 import psutil
 import pytest
+from forked import Forked
 from http_answers import Answer, Request, answering
+from makara.manager.config import ServerConfig
+from makara.manager.server import serve
 from makara.protocol.messages import NoticeSource
 from metadata import AwsMetadata, AzureMetadata
 from service_process import ServiceProcess, wait_for
-from trainer_processes import settings
-from uninterrupted import uninterrupted
-from weight_hashes import state_sha256
+from slow_job import BATCH, MODEL, SHAPE, STEPS, reference
 
-STEPS = 150
-BATCH = {"global_batch_size": 32, "seed": 7}
-SHAPE = {"microbatch_size": 2, "num_sections": 8}
 HERE = Path(__file__).parent.parent / "support"
-PROGRAM = """
-import json, sys
-from pathlib import Path
-from makara.manager.config import ServerConfig
-from makara.manager.server import serve
-serve(ServerConfig(home=Path(sys.argv[1]), port=0, agent_command=tuple(json.loads(sys.argv[2]))))
-"""
 
 Cloud = AwsMetadata | AzureMetadata
 
@@ -48,9 +36,10 @@ class CloudService(ServiceProcess):
         super().__init__(folder)
         self._source = source
 
-    def _command(self) -> list[str]:
-        agent = [sys.executable, str(HERE / "cloud_agent.py"), self._source.model_dump_json()]
-        return [sys.executable, "-c", PROGRAM, str(self.home), json.dumps(agent)]
+    def _spawn(self, log: Path) -> Forked:
+        agent = (sys.executable, str(HERE / "cloud_agent.py"), self._source.model_dump_json())
+        config = ServerConfig(home=self.home, port=0, agent_command=agent)
+        return Forked(serve, config, log=log, environment=self._environment)
 
 
 @contextmanager
@@ -74,21 +63,14 @@ def cloud(
             service.close()
 
 
-@cache
-def reference() -> str:
-    job = settings(Path("/unused"), **BATCH, **SHAPE, numerics="exact")
-    _, state = uninterrupted(models.slow_gpt(nap_s=0.0), job, STEPS)
-    return state_sha256(state)
-
-
-def submit(service: ServiceProcess, *, min_nodes: int = 2) -> str:
+def submit(service: ServiceProcess, *, min_nodes: int = 1) -> str:
     return service.submit(
-        Path(models.__file__).read_text(),
+        MODEL,
         entrypoint="train:slow_gpt",
         training={**BATCH, "steps": STEPS, "numerics": "exact"},
         parallelism=SHAPE,
-        resources={"min_nodes": min_nodes, "max_nodes": 3},
-        checkpoint={"interval": 50},
+        resources={"min_nodes": min_nodes, "max_nodes": 2},
+        checkpoint={"interval": 20},
     )
 
 
@@ -132,6 +114,7 @@ def test_a_notice_leads_to_a_switch_without_a_lost_step(tmp_path: Path, kind: st
             job, lambda seen: vm_of(seen, doomed)["status"] == "ended", "the VM to be released"
         )
         assert vm_of(view, doomed)["detail"] == "handed over before its notice ran out"
+        service.end_naps()
         view = service.wait_status(job, "finished")
         assert lost(view) == 0
         assert view["export_sha256"] == reference()
@@ -143,7 +126,7 @@ def test_a_notice_leads_to_a_switch_without_a_lost_step(tmp_path: Path, kind: st
 def test_a_withdrawn_notice_leads_to_nothing(tmp_path: Path) -> None:
     """No plan does without the VM, so that the notice stands for as long as the cloud says so."""
     with cloud(tmp_path, "aws", lambda vm: AwsMetadata()) as (service, services):
-        job = submit(service, min_nodes=3)
+        job = submit(service, min_nodes=2)
         spared = member(service, job)
         told = services[spared]
         assert isinstance(told, AwsMetadata)
@@ -151,8 +134,9 @@ def test_a_withdrawn_notice_leads_to_nothing(tmp_path: Path) -> None:
         service.wait(job, lambda seen: vm_of(seen, spared)["notice"] == "terminate", "the notice")
         told.action = None
         service.wait(job, lambda seen: vm_of(seen, spared)["notice"] == "", "the notice to be withdrawn")
+        service.end_naps()
         view = service.wait_status(job, "finished")
-        assert len(view["vms"]) == 3
+        assert len(view["vms"]) == 2
         assert lost(view) == 0
         assert view["export_sha256"] == reference()
 
@@ -168,6 +152,7 @@ def test_a_sigterm_that_is_a_notice_leads_to_a_switch_without_a_lost_step(tmp_pa
             job, lambda seen: vm_of(seen, doomed)["status"] == "ended", "the VM to be released"
         )
         assert vm_of(view, doomed)["reason"] == "released"
+        service.end_naps()
         view = service.wait_status(job, "finished")
         assert lost(view) == 0
         assert view["export_sha256"] == reference()

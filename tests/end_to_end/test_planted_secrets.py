@@ -91,9 +91,8 @@ class Run:
         self.cloud = {
             name: secrets.token_urlsafe(30) for name in ("AWS_SECRET_ACCESS_KEY", "AZURE_CLIENT_SECRET")
         }
-        self.service = ServiceProcess(
-            folder / "manager", {**self.cloud, "AWS_ACCESS_KEY_ID": "the-manager"}, options=("--tls",)
-        )
+        environment = {**self.cloud, "AWS_ACCESS_KEY_ID": "the-manager"}
+        self.service = ServiceProcess(folder / "manager", environment, options=("--tls",), forked=False)
         self.answers: dict[str, bytes] = {}
         self._opened = ExitStack()
 
@@ -120,7 +119,7 @@ class Run:
         url, ca_file = self.service.client.url, self.service.home / "ca.pem"
         trust = ssl.create_default_context(cafile=ca_file)
         self.http = httpx.Client(base_url=url, verify=trust, trust_env=False, timeout=30)
-        self.machine = JoinedMachine(self.service.folder / "lab", url, token, ca_file)
+        self.machine = JoinedMachine(self.service.folder / "lab", url, token, ca_file, forked=False)
         self.machine.start()
         self._opened.callback(self.machine.stop)
         self._opened.callback(self.http.close)
@@ -132,7 +131,7 @@ class Run:
             Path(models.__file__).read_text(),
             secrets={**keys, "WANDB_API_KEY": self.secret},
             entrypoint="train:slow_gpt",
-            training={"global_batch_size": 32, "seed": 7, "steps": STEPS},
+            training={"global_batch_size": 8, "seed": 7, "steps": STEPS},
             parallelism={"microbatch_size": 2, "num_sections": 8},
             resources={"provider": provider, "max_nodes": 1},
             checkpoint={

@@ -11,7 +11,8 @@ import pytest
 from makara.manager.cli.client import RequestRefused
 from makara.manager.cli.main import main
 from service_process import ServiceProcess, wait_for
-from test_end_to_end import BATCH, DEVICE_MEMORY, MODEL, SHAPE, STEPS, formed, reference, submit
+from slow_job import BATCH, MODEL, SHAPE, STEPS, reference
+from test_end_to_end import DEVICE_MEMORY, formed, submit
 
 FAILING = """
 
@@ -23,7 +24,7 @@ class Failing(Tokens):
 
 
 def failing_data():
-    return dataclasses.replace(tied_gpt(), dataset=Failing)
+    return dataclasses.replace(slow_gpt(), dataset=Failing)
 """
 
 
@@ -37,12 +38,13 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
 
 def test_a_stopped_job_goes_on_at_another_number_of_vms_to_the_very_weights(service: ServiceProcess) -> None:
     """On one VM, then on two that only together hold the model, across a death of the manager."""
-    job = submit(service, resources={"max_nodes": 1, "min_nodes": 1}, checkpoint={"interval": 10})
-    service.wait_step(job, 15)
+    job = submit(service, resources={"max_nodes": 1, "min_nodes": 1}, checkpoint={"interval": 5})
+    service.wait_step(job, 7)
     service.client.post(f"/jobs/{job}/stop")
     stopped = service.wait_status(job, "stopped")
     newest = stopped["checkpoints"][0]["step"]
     assert newest == stopped["step"] < STEPS
+    service.end_naps()
     service.kill()
     service.start()
     service.client.post(f"/jobs/{job}/resume", json={"min_nodes": 2, "max_nodes": 2})
@@ -67,6 +69,7 @@ def test_a_failed_job_goes_on_once_its_cause_is_gone(service: ServiceProcess, tm
     )
     service.wait(job, lambda view: bool(view["checkpoints"]), "a checkpoint")
     away.touch()
+    service.end_naps()
     failed = service.wait_status(job, "failed")
     assert "the disk of the data is away" in failed["reason"]
     away.unlink()
@@ -81,11 +84,11 @@ def test_a_failed_job_goes_on_once_its_cause_is_gone(service: ServiceProcess, tm
 OTHERS = """
 
 def without_dropout():
-    return tied_gpt(dropout=0.0)
+    return dataclasses.replace(slow_gpt(), model=lambda: TiedGPT(dropout=0.0, nap_s=NAP_S))
 
 
 def deeper():
-    return tied_gpt(layers=5)
+    return dataclasses.replace(slow_gpt(), model=lambda: TiedGPT(layers=5, nap_s=NAP_S))
 """
 
 
@@ -93,25 +96,25 @@ def test_a_job_whose_managers_home_was_lost_goes_on_as_another_at_another_number
     service: ServiceProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its VM trains on meanwhile, and harms nobody; models that differ are refused with what differs."""
-    steps = 40
-    job = submit(service, steps=steps, resources={"max_nodes": 1}, checkpoint={"interval": 5})
+    job = submit(service, resources={"max_nodes": 1}, checkpoint={"interval": 5})
     service.wait(job, lambda view: bool(view["checkpoints"]), "a checkpoint")
     service.kill()  # for ever
     lost = f"{tmp_path}/store/{job}"
     other = ServiceProcess(tmp_path / "other")
     other.start()
+    other.end_naps()
     try:
         changes: dict[str, Any] = {
             "parallelism": "auto",
             "resources": {"min_nodes": 2, "max_nodes": 2, "device_memory": DEVICE_MEMORY},
             "checkpoint": {"start_from": f"file://{lost}"},
         }
-        next_job = submit(other, steps=steps, **changes)
+        next_job = submit(other, **changes)
         view = other.wait_status(next_job, "finished")
         first = formed(view)[0]
         assert first["step"] >= 5
         assert first["rung"] == "store"
-        assert view["export_sha256"] == reference(steps)
+        assert view["export_sha256"] == reference()
         assert min(other.losses(next_job)) == first["step"] + 1
 
         unlike = {**BATCH, "steps": 3, "global_batch_size": 16, "numerics": "exact"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from service_process import ServiceProcess
-from test_end_to_end import BATCH, MODEL, SHAPE, STEPS, reference
+from slow_job import BATCH, MODEL, SHAPE, STEPS, reference
 
 BOUNDS = ("progress_floor_s=4", "first_step_factor=3", "data_wait_s=6", "left_out_s=8")
 CODE = (
@@ -37,22 +37,15 @@ def steps_on_two(view: dict[str, Any]) -> bool:
     return view["step"] >= 5 and len({seat["worker"] for seat in view["placement"]}) == 2
 
 
-class Bounded(ServiceProcess):
-    """A manager with shorter bounds."""
-
-    def _command(self) -> list[str]:
-        return [*super()._command(), *(f"--bound={bound}" for bound in BOUNDS)]
-
-
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Bounded]:
-    process = Bounded(tmp_path)
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    process = ServiceProcess(tmp_path, options=tuple(f"--bound={bound}" for bound in BOUNDS))
     process.start()
     yield process
     process.close()
 
 
-def test_a_worker_whose_data_stops_coming_is_seen_explained_and_replaced(service: Bounded) -> None:
+def test_a_worker_whose_data_stops_coming_is_seen_explained_and_replaced(service: ServiceProcess) -> None:
     block = service.folder / "block"
     resources = {"min_nodes": 1, "max_nodes": 2}
     envs = {"BLOCK": str(block)}
@@ -71,6 +64,7 @@ def test_a_worker_whose_data_stops_coming_is_seen_explained_and_replaced(service
         return [event["fact"] for event in events if event["fact"]["fact"] == kind]
 
     service.wait(job, lambda _: bool(facts("worker_failed")), "the stuck trainer to be given up")
+    service.end_naps()
     stalled, failed = facts("generation_stalled")[0], facts("worker_failed")[0]
     assert stalled["suspects"] == [failed["worker"]]
     assert failed["kind"] == "stuck"

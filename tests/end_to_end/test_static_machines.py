@@ -7,18 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import models
 import psutil
 import pytest
 from joined_machine import JoinedMachine
 from service_process import ServiceProcess, wait_for
-from trainer_processes import settings
-from uninterrupted import uninterrupted
-from weight_hashes import state_sha256
-
-STEPS = 40
-TRAINING = {"global_batch_size": 32, "seed": 7, "numerics": "exact"}
-SHAPE = {"microbatch_size": 2, "num_sections": 8}
+from slow_job import BATCH, MODEL, SHAPE, STEPS, reference
 
 
 @pytest.fixture
@@ -53,20 +46,13 @@ def machines(service: ServiceProcess, grace_s: float) -> Iterator[list[JoinedMac
 
 def submit(service: ServiceProcess, *, min_nodes: int = 1, interval: int = 5) -> str:
     return service.submit(
-        Path(models.__file__).read_text(),
+        MODEL,
         entrypoint="train:slow_gpt",
-        training={**TRAINING, "steps": STEPS},
+        training={**BATCH, "steps": STEPS, "numerics": "exact"},
         parallelism=SHAPE,
         resources={"provider": "static", "min_nodes": min_nodes, "max_nodes": 2},
         checkpoint={"interval": interval},
     )
-
-
-def reference() -> str:
-    """The weight hash of the uninterrupted run."""
-    job = settings(Path("/unused"), **TRAINING, **SHAPE)
-    _, state = uninterrupted(models.slow_gpt(nap_s=0.0), job, STEPS)
-    return state_sha256(state)
 
 
 def pool(service: ServiceProcess) -> dict[str, str | None]:
@@ -92,6 +78,7 @@ def test_a_machine_that_is_killed_and_comes_back_changes_nothing_in_the_result(
         return pool(service).get("lab1") not in (None, before)
 
     wait_for(is_another_vm, "the machine to be leased again", logs(service, machines))
+    service.end_naps()
     view = service.wait_status(job, "finished")
     assert view["export_sha256"] == reference()
     assert sorted(service.losses(job)) == list(range(1, STEPS + 1))
@@ -112,6 +99,7 @@ def test_neither_the_manager_nor_makara_join_is_needed_for_steps(
     machines[0].start()
     wait_for(lambda: pool(service) == before, "both to be the same VMs again", logs(service, machines))
     assert agents <= {process.pid for process in psutil.process_iter()}
+    service.end_naps()
     view = service.wait_status(job, "finished")
     assert len(view["vms"]) == 2
     assert view["export_sha256"] == reference()
@@ -147,6 +135,7 @@ def test_a_machine_that_is_told_to_end_hands_over_first(
     wait_for(lambda: pool(service).keys() == {"lab0"}, "it to be away", logs(service, machines))
     seen = vm_of(service, job, left)
     assert (seen["status"], seen["detail"]) == ("ended", "handed over before its notice ran out")
+    service.end_naps()
     assert machines[1].vms() == []
     view = service.wait_status(job, "finished")
     assert lost(view) == 0
@@ -165,6 +154,7 @@ def test_a_machine_that_cannot_hand_over_in_time_goes_and_its_vm_is_not_waited_f
     assert machines[1].wait() == 0
     assert_preempted(service, job, left)
     assert machines[1].vms() == []
+    service.end_naps()
     machines[1].start()
     view = service.wait_status(job, "finished")
     assert view["export_sha256"] == reference()

@@ -215,13 +215,51 @@ def test_what_nobody_can_read_is_no_calibration_and_its_worker_unfit() -> None:
     assert members(script) == workers[1:]
 
 
-def test_trainers_of_a_version_that_has_no_such_generations_are_replaced() -> None:
-    script, workers = begin(2, 1)
-    script.report(script.change(workers[0], profiling=None))
+def begin_older() -> tuple[Script, str]:
+    """The one worker that is there knows nothing of such generations, and is to be started anew for that."""
+    script, (older, _) = begin(2, 1)
+    script.report(script.change(older, profiling=None))
     pass_time(script, script.timing.prepare_timeout_s)
+    assert script.last(WorkerFailed).kind == "outdated"
+    assert orders(script.state, vm_of(older)).given_up == {older: 1}
+    return script, older
+
+
+def test_a_trainer_that_is_too_old_to_measure_is_started_anew_and_measures() -> None:
+    """Found: it counted as unfit at once, and its VM was replaced, though a newer trainer lay on its disk."""
+    script, older = begin_older()
+    script.report(idle(older, incarnation=2))
+    script.wait()
+    assert not script.state.unfit
+    assert members(script) == [older]
+    enter(script)
+    find(script, links=False)
+    pass_time(script, script.timing.settle_s)
+    assert script.state.recipe is not None
+    assert not script.count(VmEnded)
+
+
+def test_trainers_of_a_version_that_has_no_such_generations_are_replaced() -> None:
+    script, older = begin_older()
+    script.report(idle(older, incarnation=2).model_copy(update={"profiling": None}))
+    pass_time(script, script.timing.prepare_timeout_s)
+    assert script.last(WorkerFailed).kind == "recipe"
     assert "measures models in another way" in script.last(WorkerFailed).message
     script.wait()
-    assert script.last(VmEnded).vm == vm_of(workers[0])
+    assert script.last(VmEnded).vm == vm_of(older)
+
+
+def test_older_trainers_that_wait_while_others_measure_are_started_anew_and_taken_in() -> None:
+    """Found: they waited until the job trained, and others measured without them."""
+    script, (newer, older) = begin(2, 0)
+    script.report(idle(newer).model_copy(update={"trainer_protocol": 3}))
+    enter(script, "sections")
+    script.report(idle(older).model_copy(update={"trainer_protocol": 2}))
+    script.wait()
+    assert script.last(WorkerFailed).kind == "outdated"
+    assert orders(script.state, vm_of(older)).given_up == {older: 1}
+    script.report(idle(older, incarnation=2).model_copy(update={"trainer_protocol": 3}))
+    assert members(script) == [newer, older]
 
 
 def test_rank_0_stays_who_it_was_when_others_join() -> None:

@@ -1,4 +1,4 @@
-"""Thousands of seeded histories of the core: crashes, partitions, zombies, clouds that fail.
+"""Seeded histories of the core: crashes, partitions, zombies, clouds that fail. `make soak` plays thousands.
 
 A failing seed reproduces exactly: `MAKARA_SEED=<seed> pytest tests/manager/test_core_histories.py`.
 """
@@ -13,8 +13,8 @@ import pytest
 from faulty_world import FaultyWorld
 from makara.manager.core.state import Status
 
-NUM_HISTORIES = 3000
-_SHARDS = 6
+PER_SHARD = 200
+SHARDS, SOAKED_SHARDS = 5, 30
 _FAILED_ONCE = (
     95891909,  # the dead's last report kept a generation from ever being late
     785573938,  # so did one who could not publish the last step, its peers having finished
@@ -27,10 +27,16 @@ def _seeds(shard: int) -> list[int]:
     if given is not None:
         return [int(given)] if shard == 0 else []
     first = random.SystemRandom().randrange(10**9)
-    return [*(_FAILED_ONCE if shard == 0 else ()), *(first + n for n in range(NUM_HISTORIES // _SHARDS))]
+    return [*(_FAILED_ONCE if shard == 0 else ()), *(first + n for n in range(PER_SHARD))]
 
 
-@pytest.mark.parametrize("shard", range(_SHARDS))
+@pytest.mark.parametrize(
+    "shard",
+    [
+        *range(SHARDS),
+        *(pytest.param(shard, marks=pytest.mark.soak) for shard in range(SHARDS, SOAKED_SHARDS)),
+    ],
+)
 def test_every_history_ends_well(shard: int) -> None:
     ends: Counter[Status] = Counter()
     seeds = _seeds(shard)

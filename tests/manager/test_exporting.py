@@ -11,9 +11,10 @@ import pytest
 from azurite_server import AzuriteServer
 from conftest import StoreAddress
 from core_script import RECIPE
-from makara.checkpoint import CREDENTIALS, CheckpointId, export, open_store, weights_sha256
+from makara.checkpoint import CREDENTIALS, export, open_store, weights_sha256
 from makara.manager.cli.client import RequestRefused
 from makara.manager.cli.main import main
+from makara.protocol.messages import CheckpointRef
 from managers import Manager, job_spec, release_all
 from s3_server import S3Server
 
@@ -50,7 +51,7 @@ def test_any_published_checkpoint_is_exported_while_a_job_runs_and_after_its_end
         made = tmp_path / "store" / job / "export" / str(step) / "model.safetensors"
         shown = capsys.readouterr().out.split()
         assert shown == ["step", str(step), "weights", made.as_uri(), "weight", "hash", weights_sha256(made)]
-    assert export(store, job, CheckpointId(20, 2)).sha256 == weights_sha256(
+    assert export(store, job, CheckpointRef(step=20, generation=2)).sha256 == weights_sha256(
         tmp_path / "store" / job / "export" / "20" / "model.safetensors"
     )
     with pytest.raises(RequestRefused) as refused:

@@ -59,10 +59,10 @@ def _ended(history: History) -> list[str]:
 
 def test_a_vm_that_may_be_in_a_region_that_cannot_be_asked_has_not_ended(tmp_path: Path) -> None:
     async def act(history: History, watch: ProviderWatch, vm: str) -> None:
-        watch._provider = Half(watch._provider, [])
+        watch.provider = Half(watch.provider, [])
         await history.wait(300.0)
         assert not _ended(history)
-        assert FAULT in watch._effects.trouble[JOB]["list/aws"]
+        assert FAULT in watch.effects.trouble[JOB]["list/aws"]
 
     _play(tmp_path, act)
 
@@ -70,7 +70,7 @@ def test_a_vm_that_may_be_in_a_region_that_cannot_be_asked_has_not_ended(tmp_pat
 def test_a_vm_that_ended_elsewhere_is_seen_all_the_same(tmp_path: Path) -> None:
     async def act(history: History, watch: ProviderWatch, vm: str) -> None:
         gone = Resource(vm=vm, attempt=1, id="i-1", status=ResourceStatus.GONE)
-        watch._provider = Half(watch._provider, [gone])
+        watch.provider = Half(watch.provider, [gone])
         await history.until(lambda: vm in _ended(history), 100.0, "its end")
 
     _play(tmp_path, act)

@@ -197,9 +197,7 @@ def test_two_managers_cannot_share_a_home(manager: Manager) -> None:
     with pytest.raises(AssertionError, match="another manager"):
         other.start()
     assert other.process is not None
-    other.process.wait()
-    assert other.process.stdout is not None
-    other.process.stdout.close()
+    assert other.process.wait() != 0
 
 
 def test_the_plan_that_runs_is_shown_among_what_else_there_was(manager: Manager, tmp_path: Path) -> None:

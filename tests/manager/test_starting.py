@@ -11,7 +11,6 @@ from calibrations import uniform
 from checkpoints import JOB, published, section_tensors
 from core_script import RECIPE, Script, spec
 from makara.checkpoint import (
-    CheckpointId,
     HeadAhead,
     HeadMissing,
     NoReadable,
@@ -296,11 +295,14 @@ def test_a_copy_is_whole_and_outlives_its_source(stores: tuple[Store, Store]) ->
     there, here = stores
     published(there, 10, 1)
     published(there, 20, 2)
-    assert copy_checkpoint(there, JOB, here, "mine") == (CheckpointId(20, 0), CheckpointId(20, 2))
+    assert copy_checkpoint(there, JOB, here, "mine") == (
+        CheckpointRef(step=20, generation=0),
+        CheckpointRef(step=20, generation=2),
+    )
     there.delete_many([key for key, _ in there.list("")])
-    manifest = load_manifest(here, "mine", CheckpointId(20, 0))
+    manifest = load_manifest(here, "mine", CheckpointRef(step=20, generation=0))
     assert (manifest.data_position, manifest.metadata[1]) == (64 * 20, {"scale": 0.5})
-    files = read_sections(here, "mine", CheckpointId(20, 0), range(3))
+    files = read_sections(here, "mine", CheckpointRef(step=20, generation=0), range(3))
     for (section, part), data in files.items():
         found, _ = unpack(data)
         for name, tensor in section_tensors(section, part, 20).items():
@@ -315,12 +317,12 @@ def test_a_copy_opens_as_the_first_base_and_nothing_else_does(stores: tuple[Stor
     with pytest.raises(HeadAhead):
         open_generation(here, "mine", 1, opened=0)
     with pytest.raises(HeadAhead):
-        open_generation(here, "mine", 1, opened=0, known={CheckpointId(10, 0)})
-    known = {CheckpointId(20, 0)}
+        open_generation(here, "mine", 1, opened=0, known={CheckpointRef(step=10, generation=0)})
+    known = {CheckpointRef(step=20, generation=0)}
     with pytest.raises(HeadMissing):
         open_generation(here, "another", 1, opened=0, known=known)
     head = open_generation(here, "mine", 1, opened=0, known=known)
-    assert (head.generation, head.base) == (1, CheckpointId(20, 0))
+    assert (head.generation, head.base) == (1, CheckpointRef(step=20, generation=0))
     assert open_generation(here, "mine", 1, opened=0, known=known) == head
 
 
@@ -330,9 +332,9 @@ def test_a_copy_that_is_made_again_changes_nothing(stores: tuple[Store, Store]) 
     copy_checkpoint(there, JOB, here, "mine")
     head = read_head(here, "mine")
     published(there, 30, 3)  # its source went on, and the answer was lost
-    assert copy_checkpoint(there, JOB, here, "mine") == (CheckpointId(20, 0), None)
+    assert copy_checkpoint(there, JOB, here, "mine") == (CheckpointRef(step=20, generation=0), None)
     assert read_head(here, "mine") == head
-    open_generation(here, "mine", 1, opened=0, known={CheckpointId(20, 0)})
+    open_generation(here, "mine", 1, opened=0, known={CheckpointRef(step=20, generation=0)})
     with pytest.raises(HeadAhead, match="opened for generation 1"):
         copy_checkpoint(there, JOB, here, "mine")
 
@@ -349,7 +351,10 @@ def test_what_cannot_be_read_is_passed_over_or_said(stores: tuple[Store, Store])
     with pytest.raises(NoReadable, match=newest.parts[0].key):
         copy_checkpoint(there, JOB, here, "mine", step=20)
     assert read_head(here, "mine") is None
-    assert copy_checkpoint(there, JOB, here, "mine") == (CheckpointId(10, 0), CheckpointId(10, 1))
+    assert copy_checkpoint(there, JOB, here, "mine") == (
+        CheckpointRef(step=10, generation=0),
+        CheckpointRef(step=10, generation=1),
+    )
 
 
 def test_a_source_that_trained_on_past_the_last_step_is_gone_on_from_before_it(
@@ -358,8 +363,11 @@ def test_a_source_that_trained_on_past_the_last_step_is_gone_on_from_before_it(
     there, here = stores
     for step in (90, 100, 150):
         published(there, step, 1)
-    assert copy_checkpoint(there, JOB, here, "mine", below=100) == (CheckpointId(90, 0), CheckpointId(90, 1))
-    retire(there, JOB, CheckpointId(90, 1), now=0.0)
+    assert copy_checkpoint(there, JOB, here, "mine", below=100) == (
+        CheckpointRef(step=90, generation=0),
+        CheckpointRef(step=90, generation=1),
+    )
+    retire(there, JOB, CheckpointRef(step=90, generation=1), now=0.0)
     why = r"training\.steps"
     with pytest.raises(NoReadable, match=why):
         copy_checkpoint(there, JOB, here, "another", below=100)
@@ -379,12 +387,15 @@ def test_a_source_that_retires_what_is_copied_is_asked_for_its_newest(
         if key == first.parts[2].key and read_head(there, JOB).generation == 1:  # type: ignore[union-attr]
             published(there, 20, 2)
             open_generation(there, JOB, 3)
-            retire(there, JOB, CheckpointId(10, 1), now=0.0)
+            retire(there, JOB, CheckpointRef(step=10, generation=1), now=0.0)
             there.delete(key)
         return get(key)
 
     monkeypatch.setattr(there, "get", gone_meanwhile)
-    assert copy_checkpoint(there, JOB, here, "mine") == (CheckpointId(20, 0), CheckpointId(20, 2))
+    assert copy_checkpoint(there, JOB, here, "mine") == (
+        CheckpointRef(step=20, generation=0),
+        CheckpointRef(step=20, generation=2),
+    )
 
 
 # ---- the job file ------------------------------------------------------------------------------------------

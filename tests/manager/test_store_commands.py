@@ -15,7 +15,6 @@ from checkpoints import JOB, published, written
 from core_script import RECIPE, spec
 from makara.checkpoint import (
     CheckpointError,
-    CheckpointId,
     Corrupt,
     Manifest,
     Store,
@@ -64,10 +63,6 @@ LEASE_S = 60.0
 
 def ref(step: int, generation: int = 1) -> CheckpointRef:
     return CheckpointRef(step=step, generation=generation)
-
-
-def id_of(found: CheckpointRef) -> CheckpointId:
-    return CheckpointId(found.step, found.generation)
 
 
 def opened(generation: int) -> list[Fact]:

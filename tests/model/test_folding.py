@@ -55,6 +55,27 @@ def test_masks_and_tables_are_kept_and_the_rest_is_computed() -> None:
     assert {tuple(tensor.shape) for tensor in runtime.folded} >= {(CONTEXT, CONTEXT), (CONTEXT, 8)}
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_attention_is_random_only_with_dropout(dropout: float) -> None:
+    """Found: attention without dropout was computed for every micro-batch, like random numbers."""
+
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)
+
+        def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+            order = torch.arange(CONTEXT * 8.0).view(1, 1, CONTEXT, 8)
+            mixed = nn.functional.scaled_dot_product_attention(order, order, order, dropout_p=dropout)
+            return {"logits": self.out(self.embed(tokens) + mixed[0, 0])}
+
+    training = dataclasses.replace(
+        skip_model(), model=Fixed, loss=lambda output, batch: output["logits"].square().mean()
+    )
+    left = " ".join(section(training).operations)
+    assert ("scaled_dot_product_attention" in left) == (dropout > 0)
+
+
 def test_large_values_are_not_kept() -> None:
     runtime = section(training_of(3000))
     assert any("aten.ge" in name for name in runtime.operations)

@@ -193,6 +193,30 @@ class OfWeights(nn.Module):
         return self.head(x) + nn.functional.conv2d(x, self.average)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_attention_over_no_sample_advances_once_unless_it_drops(dropout: float) -> None:
+    """Found: attention without dropout counted as random, so that its result was refused."""
+
+    class Attended(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(3, WIDTH, 3)
+            self.register_buffer("state", torch.ones(1, 1, 4, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            attend = nn.functional.scaled_dot_product_attention
+            self.state = attend(self.state, self.state, self.state, dropout_p=dropout)
+            return self.layer(x)
+
+    if dropout:
+        with pytest.raises(UntraceableModel, match="state"):
+            trace(training_of(Attended), 2)
+    else:
+        assert {name: update.kind for name, update in trace(training_of(Attended), 2).updates.items()} == {
+            "state": "counter"
+        }
+
+
 def test_what_depends_on_no_sample_advances_once() -> None:
     vectors = {f"layer.parametrizations.weight.0._{vector}" for vector in "uv"}
     updates = trace(training_of(OfWeights, ["noisy"]), 4).updates

@@ -12,8 +12,7 @@ from makara.pipeline import Range
 from makara.protocol.messages import CheckpointRef
 
 K = 4
-COMMIT = CommitProof(step=7, attempt=0, voters=3, generation=2)
-VOTERS = {1: 2, 2: 3}
+COMMIT = CommitProof(num_steps=7, attempt=0, generation=2)
 
 
 def standing(
@@ -25,7 +24,6 @@ def standing(
 def test_who_saw_no_commit_applies_with_the_record_of_who_did() -> None:
     found = agree(
         [standing(6, "01", None, 7), standing(6, "23", COMMIT, 7), standing(7, "23", COMMIT)],
-        VOTERS,
         num_sections=K,
     )
     assert (found.rung, found.step, found.record) == ("peers", 7, COMMIT)
@@ -35,37 +33,33 @@ def test_who_saw_no_commit_applies_with_the_record_of_who_did() -> None:
 
 
 def test_a_step_that_nobody_saw_committed_is_discarded_by_all() -> None:
-    found = agree([standing(6, "01", None, 7), standing(6, "23", None, 7)], VOTERS, num_sections=K)
+    found = agree([standing(6, "01", None, 7), standing(6, "23", None, 7)], num_sections=K)
     assert (found.step, found.apply, found.keep) == (6, (), (0, 1))
 
 
-@pytest.mark.parametrize(
-    "record",
-    [replace(COMMIT, voters=2), replace(COMMIT, step=9), replace(COMMIT, generation=5)],
-    ids=["voters", "step", "generation"],
-)
-def test_a_record_that_cannot_be_is_none(record: CommitProof) -> None:
-    found = agree([standing(6, "0123", record, 7), standing(6, "0123", None, 7)], VOTERS, num_sections=K)
+def test_a_record_that_cannot_be_is_none() -> None:
+    record = replace(COMMIT, num_steps=9)
+    found = agree([standing(6, "0123", record, 7), standing(6, "0123", None, 7)], num_sections=K)
     assert (found.step, found.apply) == (6, ())
 
 
 def test_gradients_of_another_attempt_are_not_applied() -> None:
     stale = replace(standing(6, "0123", None, 7), reduced_by=(2, 1))
-    found = agree([stale, standing(7, "0123", COMMIT)], VOTERS, num_sections=K)
+    found = agree([stale, standing(7, "0123", COMMIT)], num_sections=K)
     assert (found.keep, found.drop) == ((1,), (0,))
 
 
 def test_of_rival_commits_the_newer_generation_counts() -> None:
-    rival = CommitProof(step=7, attempt=0, voters=2, generation=1)
-    found = agree([standing(7, "0123", rival), standing(7, "0123", COMMIT)], VOTERS, num_sections=K)
+    rival = CommitProof(num_steps=7, attempt=0, generation=1)
+    found = agree([standing(7, "0123", rival), standing(7, "0123", COMMIT)], num_sections=K)
     assert (found.record, found.keep, found.drop) == (COMMIT, (1,), (0,))
 
 
 def test_without_a_holder_for_each_section_the_store_is_next() -> None:
-    found = agree([standing(7, "01", COMMIT), standing(None, "")], VOTERS, num_sections=K)
+    found = agree([standing(7, "01", COMMIT), standing(None, "")], num_sections=K)
     assert (found.rung, found.step, found.keep, found.drop) == ("start", None, (), (0,))
     published = [CheckpointRef(step=5, generation=1)]
-    found = agree([standing(7, "01", COMMIT)], VOTERS, num_sections=K, checkpoints=published)
+    found = agree([standing(7, "01", COMMIT)], num_sections=K, checkpoints=published)
     assert (found.rung, found.step, found.keep, found.drop) == ("store", None, (), (0,))
     assert agree([standing(None, ""), standing(None, "")], num_sections=K).rung == "start"
 
@@ -95,7 +89,7 @@ def test_who_is_yet_to_apply_the_newest_branchs_commit_is_not_left_out() -> None
 
 def test_the_branch_is_that_of_a_commit_which_all_apply() -> None:
     saw = replace(standing(6, "0123", COMMIT, 7), branch=1)
-    found = agree([saw], VOTERS, num_sections=K)
+    found = agree([saw], num_sections=K)
     assert (found.step, found.branch) == (7, COMMIT.generation)
 
 
@@ -145,7 +139,7 @@ def survivors(draw: st.DrawFn) -> list[MemberState]:
 
 @given(survivors())
 def test_every_survivor_ends_at_one_state_or_drops_its_own(standings: list[MemberState]) -> None:
-    found = agree(standings, VOTERS, num_sections=K)
+    found = agree(standings, num_sections=K)
     with_state = {m for m, one in enumerate(standings) if one.applied_step is not None}
     assert set(found.keep) | set(found.drop) == with_state
     assert not set(found.keep) & set(found.drop)
@@ -168,7 +162,7 @@ def test_a_step_that_some_member_applied_is_not_lost_while_it_is_covered(
     committed = any(one.record == COMMIT for one in standings)
     there = [one for one in standings if one.applied_step == 7 or (committed and one.reduced_step == 7)]
     covered = frozenset().union(*(one.sections for one in there)) == frozenset(range(K))
-    found = agree(standings, VOTERS, num_sections=K)
+    found = agree(standings, num_sections=K)
     assert (found.step == 7) == (committed and covered)
 
 

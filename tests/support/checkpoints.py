@@ -16,7 +16,6 @@ from azure.core.credentials import AzureNamedKeyCredential
 from azure.storage.blob import BlobClient
 from conftest import StoreAddress
 from makara.checkpoint import (
-    CheckpointId,
     Manifest,
     Receipt,
     Store,
@@ -27,6 +26,7 @@ from makara.checkpoint import (
 )
 from makara.checkpoint.stores.azure import _upload_id
 from makara.checkpoint.tensors import pack
+from makara.protocol.messages import CheckpointRef
 
 JOB = "gpt"
 NUM_SECTIONS = 3
@@ -45,7 +45,7 @@ def section_tensors(section: int, part: int, step: int) -> dict[str, torch.Tenso
 
 
 def write_parts(
-    store: Store, checkpoint: CheckpointId, sections: Sequence[int] = range(NUM_SECTIONS)
+    store: Store, checkpoint: CheckpointRef, sections: Sequence[int] = range(NUM_SECTIONS)
 ) -> list[Receipt]:
     return [
         write_part(
@@ -67,7 +67,7 @@ RECIPE: Mapping[str, Any] = {"microbatch_size": 2, "cuts": [3, 5], "graph_hash":
 
 
 def assembled(
-    receipts: Sequence[Receipt], checkpoint: CheckpointId, recipe: Mapping[str, Any] = RECIPE
+    receipts: Sequence[Receipt], checkpoint: CheckpointRef, recipe: Mapping[str, Any] = RECIPE
 ) -> Manifest:
     return assemble(
         receipts,
@@ -81,7 +81,7 @@ def assembled(
 
 def written(store: Store, step: int, generation: int, recipe: Mapping[str, Any] = RECIPE) -> Manifest:
     """A checkpoint whose parts are stored, not published."""
-    checkpoint = CheckpointId(step, generation)
+    checkpoint = CheckpointRef(step=step, generation=generation)
     return assembled(write_parts(store, checkpoint), checkpoint, recipe)
 
 

@@ -123,7 +123,7 @@ def cloud_manager(home: Path) -> Iterator[CloudManager]:
     clock, cloud = Clock(), PricedCloud()
     home.mkdir(parents=True)
     journal, tokens = SqliteJournal(home / "journal.sqlite3"), TokenStore(home / "tokens.sqlite3")
-    config = ServerConfig(home=home, tick_s=0.02, rest_factor=0.0)
+    config = ServerConfig(home=home, tick_s=0.02, cloud_list_s=0.02, rest_factor=0.0)
     token = tokens.ensure_admin(config.admin_token_file)
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

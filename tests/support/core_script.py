@@ -92,8 +92,9 @@ class Script:
         decision = decide(self.state, self.observations, event, self.timing)
         self.facts += decision.facts
         self.commands += decision.commands
+        told = fold(self.facts) if decision.facts else self.state  # without a fact it stays as it was
+        assert decision.state == told
         self.state, self.observations = decision.state, decision.observations
-        assert fold(self.facts) == self.state
         for command in decision.commands if self.releasing else ():
             if isinstance(command, ReleaseVm):
                 self.event(VmTerminated(now=self.now, vm=command.vm))

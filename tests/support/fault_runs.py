@@ -11,8 +11,9 @@ import faulty_model
 from fault_scene import BATCH, SHAPE, Noticed, Scene
 from fault_signs import Played
 from faults import Fault
-from makara.checkpoint import CheckpointId, open_store, read_sections
+from makara.checkpoint import open_store, read_sections
 from makara.checkpoint.tensors import unpack
+from makara.protocol.messages import CheckpointRef
 from rich.console import Console
 from rich.table import Table
 from service_process import wait_for
@@ -81,7 +82,7 @@ def _stored(scene: Scene, view: dict[str, Any]) -> dict[str, Any]:
     newest = view["checkpoints"][0]
     assert newest["step"] == view["step"]
     store = open_store(scene.store.uri("faults"), endpoint=scene.store.endpoint, region=scene.store.region)
-    checkpoint = CheckpointId(newest["step"], newest["generation"])
+    checkpoint = CheckpointRef(step=newest["step"], generation=newest["generation"])
     files = read_sections(store, scene.job, checkpoint, range(view["num_sections"]))
     return {name: tensor for data in files.values() for name, tensor in unpack(data)[0].items()}
 

@@ -50,12 +50,12 @@ class FaultService(ServiceProcess):
         with open(os.open(self._clock, os.O_WRONLY | os.O_CREAT), "wb", buffering=0) as file:
             file.write(struct.pack("d", ahead_s))  # in place: the manager has it mapped
 
-    def _command(self) -> list[str]:
+    def _spawn(self, log: Path) -> subprocess.Popen[bytes]:
         network = {"folder": str(self.network.folder), "name": self.network.name}
         vm = {**network, "prefix": self.network.prefix, "disk_bytes": VM_DISK_BYTES}
         agent = [sys.executable, str(HERE / "vm_boot.py"), json.dumps(vm)]
         settings = {"home": str(self.home), "host": self.network.host, "agent_command": agent}
-        return [sys.executable, "-c", PROGRAM, json.dumps(settings)]
+        return self._run([sys.executable, "-c", PROGRAM, json.dumps(settings)], log)
 
     # ---- processes of a VM ---------------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from forked import Forked
+from makara.manager.cli import main as cli
 
 
 class JoinedMachine:
@@ -22,28 +24,33 @@ class JoinedMachine:
         token: str,
         ca_file: Path | None = None,
         options: tuple[str, ...] = (),
+        *,
+        forked: bool = True,
     ) -> None:
-        """`options`: of `makara join`, beside those that every test needs."""
+        """`options`: of `makara join`, beside those that every test needs. `forked`: as for
+        `ServiceProcess`."""
         self.folder = folder
         folder.mkdir()
         self._url = url
         self.options = options
+        self._forked = forked
         self._trust = ["--ca-file", str(ca_file)] if ca_file is not None else []
         self._token_file = folder / "join.token"
         self._token_file.touch(mode=0o600)
         self._token_file.write_text(f"{token}\n")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "makara.manager.cli", "join", self._url, "--name", self.folder.name]
-        command += [*self._trust, *self.options]
-        with (self.folder / "join.log").open("ab") as log:
+        join = ["join", self._url, "--name", self.folder.name, *self._trust, *self.options]
+        join += ["--token-file", str(self._token_file), "--folder", str(self.folder / "machine")]
+        log, environment = self.folder / "join.log", {**os.environ, "OMP_NUM_THREADS": "1"}
+        if self._forked:
+            self._process = Forked(cli.main, join, log=log, environment=environment)
+            return
+        command = [sys.executable, "-m", "makara.manager.cli", *join]
+        with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [*command, "--token-file", str(self._token_file), "--folder", str(self.folder / "machine")],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
             )
 
     def kill(self, *, with_vm: bool = True) -> None:
@@ -54,7 +61,7 @@ class JoinedMachine:
             process.send_signal(signal.SIGKILL)
         self._process.wait()
 
-    def wait(self) -> int:
+    def wait(self) -> int | None:
         """Until it ends by itself; its exit status."""
         assert self._process is not None
         return self._process.wait(timeout=60)

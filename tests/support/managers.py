@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import ssl
-import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import httpx
+from forked import Forked
 from makara.manager.cli.client import Client, Unreachable
-
-AGENT = Path(__file__).with_name("scripted_agent.py")
-_PROGRAM = """
-import sys
-from pathlib import Path
 from makara.manager.config import ServerConfig
 from makara.manager.server import serve
-home, agent, tls = Path(sys.argv[1]), (sys.executable, sys.argv[2]), sys.argv[3] == "1"
-stores = tuple(sys.argv[4:]) or None
-config = ServerConfig(home=home, port=0, agent_command=agent, tick_s=0.05, allow_stores=stores, tls=tls)
-serve(config, on_ready=lambda url, token: print(url, token, flush=True))
-"""
+from trainer_processes import CONTEXT
+
+AGENT = Path(__file__).with_name("scripted_agent.py")
 
 
 class Manager:
@@ -37,24 +32,23 @@ class Manager:
         self.home = home
         self.tls = tls
         self.stores = stores
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Forked | None = None
 
     def start(self) -> Manager:
-        command = [
-            sys.executable,
-            "-c",
-            _PROGRAM,
-            str(self.home),
-            str(AGENT),
-            str(int(self.tls)),
-            *self.stores,
-        ]
-        with open(f"{self.home}.log", "ab") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()  # its port listens from now on
-        assert line, Path(f"{self.home}.log").read_text()
-        self.url, self.token = line.split()
+        agent = (sys.executable, str(AGENT))
+        stores = self.stores or None
+        config = ServerConfig(
+            home=self.home, port=0, agent_command=agent, tick_s=0.05, allow_stores=stores, tls=self.tls
+        )
+        log = Path(f"{self.home}.log")
+        ours, theirs = CONTEXT.Pipe(duplex=False)
+        self.process = Forked(_serve, config, theirs, log=log, environment=os.environ)
+        theirs.close()
+        with ours:
+            try:
+                self.url, self.token = ours.recv()  # its port listens from now on
+            except EOFError:
+                raise AssertionError(log.read_text()) from None
         ca_file = self.home / "ca.pem" if self.tls else None
         self.client = Client(self.url, self.token, ca_file)
         trust = ssl.create_default_context(cafile=ca_file) if self.tls else True
@@ -99,9 +93,11 @@ class Manager:
             self.http.close()
             self.process.send_signal(number)
             self.process.wait()
-            assert self.process.stdout is not None
-            self.process.stdout.close()
             self.process = None
+
+
+def _serve(config: ServerConfig, ready: Connection) -> None:
+    serve(config, on_ready=lambda url, token: ready.send((url, token)))
 
 
 def job_spec(store: Path, **changes: dict[str, Any]) -> dict[str, Any]:

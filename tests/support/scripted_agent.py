@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from calibrations import measured, uniform
-from makara.checkpoint import CheckpointId, assemble, open_store, publish, write_part
+from makara.checkpoint import assemble, open_store, publish, write_part
 from makara.protocol.messages import (
     TO_AGENT,
     BootConfig,
@@ -152,7 +152,7 @@ class ScriptedAgent:
             return
         assert orders.job is not None
         job, step, generation = orders.job.job, self.worker.step, self.worker.generation
-        store, checkpoint = open_store(orders.job.store.uri), CheckpointId(step, generation)
+        store, checkpoint = open_store(orders.job.store.uri), CheckpointRef(step=step, generation=generation)
         receipts = [
             write_part(store, job, checkpoint, section, 0, 1, safetensors(step)) for section in range(1)
         ]

@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 import psutil
+from forked import Forked
+from makara.manager.cli import main as cli
 from makara.manager.cli.bundle import pack
 from makara.manager.cli.client import Client, Unreachable
 
@@ -28,25 +30,30 @@ class ServiceProcess:
     """`makara server` on a home of its own. Use `start`, then `submit`; `close` ends it and every VM."""
 
     def __init__(
-        self, folder: Path, environment: Mapping[str, str] | None = None, options: tuple[str, ...] = ()
+        self,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        options: tuple[str, ...] = (),
+        *,
+        forked: bool = True,
     ) -> None:
-        """`options`: of `makara server`, beside those that every test needs."""
+        """`options`: of `makara server`, beside those that every test needs. `forked`: its process shows the
+        command line and the environment of the one that it was forked from."""
         self.folder = folder
         self._options = options
+        self._forked = forked
         self.home = folder / "home"
         self.home.mkdir(parents=True)
         self._environment = {**os.environ, **(environment or {}), "OMP_NUM_THREADS": "1"}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._no_naps = folder / "no_naps"
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self.patience_s: float | None = None
         self.client: Client
 
     # ---- life ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        with (self.folder / "manager.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
-            )
+        self._process = self._spawn(self.folder / "manager.log")
         wait_for(self._listens, "the manager to listen", self.logs, timeout_s=self.patience_s)
         url: str = json.loads((self.home / "server.json").read_text())["url"]
         ca_file = self.home / "ca.pem" if url.startswith("https:") else None
@@ -68,9 +75,17 @@ class ServiceProcess:
         for process in self.vm_processes():
             process.kill()
 
-    def _command(self) -> list[str]:
-        server = [sys.executable, "-m", "makara.manager.cli", "server"]
-        return [*server, "--home", str(self.home), "--port", "0", *self._options]
+    def _spawn(self, log: Path) -> subprocess.Popen[bytes] | Forked:
+        server = ["server", "--home", str(self.home), "--port", "0", *self._options]
+        if self._forked:
+            return Forked(cli.main, server, log=log, environment=self._environment)
+        return self._run([sys.executable, "-m", "makara.manager.cli", *server], log)
+
+    def _run(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment
+            )
 
     def _listens(self) -> bool:
         """Whether the manager just started has written its address; an earlier one wrote there too."""
@@ -99,6 +114,7 @@ class ServiceProcess:
             "entrypoint": "train:build",
             "secrets": sorted(secrets or {}),
             **sections,
+            "envs": {"NO_NAPS": str(self._no_naps), **sections.get("envs", {})},
             "resources": {"provider": "local", "max_nodes": 1, **sections.get("resources", {})},
             "checkpoint": {"uri": f"file://{self.folder}/store", **sections.get("checkpoint", {})},
         }
@@ -108,6 +124,10 @@ class ServiceProcess:
             files={"bundle": ("bundle.tar.gz", pack(workdir, max_bytes=1 << 26), "application/gzip")},
         )
         return answer["job"]
+
+    def end_naps(self) -> None:
+        """Steps of `models.slow_gpt` take no longer than their arithmetic from now on."""
+        self._no_naps.touch()
 
     def job(self, job: str) -> dict[str, Any]:
         return self.client.get(f"/jobs/{job}")

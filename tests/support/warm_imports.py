@@ -1,5 +1,9 @@
-"""What the fork server of `fleet` imports: all that is heavy, and one trace, which loads torch.export."""
+"""What the fork server of `Fleet` and `Forked` imports: all that is heavy, and one trace, which loads
+torch.export."""
 
+import makara.manager.cli.machines.join
+import makara.manager.cli.main
+import makara.manager.server
 import makara.worker.trainer  # noqa: F401
 import torch
 from makara.model.tracing.trace import trace

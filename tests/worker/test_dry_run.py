@@ -41,6 +41,21 @@ def test_what_drops_nothing_draws_nothing() -> None:
     assert numbers.counts.total() == 1
 
 
+def test_an_operation_that_writes_its_second_argument_leaves_the_first_alone() -> None:
+    """Found: a leaky ReLU with random slopes wrote its output into its input, and its slopes nowhere."""
+    given = torch.linspace(-3, 2.5, 6)
+    x = given.clone().requires_grad_()
+    with FixedNumbers() as numbers:
+        y = nn.functional.rrelu(x, training=True)
+        in_place = nn.functional.rrelu(x * 1, training=True, inplace=True)
+    y.sum().backward()
+    assert numbers.counts.total() == 2
+    assert torch.equal(x, given)
+    assert torch.equal(in_place, y)
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, (y / x).detach())
+
+
 def test_expected_numbers_leave_dropout_out() -> None:
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
     with FixedNumbers(expected=True):

@@ -40,8 +40,11 @@ def chain_of(training: Training, precision: Precision = "fp32", m: int = M) -> S
 
 
 def hash_of(training: Training, precision: Precision = "fp32") -> str:
-    batch = Batches(training.dataset(), SEED, M, M).micro_batch(0, 0)
-    return bits_hash(chain_of(training, precision), training, batch, SEED)
+    return hash_on(chain_of(training, precision), training)
+
+
+def hash_on(chain: Sections, training: Training) -> str:
+    return bits_hash(chain, training, Batches(training.dataset(), SEED, M, M).micro_batch(0, 0), SEED)
 
 
 @pytest.fixture
@@ -92,21 +95,23 @@ SUPPORT = Path(__file__).parents[1] / "support"
 PROGRAM = """
 import sys
 import torch
-from test_fitness import hash_of, weights_of
+from test_fitness import chain_of, hash_on, weights_of
 import models, user_models
 from makara.worker.sections.ranges import configure_torch
 import json
 configure_torch(1, "exact")
 made = {"tied_gpt": models.tied_gpt(dropout=0.0), "resnet": user_models.example("resnet").build()}
-print(json.dumps({name: [hash_of(training), weights_of(training)] for name, training in made.items()}))
+chains = {name: chain_of(training) for name, training in made.items()}
+found = {name: [hash_on(chain, made[name]), weights_of(chain, made[name])] for name, chain in chains.items()}
+print(json.dumps(found))
 """
 
 
-def weights_of(training: Training) -> str:
+def weights_of(chain: Sections, training: Training) -> str:
     """A hash of the weights after some steps."""
     from in_process import reference_of
 
-    _, state = reference_of(training, chain_of(training), steps=3)
+    _, state = reference_of(training, chain, steps=3)
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(state[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -71,9 +71,10 @@ class Session:
                 "reduced_step": None,
                 "reduced_by": None,
                 "sections": list(self.wanted),
+                "branch": 1,
+                "agreed_in": 1,
             },
             "record": None,
-            "branch": 1,
         }
         return [value, donor]
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from makara.protocol.messages import (
-    TRAINER_PROTOCOL,
     GenerationOrder,
     JobSettings,
     Member,
@@ -25,7 +24,7 @@ from makara.protocol.messages import (
 from makara.protocol.survey import Layout, SectionRow
 from makara.simulator import Measurements
 from makara.worker.execution.blocking import PeersLost
-from makara.worker.execution.communicator import Communicator, OpenGroup, _packed, _unpacked
+from makara.worker.execution.communicator import Communicator, OpenGroup
 from makara.worker.execution.gloo import GroupBroken, Listener, Store, connect
 from makara.worker.profiling.generation import MeasuredSoFar, measure_together
 from makara.worker.progress import ProgressCounters
@@ -238,11 +237,3 @@ def test_a_member_that_goes_into_the_next_one_is_not_at_its_links_yet(
         stages.append((told["profiling"].generation, told["profiling"].stage, told["phase"]))
     assert stages == [(1, "survey", Phase.PROFILING), (2, "sections", Phase.PROFILING)]
     measurer.finish()
-
-
-def test_what_members_tell_each_other_has_the_form_of_their_protocol() -> None:
-    """Trainers of one protocol must read each other: another form is another number."""
-    assert TRAINER_PROTOCOL == 3
-    stored = b"c$}+NDlSPaP_j}muLS@WlLLw"
-    assert _unpacked(stored) == {"step": 7}
-    assert _unpacked(_packed({"step": 7}).encode()) == {"step": 7}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def test_one_worker_alone_measures_every_section_for_several_m(tmp_path: Path) -
 
 
 def test_workers_that_a_tiny_model_is_cut_for_are_part_of_what_measurements_depend_on(tmp_path: Path) -> None:
+    @cache
     def fingerprint(most_workers: int) -> str:
         subject = subject_of(given, job_of(tmp_path, most_workers=most_workers))
         subject.hold_first()
@@ -97,7 +99,8 @@ def test_the_next_job_uses_what_the_last_one_left_in_the_store(tmp_path: Path) -
     again = profile(load_entrypoint(BUNDLE, ENTRYPOINT), job)
     assert again.stored
     assert again.model_copy(update={"stored": False}) == first
-    other = profile(load_entrypoint(BUNDLE, ENTRYPOINT), job.model_copy(update={"numerics": "fast"}))
+    fast = job.model_copy(update={"numerics": "fast"})
+    other = profile(load_entrypoint(BUNDLE, ENTRYPOINT), fast, seconds=1.0)
     assert not other.stored
 
 
@@ -118,7 +121,7 @@ def test_a_stored_calibration_that_is_unfit_is_measured_anew_and_it_is_said(
         ),
     }[fault]
     path.write_text(changed)
-    found = surveyed(job, seconds=5.0)
+    found = surveyed(job, seconds=0.5)
     assert found.note.startswith("measured anew, since the stored calibration cannot be used: ")
 
 

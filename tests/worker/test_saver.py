@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from makara.checkpoint import (
-    CheckpointId,
     NotFound,
     StoreRefused,
     StoreUnavailable,
@@ -21,6 +20,7 @@ from makara.checkpoint import (
 )
 from makara.checkpoint.layout import head_key
 from makara.checkpoint.stores.local import LocalStore
+from makara.protocol.messages import CheckpointRef
 from makara.worker.execution.commit import Flag
 from makara.worker.recovery.saver import CheckpointTarget, PartSnapshot, Saver, Snapshot, SnapshotSlot
 from makara.worker.trainer.generation import Due
@@ -66,7 +66,7 @@ class Outcome:
     """What a saver told: checkpoints published, and the loss of its board."""
 
     def __init__(self) -> None:
-        self.published: list[CheckpointId] = []
+        self.published: list[CheckpointRef] = []
         self.lost = threading.Event()
         self.trouble: list[str] = []
 
@@ -162,7 +162,7 @@ def test_a_step_is_published_once_all_ranks_have_stored_their_parts(tmp_path: Pa
     assert not first.behind
     head = read_head(open_store(f"file://{tmp_path}"), "job")
     assert head is not None
-    assert list(head.manifests) == outcome.published == [CheckpointId(4, 1)]
+    assert list(head.manifests) == outcome.published == [CheckpointRef(step=4, generation=1)]
     first.close()
     second.close()
 
@@ -234,7 +234,7 @@ def test_one_snapshot_is_held_until_it_is_stored_whatever_the_store_says(tmp_pat
     wait_until(made, lambda: made.done(2))
     assert not made.slot_taken
     assert outcome.trouble == ["AccessDenied: not with this key", ""]
-    assert outcome.published == [CheckpointId(2, 1)]
+    assert outcome.published == [CheckpointRef(step=2, generation=1)]
     made.close()
 
 
@@ -296,7 +296,7 @@ def test_a_checkpoint_whose_part_vanished_is_given_up_and_the_next_is_published(
     wait_until(other, lambda: not other.slot_taken)
     other.save(snapshot(4, section=1))
     wait_until(made, lambda: made.done(4))
-    assert outcome.published == [CheckpointId(4, 1)]
+    assert outcome.published == [CheckpointRef(step=4, generation=1)]
     made.close()
     other.close()
 

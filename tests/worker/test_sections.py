@@ -18,10 +18,11 @@ from makara.model.partition.partition import Sections, choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from makara.simulator.calibration.data import Calibration
-from makara.worker.profiling.calibrate import calibrate
 from makara.worker.sections.ranges import RangeRuntime, SectionRuntime
 from models import VOCABULARY, Tokens, skip_model, tied_gpt, untied_mlp
 from torch import Tensor, nn
+
+from benchmarks.calibrate import calibrate
 
 
 @torch.library.custom_op("makara_tests::picky", mutates_args=())

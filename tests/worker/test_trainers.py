@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from makara.checkpoint import (
-    CheckpointId,
     load_manifest,
     open_generation,
     open_store,
@@ -80,14 +79,13 @@ class Run:
     def published(self) -> list[CheckpointRef]:
         head = read_head(self.store, self.job.job)
         assert head is not None
-        return [CheckpointRef(step=c.step, generation=c.generation) for c in head.manifests]
+        return list(head.manifests)
 
     def finish(self, *workers: str) -> dict[str, torch.Tensor]:
         """Wait for the end; the final checkpoint's tensors."""
         self.fleet.wait_phase(Phase.FINISHED, *workers)
-        newest = self.published()[0]
-        assert newest.step == STEPS
-        checkpoint = CheckpointId(newest.step, newest.generation)
+        checkpoint = self.published()[0]
+        assert checkpoint.step == STEPS
         manifest = load_manifest(self.store, self.job.job, checkpoint)
         assert manifest.data_position == STEPS * self.job.global_batch_size
         files = read_sections(self.store, self.job.job, checkpoint, range(self.recipe.num_sections))

@@ -4,7 +4,7 @@ Dropout of the user's module and of the sections draws from generators in other 
 order of calls that both keep. So each random operation draws from a seed that its kind and shape alone
 decide: both runs drop the same elements, in every micro-batch.
 
-Reads operators' tags and schemas of torch's dispatcher: checked with torch 2.13.
+Sees operations in torch's dispatcher: checked with torch 2.13.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...model.seeds import preserved_randomness, seed64, seed_everything
 from ...model.torch_private.dispatch import TorchDispatchMode
-from ...model.torch_private.operators import defaults_of, is_mutable
+from ...model.torch_private.operators import arguments_of, is_random, written_arguments
 from ...model.torch_private.pytree import tree_map
 
 _MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
@@ -37,29 +37,24 @@ class FixedNumbers(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if not is_random(func, args, kwargs):
             return func(*args, **kwargs)
-        given = _arguments(func, args, kwargs)
-        if given.get("dropout_p") == 0.0 or given.get("train") is False or given.get("training") is False:
-            return func(*args, **kwargs)  # attention without dropout; what draws in training mode only
+        given = arguments_of(func, args, kwargs)
         name = func.overloadpacket.__name__.removesuffix("_")
         self.counts[name] += 1
         if given.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
+        plain = tree_map(_plain, args)
         with preserved_randomness():
             seed_everything(seed64("dry run", name, str([_shape(a) for a in args])))
-            result = func(*tree_map(_plain, args), **kwargs)
+            result = func(*plain, **kwargs)
         if self._expected:
             result = _mean(name, args, given, result)
-        if is_mutable(func) and isinstance(args[0], Tensor):
-            return args[0].copy_(result)
+        for position, _ in written_arguments(func):
+            if position < len(args):
+                args[position].copy_(plain[position])
+                result = args[position] if result is plain[position] else result
         return result
-
-
-def _arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments by name, defaults included."""
-    defaults = defaults_of(func)
-    return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
 
 
 def _plain(leaf: Any) -> Any:

@@ -14,6 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from ...morphing.recovery import CommitProof
 
 ANY_GENERATION = 1 << 52  # the vote of a rank that is not in the next generation; exact as a float64
 _SLOTS = 4
@@ -95,39 +100,18 @@ class CommitRecord:
             norms=tuple(vector[1 + _SLOTS * num_ranks :]),
         )
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "generation": self.generation,
-            "step": self.step,
-            "attempt": self.attempt,
-            "voters": self.voters,
-            "prepared": self.prepared,
-            "flags": int(self.flags),
-            "norms": [norm.hex() for norm in self.norms],  # exact, also for infinities
-        }
+    @property
+    def proof(self) -> CommitProof:
+        """What members compare when a generation forms; it counts committed steps."""
+        return CommitProof(self.step + 1, self.attempt, self.generation)
+
+    def to_json(self) -> dict[str, Any]:
+        return TypeAdapter(CommitRecord).dump_python(self, mode="json")
 
     @classmethod
-    def from_json(cls, value: Mapping[str, object]) -> CommitRecord:
+    def from_json(cls, value: Any) -> CommitRecord:
         """Read what `to_json` wrote. Raises `InvalidCommit` naming what is malformed."""
         try:
-            norms = value["norms"]
-            if not isinstance(norms, list):
-                raise ValueError("norms is not a list")
-            return cls(
-                generation=_integer(value, "generation"),
-                step=_integer(value, "step"),
-                attempt=_integer(value, "attempt"),
-                voters=_integer(value, "voters"),
-                prepared=_integer(value, "prepared"),
-                flags=Flag(_integer(value, "flags")),
-                norms=tuple(float.fromhex(str(norm)) for norm in norms),  # pyright: ignore[reportUnknownArgumentType]
-            )
-        except (KeyError, ValueError) as error:
-            raise InvalidCommit(f"malformed commit record: {error!r}") from error
-
-
-def _integer(value: Mapping[str, object], key: str) -> int:
-    number = value[key]
-    if not isinstance(number, int):
-        raise ValueError(f"{key}: {number!r} is not an integer")
-    return number
+            return TypeAdapter(cls).validate_python(value)
+        except ValidationError as error:
+            raise InvalidCommit(f"malformed commit record: {error}") from error

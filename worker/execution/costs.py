@@ -26,7 +26,7 @@ from ...pipeline.schedules import orders
 from ...pipeline.traffic import messages, output_of
 from ..sections.ranges import Accumulate, RangeOutput
 from .blocking import BlockingThread, Interrupt
-from .executor import Executor
+from .executor import Executor, Sink
 from .gloo import Listener, ProcessGroup, connect
 from .p2p_channels import P2PChannels
 from .prefetch import Prefetcher
@@ -89,7 +89,7 @@ def run_rank(plan: Plan, rank: int, channels: Mapping[Kind, ProcessGroup]) -> li
     try:
         for step in range(2):  # the first makes connections
             resting.ran.clear()
-            executor.run(step, _Nowhere())
+            executor.run(step, Sink())
     finally:
         lanes.close()
     return resting.ran
@@ -181,19 +181,6 @@ class _Resting:
         output = {_VALUE.name: torch.zeros(_VALUE.shape)}
         self.ran.append(Ran(operation, began, time.monotonic()))
         return output
-
-
-class _Nowhere:
-    """A sink that ignores results."""
-
-    def forwarded(self, micro_batch: int, output: RangeOutput) -> None:
-        pass
-
-    def gradient(self, section: int, name: str, gradient: Tensor) -> None:
-        pass
-
-    def section_done(self, section: int) -> None:
-        pass
 
 
 def _in_threads(rank_of: Callable[[int, Mapping[Kind, ProcessGroup]], R]) -> list[R]:

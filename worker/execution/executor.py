@@ -22,20 +22,17 @@ from .p2p_channels import P2PChannels, Tensors
 from .prefetch import SOON_S, Prefetcher
 
 
-class Sink(Protocol):
-    """Receives results of operations other than the tensors for further operations."""
+class Sink:
+    """Receives results of operations other than the tensors for further operations; this one ignores them."""
 
     def forwarded(self, micro_batch: int, output: RangeOutput) -> None:
         """Called after each forward."""
-        ...
 
     def gradient(self, section: int, name: str, gradient: Tensor) -> None:
         """Called with one micro-batch's gradient of a parameter."""
-        ...
 
     def section_done(self, section: int) -> None:
         """Called after the gradients of each section in each backward."""
-        ...
 
 
 class Passes(Protocol):

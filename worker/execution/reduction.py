@@ -26,6 +26,7 @@ from ..sections.grad_sums import GradientSum, Totals, mean_loss, new_sum
 from ..sections.ranges import Piece, RangeOutput
 from .blocking import Future
 from .buckets import Bucket
+from .executor import Sink
 from .gloo import ProcessGroup
 from .session import Session
 from .staging import Stager
@@ -57,7 +58,7 @@ class StepTotals:
     buckets: Sequence[BucketTotal]
 
 
-class Reduction:
+class Reduction(Sink):
     """One worker's all-reduces, step after step: `begin` an attempt, add results of operations, `finish`."""
 
     def __init__(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ...checkpoint.tensors import pack, unpack
-from ...morphing.recovery import CommitProof, MemberState
+from ...morphing.recovery import MemberState
 from ..sections.grad_check import total_norm
 from ..sections.grad_sums import clip_coefficient
 from ..sections.ranges import RangeRuntime
@@ -68,7 +68,7 @@ class ModelState:
         record, reduced = self.record, self.reduced
         return MemberState(
             applied_step=self.applied,
-            record=None if record is None else as_fact(record),
+            record=None if record is None else record.proof,
             reduced_step=None if reduced is None else reduced.step + 1,
             sections=frozenset(self.runtime.sections) if self.applied is not None else frozenset(),
             reduced_by=None if reduced is None else (reduced.generation, reduced.attempt),
@@ -136,8 +136,3 @@ class ModelState:
         if index in self.runtime.sections:
             self.runtime.drop(index)
         self.runtime.host(index, initialise=False).load_state(tensors, scalars)
-
-
-def as_fact(record: CommitRecord) -> CommitProof:
-    """The record for `morphing.recovery`, which counts committed steps."""
-    return CommitProof(record.step + 1, record.attempt, record.voters, record.generation)

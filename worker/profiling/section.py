@@ -19,7 +19,7 @@ from ...model.partition.partition import CutTensor, Sections
 from ...model.training import Training
 from ...simulator.calibration.measurements import HALVES
 from ...simulator.calibration.statistics import Figure, summarise
-from ..sections.grad_sums import GradientSum, new_sum
+from ..sections.grad_sums import GradientSum, Totals, new_sum
 from ..sections.runtime import Saved, SectionOutput, SectionRuntime
 from .footprint import Footprint, Footprints
 
@@ -66,9 +66,9 @@ def measure_section(
     coefficient = None if training.clip_grad_norm is None else torch.ones(())
 
     def end_step() -> None:
-        totals = sums.totals(1.0)
-        totals.norms()
-        section.apply(0, totals.gradients, coefficient)
+        gradients = sums.divided(1.0)  # what random values add up to may overflow
+        Totals(gradients, overflowed=False).norms()
+        section.apply(0, gradients, coefficient)
 
     optimizer_s = _seconds_of(end_step, conditions)
     finalise, update = _update_footprints(section, sums, coefficient, device)
@@ -192,7 +192,7 @@ def _update_footprints(
 ) -> tuple[Footprint, Footprint]:
     """Memory of the end of a step, when the optimizer has its state: finalised gradients, their use."""
     with Footprints(device) as memory:
-        gradients = sums.totals(1.0).gradients
+        gradients = sums.divided(1.0)
         memory.mark()
         section.apply(0, gradients, coefficient)
         memory.mark()

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
+from pydantic import TypeAdapter
 
 from ...checkpoint import (
     CheckpointError,
-    CheckpointId,
     Corrupt,
     Manifest,
     NotFound,
@@ -25,7 +25,7 @@ from ...checkpoint import (
 from ...checkpoint.tensors import unpack
 from ...model.errors import WorkerError
 from ...model.partition.partition import Section
-from ...morphing.recovery import Agreement, CommitProof, MemberState, Rung, Transfer, agree, transfers
+from ...morphing.recovery import Agreement, MemberState, Rung, Transfer, agree, transfers
 from ...protocol.messages import At, CheckpointRef, Formed
 from ..execution.buckets import Bucket
 from ..execution.commit import CommitRecord
@@ -38,6 +38,7 @@ from .store_trouble import StoreTrouble
 
 V = TypeVar("V")
 
+_MEMBER_STATE = TypeAdapter(MemberState)
 _PIECE_BYTES = 16 << 20  # in which a section is sent to a peer; each received piece is progress
 
 
@@ -104,18 +105,15 @@ def join_generation(
 def _agree(session: Session, state: ModelState) -> Agreement:
     """Exchange states; apply or drop as agreed."""
     record = state.record
-    standing = state.standing()
     reports = session.gather(
         "standing",
         {
-            "standing": _standing_to_json(standing),
+            "standing": _MEMBER_STATE.dump_python(state.standing(), mode="json"),
             "record": None if record is None else record.to_json(),
-            "branch": standing.branch,
-            "agreed_in": standing.agreed_in,
         },
     )
     agreement = agree(
-        [_standing_from_json(report) for report in reports],
+        [_MEMBER_STATE.validate_python(report["standing"]) for report in reports],
         num_sections=session.plan.num_sections,
         checkpoints=session.checkpoints,
     )
@@ -204,8 +202,7 @@ def _receive(group: ProcessGroup, peer: int, number: int, progress: ProgressCoun
 def _load_from_store(session: Session, state: ModelState, source: CheckpointLocation) -> CheckpointRef:
     """Load the newest checkpoint that every member can read; returns it."""
     faults: list[str] = []
-    for number, ref in enumerate(session.checkpoints):
-        checkpoint = CheckpointId(ref.step, ref.generation)
+    for number, checkpoint in enumerate(session.checkpoints):
         fault = None
         try:
             _read_range(session, state, source, checkpoint)
@@ -213,14 +210,14 @@ def _load_from_store(session: Session, state: ModelState, source: CheckpointLoca
             fault = str(error)
         outcomes: list[str | None] = session.gather(f"loaded/{number}", fault)
         if not any(outcomes):
-            return ref
+            return checkpoint
         faults += [outcome for outcome in outcomes if outcome is not None]
         state.forget()
     raise NoCheckpoint(f"job {source.job}: no checkpoint can be read: {'; '.join(faults)}")
 
 
 def _read_range(
-    session: Session, state: ModelState, source: CheckpointLocation, checkpoint: CheckpointId
+    session: Session, state: ModelState, source: CheckpointLocation, checkpoint: CheckpointRef
 ) -> None:
     if not session.wanted:
         return
@@ -281,27 +278,3 @@ def _state_names(section: Section) -> set[str]:
 
 def _only(values: Mapping[str, V], names: set[str]) -> dict[str, V]:
     return {entry: value for entry, value in values.items() if entry_owner(entry) in names}
-
-
-def _standing_to_json(standing: MemberState) -> dict[str, Any]:
-    record = standing.record
-    return {
-        "applied_step": standing.applied_step,
-        "record": None if record is None else [record.step, record.attempt, record.voters, record.generation],
-        "reduced_step": standing.reduced_step,
-        "reduced_by": standing.reduced_by,
-        "sections": sorted(standing.sections),
-    }
-
-
-def _standing_from_json(report: Mapping[str, Any]) -> MemberState:
-    value = report["standing"]
-    return MemberState(
-        applied_step=value["applied_step"],
-        record=None if value["record"] is None else CommitProof(*value["record"]),
-        reduced_step=value["reduced_step"],
-        sections=frozenset(value["sections"]),
-        reduced_by=None if value["reduced_by"] is None else (value["reduced_by"][0], value["reduced_by"][1]),
-        branch=report["branch"],
-        agreed_in=report.get("agreed_in", report["branch"]),  # a trainer of an older version does not send it
-    )

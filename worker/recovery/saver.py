@@ -8,7 +8,6 @@ retried as long as the generation lives, and reported.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
@@ -20,7 +19,6 @@ import torch
 
 from ...checkpoint import (
     Cancelled,
-    CheckpointId,
     Corrupt,
     Fenced,
     NotFound,
@@ -33,6 +31,7 @@ from ...checkpoint import (
 )
 from ...checkpoint import Store as CheckpointStore
 from ...checkpoint.tensors import pack
+from ...protocol.messages import CheckpointRef
 from ..execution.gloo import CONNECTION_LOST, Store
 from ..progress import ProgressCounters
 from .store_trouble import StoreTrouble
@@ -102,7 +101,7 @@ class Saver:
         num_ranks: int,
         board: Store,
         slot: SnapshotSlot,
-        on_published: Callable[[CheckpointId], None],
+        on_published: Callable[[CheckpointRef], None],
         on_rendezvous_lost: Callable[[Exception], None],
         on_trouble: Callable[[str], None],
         progress: ProgressCounters | None = None,
@@ -224,12 +223,12 @@ class Saver:
             self._finish(step)
 
     def _upload(self, snapshot: Snapshot) -> str:
-        """Store the snapshot's parts, one file in memory at a time; returns their receipts."""
-        checkpoint = CheckpointId(snapshot.step, self._place.generation)
+        """Store the snapshot's parts, one file in memory at a time; returns their receipts, one on a line."""
+        checkpoint = CheckpointRef(step=snapshot.step, generation=self._place.generation)
         receipts = [self._store_part(checkpoint, part) for part in snapshot.parts]
-        return json.dumps([receipt.to_json() for receipt in receipts])
+        return "\n".join(receipt.to_bytes().decode() for receipt in receipts)
 
-    def _store_part(self, checkpoint: CheckpointId, part: PartSnapshot) -> Receipt:
+    def _store_part(self, checkpoint: CheckpointRef, part: PartSnapshot) -> Receipt:
         payload = pack(part.tensors)
         return self._insist(
             lambda: write_part(
@@ -251,7 +250,7 @@ class Saver:
             if not self._board.check(keys):
                 continue
             receipts = [
-                Receipt.from_json(value) for key in keys for value in json.loads(self._board.get(key))
+                Receipt.from_bytes(line) for key in keys for line in self._board.get(key).splitlines()
             ]
             try:
                 self._publish(step, receipts)
@@ -264,7 +263,7 @@ class Saver:
 
     def _publish(self, step: int, receipts: Sequence[Receipt]) -> None:
         place = self._place
-        checkpoint = CheckpointId(step, place.generation)
+        checkpoint = CheckpointRef(step=step, generation=place.generation)
         manifest = assemble(
             receipts,
             job=place.job,

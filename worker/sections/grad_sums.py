@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -59,27 +60,45 @@ class Totals:
         return norms | dict.fromkeys(self.non_finite, math.inf)
 
 
-class GradientSum(Protocol):
+class GradientSum(ABC):
     """The sum of one bucket's gradients over one worker's micro-batches."""
 
-    names: tuple[str, ...]
-    buffer: Tensor
-    """Flat."""
+    def __init__(
+        self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self.names = tuple(shapes)
+        self.buffer = torch.zeros(_size(shapes), dtype=dtype, device=device)
+        """Flat."""
+        self._shapes = shapes
+        self._views = _split(self.buffer, shapes)
 
     def reset(self, scales: Mapping[str, float]) -> None:
         """Begin an attempt with these scales (`scales/<name>`; absent or 0: not known yet)."""
-        ...
+        self.buffer.zero_()
 
+    @abstractmethod
     def add(self, name: str, gradient: Tensor) -> None:
         """Add one micro-batch's gradient."""
-        ...
 
+    @abstractmethod
     def totals(self, divisor: float, over: AllReduce | None = None) -> Totals:
         """The sum over all hosts, divided; the worker's own sum stays as it is. All hosts call it.
 
         `divisor`: the step's total weight, times the loss scale. `over`: None if there is one host.
         """
-        ...
+
+    def divided(self, divisor: float, over: AllReduce | None = None) -> dict[str, Tensor]:
+        """`Totals.gradients`, which are wrong if the sum overflowed."""
+        all_reduce = None if over is None else over.sum
+        result = torch.empty(self.buffer.numel(), dtype=torch.float32, device=self.buffer.device)
+        for start in range(0, self.buffer.numel(), _REDUCED_AT_ONCE):
+            place = slice(start, start + _REDUCED_AT_ONCE)
+            self._divide(over_hosts(self.buffer[place], all_reduce), start, divisor, result[place])
+        return _split(result, self._shapes)
+
+    @abstractmethod
+    def _divide(self, summed: Tensor, start: int, divisor: float, into: Tensor) -> None:
+        """Write `summed`, the elements of the buffer from `start` on over all hosts, as float32."""
 
 
 def new_sum(
@@ -100,7 +119,7 @@ def new_sum(
     return ExactSum(shapes, contributions, device)
 
 
-class ExactSum:
+class ExactSum(GradientSum):
     """`numerics: exact`; see the module's docstring."""
 
     def __init__(
@@ -111,18 +130,16 @@ class ExactSum:
     ) -> None:
         """`contributions`: the number of gradients that each parameter gets in a step, over all workers and
         sections."""
-        self.names = tuple(shapes)
-        self.buffer = torch.zeros(_size(shapes), dtype=torch.int64, device=device)
+        super().__init__(shapes, torch.int64, device)
         self.maxima = torch.zeros(len(shapes), dtype=torch.float64, device=device)
         """[len(names)], the largest |g| of a single contribution; infinite if one is not finite."""
         self.scales = dict.fromkeys(shapes, 0.0)
         self._limits = [2.0**62 / contributions[name] for name in shapes]
-        self._shapes = shapes
-        self._views = _split(self.buffer, shapes)
+        self._stops = list(itertools.accumulate(map(math.prod, shapes.values())))
         self._rows = {name: row for row, name in enumerate(shapes)}
 
     def reset(self, scales: Mapping[str, float]) -> None:
-        self.buffer.zero_()
+        super().reset(scales)
         self.maxima.zero_()
         self.scales = {name: scales.get(name, 0.0) for name in self.names}
 
@@ -148,7 +165,7 @@ class ExactSum:
             for _, largest, scale, limit in rows
         )
         return Totals(
-            {} if overflowed else self._divided(divisor, over),
+            {} if overflowed else self.divided(divisor, over),
             overflowed,
             non_finite=frozenset(name for name, largest, _, _ in rows if not math.isfinite(largest)),
             scales={
@@ -157,46 +174,30 @@ class ExactSum:
             },
         )
 
-    def _divided(self, divisor: float, over: AllReduce | None) -> dict[str, Tensor]:
-        all_reduce = None if over is None else over.sum
-        result = torch.empty(self.buffer.numel(), dtype=torch.float32, device=self.buffer.device)
-        stops = itertools.accumulate(map(math.prod, self._shapes.values()))
-        # An unknown scale without overflow: all contributions are zero.
-        ends = [(stop, self.scales[name] or 1.0) for name, stop in zip(self.names, stops, strict=True)]
-        for start in range(0, self.buffer.numel(), _REDUCED_AT_ONCE):
-            summed = over_hosts(self.buffer[start : start + _REDUCED_AT_ONCE], all_reduce)
-            into, done = result[start : start + _REDUCED_AT_ONCE], 0
-            for stop, scale in ends:
-                begin, done = done, max(done, min(stop - start, summed.numel()))
-                for at in range(begin, done, _CHUNK):
-                    piece = slice(at, min(at + _CHUNK, done))
-                    into[piece] = summed[piece].double().div_(scale).div_(divisor)
-        return _split(result, self._shapes)
+    def _divide(self, summed: Tensor, start: int, divisor: float, into: Tensor) -> None:
+        done = 0
+        for name, stop in zip(self.names, self._stops, strict=True):
+            begin, done = done, max(done, min(stop - start, summed.numel()))
+            scale = self.scales[name] or 1.0  # an unknown scale without overflow: all contributions are zero
+            for at in range(begin, done, _CHUNK):
+                piece = slice(at, min(at + _CHUNK, done))
+                into[piece] = summed[piece].double().div_(scale).div_(divisor)
 
 
-class FastSum:
+class FastSum(GradientSum):
     """`numerics: fast`: float32, in the order of arrival."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], device: torch.device | str = "cpu") -> None:
-        self.names = tuple(shapes)
-        self.buffer = torch.zeros(_size(shapes), dtype=torch.float32, device=device)
-        self._shapes = shapes
-        self._views = _split(self.buffer, shapes)
-
-    def reset(self, scales: Mapping[str, float]) -> None:
-        self.buffer.zero_()
+        super().__init__(shapes, torch.float32, device)
 
     def add(self, name: str, gradient: Tensor) -> None:
         self._views[name].add_(gradient)
 
     def totals(self, divisor: float, over: AllReduce | None = None) -> Totals:
-        all_reduce = None if over is None else over.sum
-        result = torch.empty_like(self.buffer)
-        for own, into in zip(
-            self.buffer.split(_REDUCED_AT_ONCE), result.split(_REDUCED_AT_ONCE), strict=True
-        ):
-            torch.div(over_hosts(own, all_reduce), divisor, out=into)
-        return Totals(_split(result, self._shapes), overflowed=False)
+        return Totals(self.divided(divisor, over), overflowed=False)
+
+    def _divide(self, summed: Tensor, start: int, divisor: float, into: Tensor) -> None:
+        torch.div(summed, divisor, out=into)
 
 
 def over_hosts(own: Tensor, all_reduce: Callable[[Tensor], None] | None) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from ...checkpoint import CheckpointId, open_store
+from ...checkpoint import open_store
 from ...protocol.messages import At, CheckpointRef, JobSettings, Phase, Recipe, StepMetrics
 from ..execution.blocking import PeersLost
 from ..execution.buckets import buckets
@@ -68,8 +68,8 @@ def run_generation(
         recipe.model_dump(mode="json"),
     )
 
-    def on_published(checkpoint: CheckpointId) -> None:
-        control.report(published=CheckpointRef(step=checkpoint.step, generation=checkpoint.generation))
+    def on_published(checkpoint: CheckpointRef) -> None:
+        control.report(published=checkpoint)
 
     def on_rendezvous_lost(error: Exception) -> None:
         session.interrupt.trip(PeersLost([0], error))

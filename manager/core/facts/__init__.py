@@ -11,7 +11,6 @@ from .generations import (
     CheckpointRetired,
     GenerationClosed,
     GenerationFormed,
-    GenerationKind,
     GenerationOpened,
     GenerationPlanned,
     GenerationPrepared,
@@ -19,26 +18,25 @@ from .generations import (
     PlanImpossible,
     StacksTaken,
 )
+from .generations import GenerationKind as GenerationKind
 from .job import (
     HoldChanged,
     JobContinued,
     JobEnded,
     JobResumed,
     PersonNeeded,
-    Resumption,
     StartCopied,
     StopOrdered,
     Submitted,
     TrainingFinished,
 )
+from .job import Resumption as Resumption
 from .old import Obsolete
 from .vms import (
     AttemptMade,
     AttemptRefused,
     CostNoted,
-    EndReason,
     IsolationChanged,
-    RefusalKind,
     VmCreated,
     VmDrained,
     VmEnded,
@@ -50,54 +48,9 @@ from .vms import (
     VmRequested,
     VmRiskChanged,
 )
+from .vms import EndReason as EndReason
+from .vms import RefusalKind as RefusalKind
 from .workers import BitsFixed, Recalibrated, RecipeFixed, WorkerFailed, WorkerPaced
-
-__all__ = [
-    "AttemptMade",
-    "AttemptRefused",
-    "BitsFixed",
-    "CheckpointPublished",
-    "CheckpointRetired",
-    "CostNoted",
-    "EndReason",
-    "Fact",
-    "GenerationClosed",
-    "GenerationFormed",
-    "GenerationKind",
-    "GenerationOpened",
-    "GenerationPlanned",
-    "GenerationPrepared",
-    "GenerationStalled",
-    "HoldChanged",
-    "IsolationChanged",
-    "JobContinued",
-    "JobEnded",
-    "JobResumed",
-    "Obsolete",
-    "PersonNeeded",
-    "PlanImpossible",
-    "Recalibrated",
-    "RecipeFixed",
-    "RefusalKind",
-    "Resumption",
-    "StacksTaken",
-    "StartCopied",
-    "StopOrdered",
-    "Submitted",
-    "TrainingFinished",
-    "VmCreated",
-    "VmDrained",
-    "VmEnded",
-    "VmGone",
-    "VmJoined",
-    "VmNotReleased",
-    "VmNoticeWithdrawn",
-    "VmNoticed",
-    "VmRequested",
-    "VmRiskChanged",
-    "WorkerFailed",
-    "WorkerPaced",
-]
 
 Fact = Annotated[
     Submitted

@@ -23,19 +23,20 @@ from ..facts import (
     StacksTaken,
 )
 from ..failures import Rounds
-from ..state import Generation, JobState, Stall, order_of, vm_of
+from ..state import Generation, Incarnation, JobState, Stall, order_of, vm_of
 from . import renting
 
 
 def _planned(state: JobState, fact: GenerationPlanned) -> JobState:
     profiles = fact.kind is GenerationKind.PROFILE
+    members = tuple(Incarnation(*member) for member in fact.members)
     planned = Generation(
         number=fact.number,
         cause=fact.cause,
         plan=fact.plan,
         shape="" if profiles else shape_of(fact.plan),
-        members=fact.members,
-        num_workers=len(fact.members if profiles else fact.plan["ranges"]),
+        members=members,
+        num_workers=len(members if profiles else fact.plan["ranges"]),
         detected_at=fact.detected_at,
         planned_at=fact.at,
         decided_s=fact.decided_s,
@@ -45,7 +46,7 @@ def _planned(state: JobState, fact: GenerationPlanned) -> JobState:
     )
     if profiles:
         last = max(state.last_profile, fact.number)
-        return state.changed(profile=planned, profiler=fact.members[0], last_profile=last)
+        return state.changed(profile=planned, profiler=members[0], last_profile=last)
     return state.changed(planned=planned, last_generation=fact.number, impossible=None)
 
 

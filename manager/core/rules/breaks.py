@@ -7,8 +7,6 @@ would change its plan every few seconds, for ever.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..context import Context
 from ..observations import Breaks
 from ..state import Generation, Incarnation
@@ -20,9 +18,7 @@ def count(context: Context, broken: Generation) -> str:
     """Count one more; returns what to add to the reason why the generation is closed."""
     before, newest_step = context.observations.breaks, context.observations.newest_step
     number = before.count + 1 if newest_step <= before.step else 1
-    context.observations = replace(
-        context.observations, breaks=Breaks(number, newest_step, context.now, frozenset(broken.incarnations))
-    )
+    context.note(breaks=Breaks(number, newest_step, context.now, frozenset(broken.incarnations)))
     rest_s = _rest_s(context)
     if not rest_s:
         return ""

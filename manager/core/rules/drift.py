@@ -68,7 +68,7 @@ def _note(context: Context, current: Generation, workers: Iterable[WorkerReport]
             ratios = (*before.ratios, took_s / expected_s)[-_SAMPLES:]
             before = replace(before, step=worker.step, sampled_at=context.now, ratios=ratios)
         paces[incarnation] = before
-    context.observations = replace(context.observations, paces=MappingProxyType(paces))
+    context.note(paces=MappingProxyType(paces))
 
 
 def _expected_s(calibration: Mapping[str, Sequence[float]], span: Sequence[int]) -> float:
@@ -100,7 +100,7 @@ def _conclude(context: Context, current: Generation) -> None:
     for (start, stop), factor in zip(current.plan["ranges"], common, strict=True):
         scales[start:stop] = [factor] * (stop - start)
     context.fact(Recalibrated(at=context.now, scales=tuple(float(f"{scale:.4g}") for scale in scales)))
-    context.observations = replace(context.observations, paces=MappingProxyType({}))
+    context.note(paces=MappingProxyType({}))
 
 
 def common_paces(ranges: Sequence[tuple[int, ...]], paces: Sequence[float]) -> list[float]:
@@ -121,17 +121,17 @@ def _is_full(context: Context, current: Generation, pace: StepPace) -> bool:
 
 def _judge(context: Context, incarnation: Incarnation, pace: StepPace, factor: float) -> None:
     """Whether the worker is slow, beyond what the calibration is wrong by."""
-    timing, worker = context.timing, incarnation[0]
+    timing, worker = context.timing, incarnation.worker
     before = context.state.slow.get(worker)
     found = pace.median / factor
     if pace.quarter(upper=False) / factor > timing.slow:
         if before is None or abs(math.log(found / before.slowdown)) > math.log(timing.drift):
             slowdown = float(f"{found:.3g}")
             context.fact(
-                WorkerPaced(at=context.now, worker=worker, incarnation=incarnation[1], slowdown=slowdown)
+                WorkerPaced(at=context.now, worker=worker, incarnation=incarnation.number, slowdown=slowdown)
             )
     elif before is not None and pace.quarter(upper=True) / factor < timing.recovered:
-        context.fact(WorkerPaced(at=context.now, worker=worker, incarnation=incarnation[1], slowdown=1.0))
+        context.fact(WorkerPaced(at=context.now, worker=worker, incarnation=incarnation.number, slowdown=1.0))
 
 
 def _num_sections(context: Context) -> int:

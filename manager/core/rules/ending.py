@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ....morphing import covers
 from ....protocol.messages import Phase
 from ..commands import ExportWeights
@@ -62,9 +60,7 @@ def take(context: Context) -> None:
 def order_stop(context: Context, failure: JobEnded | None = None) -> None:
     """Have workers save; then the job ends, as a person wanted or as `failure` says."""
     context.fact(StopOrdered(at=context.now, failure=failure))
-    context.observations = replace(
-        context.observations, planned_for=frozenset()
-    )  # the planner is asked for the save
+    context.note(planned_for=frozenset())  # the planner is asked for the save
     _drop_planned(context)
 
 
@@ -84,9 +80,9 @@ def _drop_planned(context: Context) -> None:
 def finish(context: Context) -> None:
     """Once the last step is published, training is over; its weights are exported."""
     state = context.state
-    if state.finished is not None or state.spec is None:
+    if state.finished is not None:
         return
-    final = next((c for c in reversed(state.published) if c.step >= state.spec.training.steps), None)
+    final = next((c for c in reversed(state.published) if c.step >= context.spec.training.steps), None)
     if final is not None:
         context.fact(TrainingFinished(at=context.now, checkpoint=final))
         context.command(export_of(context))
@@ -105,10 +101,10 @@ def give_up(context: Context) -> None:
     """Errors of the job's own code are counted against its allowance; our own, and deaths that nobody
     explains against fixed bounds."""
     state, bound = context.state, context.timing.max_internal_errors
-    if state.spec is None or state.finished is not None:
+    if state.finished is not None:
         return
     reason = ""
-    if state.user_errors.count > state.spec.retry.max_restarts_on_errors:
+    if state.user_errors.count > context.spec.retry.max_restarts_on_errors:
         reason = state.last_error
     elif state.internal_errors.count >= bound:
         reason = f"{bound} failures without a new step in between; the last: {state.last_error}"
@@ -126,8 +122,7 @@ def give_up(context: Context) -> None:
 def _can_save(context: Context) -> bool:
     """Whether workers that live hold every section as of a step that no checkpoint has."""
     state = context.state
-    published = state.published[-1].step if state.published else 0
-    if state.recipe is None or context.held_step() <= published:
+    if state.recipe is None or context.held_step() <= state.saved_step:
         return False
     held = [
         range(start, stop)
@@ -168,7 +163,7 @@ def end_stopped(context: Context, trouble: str = "") -> None:
     what trouble."""
     state, failure = context.state, context.state.failure
     newest = max(context.observations.newest_step, context.held_step()) or state.progress_step
-    saved = state.published[-1].step if state.published else 0
+    saved = state.saved_step
     reason = failure.reason if failure is not None else "as requested"
     if newest > saved:
         stores = sorted({worker.store_trouble for _, worker in context.reports()})

@@ -24,8 +24,8 @@ def fix_bits(context: Context, workers: Collection[WorkerReport]) -> bool:
 
     Among as many the earliest worker decides. Trainers of a version that shows none are taken as they are.
     """
-    spec, recipe, start = context.state.spec, context.state.recipe, context.state.start
-    if spec is None or recipe is None or spec.training.numerics != "exact" or recipe.bits_hash is not None:
+    recipe, start = context.state.recipe, context.state.start
+    if recipe is None or context.spec.training.numerics != "exact" or recipe.bits_hash is not None:
         return False
     shown = {worker.worker: worker.bits_hash for worker in workers}
     found = [bits for bits in shown.values() if bits is not None]

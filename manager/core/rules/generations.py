@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import combinations
 from types import MappingProxyType
 
 from ....protocol.messages import Formed, Phase, WorkerReport
 from ..commands import OpenHead
-from ..context import Context
+from ..context import Context, incarnation_of
 from ..events import HeadOpened
 from ..facts import (
     EndReason,
@@ -106,9 +105,8 @@ def form(context: Context) -> None:
     current = context.state.current
     if current is None or current.formed is not None:
         return
-    reports = [context.report_of(incarnation) for incarnation in current.incarnations]
-    formed = [r.formed for r in reports if r is not None and r.formed is not None]
-    formed = [f for f in formed if f.generation == current.number]
+    reports = context.reports_of(current.incarnations)
+    formed = [r.formed for r in reports if r.formed is not None and r.formed.generation == current.number]
     if len(formed) < len(current.incarnations):
         return
     if len({f.step for f in formed}) > 1:
@@ -120,8 +118,7 @@ def form(context: Context) -> None:
     )
     slowest = _slowest(formed)
     context.fact(GenerationFormed(at=context.now, number=current.number, formed=slowest, lost_steps=lost))
-    newest_step = max(slowest.step, *(r.step for r in reports if r is not None))
-    context.observations = replace(context.observations, newest_step=newest_step, broken_since=None)
+    context.note(newest_step=max(slowest.step, *(r.step for r in reports)), broken_since=None)
     _without_cuts(context, current)
 
 
@@ -149,18 +146,14 @@ def _close_current(context: Context, current: Generation) -> None:
     if lost:
         close(context, lost, context.now)
         return
-    reports = _reports(context, current.incarnations)
+    reports = context.reports_of(current.incarnations)
     broken = [worker for worker in reports if _is_broken(worker, current)]
     if not broken:
-        context.observations = (
-            replace(context.observations, broken_since=None)
-            if context.observations.broken_since
-            else context.observations
-        )
+        context.note(broken_since=None)
     elif context.observations.broken_since is None:
-        context.observations = replace(context.observations, broken_since=context.now)
+        context.note(broken_since=context.now)
     elif context.now - context.observations.broken_since >= context.timing.suspect_grace_s:
-        since, where = context.observations.broken_since, _names((w.worker, w.incarnation) for w in broken)
+        since, where = context.observations.broken_since, _names(map(incarnation_of, broken))
         explained = _leave_out_cut(context, current, broken)
         close(context, f"broken at {where}{'' if explained else breaks.count(context, current)}", since)
         return
@@ -168,9 +161,7 @@ def _close_current(context: Context, current: Generation) -> None:
         return  # who is late cannot be told
     held = [worker for worker in reports if _holds_unasked(context, worker, current)]
     if held and context.state.planned is None:
-        close(
-            context, f"{_names((w.worker, w.incarnation) for w in held)} held without an order", context.now
-        )
+        close(context, f"{_names(map(incarnation_of, held))} held without an order", context.now)
         return
 
 
@@ -199,14 +190,14 @@ def forms_since(context: Context, current: Generation) -> float:
         # A step with a dead worker in it comes to no end, and its last report says what was. One that is
         # unheard was perhaps not told to switch: its peers go on without a switch for as long as it votes.
         before = ()
-    reports = [report for report in _reports(context, before) if report.phase is not Phase.STARTING]
+    reports = [report for report in context.reports_of(before) if report.phase is not Phase.STARTING]
     stepping = any(r.phase is Phase.RUNNING and r.generation < current.number for r in reports)
     stepping &= not any(report.phase is Phase.FINISHED for report in reports)
     if stepping and all(report.generation < current.number for report in reports):
-        context.observations = replace(context.observations, forming=None)
+        context.note(forming=None)
         return 0.0
     if context.observations.forming is None or context.observations.forming[0] != current.number:
-        context.observations = replace(context.observations, forming=(current.number, context.now))
+        context.note(forming=(current.number, context.now))
         return 0.0
     return context.now - context.observations.forming[1]
 
@@ -216,7 +207,7 @@ def _close_planned(context: Context, planned: Generation) -> None:
     if reason:
         context.fact(GenerationClosed(at=context.now, number=planned.number, reason=reason))
         cause = context.observations.cause or (reason, context.now)
-        context.observations = replace(context.observations, planned_for=frozenset(), cause=cause)
+        context.note(planned_for=frozenset(), cause=cause)
 
 
 def why_not_opened(context: Context, planned: Generation) -> str:
@@ -244,9 +235,7 @@ def close(context: Context, reason: str, detected_at: float) -> None:
     """Close the open generation and the one being prepared, and have another planned."""
     context.close_generations(reason)
     cause = context.observations.cause or (reason, detected_at)
-    context.observations = replace(
-        context.observations, planned_for=frozenset(), cause=cause, broken_since=None
-    )
+    context.note(planned_for=frozenset(), cause=cause, broken_since=None)
 
 
 def leave_out(context: Context, incarnations: Iterable[Incarnation], for_s: float | None = None) -> None:
@@ -256,11 +245,7 @@ def leave_out(context: Context, incarnations: Iterable[Incarnation], for_s: floa
         incarnation: end for incarnation, end in context.observations.left_out.items() if end > context.now
     }
     left_out.update({incarnation: until for incarnation in incarnations})
-    context.observations = replace(context.observations, left_out=MappingProxyType(left_out))
-
-
-def _reports(context: Context, incarnations: Iterable[Incarnation]) -> list[WorkerReport]:
-    return [report for incarnation in incarnations if (report := context.report_of(incarnation)) is not None]
+    context.note(left_out=MappingProxyType(left_out))
 
 
 def _is_broken(worker: WorkerReport, generation: Generation) -> bool:
@@ -290,17 +275,17 @@ def _leave_out_cut(context: Context, current: Generation, broken: list[WorkerRep
     """
     pairs = _lost_pairs(context, current, broken)
     cuts = {pair: context.observations.cuts.get(pair, 0) + 1 for pair in map(frozenset, pairs)}
-    context.observations = replace(
-        context.observations, cuts=MappingProxyType({**context.observations.cuts, **cuts})
-    )
+    context.note(cuts=MappingProxyType({**context.observations.cuts, **cuts}))
     blamed = _blamed(current, pairs)
     for incarnation in blamed:
         times, other = max(
-            (n, min(pair - {incarnation[0]})) for pair, n in cuts.items() if incarnation[0] in pair
+            (n, min(pair - {incarnation.worker})) for pair, n in cuts.items() if incarnation.worker in pair
         )
-        vm = context.state.vms[vm_of(incarnation[0])]
+        vm = context.state.vms[vm_of(incarnation.worker)]
         if times >= context.timing.max_cuts and vm.live:
-            context.end_vm(vm.vm, EndReason.CUT_OFF, f"{incarnation[0]} and {other} cannot reach each other")
+            context.end_vm(
+                vm.vm, EndReason.CUT_OFF, f"{incarnation.worker} and {other} cannot reach each other"
+            )
         else:
             leave_out(context, [incarnation], context.timing.left_out_s * 2 ** (times - 1))
     return bool(blamed)
@@ -325,8 +310,7 @@ def _without_cuts(context: Context, current: Generation) -> None:
         for pair, times in context.observations.cuts.items()
         if not pair <= names and all(context.state.vms[vm_of(name)].live for name in pair)
     }
-    if len(cuts) < len(context.observations.cuts):
-        context.observations = replace(context.observations, cuts=MappingProxyType(cuts))
+    context.note(cuts=MappingProxyType(cuts))
 
 
 def _blamed(current: Generation, pairs: set[tuple[str, str]]) -> list[Incarnation]:
@@ -342,7 +326,7 @@ def _blamed(current: Generation, pairs: set[tuple[str, str]]) -> list[Incarnatio
     blamed = _cover(pairs, suspects)
     if current.formed is not None and 2 * len(blamed) >= len(members):
         return []
-    return [(name, members[name]) for name in blamed]
+    return [Incarnation(name, members[name]) for name in blamed]
 
 
 def _cover(pairs: set[tuple[str, str]], suspects: list[str]) -> tuple[str, ...]:

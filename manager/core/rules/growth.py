@@ -46,16 +46,15 @@ def take(context: Context) -> None:
         answered = [replace(it, failed=True) if it.key == event.key else it for it in growth]
     else:
         return
-    context.observations = replace(context.observations, growth=tuple(answered))
+    context.note(growth=tuple(answered))
 
 
 def may_rent(context: Context, placement: Placement, most: int) -> tuple[int, str]:
     """How many VMs, of `most` that could be had there, are asked for now; if none, why."""
-    state, spec = context.state, context.state.spec
-    assert spec is not None, "VMs are for submitted jobs"
+    state = context.state
     if state.calibration is None or worth.last_formed(state) is None:
         return most, ""
-    num_lacking = spec.resources.min_nodes - len(staying_vms(state))
+    num_lacking = context.spec.resources.min_nodes - len(staying_vms(state))
     if num_lacking > 0:
         return min(num_lacking, most), ""
     present, more = _workers(context, placement)
@@ -128,7 +127,7 @@ def _ask(
     context.command(command)
     others = [it for it in context.observations.growth if it.about != about]
     asked = Growth(about, least, key, context.now)
-    context.observations = replace(context.observations, growth=(*others, asked)[-_KEPT:])
+    context.note(growth=(*others, asked)[-_KEPT:])
 
 
 def _is_awaited(context: Context, asked: Growth) -> bool:
@@ -170,7 +169,6 @@ def _expected(context: Context, kind: _Kind | None, joined: Mapping[str, _Worker
     """Those of a VM that is not there yet: as of others of its type. Of a type that never was there the offer
     says the memory, and it is taken to be as fast as the job's usual worker."""
     state = context.state
-    assert state.spec is not None, "VMs are for submitted jobs"
     everyone = [worker for workers in joined.values() for worker in workers]
     alike = [it for vm, workers in joined.items() if _kind_of(state.vms[vm]) == kind for it in workers]
     slowdown = statistics.median([slowdown for _, slowdown in alike or everyone] or [1.0])
@@ -179,13 +177,12 @@ def _expected(context: Context, kind: _Kind | None, joined: Mapping[str, _Worker
     memory_bytes = _offered_bytes(context, kind)
     if known or memory_bytes is None:
         memory_bytes = min((each_bytes for each_bytes, _ in known or everyone), default=0)
-    return ((memory_bytes, slowdown),) * state.spec.resources.workers_per_node
+    return ((memory_bytes, slowdown),) * context.spec.resources.workers_per_node
 
 
 def _offered_bytes(context: Context, kind: _Kind | None) -> int | None:
     """What an offer says of each worker's memory; None: nothing."""
-    assert context.state.spec is not None, "VMs are for submitted jobs"
-    resources = context.state.spec.resources
+    resources = context.spec.resources
     for offer in context.observations.offers or ():
         each_bytes = offer.gpu_memory_bytes
         if not offer.num_gpus and offer.memory_bytes is not None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ....protocol.hashes import short
 from ....protocol.messages import Failure, Phase, WorkerReport
-from ..context import Context, has_ended, never_ran, own_steps
+from ..context import Context, has_ended, incarnation_of, never_ran, own_steps
 from ..events import Tick, VmEndingSeen, VmTerminated
 from ..facts import EndReason, IsolationChanged, VmGone, VmJoined, WorkerFailed
 from ..failures import num_rounds, on_vm
@@ -50,7 +48,7 @@ def record_failures(context: Context) -> None:
     """
     for vm, worker in (*context.deaths(), *context.reports()):
         failure = _failure(context, worker)
-        if failure is None or context.state.failed.get(worker.worker, -1) >= worker.incarnation:
+        if failure is None or context.state.has_failed(incarnation_of(worker)):
             continue
         context.fact(
             WorkerFailed(
@@ -153,7 +151,7 @@ def request_vms(context: Context) -> None:
     After VMs that were unfit, one at a time, until one is fit.
     """
     state, event = context.state, context.event
-    if not isinstance(event, Tick) or not state.active or state.spec is None:
+    if not isinstance(event, Tick) or not state.active:
         return
     singly = fitness.asks_singly(context)
     num_replaced = max(state.worn_vms + state.unfit_rounds.count, int(singly))
@@ -164,13 +162,13 @@ def request_vms(context: Context) -> None:
         return
     # A VM at risk is counted on by plans, but not to stay: where there is room, a spare is asked for.
     wanted, num_staying = surplus.wanted(context), len(staying_vms(state))
-    missing = min(wanted - num_staying, state.spec.resources.max_nodes - len(state.counted_vms))
+    missing = min(wanted - num_staying, context.spec.resources.max_nodes - len(state.counted_vms))
     most = missing
     if singly:
         missing = min(missing, 0 if fitness.on_trial(context) else 1)
     if missing <= 0:
         lowered = wanted < wanted_vms(state) and num_staying >= wanted
-        context.observations = context.observations.told_why_no_vm(surplus.LOWERED if lowered else "")
+        context.note(why_no_vm=surplus.LOWERED if lowered else "")
         return
     fresh = [vm for vm in event.new_vms if vm not in state.vms]
     renting.request(context, fresh[:missing], most)
@@ -188,5 +186,4 @@ def _waits(context: Context, failures: int, failed_at: float) -> bool:
 def _say_singly(context: Context, num_replaced: int | None) -> None:
     """Keep for the job's view that VMs are asked for one at a time, and how long after each other."""
     wait_s = context.timing.backoff_s(num_replaced) if num_replaced is not None else None
-    if wait_s != context.observations.asks_singly_s:
-        context.observations = replace(context.observations, asks_singly_s=wait_s)
+    context.note(asks_singly_s=wait_s)

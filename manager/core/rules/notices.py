@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ....protocol.messages import Phase, Report
 from ..context import Context
 from ..events import DrainRequested
@@ -77,7 +75,7 @@ def _call_off(context: Context) -> None:
     ):
         reason = "the notice that it was for was withdrawn"
         context.fact(GenerationClosed(at=context.now, number=planned.number, reason=reason))
-        context.observations = replace(context.observations, planned_for=frozenset(), cause=None)
+        context.note(planned_for=frozenset(), cause=None)
 
 
 def deadline_of(context: Context, vm: Vm) -> float | None:
@@ -121,8 +119,7 @@ def release(context: Context) -> None:
 def _is_in_the_way(context: Context) -> bool:
     """Whether no other VM can be asked for while those are there that are to hand over, nor a plan comes."""
     state = context.state
-    assert state.spec is not None, "VMs are for submitted jobs"
-    return len(state.counted_vms) >= state.spec.resources.max_nodes and state.planned is None
+    return len(state.counted_vms) >= context.spec.resources.max_nodes and state.planned is None
 
 
 def _holds_nothing(context: Context, vm: Vm) -> bool:
@@ -142,10 +139,7 @@ def _may_go(context: Context, vm: Vm, drained_at: float) -> bool:
     if state.last_generation == state.started_after:
         return True
     current = state.current.incarnations if state.current is not None else ()
-    incarnations = [incarnation for incarnation in current if vm_of(incarnation[0]) == vm.vm]
-    reports = [
-        report for incarnation in incarnations if (report := context.report_of(incarnation)) is not None
-    ]
+    reports = context.reports_of(incarnation for incarnation in current if vm_of(incarnation.worker) == vm.vm)
     published = state.published[-1].step if state.published else -1
     if state.hold and reports and all(r.phase is Phase.HELD and r.step <= published for r in reports):
         return True

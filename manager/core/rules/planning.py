@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +32,7 @@ def take(context: Context) -> None:
     if asked is not None and not _is_about(event, asked):
         _take_late(context, event, asked)
         return
-    context.observations = replace(context.observations, planning=None, answered_at=context.now)
+    context.note(planning=None, answered_at=context.now)
     if not _wanted(context) or state.planned is not None or not _settled(state.current):
         return
     if _awaits_members(context):
@@ -42,7 +41,7 @@ def take(context: Context) -> None:
         return
     if event.plan is None:
         if asked is not None:
-            context.observations = replace(context.observations, planned_for=asked.incarnations)
+            context.note(planned_for=asked.incarnations)
             _say_impossible(context, event.reason or "the planner gave no reason")
         return
     _accept(context, event, event.plan, asked)
@@ -64,7 +63,7 @@ def _take_late(context: Context, event: PlanComputed, asked: Planning) -> None:
 def plan(context: Context) -> None:
     """Ask the planner when the workers that there are call for another plan than the one that runs."""
     state = context.state
-    if not _wanted(context) or state.spec is None or state.recipe is None or context.isolated:
+    if not _wanted(context) or state.recipe is None or context.isolated:
         return
     if _awaits_members(context):
         return
@@ -74,9 +73,8 @@ def plan(context: Context) -> None:
     usable = versions.alike(context, ready, partial(_enough, context))
     incarnations = frozenset(usable)
     if incarnations - context.observations.usable:
-        context.observations = replace(context.observations, grown_at=context.now)
-    if incarnations != context.observations.usable:
-        context.observations = replace(context.observations, usable=incarnations)
+        context.note(grown_at=context.now)
+    context.note(usable=incarnations)
     asked = context.observations.planning
     # A question about workers that are gone meanwhile is asked anew.
     waiting = (
@@ -99,7 +97,7 @@ def plan(context: Context) -> None:
     if need is not None:
         _ask(context, usable, *need)
     elif _paces_changed(context):
-        context.observations = replace(context.observations, reconsidered_at=context.now)
+        context.note(reconsidered_at=context.now)
         _ask(context, usable, "paces changed", state.paces_changed_at, reconsider=True)
     elif incarnations == context.observations.planned_for:
         _hold_if_noticed(context, "no plan does without the VMs that are under notice")
@@ -107,11 +105,8 @@ def plan(context: Context) -> None:
 
 def _enough(context: Context, usable: Iterable[Incarnation]) -> bool:
     """Whether these workers may train; to save what they hold, any number will do."""
-    assert context.state.spec is not None, "plans are made for submitted jobs"
     num_vms = len({vm_of(worker) for worker, _ in usable})
-    return (
-        num_vms >= context.state.spec.resources.min_nodes or not context.state.active or _only_saves(context)
-    )
+    return num_vms >= context.spec.resources.min_nodes or not context.state.active or _only_saves(context)
 
 
 def _wanted(context: Context) -> bool:
@@ -151,24 +146,23 @@ def _only_saves(context: Context) -> bool:
     """Whether too few VMs stay to train on, and steps are held that no checkpoint has: they are saved before
     the other VMs go."""
     state = context.state
-    if not state.active or state.current is not None or state.spec is None:
+    if not state.active or state.current is not None:
         return False
     if not any(vm.status is VmStatus.NOTICED for vm in state.live_vms):
         return False
-    published = state.published[-1].step if state.published else 0
     staying = {
         vm.vm
         for vm, worker in context.reports()
         if vm.status is VmStatus.JOINED and _is_usable(context, vm, worker)
     }
-    return len(staying) < state.spec.resources.min_nodes and context.held_step() > published
+    return len(staying) < context.spec.resources.min_nodes and context.held_step() > state.saved_step
 
 
 def _is_usable(context: Context, vm: Vm, worker: WorkerReport) -> bool:
     state, incarnation = context.state, incarnation_of(worker)
     if worker.phase not in _READY or has_ended(worker) or worker.worker in state.unfit:
         return False
-    if state.failed.get(worker.worker, -1) >= worker.incarnation:
+    if state.has_failed(incarnation):
         return False
     if worker.phase is Phase.IDLE and (state.recipe is None or worker.graph_hash != state.recipe.graph_hash):
         return False  # it has not traced the model under the recipe yet
@@ -227,7 +221,7 @@ def _paces_changed(context: Context) -> bool:
 def _is_worth_it(context: Context, event: PlanComputed) -> bool:
     """Whether another plan saves enough a step, and for long enough, to pay for the change."""
     state = context.state
-    if event.predicted_s is None or not event.current_s or state.current is None or state.spec is None:
+    if event.predicted_s is None or not event.current_s or state.current is None:
         return False
     rest_s = worth.steps_left(context) * event.current_s
     gain = 1.0 - event.predicted_s / event.current_s
@@ -258,8 +252,7 @@ def _expecting_word(context: Context) -> bool:
 
 def _too_few(context: Context) -> None:
     state = context.state
-    assert state.spec is not None, "plans are made for submitted jobs"
-    reason = f"fewer usable VMs than min_nodes ({state.spec.resources.min_nodes})"
+    reason = f"fewer usable VMs than min_nodes ({context.spec.resources.min_nodes})"
     if state.unfit:
         reason += f"; {len(state.unfit)} workers cannot meet the recipe: {state.why_unfit}"
     if state.current is None and (state.last_generation > state.started_after or state.unfit):
@@ -296,7 +289,7 @@ def _ask(
     slots = tuple(slot_of(context.state, worker) for worker, _ in usable)
     context.command(ComputePlan(key=key, generation=generation, workers=slots, reconsider=reconsider))
     asked = Planning(generation, frozenset(usable), context.now, cause, detected_at, reconsider)
-    context.observations = replace(context.observations, planning=asked)
+    context.note(planning=asked)
 
 
 def slot_of(state: JobState, worker: str) -> WorkerSlot:
@@ -331,9 +324,9 @@ def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked:
         considered = asked.incarnations
     else:
         considered = frozenset(incarnation for worker, incarnation in ready.items() if worker in event.asked)
-    context.observations = replace(context.observations, planned_for=considered)
+    context.note(planned_for=considered)
     if _is_same(context, value, incarnations):
-        context.observations = replace(context.observations, cause=None)
+        context.note(cause=None)
         return
     cause, detected_at = (asked.cause, asked.detected_at) if asked is not None else ("replanned", context.now)
     context.fact(
@@ -349,7 +342,7 @@ def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked:
             saves_only=context.must_save() or _only_saves(context),
         )
     )
-    context.observations = replace(context.observations, cause=None, planning=None)
+    context.note(cause=None, planning=None)
 
 
 def _left_out_member(context: Context, event: PlanComputed, ready: Mapping[str, Incarnation]) -> bool:
@@ -359,7 +352,7 @@ def _left_out_member(context: Context, event: PlanComputed, ready: Mapping[str, 
     if current is None:
         return False
     return any(
-        ready.get(incarnation[0]) == incarnation and incarnation[0] not in event.asked
+        ready.get(incarnation.worker) == incarnation and incarnation.worker not in event.asked
         for incarnation in current.incarnations
     )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ....morphing import too_deep
 from ....protocol.messages import Phase, Profile, WorkerReport
@@ -19,9 +18,9 @@ from ....simulator.calibration.microbatch_size import profile_of
 from ..commands import StoreCalibration
 from ..context import Context, has_ended, incarnation_of
 from ..facts import GenerationClosed, GenerationKind, GenerationPlanned, JobEnded, RecipeFixed, WorkerFailed
-from ..state import Generation, Incarnation, JobState, vm_of
+from ..state import Generation, Incarnation, vm_of
 from ..vms import VmStatus
-from . import ending, generations, starting
+from . import ending, generations, starting, versions
 
 _MOST_MEMBERS = 8
 _MOST_OF_A_VM = 4
@@ -61,8 +60,7 @@ def _found(context: Context) -> bool:
 
 def _is_assumed(context: Context, measured: Measurements) -> bool:
     """Whether the links are of one machine, though the job may have several workers."""
-    assert context.state.spec is not None, "what is measured was submitted"
-    several = context.state.spec.resources.most_workers > 1
+    several = context.spec.resources.most_workers > 1
     return several and any(wire.source == "loopback" for wire in measured.wires)
 
 
@@ -83,14 +81,13 @@ def _awaits_others(context: Context, worker: WorkerReport) -> bool:
 
 
 def _fix(context: Context, found: Profile, measured: Measurements | None, *, assumed: bool) -> None:
-    assert context.state.spec is not None, "what is measured was submitted"
-    spec = context.state.spec
+    spec = context.spec
     if measured is not None and not found.stored and spec.parallelism.microbatch_size is None:
         chosen = profile_of(  # rank 0 knows no memory but its own
             measured,
             found.recipe,
             wanted=None,
-            memory_bytes=_least_memory(context.state),
+            memory_bytes=_least_memory(context),
             most_workers=spec.resources.most_workers,
         )
         found = chosen.model_copy(update={"note": found.note})
@@ -112,21 +109,19 @@ def _fix(context: Context, found: Profile, measured: Measurements | None, *, ass
         context.command(StoreCalibration(key=f"{context.state.job}/calibration"))
 
 
-def _least_memory(state: JobState) -> int:
+def _least_memory(context: Context) -> int:
     """Of any worker that there is, in bytes."""
-    assert state.spec is not None, "what is measured was submitted"
-    sizes = [int(device["memory_bytes"]) for vm in state.live_vms for device in vm.devices]
-    cap = state.spec.resources.device_memory
+    sizes = [int(device["memory_bytes"]) for vm in context.state.live_vms for device in vm.devices]
+    cap = context.spec.resources.device_memory
     return min([*sizes, cap] if cap is not None else sizes)
 
 
 def _refuse_too_shallow(context: Context) -> None:
     """End a job that wants more stages than the model has sections: K and P stay as they are. Trainers refuse
     it where they cut the model; what was cut before may come from a store."""
-    state = context.state
-    depth = state.spec.parallelism.pipeline_parallel_degree if state.spec is not None else None
-    if state.recipe is not None and depth is not None and depth > state.recipe.num_sections:
-        reason = f"parallelism.{too_deep(depth, state.recipe.num_sections)}"
+    recipe, depth = context.state.recipe, context.spec.parallelism.pipeline_parallel_degree
+    if recipe is not None and depth is not None and depth > recipe.num_sections:
+        reason = f"parallelism.{too_deep(depth, recipe.num_sections)}"
         ending.end(context, JobEnded(at=context.now, status="failed", reason=reason))
 
 
@@ -139,13 +134,13 @@ def _close_failed(context: Context) -> None:
         return
     if profile.opened_at is None:
         reason = generations.why_not_opened(context, profile)
-        _refuse_older(context, profile)
+        _end_older(context, profile)
     else:
         reason = _why_over(context, profile)
     if reason:
         kind, number = GenerationKind.PROFILE, profile.number
         context.fact(GenerationClosed(at=context.now, kind=kind, number=number, reason=reason))
-        context.observations = replace(context.observations, broken_since=None)
+        context.note(broken_since=None)
 
 
 def _why_over(context: Context, profile: Generation) -> str:
@@ -153,44 +148,43 @@ def _why_over(context: Context, profile: Generation) -> str:
     lost = generations.why_lost(context, profile.members)
     if lost:
         return lost
-    reports = [
-        report for incarnation in profile.members if (report := context.report_of(incarnation)) is not None
-    ]
     broken = {
         report.worker: told.broken
-        for report in reports
+        for report in context.reports_of(profile.members)
         if (told := report.profiling) is not None and told.generation == profile.number and told.broken
     }
     if not broken:
-        context.observations = (
-            replace(context.observations, broken_since=None)
-            if context.observations.broken_since
-            else context.observations
-        )
+        context.note(broken_since=None)
         return ""
     since = context.observations.broken_since or context.now
-    context.observations = replace(context.observations, broken_since=since)
+    context.note(broken_since=since)
     if context.now - since < context.timing.suspect_grace_s:
         return ""  # who has died is known soon
     return f"broken at {', '.join(sorted(broken))}: {min(broken.items())[1]}"
 
 
-def _refuse_older(context: Context, profile: Generation) -> None:
-    """Trainers that know nothing of such generations never get ready for one."""
+def _end_older(context: Context, profile: Generation) -> None:
+    """Trainers that know nothing of such generations never get ready for one: they are started anew, and
+    refused if they come back as old."""
     if context.isolated or context.elapsed_s(profile.planned_at) <= context.timing.prepare_timeout_s:
         return
-    for incarnation in generations.late(context, profile):
-        report = context.report_of(incarnation)
-        if report is not None and report.profiling is None:
-            _refuse(context, report, "it is of a version that measures models in another way")
+    for report in context.reports_of(generations.late(context, profile)):
+        if report.profiling is None:
+            again = report.worker in context.state.outdated
+            end = _refuse if again else versions.restart
+            end(context, report, "it is of a version that measures models in another way")
 
 
 def _refuse(context: Context, worker: WorkerReport, why: str) -> None:
     """The worker takes no part in the job."""
-    name, incarnation = incarnation_of(worker)
     context.fact(
         WorkerFailed(
-            at=context.now, worker=name, incarnation=incarnation, kind="recipe", message=why, own_steps=0
+            at=context.now,
+            worker=worker.worker,
+            incarnation=worker.incarnation,
+            kind="recipe",
+            message=why,
+            own_steps=0,
         )
     )
 
@@ -204,7 +198,7 @@ def _plan(context: Context) -> None:
     members = _members(_ready(context), before)
     if state.broken_profiles >= _MOST_BROKEN:
         members = [] if before else _knows_most(_ready(context))
-    new = [worker for worker, incarnation in members if (worker, incarnation) not in before]
+    new = [member.worker for member in members if member not in before]
     if not new:
         return
     again = "again" if state.profiler is not None else "start"
@@ -262,7 +256,7 @@ def _members(ready: Sequence[WorkerReport], before: Sequence[Incarnation]) -> li
     by_vm: dict[str, list[Incarnation]] = {}
     for incarnation in alike:
         if incarnation not in before:
-            by_vm.setdefault(vm_of(incarnation[0]), []).append(incarnation)
+            by_vm.setdefault(vm_of(incarnation.worker), []).append(incarnation)
     for vm, newcomers in by_vm.items():
         members += newcomers[: max(0, most_of_vm - num_of_vm[vm])]
     return members[:_MOST_MEMBERS]

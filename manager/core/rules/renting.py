@@ -55,8 +55,7 @@ def request(context: Context, names: Sequence[str], most: int) -> None:
 
     `most`: how many the job may have besides, whether or not they are asked for now.
     """
-    spec = context.state.spec
-    assert spec is not None, "VMs are for submitted jobs"
+    spec = context.spec
     if _stops_asking(context, spec.resources):
         return
     why, why_not_rented, num_rented = "", "", None
@@ -77,15 +76,14 @@ def request(context: Context, names: Sequence[str], most: int) -> None:
             break
         context.fact(VmRequested(at=context.now, vm=name))
         _attempt(context, name, 1, *offer)
-    context.observations = context.observations.told_why_no_vm(why)
+    context.note(why_no_vm=why)
     if why == spending.SPENT and len(context.state.counted_vms) < spec.resources.min_nodes:
         spending.order_stop(context, f"its budget of {spec.resources.budget:g} USD pays for no more VMs")
 
 
 def next_offer(context: Context, *, rents: bool = True) -> tuple[Placement, Price] | str:
     """The place to ask for one more VM, and its price; or why there is none. `rents`: also of clouds."""
-    spec, faults = context.state.spec, dict[str, None]()
-    assert spec is not None, "VMs are for submitted jobs"
+    spec, faults = context.spec, dict[str, None]()
     if not spec.resources.clouds:
         free = Price(hourly=0.0, ceiling=0.0, at=context.now, source="nobody bills")
         return Placement(provider=spec.resources.providers[0]), free
@@ -109,9 +107,7 @@ def next_offer(context: Context, *, rents: bool = True) -> tuple[Placement, Pric
 
 def _to_be_had(context: Context, placement: Placement, price: Price, most: int) -> int:
     """How many of `most` VMs the caps allow, if each costs as much as this one."""
-    spec, hourly = context.state.spec, hourly_ceiling(context.state)
-    assert spec is not None, "VMs are for submitted jobs"
-    resources = spec.resources
+    resources, hourly = context.spec.resources, hourly_ceiling(context.state)
     if placement.market is Market.ON_DEMAND and resources.spot:
         most = min(most, resources.on_demand_nodes - sum(map(_is_on_demand, context.state.counted_vms)))
     low, high = 1, most + 1  # what was offered can be had
@@ -125,8 +121,7 @@ def _to_be_had(context: Context, placement: Placement, price: Price, most: int) 
 
 
 def _attempt(context: Context, vm: str, number: int, placement: Placement, price: Price) -> None:
-    spec = context.state.spec
-    assert spec is not None, "VMs are for submitted jobs"
+    spec = context.spec
     bid = spec.resources.max_price if placement.market is Market.SPOT else None
     attempt = Attempt(
         vm=vm,
@@ -150,7 +145,7 @@ def _refused(context: Context, attempt: Attempt, event: AttemptFailed) -> None:
         # The answer was long in coming: the VM was made, and was taken since. Its place is none to avoid.
         context.end_vm(attempt.vm, EndReason.PREEMPTED, event.error)
         return
-    is_cloud = state.spec is not None and bool(state.spec.resources.clouds)
+    is_cloud = bool(context.spec.resources.clouds)
     if is_cloud or kind is RefusalKind.ENDED:
         refused = AttemptRefused(at=context.now, vm=attempt.vm, number=number, kind=kind, message=event.error)
         context.fact(refused)

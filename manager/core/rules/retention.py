@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from ....protocol.messages import CheckpointRef
 from ..commands import DeleteCheckpoint, SweepStore
@@ -30,11 +29,11 @@ def record(context: Context, checkpoints: Iterable[CheckpointRef]) -> None:
 def retire(context: Context) -> None:
     """Keep the newest `keep_latest_k` and what the open generation may start from; let the others go."""
     state = context.state
-    if state.spec is None or state.finished is not None:
+    if state.finished is not None:
         return
     if state.planned is not None and state.planned.prepared_at is not None:
         return  # the head is being swapped: what its base will be is not known yet
-    for checkpoint in state.published[: -state.spec.checkpoint.keep_latest_k]:
+    for checkpoint in state.published[: -context.spec.checkpoint.keep_latest_k]:
         if checkpoint != state.base:
             discard(context, checkpoint)
 
@@ -57,7 +56,7 @@ def sweep(context: Context) -> None:
     if observations.swept_at is not None:
         due_at = observations.swept_at + timing.sweep_s
     if context.now >= due_at:
-        context.observations = replace(observations, swept_at=context.now)
+        context.note(swept_at=context.now)
         order_sweep(context, context.now)
 
 

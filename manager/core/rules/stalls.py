@@ -16,7 +16,6 @@ operation may take, and is ended after that; this does not count as a failure of
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from ....protocol.messages import At, Phase, WorkerReport
@@ -57,8 +56,7 @@ def watch(context: Context) -> None:
         generations.forms_since(context, current) if current is not None and current.formed is None else 0.0
     )
     found = no_progress(context.state, context.observations, context.now, context.timing)
-    if found is not None or context.observations.no_progress is not None:
-        context.observations = replace(context.observations, no_progress=found)
+    context.note(no_progress=found)
     if current is not None and not context.dead(current.members):
         _watch_generation(context, current, found, free_s)
 
@@ -87,14 +85,14 @@ def no_progress(state: JobState, observations: Observations, now: float, timing:
     judged = _judged(state, observations, current)
     incarnations = judged.incarnations if judged.formed is not None else judged.members
     reports = [(incarnation, observations.report_of(incarnation)) for incarnation in incarnations]
-    active = {incarnation[0]: r for incarnation, r in reports if r is not None and _works_in(r, judged)}
+    active = {incarnation.worker: r for incarnation, r in reports if r is not None and _works_in(r, judged)}
     if judged.formed is not None and not active:
         return None
     # What members still do in the generation before gets none nearer to forming this one.
     getting_on = (
         incarnations
         if judged.formed is not None
-        else [incarnation for incarnation in incarnations if incarnation[0] in active]
+        else [incarnation for incarnation in incarnations if incarnation.worker in active]
     )
     moved_at = max(
         (observations.moved_at(incarnation) for incarnation in getting_on), default=observations.started_at
@@ -198,8 +196,7 @@ def _watch_generation(context: Context, current: Generation, found: NoProgress |
         lasted_s = min(lasted_s, free_s)
     asked = context.observations.asked_for_stacks
     if found is None or lasted_s <= found.bound_s:
-        if asked is not None:
-            context.observations = replace(context.observations, asked_for_stacks=None)
+        context.note(asked_for_stacks=None)
         return
     if asked is None or asked[0] != current.number:
         _ask_for_stacks(context, current, found, lasted_s)
@@ -208,7 +205,7 @@ def _watch_generation(context: Context, current: Generation, found: NoProgress |
     all_came = stall is not None and stall.seen >= {worker for worker, _ in current.incarnations}
     if stall is not None and (all_came or context.now - asked[1] >= context.timing.stacks_s):
         for_s = max(context.timing.left_out_s, 2 * context.timing.progress_floor_s)
-        generations.leave_out(context, [s for s in current.members if s[0] in stall.suspects], for_s)
+        generations.leave_out(context, [m for m in current.members if m.worker in stall.suspects], for_s)
         if judged.formed is None:
             generations.leave_out(context, generations.idle_members(context, current))
         what = "did not form: " if current.formed is None else ""
@@ -217,7 +214,7 @@ def _watch_generation(context: Context, current: Generation, found: NoProgress |
 
 def _ask_for_stacks(context: Context, current: Generation, found: NoProgress, lasted_s: float) -> None:
     stall = context.state.stall
-    context.observations = replace(context.observations, asked_for_stacks=(current.number, context.now))
+    context.note(asked_for_stacks=(current.number, context.now))
     context.fact(
         GenerationStalled(
             at=context.now,
@@ -247,11 +244,7 @@ def _replace_stalled(context: Context, vm: Vm, worker: WorkerReport) -> None:
     lasted_s = context.now - context.observations.moved_at(incarnation) if bound_s is not None else 0.0
     if bound_s is None or lasted_s <= bound_s:
         return
-    if (
-        vm.vm in context.observations.unheard
-        or has_ended(worker)
-        or context.state.failed.get(incarnation[0], -1) >= incarnation[1]
-    ):
+    if vm.vm in context.observations.unheard or has_ended(worker) or context.state.has_failed(incarnation):
         return
     if closed and context.elapsed_s(context.observations.closed_at) <= context.timing.progress_floor_s:
         return  # it is given time to see that its generation is closed

@@ -50,4 +50,4 @@ def with_bits(context: Context, recipe: Recipe) -> Recipe:
 
 
 def _is_exact(context: Context) -> bool:
-    return context.state.spec is not None and context.state.spec.training.numerics == "exact"
+    return context.spec.training.numerics == "exact"

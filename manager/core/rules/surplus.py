@@ -10,7 +10,7 @@ from ...spec.resources import CLOUDS
 from ..context import Context, incarnation_of
 from ..events import Tick
 from ..facts import EndReason
-from ..state import Generation, JobState, staying_vms, vm_of, vms_of, wanted_vms
+from ..state import Generation, staying_vms, vm_of, vms_of, wanted_vms
 from ..vms import Vm, VmStatus
 
 LOWERED = "the plan that runs has no use for more"
@@ -23,7 +23,7 @@ def release(context: Context) -> None:
     if current is None or not isinstance(context.event, Tick):
         return
     num_ready = sum(_is_known(context, vm) for vm in staying_vms(state))
-    num_spare = num_ready - _used(state, len(vms_of(current)))
+    num_spare = num_ready - _used(context, len(vms_of(current)))
     for vm in reversed(state.live_vms):
         if num_spare > 0 and _is_unused(context, vm, current):
             detail = f"without work in the plan {current.shape} for {context.timing.unused_s:g} s"
@@ -37,7 +37,7 @@ def wanted(context: Context) -> int:
     most, enough = wanted_vms(state), state.enough
     if enough is None or context.elapsed_s(enough.since) > context.timing.grow_again_s:
         return most
-    return min(most, _used(state, enough.num_vms))
+    return min(most, _used(context, enough.num_vms))
 
 
 def _settled(context: Context) -> Generation | None:
@@ -75,6 +75,5 @@ def _is_known(context: Context, vm: Vm) -> bool:
     return all(incarnation_of(worker) in observations.planned_for for worker in last_report.report.workers)
 
 
-def _used(state: JobState, num_vms: int) -> int:
-    assert state.spec is not None, "VMs are for submitted jobs"
-    return max(state.spec.resources.min_nodes, num_vms)
+def _used(context: Context, num_vms: int) -> int:
+    return max(context.spec.resources.min_nodes, num_vms)

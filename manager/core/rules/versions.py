@@ -4,13 +4,13 @@ What trainers say to each other, and how they form a generation, has a number of
 started anew comes from what its VM has on disk, so an upgrade in place brings two numbers together. That of
 the generation that runs stays for as long as its workers are enough; else the one with the most VMs is
 taken, and the newest of two that have as many, unless its last generation made no step. Where that would be
-a newer one, the generation that runs saves and gives way. Older trainers outside are started anew, once each.
+a newer one, the generation that runs saves and gives way. Older trainers outside are started anew, once each;
+so they are while others measure the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from ....protocol.messages import Phase, WorkerReport
@@ -72,8 +72,8 @@ def give_way(context: Context, usable: Mapping[Incarnation, WorkerReport], enoug
 
 
 def restart_older(context: Context) -> None:
-    """Have trainers that wait, and are older than the generation that runs, ended: the next of their name is
-    of the version on disk. One that is as old as before waits."""
+    """Have trainers that wait, and are older than the generation that runs or measures, ended: the next of
+    their name is of the version on disk. One that is as old as before waits."""
     running = _running(context)
     if not isinstance(context.event, Tick) or context.isolated or running is None or not context.state.active:
         return
@@ -87,22 +87,25 @@ def restart_older(context: Context) -> None:
         waits = worker.phase in _WAITS and incarnation_of(worker) not in taken and not has_ended(worker)
         if not waits or worker.trainer_protocol >= running or vm.vm in context.observations.unheard:
             continue
-        if (
-            worker.worker in context.state.outdated
-            or context.state.failed.get(worker.worker, -1) >= worker.incarnation
-        ):
+        if worker.worker in context.state.outdated or context.state.has_failed(incarnation_of(worker)):
             continue
-        message = f"it speaks trainer protocol {worker.trainer_protocol}, the generation {running}"
-        context.fact(
-            WorkerFailed(
-                at=context.now,
-                worker=worker.worker,
-                incarnation=worker.incarnation,
-                kind=OUTDATED,
-                message=message,
-                step=worker.step,
-            )
+        restart(
+            context, worker, f"it speaks trainer protocol {worker.trainer_protocol}, the generation {running}"
         )
+
+
+def restart(context: Context, worker: WorkerReport, why: str) -> None:
+    """Have the trainer ended, so that the next of its name is of the version on disk."""
+    context.fact(
+        WorkerFailed(
+            at=context.now,
+            worker=worker.worker,
+            incarnation=worker.incarnation,
+            kind=OUTDATED,
+            message=why,
+            step=worker.step,
+        )
+    )
 
 
 def count_tries(context: Context) -> None:
@@ -111,7 +114,7 @@ def count_tries(context: Context) -> None:
     current, tries = context.state.current, context.observations.tries
     if current is None:
         return
-    reports = [r for incarnation in current.members if (r := context.report_of(incarnation)) is not None]
+    reports = context.reports_of(current.members)
     spoken = {report.trainer_protocol for report in reports}
     if len(spoken) != 1:
         return
@@ -122,8 +125,7 @@ def count_tries(context: Context) -> None:
         before = tries.get(protocol, Tries(0, 0, 0.0))
         count = before.count + (before.generation != current.number)
         tries = {**tries, protocol: Tries(current.number, count, context.now)}
-    if tries != context.observations.tries:
-        context.observations = replace(context.observations, tries=MappingProxyType(tries))
+    context.note(tries=MappingProxyType(tries))
 
 
 def _failing(context: Context, protocol: int) -> bool:
@@ -135,12 +137,12 @@ def _failing(context: Context, protocol: int) -> bool:
 
 
 def _running(context: Context) -> int | None:
-    """What the members of the generation that has formed speak."""
-    current = context.state.current
-    if current is None or current.formed is None:
+    """What the members of the generation that has formed, or that measures the model, speak."""
+    generation = context.state.current if context.state.running else context.state.profile
+    if generation is None or generation.opened_at is None:
         return None
-    reports = (context.report_of(incarnation) for incarnation in current.incarnations)
-    return next((report.trainer_protocol for report in reports if report is not None), None)
+    reports = context.reports_of(generation.incarnations)
+    return reports[0].trainer_protocol if reports else None
 
 
 def _num_vms(incarnations: Iterable[Incarnation]) -> int:

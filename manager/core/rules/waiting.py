@@ -6,8 +6,6 @@ case that the answer comes soon; then their workers save what they can and they 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..context import Context
 from ..events import CommandStuck, HeadDiffers, ResumeRequested
 from ..facts import EndReason, GenerationClosed, HoldChanged, JobResumed, PersonNeeded, Resumption
@@ -93,7 +91,7 @@ def _stuck(context: Context, event: CommandStuck) -> None:
         return
     # The open generation goes on without the change; `planning` asks for another soon.
     context.fact(GenerationClosed(at=context.now, number=event.generation, reason=reason))
-    context.observations = replace(context.observations, planned_for=frozenset())
+    context.note(planned_for=frozenset())
 
 
 def wait(
@@ -135,9 +133,7 @@ def _resume(context: Context, how: Resumption) -> None:
         )
     )
     # The answer may be another than the one the planner gave about the same workers.
-    context.observations = replace(
-        context.observations, planned_for=frozenset(), cause=("a person had it go on", context.now)
-    )
+    context.note(planned_for=frozenset(), cause=("a person had it go on", context.now))
     if context.state.finished is not None:
         context.command(ending.export_of(context))
     starting.order_copy(context)

@@ -8,6 +8,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -58,38 +59,26 @@ class CommandAbandoned(Exception):
     """The result of a retried command is no longer needed."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Renting:
     """Runs `RequestVm` and `ReleaseVm`. Belongs to the event loop."""
 
-    def __init__(
-        self,
-        *,
-        providers: Mapping[str, Provider],
-        tokens: TokenStore,
-        threads: Threads,
-        manager_url: Callable[[], str],
-        manager_ca: Callable[[], str | None],
-        join_secret: bytes,
-        vm_directory: Callable[[str], Path],
-        state_of: Callable[[str], JobState],
-        persist: Persist,
-        emit: Callable[[str, Event], Awaitable[None]],
-        clock: Callable[[], float],
-    ) -> None:
-        self._providers = providers
-        self._tokens = tokens
-        self._threads = threads
-        self._manager_url = manager_url
-        self._manager_ca = manager_ca
-        self._join_secret = join_secret
-        self._vm_directory = vm_directory
-        self._state_of = state_of
-        self._persist = persist
-        self._emit = emit
-        self._clock = clock
+    providers: Mapping[str, Provider]
+    tokens: TokenStore
+    threads: Threads
+    manager_url: Callable[[], str]
+    manager_ca: Callable[[], str | None]
+    join_secret: bytes = field(repr=False)
+    vm_directory: Callable[[str], Path]
+    state_of: Callable[[str], JobState]
+    persist: Persist
+    emit: Callable[[str, Event], Awaitable[None]]
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._requesting: Counter[str] = Counter()
         # The previous manager may have requested any VM until this one began.
-        self._began_at = clock()
+        self._began_at = self.clock()
         self._asked_at: dict[str, float] = {}  # by VM of a cloud, when a call for it last began or ended
         self._lost_at: dict[str, float] = {}  # by attempt, when a call last ended with unknown outcome
 
@@ -108,7 +97,7 @@ class Renting:
             return False
         if not vm.live and vm.vm not in state.leaving:
             return False  # the provider has said already that it is gone
-        now, asked_at = self._clock(), self._asked_at.get(vm.vm, self._began_at)
+        now, asked_at = self.clock(), self._asked_at.get(vm.vm, self._began_at)
         if vm.attempted_at <= now:  # else by the clock of an earlier manager
             asked_at = max(asked_at, vm.attempted_at)
         return now - asked_at <= ABSENCE_S
@@ -148,7 +137,7 @@ class Renting:
             answer = await self._outcome(job, command, attempt, answer)
         if answer is None:
             return None
-        now, vm, number = self._clock(), attempt.vm, attempt.number
+        now, vm, number = self.clock(), attempt.vm, attempt.number
         if isinstance(answer, str):
             return AttemptSucceeded(now=now, vm=vm, number=number, id=answer)
         kind = next(kind for error, kind in _KINDS.items() if isinstance(answer, error))
@@ -158,7 +147,7 @@ class Renting:
         self, job: str, command: RequestVm, attempt: Attempt, boot: BootConfig
     ) -> str | ProviderError:
         is_cloud = attempt.placement.provider in CLOUDS
-        return await self._persist(
+        return await self.persist(
             job,
             command,
             partial(self._create, attempt, boot),
@@ -188,7 +177,7 @@ class Renting:
         except Throttled:
             raise
         except ProviderError:
-            self._lost_at[attempt.name] = self._clock()
+            self._lost_at[attempt.name] = self.clock()
             raise
         finally:
             self._note_asked(attempt)
@@ -196,7 +185,7 @@ class Renting:
     def _note_asked(self, attempt: Attempt) -> None:
         """Note the call until the VM is released; only clouds have lists that lag."""
         if attempt.placement.provider in CLOUDS:
-            self._asked_at[attempt.vm] = self._clock()
+            self._asked_at[attempt.vm] = self.clock()
 
     def _is_lost(self, attempt: Attempt) -> bool:
         """Whether the outcome of an earlier call of this attempt is unknown."""
@@ -205,7 +194,7 @@ class Renting:
     def _in_doubt_s(self, attempt: Attempt) -> float:
         """Seconds for which an earlier call of this attempt may still create the VM, though a later call was
         refused."""
-        return self._lost_at[attempt.name] + _IN_FLIGHT_S - self._clock() if self._is_lost(attempt) else 0.0
+        return self._lost_at[attempt.name] + _IN_FLIGHT_S - self.clock() if self._is_lost(attempt) else 0.0
 
     async def _outcome(
         self, job: str, command: RequestVm, attempt: Attempt, refusal: NotAllowed
@@ -217,14 +206,14 @@ class Renting:
         vm, number = attempt.vm, attempt.number
         while wanted():
             call = partial(provider.look, vm, number)
-            found = await self._persist(job, command, call, ProviderError, wanted=wanted)
+            found = await self.persist(job, command, call, ProviderError, wanted=wanted)
             for made in found:
                 if (made.kind, made.attempt) == ("vm", number):
                     ended = made.status in (ResourceStatus.ENDING, ResourceStatus.GONE)
                     return Ended(f"{made.id} has ended") if ended else made.id
-            if self._clock() - self._lost_at[attempt.name] > ABSENCE_S:
+            if self.clock() - self._lost_at[attempt.name] > ABSENCE_S:
                 call = partial(provider.release, vm, number)
-                if await self._persist(job, command, call, ProviderError, wanted=wanted):
+                if await self.persist(job, command, call, ProviderError, wanted=wanted):
                     return refusal
             await asyncio.sleep(_LONGEST_DELAY_S)
         return None
@@ -232,21 +221,21 @@ class Renting:
     def _attempt(self, job: str, command: RequestVm) -> Attempt:
         if command.attempt is not None:
             return command.attempt
-        spec = self._state_of(job).spec
+        spec = self.state_of(job).spec
         assert spec is not None, "a VM is requested for a submitted job only"
         return Attempt(vm=command.vm, placement=Placement(provider=spec.resources.providers[0]))
 
     def _wants(self, job: str, attempt: Attempt) -> bool:
         """Whether the VM lives, and this is its newest attempt and still open."""
-        vm = self._state_of(job).vms.get(attempt.vm)
+        vm = self.state_of(job).vms.get(attempt.vm)
         return vm is not None and vm.live and vm.attempt in (None, attempt) and not vm.id
 
     async def _boot(self, job: str, attempt: Attempt) -> BootConfig:
-        spec = self._state_of(job).spec
+        spec = self.state_of(job).spec
         assert spec is not None, "a VM is requested for a submitted job only"
         issue = partial(
-            self._tokens.issue_join,
-            self._join_secret,
+            self.tokens.issue_join,
+            self.join_secret,
             job=job,
             vm=attempt.vm,
             attempt=attempt.name,
@@ -255,10 +244,10 @@ class Renting:
         return BootConfig(
             vm=attempt.vm,
             job=job,
-            manager_url=self._manager_url(),
-            ca=self._manager_ca(),
-            join_token=await self._threads.run(CallKind.TOKENS, issue),
-            directory=str(self._vm_directory(attempt.vm)),
+            manager_url=self.manager_url(),
+            ca=self.manager_ca(),
+            join_token=await self.threads.run(CallKind.TOKENS, issue),
+            directory=str(self.vm_directory(attempt.vm)),
             num_devices=spec.resources.workers_per_node,
             device_memory_bytes=spec.resources.device_memory,
         )
@@ -270,12 +259,12 @@ class Renting:
         if command.console:
             text = await self._console(job, command.vm)
             with contextlib.suppress(Quarantined):  # then the question to the person lacks the console
-                await self._emit(job, ConsoleRead(now=self._clock(), vm=command.vm, text=text))
+                await self.emit(job, ConsoleRead(now=self.clock(), vm=command.vm, text=text))
         for name in self._providers_of(job, command.vm):
             await self._release_at(job, command, self._provider(name))
-        await self._threads.run(CallKind.TOKENS, self._tokens.revoke_vm, job, command.vm)
+        await self.threads.run(CallKind.TOKENS, self.tokens.revoke_vm, job, command.vm)
         self._asked_at.pop(command.vm, None)
-        return VmTerminated(now=self._clock(), vm=command.vm)
+        return VmTerminated(now=self.clock(), vm=command.vm)
 
     async def _console(self, job: str, vm: str) -> str:
         """The end of the VM's console output; empty if its cloud does not give it in time."""
@@ -283,7 +272,7 @@ class Renting:
             name = self._providers_of(job, vm)[0]
             call = partial(self._provider(name).console, vm, self._num_attempts(job, vm))
             async with asyncio.timeout(CONSOLE_S):
-                return last_lines(await self._threads.run(CallKind.CONSOLE, call, owner=name))
+                return last_lines(await self.threads.run(CallKind.CONSOLE, call, owner=name))
         except Exception as error:  # any error: the release must go on
             log.warning("VM %s: what it wrote cannot be read: %r", vm, error)
             return ""
@@ -293,12 +282,12 @@ class Renting:
         delay_s, settled_at = _FIRST_DELAY_S, None
         while True:
             settled = self._is_settled(job, command.vm)
-            settled_at = (settled_at or self._clock()) if settled else None
+            settled_at = (settled_at or self.clock()) if settled else None
             call = partial(provider.release, command.vm, self._num_attempts(job, command.vm))
-            gone = await self._persist(job, command, call, ProviderError, wanted=lambda: True)
+            gone = await self.persist(job, command, call, ProviderError, wanted=lambda: True)
             if gone and settled:
                 return
-            if settled_at is not None and self._clock() - settled_at > SLOW_RELEASE_S:
+            if settled_at is not None and self.clock() - settled_at > SLOW_RELEASE_S:
                 await self.not_released(
                     job, command.vm, f"not gone {SLOW_RELEASE_S:g} s after it was released"
                 )
@@ -307,35 +296,35 @@ class Renting:
 
     async def not_released(self, job: str, name: str, why: str) -> None:
         """Tell the job, once, that an ended VM is still billed."""
-        vm = self._state_of(job).leaving.get(name)
+        vm = self.state_of(job).leaving.get(name)
         if vm is not None and not vm.not_released:
             with contextlib.suppress(Quarantined):  # it is told when the job is resumed
-                await self._emit(job, ReleaseRefused(now=self._clock(), vm=name, error=why))
+                await self.emit(job, ReleaseRefused(now=self.clock(), vm=name, error=why))
 
     def _is_settled(self, job: str, name: str) -> bool:
         """Whether no attempt is open, and no VM may exist that the cloud does not list yet.
 
         For a VM whose id is known, the provider's word that it is gone is enough.
         """
-        state = self._state_of(job)
+        state = self.state_of(job)
         vm = state.vms.get(name)
         if self.requesting(name):
             return False
         return vm is None or bool(vm.id) or not self.may_appear(state, vm)
 
     def _num_attempts(self, job: str, name: str) -> int:
-        vm = self._state_of(job).vms.get(name)
+        vm = self.state_of(job).vms.get(name)
         return vm.num_attempts if vm is not None else 1
 
     def _provider(self, name: str) -> Provider:
         """The provider. Raises `ProviderError` (to be retried) if this manager does not have it."""
-        if name not in self._providers:
+        if name not in self.providers:
             raise ProviderError(f"{FILE} has no section {name}")
-        return self._providers[name]
+        return self.providers[name]
 
     def _providers_of(self, job: str, name: str) -> tuple[str, ...]:
-        state = self._state_of(job)
+        state = self.state_of(job)
         vm = state.vms.get(name)
         if vm is not None and vm.attempt is not None:
             return (vm.attempt.placement.provider,)
-        return state.spec.resources.providers if state.spec is not None else tuple(self._providers)
+        return state.spec.resources.providers if state.spec is not None else tuple(self.providers)

@@ -63,35 +63,26 @@ class ListedVms:
     trouble: str
 
 
+@dataclass(kw_only=True, eq=False)
 class ProviderWatch:
     """Repeatedly compares one provider's list with the jobs. Runs on the event loop.
 
     A provider that fails or hangs is shown as trouble of its jobs, and delays no other provider.
     """
 
-    def __init__(
-        self,
-        name: str,
-        provider: Provider,
-        *,
-        jobs: Mapping[str, Job],
-        effects: Effects,
-        threads: Threads,
-        handle: Callable[[str, Event], Awaitable[None]],
-        clock: Callable[[], float],
-        every_s: float,
-        slow_call_s: float,
-    ) -> None:
+    name: str
+    provider: Provider
+    jobs: Mapping[str, Job]
+    effects: Effects
+    threads: Threads
+    handle: Callable[[str, Event], Awaitable[None]]
+    clock: Callable[[], float]
+    every_s: float
+    slow_call_s: float
+
+    def __post_init__(self) -> None:
         self.closings = Closings()
-        self._name = name
-        self._provider = provider
-        self._jobs = jobs
-        self._effects = effects
-        self._threads = threads
-        self._handle = handle
-        self._clock = clock
-        self._pace = PollInterval(every_s)
-        self._slow_call_s = slow_call_s
+        self._pace = PollInterval(self.every_s)
         self._missing: dict[str, int] = {}
         self._expected: dict[str, int] = {}  # VMs that should be listed, unless they are gone; their attempts
         self._away: dict[str, int] = {}  # VMs without a connection that had joined; their attempts
@@ -111,31 +102,31 @@ class ProviderWatch:
 
     def _is_idle(self) -> bool:
         """Whether this is a cloud whose list was empty and from which no job has a VM."""
-        return self._name in CLOUDS and not self._is_used and not any(self._counted())
+        return self.name in CLOUDS and not self._is_used and not any(self._counted())
 
     def _counted(self) -> Iterator[Vm]:
-        for job in self._jobs.values():
-            yield from (vm for vm in job.state.counted_vms if provider_of(job.state, vm) == self._name)
+        for job in self.jobs.values():
+            yield from (vm for vm in job.state.counted_vms if provider_of(job.state, vm) == self.name)
 
     async def look(self) -> bool:
         """Get the list once and act on it; returns whether the provider throttled."""
-        states = [job.state for job in self._jobs.values()]
+        states = [job.state for job in self.jobs.values()]
         self._expected = {
             vm.vm: vm.num_attempts
             for state in states
             for vm in state.live_vms
-            if provider_of(state, vm) == self._name and not self._effects.may_appear(state, vm)
+            if provider_of(state, vm) == self.name and not self.effects.may_appear(state, vm)
         }
         self._away = {
             vm.vm: vm.num_attempts
-            for job in self._jobs.values()
+            for job in self.jobs.values()
             for vm in job.state.live_vms
-            if vm.joined and vm.vm not in job.connections and provider_of(job.state, vm) == self._name
+            if vm.joined and vm.vm not in job.connections and provider_of(job.state, vm) == self.name
         }
-        listing = self._threads.run(CallKind.LIST_VMS, self._list, owner=self._name)
+        listing = self.threads.run(CallKind.LIST_VMS, self._list, owner=self.name)
         try:
-            slow = f"no answer for {self._slow_call_s:g} s"
-            seen = await told_when_slow(listing, self._slow_call_s, lambda: self._tell_trouble(slow))
+            slow = f"no answer for {self.slow_call_s:g} s"
+            seen = await told_when_slow(listing, self.slow_call_s, lambda: self._tell_trouble(slow))
         except ProviderError as error:
             log.warning("cannot list VMs: %s", error)
             self._tell_trouble(str(error))
@@ -159,7 +150,7 @@ class ProviderWatch:
         """
         away: dict[str, int] = {}
         for name, job in closed.items():
-            runtime = self._jobs.get(job)
+            runtime = self.jobs.get(job)
             if runtime is None or name in runtime.connections or name not in runtime.state.vms.live:
                 continue
             away[name] = runtime.state.vms.live[name].num_attempts
@@ -169,7 +160,7 @@ class ProviderWatch:
             self._pace.answered(throttled=await self.look())
             return
         try:
-            found = await self._threads.run(CallKind.LIST_VMS, self._looks, away, owner=self._name)
+            found = await self.threads.run(CallKind.LIST_VMS, self._looks, away, owner=self.name)
         except ProviderError as error:
             log.warning("cannot look at VMs whose connections closed: %s", error)
             if isinstance(error, Throttled):
@@ -178,30 +169,30 @@ class ProviderWatch:
         await self._tell_ended(statuses(found), away)
 
     def _looks(self, vms: Mapping[str, int]) -> list[Resource]:
-        return [found for vm, attempts in vms.items() for found in self._provider.look(vm, attempts)]
+        return [found for vm, attempts in vms.items() for found in self.provider.look(vm, attempts)]
 
     def _list(self) -> ListedVms:
         """Get the list. VMs that it lacks are asked for by name, since clouds' lists lag; so are some VMs
         without a connection, if the list does not tell whether they have shut themselves down."""
         trouble = ""
         try:
-            listed = list(self._provider.list())
+            listed = list(self.provider.list())
         except Partial as error:
             listed, trouble = list(error.found), str(error)
         unknown = set[str]()
         lacking = self._expected.keys() - {resource.vm for resource in listed}
-        for vm in lacking if self._name in CLOUDS else ():
+        for vm in lacking if self.name in CLOUDS else ():
             if len(unknown) >= _MOST_FAILURES:
                 unknown.add(vm)
                 continue
             try:
-                listed += self._provider.look(vm, self._expected[vm])
+                listed += self.provider.look(vm, self._expected[vm])
             except ProviderError:
                 if not trouble:
                     raise
                 unknown.add(vm)  # it may be where the provider could not ask
         for vm in self._next_away({one.vm for one in listed if not one.shows_power}):
-            found = self._provider.look(vm, self._away[vm])
+            found = self.provider.look(vm, self._away[vm])
             listed = [one for one in listed if one.vm != vm] + list(found)
         return ListedVms(listed, unknown, trouble)
 
@@ -216,9 +207,9 @@ class ProviderWatch:
         """Tell jobs which of their VMs are gone; release unwanted resources. `unknown`: VMs of unknown
         status."""
         present, attempts = statuses(resources), newest_attempts(resources)
-        live = {vm.vm for job in self._jobs.values() for vm in job.state.live_vms}
+        live = {vm.vm for job in self.jobs.values() for vm in job.state.live_vms}
         await self._tell_ended(present, live.difference(unknown) if unknown else None)
-        for vm in unwanted(self._jobs.values(), self._effects, present):
+        for vm in unwanted(self.jobs.values(), self.effects, present):
             if vm not in self._releasing:
                 log.warning("VM %s belongs to no running job: releasing it", vm)
                 task = asyncio.create_task(self._release(vm, attempts[vm]))
@@ -227,38 +218,36 @@ class ProviderWatch:
 
     async def _tell_ended(self, present: Mapping[str, ResourceStatus], among: Collection[str] | None) -> None:
         """Tell jobs which of their VMs are gone or going; `among` these, or all."""
-        now, jobs = self._clock(), list(self._jobs.values())
+        now, jobs = self.clock(), list(self.jobs.values())
         events: dict[str, list[VmTerminated | VmEndingSeen]] = {}
         states = [job.state for job in jobs]
-        for job, vms in vanished(states, self._effects, self._name, present, self._missing, among).items():
+        for job, vms in vanished(states, self.effects, self.name, present, self._missing, among).items():
             events.setdefault(job, []).extend(VmTerminated(now=now, vm=vm) for vm in vms)
-        for job, vms in ending(jobs, self._name, present).items():
+        for job, vms in ending(jobs, self.name, present).items():
             events.setdefault(job, []).extend(VmEndingSeen(now=now, vm=vm) for vm in vms)
         for job, told in events.items():
             with contextlib.suppress(Quarantined):  # the next list repeats it
-                await self._handle(job, Batch(now=now, events=tuple(told)))
+                await self.handle(job, Batch(now=now, events=tuple(told)))
 
     async def _release(self, vm: str, attempts: int) -> None:
         try:
-            await self._threads.run(
-                CallKind.RELEASE_VM, self._provider.release, vm, attempts, owner=self._name
-            )
+            await self.threads.run(CallKind.RELEASE_VM, self.provider.release, vm, attempts, owner=self.name)
         except Exception as error:  # whatever it is: the next list has the VM again
             log.warning("cannot release VM %s: %r; trying again", vm, error)
 
     def _concerned(self) -> Iterable[str]:
-        for job, runtime in self._jobs.items():
+        for job, runtime in self.jobs.items():
             spec = runtime.state.spec
-            if runtime.active and spec is not None and self._name in spec.resources.providers:
+            if runtime.active and spec is not None and self.name in spec.resources.providers:
                 yield job
 
     def _tell_trouble(self, what: str) -> None:
         for job in self._concerned():
-            self._effects.trouble.setdefault(job, {})[f"list/{self._name}"] = f"list_vms: {what}"
+            self.effects.trouble.setdefault(job, {})[f"list/{self.name}"] = f"list_vms: {what}"
 
     def _clear_trouble(self) -> None:
-        for trouble in self._effects.trouble.values():
-            trouble.pop(f"list/{self._name}", None)
+        for trouble in self.effects.trouble.values():
+            trouble.pop(f"list/{self.name}", None)
 
 
 def vanished(

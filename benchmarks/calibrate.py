@@ -1,6 +1,7 @@
 """Measures a model, cut as it is, on this machine: times and sizes of each section (Varuna §4.3).
 
-For one m and one worker. What a job does, for several m and with several workers, is in `measuring`.
+For one m and one worker. What a job does, for several m and with several workers, is in
+`worker.profiling.profiling`.
 """
 
 from __future__ import annotations
@@ -8,13 +9,12 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 import torch
-
-from ...model.partition.partition import Sections
-from ...model.training import Training
-from ...simulator.calibration.data import Calibration, Link
-from .section import LEAST_REPEATS, Conditions, measure_section
-from .subject import batch_of, layout_of
-from .wires import loopback
+from makara.model.partition.partition import Sections
+from makara.model.training import Training
+from makara.simulator import Calibration, Link
+from makara.worker.profiling.section import LEAST_REPEATS, Conditions, measure_section
+from makara.worker.profiling.subject import batch_of, layout_of
+from makara.worker.profiling.wires import loopback
 
 _SECTION_S = 1.0
 
