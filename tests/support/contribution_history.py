@@ -69,7 +69,7 @@ class Worker:
         )
 
     def apply(self, record: CommitProof) -> None:
-        self.applied, self.branch, self.record, self.reduced = record.step, record.generation, record, None
+        self.applied, self.branch, self.record, self.reduced = record.num_steps, record.generation, record, None
 
     def forget(self) -> None:
         self.applied = self.record = self.reduced = None
@@ -226,7 +226,7 @@ class History:
                 yield None
         worker.applied, worker.branch, worker.agreed_in = step, branch, order.number
         worker.sections |= set(order.sections(rank))
-        if worker.record is not None and worker.record.step != step:
+        if worker.record is not None and worker.record.num_steps != step:
             worker.record = None
         worker.reduced = None
         board.post("ready", rank, (flight, step, branch))
@@ -299,7 +299,7 @@ class History:
                     return
                 continue
             self._check(of, totals)
-            worker.apply(CommitProof(of.step + 1, of.attempt, trainers, order.number))
+            worker.apply(CommitProof(of.step + 1, of.attempt, order.number))
             self.committed = max(self.committed, of.step + 1)
             yield None
             if self.chance.random() < 0.1:
