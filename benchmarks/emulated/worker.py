@@ -258,6 +258,17 @@ class Recorded(RangeRuntime):
         self._note(Kind.BACKWARD, micro_batch, start, began)
         return gradients
 
+    def input_gradients(self, micro_batch: int, start: int, *arguments: Any) -> Any:
+        began = time.monotonic()
+        gradients = super().input_gradients(micro_batch, start, *arguments)
+        self._note(Kind.INPUT, micro_batch, start, began)
+        return gradients
+
+    def weight_gradients(self, micro_batch: int, start: int, *arguments: Any) -> None:
+        began = time.monotonic()
+        super().weight_gradients(micro_batch, start, *arguments)
+        self._note(Kind.WEIGHT, micro_batch, start, began)
+
     def _note(self, kind: Kind, micro_batch: int, start: int, began: float) -> None:
         if self.ran is not None:
             self.ran.append(Ran(Operation(start, kind, micro_batch), began, time.monotonic()))

@@ -26,7 +26,13 @@ FROZEN = (
     ("vit", "all but a bias"),
     ("resnet", "beginning"),
 )
-SHAPES = (Shape(1, 1), Shape(2, 1), Shape(2, 2, recompute=True), Shape(3, 2))
+SHAPES = (
+    Shape(1, 1),
+    Shape(2, 1, halves=True),
+    Shape(2, 2, recompute=True),
+    Shape(3, 2),
+    Shape(3, 2, halves=True, window=2),
+)
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,12 @@ class Worker:
         )
 
     def apply(self, record: CommitProof) -> None:
-        self.applied, self.branch, self.record, self.reduced = record.num_steps, record.generation, record, None
+        self.applied, self.branch, self.record, self.reduced = (
+            record.num_steps,
+            record.generation,
+            record,
+            None,
+        )
 
     def forget(self) -> None:
         self.applied = self.record = self.reduced = None

@@ -106,6 +106,7 @@ def plan_of(shape: Shape, chain: Sections, num_micro_batches: int) -> Plan:
         schedule=Schedule(shape.schedule),
         window=shape.window,
         recompute=shape.recompute,
+        halves=shape.halves,
         generation=1,
         frozen=chain.frozen if shape.told else 0,
     )

@@ -33,6 +33,7 @@ class Shape:
     stages: int
     replicas: int
     recompute: bool = False
+    halves: bool = False
     schedule: str = "varuna"
     uneven: bool = False
     window: int | None = None
@@ -40,6 +41,7 @@ class Shape:
 
     def __str__(self) -> str:
         said = [self.schedule] * (self.schedule != "varuna") + ["recompute"] * self.recompute
+        said += ["halves"] * self.halves
         said += ["uneven"] * self.uneven + [f"window{self.window}"] * (self.window is not None)
         said += ["untold"] * (not self.told)
         return "-".join([f"{self.stages}x{self.replicas}", *said])

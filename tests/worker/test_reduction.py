@@ -54,8 +54,8 @@ def run(sums: Reduction, task: Operation) -> None:
     for section in reversed(range(SECTIONS)):
         names = [f"w{section}", *(["tied"] if section != 1 else [])]
         for name in names:
-            sums.gradient(section, name, torch.ones(2))
-        sums.section_done(section)
+            sums.gradient(task.micro_batch, section, name, torch.ones(2))
+        sums.section_done(task.micro_batch, section)
 
 
 def flush(courier: BlockingThread) -> None:
@@ -76,13 +76,14 @@ def test_a_sum_begins_with_the_last_backward_of_its_sections_after_the_tally() -
             run(sums, task)
             flush(courier)
             assert seen == (["tally"] if not forwards_left else [])
+        last = order[-1].micro_batch
         began = {2: ["tally", "w2"], 1: ["tally", "w2", "w1"], 0: ["tally", "w2", "w1", "tied", "w0"]}
         for section in (2, 1, 0):  # the last backward
             assert seen == began.get(section + 1, ["tally"])
-            sums.gradient(section, f"w{section}", torch.ones(2))
+            sums.gradient(last, section, f"w{section}", torch.ones(2))
             if section != 1:
-                sums.gradient(section, "tied", torch.ones(2))
-            sums.section_done(section)
+                sums.gradient(last, section, "tied", torch.ones(2))
+            sums.section_done(last, section)
             flush(courier)
         assert seen == began[0]
         step = sums.finish(lambda call: None)

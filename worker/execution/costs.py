@@ -175,6 +175,20 @@ class _Resting:
     ) -> dict[str, Tensor]:
         return self._rest(Operation(start, Kind.BACKWARD, micro_batch))
 
+    def input_gradients(
+        self, micro_batch: int, start: int, gradients: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        return self._rest(Operation(start, Kind.INPUT, micro_batch))
+
+    def weight_gradients(
+        self,
+        micro_batch: int,
+        start: int,
+        accumulate: Accumulate,
+        section_done: Callable[[int], None] | None = None,
+    ) -> None:
+        self._rest(Operation(start, Kind.WEIGHT, micro_batch))
+
     def _rest(self, operation: Operation) -> dict[str, Tensor]:
         began = time.monotonic()
         time.sleep(_REST_S)

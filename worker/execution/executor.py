@@ -6,6 +6,7 @@ import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor
@@ -28,11 +29,11 @@ class Sink:
     def forwarded(self, micro_batch: int, output: RangeOutput) -> None:
         """Called after each forward."""
 
-    def gradient(self, section: int, name: str, gradient: Tensor) -> None:
+    def gradient(self, micro_batch: int, section: int, name: str, gradient: Tensor) -> None:
         """Called with one micro-batch's gradient of a parameter."""
 
-    def section_done(self, section: int) -> None:
-        """Called after the gradients of each section in each backward."""
+    def section_done(self, micro_batch: int, section: int) -> None:
+        """Called after the gradients of each section in each backward, or W."""
 
 
 class Passes(Protocol):
@@ -61,6 +62,16 @@ class Passes(Protocol):
         accumulate: Accumulate,
         section_done: Callable[[int], None] | None = None,
     ) -> Tensors: ...
+
+    def input_gradients(self, micro_batch: int, start: int, gradients: Mapping[str, Tensor]) -> Tensors: ...
+
+    def weight_gradients(
+        self,
+        micro_batch: int,
+        start: int,
+        accumulate: Accumulate,
+        section_done: Callable[[int], None] | None = None,
+    ) -> None: ...
 
 
 @dataclass
@@ -154,9 +165,15 @@ class Executor:
         if operation.kind is Kind.RECOMPUTE:
             runtime.recompute(micro_batch, task.start)
             return {}
+        if operation.kind in (Kind.BACKWARD, Kind.INPUT):
+            gradients = self._inputs.pop(operation._replace(kind=Kind.BACKWARD), {})
+            if operation.kind is Kind.INPUT:
+                return runtime.input_gradients(micro_batch, task.start, gradients)
+            return runtime.backward(micro_batch, task.start, gradients, *_callbacks(sink, micro_batch))
+        if operation.kind is Kind.WEIGHT:
+            runtime.weight_gradients(micro_batch, task.start, *_callbacks(sink, micro_batch))
+            return {}
         tensors = self._inputs.pop(operation, {})
-        if operation.kind is Kind.BACKWARD:
-            return runtime.backward(micro_batch, task.start, tensors, sink.gradient, sink.section_done)
         batch: Sample = self._feed.take(micro_batch) if task.needs_batch else {}
         output = runtime.forward(step, micro_batch, task.start, task.stop, tensors, batch, task.keeps)
         sink.forwarded(micro_batch, output)
@@ -173,6 +190,10 @@ class Executor:
             consumer=None if target is None else target[1],
             is_local=target is not None and target[0] == rank,
         )
+
+
+def _callbacks(sink: Sink, micro_batch: int) -> tuple[Accumulate, Callable[[int], None]]:
+    return partial(sink.gradient, micro_batch), partial(sink.section_done, micro_batch)
 
 
 def batches_of(plan: Plan, order: Sequence[Operation], runtime: Passes) -> list[int]:

@@ -116,11 +116,11 @@ class Reduction(Sink):
         if not self._forwards_left:
             self._advance()
 
-    def gradient(self, section: int, name: str, gradient: Tensor) -> None:
+    def gradient(self, micro_batch: int, section: int, name: str, gradient: Tensor) -> None:
         """Add one micro-batch's gradient of a parameter."""
         self._sum_of[name].add(name, gradient)
 
-    def section_done(self, section: int) -> None:
+    def section_done(self, micro_batch: int, section: int) -> None:
         """Note that a backward of `section` has added all its gradients."""
         left = self._backwards_left[section] = self._backwards_left[section] - 1
         if not left:
@@ -200,6 +200,6 @@ def _backwards_of_sections(plan: Plan, order: Sequence[Operation]) -> Counter[in
     """{section: number of its backwards that the worker runs in a step}."""
     count: Counter[int] = Counter()
     for task in order:
-        if task.kind is Kind.BACKWARD:
+        if task.kind in (Kind.BACKWARD, Kind.WEIGHT):
             count.update(plan.path_of(task.micro_batch).hops[task.stage].range.sections)
     return count

@@ -151,4 +151,6 @@ class Stepper:
 
 def mean_seconds(work: Work) -> tuple[float | None, float | None]:
     """(forward, backward) mean seconds of a micro-batch on this worker, to detect slow machines."""
-    return work.mean_s(Kind.FORWARD), work.mean_s(Kind.BACKWARD)
+    count = work.counts[Kind.BACKWARD] + work.counts[Kind.INPUT]
+    spent_s = sum(work.seconds[kind] for kind in (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT))
+    return work.mean_s(Kind.FORWARD), spent_s / count if count else None
