@@ -264,8 +264,9 @@ def _trainer(
 ) -> None:
     """`fault` "loses-commit-3": the all-reduce of step 3 happens, but on this worker it never returns.
     "never-collects": Python does not look for reference cycles. "tells-attempts": it writes down the number
-    of each attempt at a step, see `Fleet.attempts`. "blocks-data-FILE": samples of `models:blocking_data` do
-    not come while the file exists."""
+    of each attempt at a step, see `Fleet.attempts`. "adds-2-times-in-5": at the first attempt of step 5 a
+    backward's gradients are added twice, or "adds-0-times-in-5" never. "blocks-data-FILE": samples of
+    `models:blocking_data` do not come while the file exists."""
     from makara.worker.trainer import trainer
 
     if namespace is not None:
@@ -280,6 +281,9 @@ def _trainer(
         _tell_attempts(Path(log).with_name(f"{worker}.attempts"))
     elif fault is not None and fault.startswith("blocks-data-"):
         os.environ["BLOCK_DATA"] = fault.removeprefix("blocks-data-")
+    elif fault is not None and fault.startswith("adds-"):
+        times, step = fault.removeprefix("adds-").split("-times-in-")
+        _add(int(times), int(step))
     elif fault is not None:
         _lose_commit(int(fault.removeprefix("loses-commit-")), Path(log).with_name(f"{worker}.lost"))
     trainer.run(connection, worker, 1, BUNDLE, address)
@@ -305,6 +309,42 @@ def _tell_attempts(path: Path) -> None:
         return original(self, reduced, *args)
 
     Stepper._commit = commit
+
+
+def _add(times: int, step: int) -> None:
+    """Has the first backward of `step` added so many times."""
+    from makara.worker.execution.reduction import Reduction
+    from makara.worker.execution.stepper import Stepper
+
+    run, gradient, done = Stepper.step, Reduction.gradient, Reduction.section_done
+    planted: tuple[int, int] | None = None  # its micro-batch and first section
+    is_near = False
+
+    def steps(self: Stepper, *args: Any) -> Any:
+        nonlocal is_near
+        is_near = is_near or self._state.applied == step
+        return run(self, *args)
+
+    def added(self: Reduction, micro_batch: int, section: int, name: str, value: Any) -> None:
+        nonlocal planted
+        if is_near and planted is None:
+            planted = micro_batch, section
+            self.is_planted = True
+        is_it = planted == (micro_batch, section) and getattr(self, "is_planted", False)
+        for _ in range(times if is_it else 1):
+            gradient(self, micro_batch, section, name, value)
+
+    def noted(self: Reduction, micro_batch: int, section: int) -> None:
+        is_it = planted == (micro_batch, section) and getattr(self, "is_planted", False)
+        before = list(self.tallies)
+        done(self, micro_batch, section)
+        if is_it:
+            self.is_planted = False
+            self.tallies = [
+                (old + times * (new - old)) % 2**64 for old, new in zip(before, self.tallies, strict=True)
+            ]
+
+    Stepper.step, Reduction.gradient, Reduction.section_done = steps, added, noted
 
 
 def _lose_commit(step: int, marker: Path) -> None:

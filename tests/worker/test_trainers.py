@@ -250,6 +250,22 @@ def test_a_scale_survives_a_gradient_of_zeros_and_goes_to_peers_and_into_checkpo
         run.fleet.close()
 
 
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_contribution_that_is_in_the_sums_twice_or_not_at_all_is_noticed(
+    tmp_path: Path, times: int
+) -> None:
+    run = Run(tmp_path)
+    try:
+        run.fleet.start("a", fault=f"adds-{times}-times-in-5")
+        run.fleet.start("b", fault="tells-attempts")
+        run.fleet.form(run.plan(1, [4]), ["a", "b"])
+        assert_same(run.finish("a", "b"), reference("models:tied_gpt", "exact")[1])
+        attempts = [(0, 0), (0, 1), *((step, 0) for step in range(1, STEPS)), (5, 1)]
+        assert run.fleet.attempts() == sorted(attempts)
+    finally:
+        run.fleet.close()
+
+
 def test_a_corrupt_checkpoint_is_passed_over_by_all_for_the_next_older(tmp_path: Path) -> None:
     run = Run(tmp_path, checkpoint_interval_steps=2)
     try:

@@ -5,8 +5,9 @@ holds its reduced gradients of the step, so whoever holds a record knows that ev
 changes weights before. Each entry is contributed by one rank (the others add zero) or is a small integer, so
 the sum is exact in any order.
 
-Layout, for G ranks and Q parameters of the model: `[voters] + G x [step, attempt, prepared, flags] + Q x
-[norm]`.
+Layout, for G ranks, Q parameters and B buckets of the model: `[voters] + G x [step, attempt, prepared, flags]
++ Q x [norm] + B x [a bucket's tally in four parts]`. A tally says which contributions are in a rank's part of
+a sum (`pipeline.contributions`); the sum over ranks shows whether each is in it exactly once.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ...morphing.recovery import CommitProof
+from ...pipeline.contributions import WORD
 
 ANY_GENERATION = 1 << 52  # the vote of a rank that is not in the next generation; exact as a float64
 _SLOTS = 4
+_PARTS, _PART_BITS = 4, 16  # of a tally: sums over 2^37 ranks of such a part are exact as float64
 
 
 class Flag(IntFlag):
@@ -31,6 +34,7 @@ class Flag(IntFlag):
     SAVE = 2  # a checkpoint is due after this step
     HOLD = 4  # publish a checkpoint after this step and stop
     BUSY = 8  # its last snapshot is still being stored: there is no room for another
+    MISCOUNT = 16  # no vote: some contribution is in the sums twice, or not at all; redo the step
 
 
 class InvalidCommit(RuntimeError):
@@ -49,6 +53,7 @@ class Vote:
     norms: Mapping[
         int, float
     ]  # {index of the parameter in the model: norm}, for parameters whose norms this rank contributes
+    tallies: Sequence[int]  # of its part of each bucket's sum; 0 for those that it does not host
 
     def vector(self, num_ranks: int, num_parameters: int) -> list[float]:
         values = [0.0] * (1 + _SLOTS * num_ranks + num_parameters)
@@ -62,7 +67,19 @@ class Vote:
         ]
         for index, norm in self.norms.items():
             values[1 + _SLOTS * num_ranks + index] = norm
+        mask = (1 << _PART_BITS) - 1
+        for tally in self.tallies:
+            values += [float(tally >> _PART_BITS * part & mask) for part in range(_PARTS)]
         return values
+
+
+def tallies_of(vector: Sequence[float], num_buckets: int) -> list[int]:
+    """The tally of each bucket's sum over all ranks, from the summed vector."""
+    parts = [int(part) for part in vector[len(vector) - _PARTS * num_buckets :]]
+    return [
+        sum(part << _PART_BITS * place for place, part in enumerate(parts[first : first + _PARTS])) & WORD
+        for first in range(0, len(parts), _PARTS)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +95,9 @@ class CommitRecord:
     norms: tuple[float, ...]  # one per parameter of the model, in its order
 
     @classmethod
-    def from_vector(cls, generation: int, num_ranks: int, vector: Sequence[float]) -> CommitRecord:
+    def from_vector(
+        cls, generation: int, num_ranks: int, num_parameters: int, vector: Sequence[float]
+    ) -> CommitRecord:
         """Parse the summed vector. Raises `InvalidCommit` if a vote is missing or ranks disagree."""
         slots = [vector[1 + _SLOTS * rank : 1 + _SLOTS * (rank + 1)] for rank in range(num_ranks)]
         steps = {(int(slot[0]), int(slot[1])) for slot in slots}
@@ -97,7 +116,7 @@ class CommitRecord:
             voters=num_ranks,
             prepared=min(int(slot[2]) for slot in slots),
             flags=flags,
-            norms=tuple(vector[1 + _SLOTS * num_ranks :]),
+            norms=tuple(vector[1 + _SLOTS * num_ranks :][:num_parameters]),
         )
 
     @property

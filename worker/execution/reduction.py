@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...model.partition.partition import Sections
+from ...pipeline.contributions import WORD, pair_hash
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
 from ..sections.buffer_updates import RunningSum
@@ -84,6 +85,9 @@ class Reduction(Sink):
             for bucket in buckets
             if session.rank in bucket.hosts
         ]
+        self.tallies = [0] * len(buckets)
+        """Of this worker's part of each bucket, see `pipeline.contributions`."""
+        self._places = _places(buckets, [part.bucket for part in self.parts])
         self._sum_of = {name: part.gradients for part in self.parts for name in part.gradients.names}
         self._running = [part.running for part in self.parts if part.bucket.buffers]
         self._num_forwards = sum(task.kind is Kind.FORWARD for task in order)
@@ -99,6 +103,7 @@ class Reduction(Sink):
         for part in self.parts:
             part.gradients.reset(scales)
             part.running.reset()
+        self.tallies = [0] * len(self.tallies)
         self._pieces.clear()
         self.close()
         self._forwards_left = self._num_forwards
@@ -122,6 +127,8 @@ class Reduction(Sink):
 
     def section_done(self, micro_batch: int, section: int) -> None:
         """Note that a backward of `section` has added all its gradients."""
+        for place in self._places.get(section, ()):
+            self.tallies[place] = (self.tallies[place] + pair_hash(micro_batch, section)) & WORD
         left = self._backwards_left[section] = self._backwards_left[section] - 1
         if not left:
             self._advance()
@@ -194,6 +201,15 @@ class _StagedAllReduce:
 
     def max(self, tensor: Tensor) -> None:
         self._stager.reduce(tensor, self._group.max)
+
+
+def _places(buckets: Sequence[Bucket], own: Sequence[Bucket]) -> dict[int, list[int]]:
+    """{section: the places among all buckets of those of this worker that have a part from it}."""
+    places: dict[int, list[int]] = {}
+    for place, bucket in enumerate(buckets):
+        for section in bucket.sections if bucket in own else ():
+            places.setdefault(section, []).append(place)
+    return places
 
 
 def _backwards_of_sections(plan: Plan, order: Sequence[Operation]) -> Counter[int]:

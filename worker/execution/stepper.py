@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
 from ...model.data import Batches
 from ...model.partition.partition import CutTensor
+from ...pipeline.contributions import whole_tally
 from ...pipeline.operations import Kind
 from ...pipeline.schedules import orders
 from ...pipeline.traffic import Message, messages
@@ -18,7 +20,7 @@ from ...protocol.messages import At
 from ..sections.grad_check import is_usable
 from .blocking import Future
 from .buckets import Bucket
-from .commit import CommitRecord, Flag, Vote
+from .commit import CommitRecord, Flag, Vote, tallies_of
 from .executor import Executor, Work, batches_of
 from .gloo import ProcessGroup
 from .p2p_channels import P2PChannels, values_of
@@ -26,6 +28,8 @@ from .prefetch import SOON_S, Prefetcher
 from .reduction import Reduction, StepTotals
 from .session import Session
 from .state import AppliedStep, ModelState, Reduced
+
+log = logging.getLogger("makara.stepper")
 
 CommitRequest = Callable[[], tuple[int, Flag]]
 """Called at the end of a step; gives this worker's (newest generation that it may switch to, flags)."""
@@ -64,6 +68,7 @@ class Stepper:
         def values(message: Message) -> tuple[CutTensor, ...]:
             return values_of(plan, chain, message)
 
+        self._whole_tallies = [whole_tally(bucket.sections, plan.num_micro_batches) for bucket in buckets]
         self._reduction = Reduction(session, chain, buckets, order, numerics, device)
         traffic = messages(plan, all_orders)[rank]
         self._lanes = P2PChannels(traffic, values, session.channels, session.interrupt, device)
@@ -75,8 +80,9 @@ class Stepper:
         """Take the next step; it is committed and applied on return.
 
         If any rank votes for overflow of the fixed point, all ranks redo the step with other scales. With
-        fp16 a non-finite gradient is committed too, and all ranks skip the update. Raises `NonFiniteGradient`
-        without loss scaling, and `Interrupted` before the commit is known, never after.
+        fp16 a non-finite gradient is committed too, and all ranks skip the update. If the sums do not hold
+        each contribution exactly once, all redo the step. Raises `NonFiniteGradient` without loss scaling,
+        and `Interrupted` before the commit is known, never after.
         """
         began = time.monotonic()
         step = self._state.applied
@@ -94,11 +100,12 @@ class Stepper:
                 totals = self._reduction.finish(self._use_idle)
             self._state.reduced = reduced = self._reduced(step, attempt, totals, began)
             record = self._commit(reduced, totals, ballot)
-            usable = is_usable(step, self._names, record.norms, loss_scale)
-            if not usable or not record.flags & Flag.OVERFLOW:
-                break
+            if not record.flags & Flag.MISCOUNT:
+                usable = is_usable(step, self._names, record.norms, loss_scale)
+                if not usable or not record.flags & Flag.OVERFLOW:
+                    break
+                scales = reduced.scales
             self._state.reduced = None
-            scales = reduced.scales
             attempt += 1
         return StepResult(record, self._state.apply(record), work)
 
@@ -139,14 +146,20 @@ class Stepper:
             if total.bucket.norm_rank == rank
             for name, norm in total.gradients.norms().items()
         }
-        vote = Vote(rank, reduced.step, reduced.attempt, prepared, flags, norms)
+        tallies = self._reduction.tallies
+        vote = Vote(rank, reduced.step, reduced.attempt, prepared, flags, norms, tallies)
         vector = torch.tensor(vote.vector(plan.num_workers, len(self._names)), dtype=torch.float64)
         outcome = self._session.courier.start(lambda: self._everyone.sum(vector))
         with self._progress.being(At.SUMS):
             self._use_idle(outcome)
             self._session.courier.result(outcome)
         self._progress.operations += 1
-        return CommitRecord.from_vector(self._session.number, plan.num_workers, vector.tolist())
+        summed: list[float] = vector.tolist()
+        record = CommitRecord.from_vector(self._session.number, plan.num_workers, len(self._names), summed)
+        if tallies_of(summed, len(tallies)) != self._whole_tallies:
+            log.error("step %d: the sums are not of each contribution once; the step is redone", reduced.step)
+            return replace(record, flags=record.flags | Flag.MISCOUNT)
+        return record
 
 
 def mean_seconds(work: Work) -> tuple[float | None, float | None]:
