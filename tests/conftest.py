@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,12 @@ from s3_server import S3Server
 
 settings.register_profile("makara", deadline=None)  # no test asserts on wall-clock time
 settings.load_profile("makara")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: nobody has to look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass(frozen=True)

@@ -258,11 +258,9 @@ def test_nothing_is_replaced_after_the_model_is_built(stored: tuple[Path, dict[s
         assert torch.equal(held["0.0.weight"], state["0.0.weight"])
 
 
-MADE_ON_IMPORT = nn.Linear(4, 4)
-
-
 def test_parameters_that_were_there_before_the_model_was_built_are_refused() -> None:
     """Found: their values, which each process draws anew, were taken for read from a file."""
+    made_before = nn.Linear(4, 4)
     with pytest.raises(UntraceableModel, match=r"0\.weight was there before Training\.model"):
-        record(lambda: nn.Sequential(MADE_ON_IMPORT, nn.Linear(4, 4)), seed=0)
-    assert type(MADE_ON_IMPORT.weight.data) is Tensor  # and they stay as they were
+        record(lambda: nn.Sequential(made_before, nn.Linear(4, 4)), seed=0)
+    assert type(made_before.weight.data) is Tensor  # and they stay as they were

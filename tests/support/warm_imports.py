@@ -1,6 +1,8 @@
 """What the fork server of `Fleet` and `Forked` imports: all that is heavy, and one trace, which loads
 torch.export."""
 
+import gc
+
 import makara.manager.cli.machines.join
 import makara.manager.cli.main
 import makara.manager.server
@@ -11,3 +13,4 @@ from models import untied_mlp
 
 torch.set_num_threads(1)
 trace(untied_mlp(), 1)
+gc.freeze()  # as `makara.worker.start` does
