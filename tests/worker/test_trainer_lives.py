@@ -56,8 +56,8 @@ class Holdings:
     def stay(self) -> None:
         """What one generation leaves is closed by the next; its threads may take a moment to end.
 
-        A generation has 11 files and a thread. Up to 13 files and 2 threads open once in a trainer's life, at times
-        as late as in the tenth generation.
+        A generation has 11 files and a thread. Up to 13 files and 2 threads open once in a trainer's life, at
+        times as late as in the tenth generation.
         """
         if len(self._found) < 2:
             self._found.append(self._now())
