@@ -22,6 +22,7 @@ from makara.protocol.messages import GenerationOrder, Member
 from makara.worker.execution.buckets import buckets
 from makara.worker.execution.commit import Flag
 from makara.worker.execution.gloo import Listener
+from makara.worker.execution.partial_sums import PartialSums
 from makara.worker.execution.session import Session
 from makara.worker.execution.state import ModelState
 from makara.worker.execution.stepper import Stepper
@@ -100,7 +101,8 @@ class Ours:
             endpoint=shared[0],
         )
         job = training(setting.num_blocks, setting.width, setting.block_s, setting.samples)
-        state = ModelState(RangeRuntime(chain, job, SEED), None)
+        sums = PartialSums(chain, plan.num_micro_batches, "fast")
+        state = ModelState(RangeRuntime(chain, job, SEED), None, sums)
         for index in plan.ranges[rank].sections:
             state.runtime.host(index)
         state.applied = 0
@@ -109,7 +111,7 @@ class Ours:
         session.rendezvous()
         session.open_groups(parts)
         batches = Batches(job.dataset(), SEED, setting.samples, setting.microbatch_size)
-        self._stepper = Stepper(session, state, batches, parts, "fast", torch.device("cpu"))
+        self._stepper = Stepper(session, state, batches, parts, torch.device("cpu"))
         self.loss = float("nan")
 
     def step(self) -> None:

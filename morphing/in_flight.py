@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..pipeline.contributions import Pairs
 
@@ -26,6 +27,35 @@ class Parcel:
     scales: str
     """A hash of the scales of the bucket's fixed point and of the loss scale."""
     pairs: Pairs
+
+
+def parcels_to_json(parcels: Sequence[Parcel]) -> dict[str, Any]:
+    """As a JSON value, in which each distinct set of micro-batches stands once."""
+    rows = list(dict.fromkeys(bits for parcel in parcels for bits in parcel.pairs.micro_batches))
+    places = {bits: place for place, bits in enumerate(rows)}
+    return {
+        "rows": [f"{bits:x}" for bits in rows],
+        "parcels": [
+            [
+                parcel.step,
+                parcel.branch,
+                parcel.attempt,
+                parcel.scales,
+                parcel.pairs.sections,
+                [places[bits] for bits in parcel.pairs.micro_batches],
+            ]
+            for parcel in parcels
+        ],
+    }
+
+
+def parcels_from_json(value: Mapping[str, Any]) -> list[Parcel]:
+    """The parcels that `parcels_to_json` wrote."""
+    rows = [int(bits, 16) for bits in value["rows"]]
+    return [
+        Parcel(step, branch, attempt, scales, Pairs(tuple(sections), tuple(rows[place] for place in places)))
+        for step, branch, attempt, scales, sections, places in value["parcels"]
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +126,19 @@ def continue_step(
             kept.append(KeptParcel(member, number, destination, parcel.pairs))
     attempt = current[0][2].attempt if current else 0
     return StepInFlight(attempt, tuple(kept), missing)
+
+
+def bringers(shown: Sequence[Iterable[int]], num_workers: int) -> dict[int, tuple[int, int]]:
+    """{micro-batch whose piece of the loss is known: (a member that has it, the one that contributes it)}.
+
+    `shown`: the micro-batches whose pieces each member has; the first `num_workers` members train. The lowest
+    member that has a piece contributes it; instead of one that does not train, rank 0.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    for member, micro_batches in enumerate(shown):
+        for micro_batch in micro_batches:
+            found.setdefault(micro_batch, (member, member if member < num_workers else 0))
+    return found
 
 
 def _is_of(parcel: Parcel, step: int, branch: int) -> bool:

@@ -119,13 +119,14 @@ def lay_out(
     for path in component.paths:
         visited: set[int] = set()
         for stage, taken in enumerate(path.hops):
+            is_frozen = component.is_frozen(path, taken)
             hop = hop_type(
                 worker=index_of[taken.worker],
                 before=len(hops) - 1 if stage else NONE,
                 after=len(hops) + 1 if stage + 1 < len(path.hops) else NONE,
                 enters=int(taken.worker not in visited),
-                is_frozen=int(taken.range.stop <= component.frozen),
-                is_split=int(component.has_halves and taken.range.stop > component.frozen),
+                is_frozen=int(is_frozen),
+                is_split=int(component.has_halves and not is_frozen),
                 num_turns=len(path.micro_batches),
                 first_turn=first_turn,
             )

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from .plan import Path, Plan
+from .plan import Hop, Path, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,12 @@ class Component:
         if len(self.paths) != 1:
             return None
         path = self.paths[0]
-        num_frozen = sum(hop.range.stop <= self.frozen for hop in path.hops) if self.frozen else 0
+        num_frozen = sum(self.is_frozen(path, hop) for hop in path.hops)
         return self.visits, len(path.micro_batches), num_frozen
+
+    def is_frozen(self, path: Path, hop: Hop) -> bool:
+        """Whether gradients reach none of the hop's sections, so that its backwards compute nothing."""
+        return hop.range.stop <= max(self.frozen, path.open_from)
 
     @property
     def visits(self) -> tuple[int, ...]:

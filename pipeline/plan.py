@@ -58,10 +58,20 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Hops that tile 0..K-1 in order, and the micro-batches that take them."""
+    """Hops that tile 0..K-1 in order, and the micro-batches that take them.
+
+    In the rest of a step, which a whole plan has not: gradients reach no section below `open_from`, and of
+    the sections in `held` only those of the inputs are computed.
+    """
 
     hops: tuple[Hop, ...]
     micro_batches: tuple[int, ...]
+    open_from: int = 0
+    held: frozenset[int] = frozenset()
+
+    def adds(self, section: int) -> bool:
+        """Whether its micro-batches add their contributions of `section` to the sums."""
+        return section >= self.open_from and section not in self.held
 
 
 @dataclass(frozen=True)
@@ -103,9 +113,8 @@ class Plan:
         return len(self.ranges)
 
     @cached_property
-    def _path_by_micro_batch(self) -> tuple[Path, ...]:
-        by_micro_batch = {m: path for path in self.paths for m in path.micro_batches}
-        return tuple(by_micro_batch[m] for m in range(self.num_micro_batches))
+    def _path_by_micro_batch(self) -> dict[int, Path]:
+        return {m: path for path in self.paths for m in path.micro_batches}
 
     def path_of(self, micro_batch: int) -> Path:
         return self._path_by_micro_batch[micro_batch]
@@ -167,6 +176,16 @@ class Plan:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidPlan(f"malformed plan: {error!r}") from error
+
+
+class RestOfStep(Plan):
+    """What a step that was cut off lacks: some of a plan's micro-batches, each from the lowest section that
+    it has still to add to, over paths of the plan's workers. Like a plan in all else."""
+
+    def __post_init__(self) -> None:
+        _check_form(self)
+        if len(carried := _carried(self)) != len(set(carried)):
+            raise InvalidPlan("the paths must carry no micro-batch twice")
 
 
 def shape_of(value: Mapping[str, Any]) -> str:
@@ -245,6 +264,20 @@ def _shape(pipelines: Sequence[Sequence[int]]) -> str:
 
 
 def _check(plan: Plan) -> None:
+    _check_form(plan)
+    if sorted(_carried(plan)) != list(range(plan.num_micro_batches)):
+        raise InvalidPlan(
+            f"the paths must carry each of the {plan.num_micro_batches} micro-batches exactly once"
+        )
+    if any(path.open_from or path.held for path in plan.paths):
+        raise InvalidPlan("only the rest of a step leaves contributions out")
+
+
+def _carried(plan: Plan) -> list[int]:
+    return [micro_batch for path in plan.paths for micro_batch in path.micro_batches]
+
+
+def _check_form(plan: Plan) -> None:
     if plan.num_sections < 1 or plan.num_micro_batches < 1 or not plan.ranges:
         raise InvalidPlan("a plan needs at least one section, one micro-batch and one worker")
     if plan.window is not None and plan.window < 1:
@@ -260,11 +293,6 @@ def _check(plan: Plan) -> None:
             )
     for number, path in enumerate(plan.paths):
         _check_path(plan, number, path)
-    carried = sorted(itertools.chain.from_iterable(path.micro_batches for path in plan.paths))
-    if carried != list(range(plan.num_micro_batches)):
-        raise InvalidPlan(
-            f"the paths must carry each of the {plan.num_micro_batches} micro-batches exactly once"
-        )
 
 
 def _check_path(plan: Plan, number: int, path: Path) -> None:
@@ -279,5 +307,7 @@ def _check_path(plan: Plan, number: int, path: Path) -> None:
         reached = hop.range.stop
     if reached != plan.num_sections:
         raise InvalidPlan(f"path {number}: ends before section {reached} of K={plan.num_sections}")
+    if not 0 <= path.open_from <= plan.num_sections:
+        raise InvalidPlan(f"path {number}: open from {path.open_from} is not in 0..{plan.num_sections}")
     if any(map(operator.ge, path.micro_batches, path.micro_batches[1:])):
         raise InvalidPlan(f"path {number}: its micro-batches must ascend without repetition")

@@ -28,6 +28,7 @@ from makara.worker.execution.buckets import buckets
 from makara.worker.execution.commit import Flag
 from makara.worker.execution.costs import Ran, handover_s, run_rank
 from makara.worker.execution.gloo import Listener, ProcessGroup
+from makara.worker.execution.partial_sums import PartialSums
 from makara.worker.execution.session import Session
 from makara.worker.execution.state import ModelState
 from makara.worker.execution.stepper import Stepper
@@ -98,8 +99,10 @@ class WorkerProcess:
         self._chain = chain
         self._training = model.training(samples)
         self._runtime = Recorded(chain, self._training, SEED)
-        self._state = ModelState(self._runtime, None)
         self._batches = Batches(self._training.dataset(), SEED, samples, MICROBATCH_SIZE)
+        self._state = ModelState(
+            self._runtime, None, PartialSums(chain, self._batches.num_micro_batches, "fast")
+        )
         self._listener: Listener | None = None
         self._newest: Session | None = None
 
@@ -191,7 +194,7 @@ class WorkerProcess:
             session.close()
             wires.close()
             return Report((), 0.0, 0.0, 0)
-        stepper = Stepper(session, self._state, self._batches, parts, "fast", torch.device("cpu"))
+        stepper = Stepper(session, self._state, self._batches, parts, torch.device("cpu"))
         try:
             return self._steps(order, stepper, wires)
         finally:

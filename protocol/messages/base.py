@@ -15,7 +15,7 @@ from ..unknown_values import or_else
 PROTOCOL = 1
 # Raised when trainers of two versions could not form a generation, or train in it, together: what they say to
 # each other, and in which order, is no matter of the manager's.
-TRAINER_PROTOCOL = 4  # receipts, states and records are sent field by field, as they are declared
+TRAINER_PROTOCOL = 5  # members show what they have of the step in flight; commits carry tallies
 
 
 DeviceKind = Annotated[Literal["cpu", "cuda", "other"], or_else("other")]

@@ -82,6 +82,15 @@ class Failure(Message):
     exit_code: int | None = None
 
 
+class KeptContributions(Message):
+    """What a generation took over of the step that was cut off, in contributions of a micro-batch to a sum of
+    gradients. `moved`: those of the kept ones that were sent to another worker."""
+
+    kept: Count
+    moved: Count
+    missing: Count
+
+
 class Formed(Message):
     """How a generation came to be on one worker: the rung it took and where the time went."""
 
@@ -89,6 +98,7 @@ class Formed(Message):
     step: Count  # the committed step that the generation starts from
     rung: Annotated[Literal["start", "peers", "store", "other"], or_else("other")]
     phases_s: dict[Name, Seconds] = Field(max_length=100)  # groups, exchange, load, ... in seconds
+    in_flight: KeptContributions | None = None  # None: the step begins whole
 
 
 class StepMetrics(Message):

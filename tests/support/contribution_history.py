@@ -35,6 +35,9 @@ class Added:
 
     counts: Counter[tuple[int, int, str]] = field(default_factory=Counter[tuple[int, int, str]])
 
+    def trim(self, pairs: Pairs) -> None:
+        """Nothing is added before a contribution is."""
+
     def merge(self, other: Added) -> None:
         self.counts += other.counts
 
@@ -273,7 +276,8 @@ class History:
             assert of.step == worker.applied
             turn = f"{of.step}.{of.attempt}"
             for micro_batch, section in self._work(order, rank, of, parcels.missing):
-                for total in parcels.adds(micro_batch, section):
+                totals = [parcels.adds(b, micro_batch, section) for b in parcels.sums() if section in b]
+                for total in filter(None, totals):
                     total.counts[micro_batch, section, self._computed_from(of)] += 1
                     yield None
                 parcels.added(micro_batch, section)

@@ -17,6 +17,7 @@ from makara.protocol.messages import GenerationOrder
 from makara.worker.execution.buckets import buckets
 from makara.worker.execution.commit import Flag
 from makara.worker.execution.gloo import Listener
+from makara.worker.execution.partial_sums import PartialSums
 from makara.worker.execution.session import Session
 from makara.worker.execution.state import ModelState
 from makara.worker.execution.stepper import Stepper
@@ -38,14 +39,15 @@ def run_rank(
 ) -> None:
     """Form the generation and take its steps, as `worker.trainer.generation` does."""
     session = Session(order, order.members[rank].worker, listener)
-    state = ModelState(RangeRuntime(chain, training, question.seed), training.clip_grad_norm)
+    sums = PartialSums(chain, question.num_micro_batches, question.numerics)
+    state = ModelState(RangeRuntime(chain, training, question.seed), training.clip_grad_norm, sums)
     batches = _batches(question, training)
     parts = buckets(chain, session.plan)
     formed = join_generation(
         session, state, CheckpointLocation(open_store(path.parent.as_uri()), "job"), parts
     )
     assert (formed.rung, formed.step) == ("start", 0)
-    stepper = Stepper(session, state, batches, parts, question.numerics, torch.device("cpu"))
+    stepper = Stepper(session, state, batches, parts, torch.device("cpu"))
     losses = [stepper.step(lambda: (1, Flag(0))).settled.loss for _ in range(question.steps)]
     tensors: dict[str, Tensor] = {}
     for section in state.runtime.sections.values():

@@ -191,6 +191,16 @@ class Fleet:
             self._processes[worker].join()
             self._generations.pop(worker, None)
 
+    def kill_within(self, worker: str, operations: int) -> None:
+        """Have a trainer started with the fault "dies-when-told" die by SIGKILL after so many operations from
+        the beginning of its next step, or rest of one; returns when it is dead."""
+        path = self.log.with_name(f"{worker}.dies")
+        path.with_suffix(".part").write_text(str(operations))
+        path.with_suffix(".part").rename(path)
+        self._processes[worker].join(TIMEOUT_S)
+        assert not self._processes[worker].is_alive(), f"{worker} took no further step"
+        self._generations.pop(worker, None)
+
     def has(self, worker: str, **wanted: Any) -> bool:
         report = self.reports.get(worker)
         if report is not None and report.failure is not None:
@@ -266,7 +276,7 @@ def _trainer(
     "never-collects": Python does not look for reference cycles. "tells-attempts": it writes down the number
     of each attempt at a step, see `Fleet.attempts`. "adds-2-times-in-5": at the first attempt of step 5 a
     backward's gradients are added twice, or "adds-0-times-in-5" never. "blocks-data-FILE": samples of
-    `models:blocking_data` do not come while the file exists."""
+    `models:blocking_data` do not come while the file exists. "dies-when-told": see `Fleet.kill_within`."""
     from makara.worker.trainer import trainer
 
     if namespace is not None:
@@ -279,6 +289,8 @@ def _trainer(
         gc.disable()
     elif fault == "tells-attempts":
         _tell_attempts(Path(log).with_name(f"{worker}.attempts"))
+    elif fault == "dies-when-told":
+        _die(Path(log).with_name(f"{worker}.dies"))
     elif fault is not None and fault.startswith("blocks-data-"):
         os.environ["BLOCK_DATA"] = fault.removeprefix("blocks-data-")
     elif fault is not None and fault.startswith("adds-"):
@@ -295,6 +307,30 @@ def enter_network(pid: int) -> None:
     with open(f"/proc/{pid}/ns/net", "rb") as namespace:
         if libc.setns(namespace.fileno(), 0):
             raise OSError(ctypes.get_errno(), "setns")
+
+
+def _die(told: Path) -> None:
+    """Has this process die before as many operations as `told` says, from the next step, or rest of one, on."""
+    from makara.worker.execution.executor import Executor
+
+    run, perform = Executor.run, Executor._perform
+    left: int | None = None
+
+    def steps(self: Executor, *args: Any) -> Any:
+        nonlocal left
+        if left is None and told.exists():
+            left = int(told.read_text())
+        return run(self, *args)
+
+    def performs(self: Executor, *args: Any) -> Any:
+        nonlocal left
+        if left is not None:
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+        return perform(self, *args)
+
+    Executor.run, Executor._perform = steps, performs
 
 
 def _tell_attempts(path: Path) -> None:
@@ -336,13 +372,13 @@ def _add(times: int, step: int) -> None:
 
     def noted(self: Reduction, micro_batch: int, section: int) -> None:
         is_it = planted == (micro_batch, section) and getattr(self, "is_planted", False)
-        before = list(self.tallies)
+        held = self._in_flight.parcels._held
+        before = {bucket: own.tally for bucket, (own, *_) in held.items()}
         done(self, micro_batch, section)
         if is_it:
             self.is_planted = False
-            self.tallies = [
-                (old + times * (new - old)) % 2**64 for old, new in zip(before, self.tallies, strict=True)
-            ]
+            for bucket, (own, *_) in held.items():
+                own.tally = (before[bucket] + times * (own.tally - before[bucket])) % 2**64
 
     Stepper.step, Reduction.gradient, Reduction.section_done = steps, added, noted
 

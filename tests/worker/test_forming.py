@@ -17,6 +17,7 @@ from makara.model.training import load_entrypoint
 from makara.pipeline.plan import Range, grid
 from makara.protocol.messages import CheckpointRef
 from makara.worker.execution.blocking import GenerationAbandoned
+from makara.worker.execution.partial_sums import PartialSums
 from makara.worker.execution.state import ModelState
 from makara.worker.progress import ProgressCounters
 from makara.worker.recovery.joining import CheckpointLocation, NoCheckpoint, join_generation
@@ -75,6 +76,7 @@ class Session:
                 "agreed_in": 1,
             },
             "record": None,
+            "in_flight": {"rows": [], "parcels": [], "losses": {}},
         }
         return [value, donor]
 
@@ -113,7 +115,7 @@ def test_what_the_store_says_while_a_checkpoint_is_waited_for_is_told(tmp_path: 
     chain = split(traced, choose_cuts(traced, None))
     told: list[str] = []
     anything: Any = Alone(chain.num_sections)
-    state = ModelState(RangeRuntime(chain, training, 7), None)
+    state = ModelState(RangeRuntime(chain, training, 7), None, PartialSums(chain, 2, "exact"))
     with pytest.raises(NoCheckpoint):  # it was never written
         join_generation(anything, state, CheckpointLocation(RefusingOnce(tmp_path), "job", told.append), [])
     assert told == ["AccessDenied: not with this key", ""]
@@ -123,7 +125,8 @@ def test_a_member_counts_what_it_received_before_a_donor_may_let_go_of_it() -> N
     training = load_entrypoint(BUNDLE, "models:tied_gpt")
     traced = trace(training, 2, 7)
     chain = split(traced, choose_cuts(traced, None))
-    donor, state = (ModelState(RangeRuntime(chain, training, 7), None) for _ in range(2))
+    sums = PartialSums(chain, 2, "exact")
+    donor, state = (ModelState(RangeRuntime(chain, training, 7), None, sums) for _ in range(2))
     for index in range(chain.num_sections):
         donor.runtime.host(index)
     anything: Any = Session(state, donor, chain.num_sections)

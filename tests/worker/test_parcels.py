@@ -16,7 +16,7 @@ from contribution_history import Added, History, Wrong
 from makara.morphing import in_flight
 from makara.morphing.in_flight import KeptParcel, Parcel, StepInFlight, continue_step
 from makara.pipeline.contributions import Pairs, whole_tally
-from makara.worker.execution.parcels import Parcels
+from makara.worker.execution.parcels import Bucket, Parcels
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -64,11 +64,11 @@ def _sets_may_overlap(patch: pytest.MonkeyPatch) -> None:
 def _a_sum_half_added_to_is_shown(patch: pytest.MonkeyPatch) -> None:
     whole = Parcels.adds
 
-    def adds(self: Parcels[Added], micro_batch: int, section: int) -> list[Added]:
-        sums = whole(self, micro_batch, section)
-        for own in self._own(micro_batch, section):  # type: ignore
-            own.is_torn = False
-        return sums
+    def adds(self: Parcels[Added], bucket: Bucket, micro_batch: int, section: int) -> Added | None:
+        total = whole(self, bucket, micro_batch, section)
+        if total is not None:
+            self._held[bucket][0].is_torn = False  # type: ignore
+        return total
 
     patch.setattr(Parcels, "adds", adds)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,10 @@ import torch
 from makara.pipeline import Kind, Operation, Plan, Range, grid, orders
 from makara.worker.execution.blocking import BlockingThread, Interrupt
 from makara.worker.execution.buckets import Bucket
-from makara.worker.execution.reduction import Reduction
+from makara.worker.execution.in_flight import InFlight
+from makara.worker.execution.parcels import StepId
+from makara.worker.execution.partial_sums import PartialSums
+from makara.worker.execution.reduction import Expected, Reduction
 from makara.worker.sections.ranges import Piece, RangeOutput
 
 SECTIONS = 3
@@ -30,8 +34,8 @@ class Peers:
         raise AssertionError("`fast` has no maxima")
 
 
-def reduction(plan: Plan, seen: list[str]) -> tuple[Reduction, BlockingThread]:
-    """Rank 0 of two replicas that host all sections; `wK` belongs to section K, `tied` to 0 and 2."""
+def reduction(plan: Plan, seen: list[str]) -> tuple[Reduction, InFlight, Callable[[], None], BlockingThread]:
+    """(the sums, the step in flight, what begins a step). Rank 0 of two replicas that host all sections; `wK` belongs to section K, `tied` to 0 and 2."""
     courier = BlockingThread("test", Interrupt())
     names = {(2,): "w2", (1,): "w1", (0, 2): "tied", (0,): "w0"}
     buckets = [Bucket(used, (name,), (0, 1)) for used, name in names.items()]
@@ -43,8 +47,15 @@ def reduction(plan: Plan, seen: list[str]) -> tuple[Reduction, BlockingThread]:
         hosts=lambda bucket: Peers(seen, bucket.names[0]),
     )
     shapes = {name: torch.zeros(2) for name in names.values()}
-    chain: Any = SimpleNamespace(traced=SimpleNamespace(tensors=shapes), shared={"tied": (0, 2)})
-    return Reduction(session, chain, buckets, orders(plan)[0], "fast", torch.device("cpu")), courier
+    chain: Any = SimpleNamespace(traced=SimpleNamespace(tensors=shapes), shared={"tied": (0, 2)}, sections=())
+    in_flight = InFlight(PartialSums(chain, plan.num_micro_batches, "fast"))
+    sums = Reduction(session, buckets, in_flight, plan.num_micro_batches, torch.device("cpu"))
+
+    def begin() -> None:
+        in_flight.begin(StepId(0, 0, 0), buckets, 0, plan.num_micro_batches, {}, 1.0)
+        sums.begin(Expected.of(plan, orders(plan)[0]))
+
+    return sums, in_flight, begin, courier
 
 
 def run(sums: Reduction, task: Operation) -> None:
@@ -65,10 +76,10 @@ def flush(courier: BlockingThread) -> None:
 def test_a_sum_begins_with_the_last_backward_of_its_sections_after_the_tally() -> None:
     plan = grid([Range(0, SECTIONS)], 2, 4)
     seen: list[str] = []
-    sums, courier = reduction(plan, seen)
+    sums, in_flight, begin, courier = reduction(plan, seen)
     for _ in range(2):
         seen.clear()
-        sums.begin({})
+        begin()
         order = orders(plan)[0]
         forwards_left = sum(task.kind is Kind.FORWARD for task in order)
         for task in order[:-1]:
@@ -96,12 +107,12 @@ def test_a_sum_begins_with_the_last_backward_of_its_sections_after_the_tally() -
             "w1": [1.0, 1.0],
             "w0": [1.0, 1.0],
         }
-        own = {part.bucket.names[0]: part.gradients.buffer.tolist() for part in sums.parts}
-        assert own == {"tied": [4.0, 4.0], "w2": [2.0, 2.0], "w1": [2.0, 2.0], "w0": [2.0, 2.0]}
+        own = {used: total.gradients.buffer.tolist() for used, total in in_flight.parcels.sums().items()}
+        assert own == {(0, 2): [4.0, 4.0], (2,): [2.0, 2.0], (1,): [2.0, 2.0], (0,): [2.0, 2.0]}
 
 
 def test_sums_cannot_be_finished_while_operations_are_left() -> None:
-    sums, _ = reduction(grid([Range(0, SECTIONS)], 2, 2), [])
-    sums.begin({})
+    sums, _, begin, _ = reduction(grid([Range(0, SECTIONS)], 2, 2), [])
+    begin()
     with pytest.raises(AssertionError, match="operations are left"):
         sums.finish(lambda call: None)

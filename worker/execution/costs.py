@@ -21,7 +21,7 @@ from torch import Tensor
 from ...model.data import Batches, Sample
 from ...model.partition.partitioned_model import CutTensor
 from ...pipeline.operations import Kind, Operation
-from ...pipeline.plan import Plan, Range, grid
+from ...pipeline.plan import Path, Plan, Range, grid
 from ...pipeline.schedules import orders
 from ...pipeline.traffic import messages, output_of
 from ..sections.ranges import Accumulate, RangeOutput
@@ -159,6 +159,7 @@ class _Resting:
         inputs: Mapping[str, Tensor],
         batch: Sample,
         keep: bool,
+        path: Path,
     ) -> RangeOutput:
         return RangeOutput(self._rest(Operation(start, Kind.FORWARD, micro_batch)), None, {})
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...model.data import Sample
 from ...pipeline.dispatcher import Dispatcher
 from ...pipeline.operations import Kind, Operation
-from ...pipeline.plan import Plan
+from ...pipeline.plan import Path, Plan, RestOfStep
 from ...pipeline.traffic import output_of
 from ...protocol.messages import At
 from ..progress import ProgressCounters
@@ -50,6 +50,7 @@ class Passes(Protocol):
         inputs: Mapping[str, Tensor],
         batch: Sample,
         keep: bool,
+        path: Path,
     ) -> RangeOutput: ...
 
     def recompute(self, micro_batch: int, start: int) -> None: ...
@@ -91,6 +92,7 @@ class _Task:
 
     start: int
     stop: int
+    path: Path
     keeps: bool
     needs_batch: bool
     consumer: Operation | None
@@ -98,7 +100,7 @@ class _Task:
 
 
 class Executor:
-    """Runs the operations of one rank of a plan, step after step; `feed` has the samples of `batches_of`."""
+    """Runs the operations of one rank of a plan, or of the rest of a step, step after step."""
 
     def __init__(
         self,
@@ -113,6 +115,8 @@ class Executor:
         self._runtime = runtime
         self._lanes = lanes
         self._feed = feed
+        self._samples = batches_of(plan, order, runtime)
+        self._samples_then = () if isinstance(plan, RestOfStep) else self._samples
         self._progress = progress or ProgressCounters()
         self._dispatcher = Dispatcher(plan, rank, order)
         self._tasks = {operation: self._task(plan, rank, operation) for operation in order}
@@ -124,7 +128,7 @@ class Executor:
         progress = self._progress
         dispatcher.reset()
         inputs.clear()
-        self._feed.begin(step)
+        self._feed.begin(step, self._samples, self._samples_then)
         lanes.begin_step()
         while dispatcher.remaining:
             for arrived, tensors in lanes.collect():
@@ -175,16 +179,20 @@ class Executor:
             return {}
         tensors = self._inputs.pop(operation, {})
         batch: Sample = self._feed.take(micro_batch) if task.needs_batch else {}
-        output = runtime.forward(step, micro_batch, task.start, task.stop, tensors, batch, task.keeps)
+        output = runtime.forward(
+            step, micro_batch, task.start, task.stop, tensors, batch, task.keeps, task.path
+        )
         sink.forwarded(micro_batch, output)
         return output.values
 
     def _task(self, plan: Plan, rank: int, operation: Operation) -> _Task:
-        span = plan.path_of(operation.micro_batch).hops[operation.stage].range
+        path = plan.path_of(operation.micro_batch)
+        span = path.hops[operation.stage].range
         target = output_of(plan, operation)
         return _Task(
             start=span.start,
             stop=span.stop,
+            path=path,
             keeps=not self._dispatcher.recomputes(operation.micro_batch, operation.stage),
             needs_batch=self._runtime.needs_batch(span.start, span.stop),
             consumer=None if target is None else target[1],

@@ -36,10 +36,13 @@ _Marked = dict[str, Staged]
 
 def values_of(plan: Plan, sections: Sections, message: Message) -> tuple[CutTensor, ...]:
     """The tensors of a message: activations cross the boundary where the consuming hop begins, gradients the
-    one where it ends."""
-    span = plan.path_of(message.micro_batch).hops[message.stage].range
+    one where it ends, if they reach any of its sections."""
+    path = plan.path_of(message.micro_batch)
+    span = path.hops[message.stage].range
     if message.kind is Kind.FORWARD:
         return sections.inputs_of(span.start)
+    if span.stop <= path.open_from:
+        return ()
     return tuple(value for value in sections.outputs_of(span.stop) if value.needs_grad)
 
 

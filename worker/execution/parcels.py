@@ -23,6 +23,10 @@ Bucket = tuple[int, ...]
 
 
 class Sum(Protocol):
+    def trim(self, pairs: Pairs, /) -> None:
+        """Take out what forwards have added already, of contributions that are not in `pairs`."""
+        ...
+
     def merge(self, other: Any, /) -> None:
         """Add another sum of the same bucket and scales to this one."""
         ...
@@ -71,28 +75,31 @@ class Parcels(Generic[S]):
         self.of, self.missing = of, missing
         self._held = {b: [_Held(Pairs.none(b), total, scales[b])] for b, total in empty.items()}
 
-    def adds(self, micro_batch: int, section: int) -> list[S]:
-        """The sums to which a backward of `section` adds its gradients; `added` must follow."""
-        sums: list[S] = []
-        for own in self._own(micro_batch, section):
-            own.is_torn = True
-            sums.append(own.total)
-        return sums
+    def adds(self, bucket: Bucket, micro_batch: int, section: int) -> S | None:
+        """The sum to which a backward of `section` adds its gradients of the bucket's parameters, and `added`
+        must follow; None if that contribution is held already."""
+        if (micro_batch, section) not in self.missing[bucket]:
+            return None
+        own = self._held[bucket][0]
+        own.is_torn = True
+        return own.total
 
     def added(self, micro_batch: int, section: int) -> None:
         """Note that the backward of `section` has added all its gradients. Nothing may fail in between."""
-        for own in self._own(micro_batch, section):
-            own.pairs = own.pairs.with_pair(micro_batch, section)
-            own.tally = (own.tally + pair_hash(micro_batch, section)) & WORD
-            own.is_torn = False
+        pair = micro_batch, section
+        for bucket, (own, *_) in self._held.items():
+            if section in bucket and pair in self.missing[bucket]:
+                own.pairs = own.pairs.with_pair(micro_batch, section)
+                own.tally = (own.tally + pair_hash(micro_batch, section)) & WORD
+                own.is_torn = False
 
     def sums(self) -> dict[Bucket, S]:
         """This worker's part of each bucket that it hosts."""
-        return {bucket: held[0].total for bucket, held in self._held.items()}
+        return {bucket: held[0].total for bucket, held in self._held.items() if held}
 
     def tallies(self) -> dict[Bucket, int]:
         """`Pairs.tally` of this worker's part of each bucket that it hosts."""
-        return {bucket: held[0].tally for bucket, held in self._held.items()}
+        return {bucket: held[0].tally for bucket, held in self._held.items() if held}
 
     def show(self) -> list[Parcel]:
         """What this worker shows when a generation forms. Nothing is added until `settle`, or `begin`."""
@@ -101,6 +108,8 @@ class Parcels(Generic[S]):
         of = self.of
         if of is None:
             return []
+        for one in self._shown:
+            one.total.trim(one.pairs)
         return [Parcel(of.step, of.branch, of.attempt, one.scales, one.pairs) for one in self._shown]
 
     def sum_of(self, number: int) -> S:
@@ -141,17 +150,13 @@ class Parcels(Generic[S]):
                 own.tally = (own.tally + other.tally) & WORD
             self._held[bucket] = [own]
 
+    def end(self) -> None:
+        """The step is committed: nothing of it counts any more. The sums are there to begin another with."""
+        self.of, self._shown = None, []
+
     def drop(self) -> None:
         """Drop everything: the state that the step continues from is gone, or memory is short."""
         self.of, self.missing, self._held, self._shown = None, {}, {}, []
-
-    def _own(self, micro_batch: int, section: int) -> list[_Held[S]]:
-        """The sums to which (micro-batch, section) is to be added."""
-        return [
-            held[0]
-            for bucket, held in self._held.items()
-            if section in bucket and (micro_batch, section) in self.missing[bucket]
-        ]
 
 
 def _among(one: object, others: list[Any]) -> bool:

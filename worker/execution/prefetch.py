@@ -35,15 +35,20 @@ class Prefetcher:
     ) -> None:
         self._batches = batches
         self._progress = progress or ProgressCounters()
-        self._micro_batches = tuple(micro_batches)
+        self._now = self._then = tuple(micro_batches)
         self._ahead_bytes = ahead_bytes
         self._loaded: deque[tuple[tuple[int, int], Sample]] = deque()  # the next ones to take, without gaps
         self._step = self._taken = 0
         self._refused: tuple[int, int] | None = None
 
-    def begin(self, step: int) -> None:
-        """Begin the step, or another attempt at it."""
+    def begin(
+        self, step: int, micro_batches: Sequence[int] | None = None, then: Sequence[int] | None = None
+    ) -> None:
+        """Begin the step, or another attempt at it, with these micro-batches; `then`: those of the next step.
+        None: the same as before."""
         self._step, self._taken = step, 0
+        self._now = self._now if micro_batches is None else tuple(micro_batches)
+        self._then = self._then if then is None else tuple(then)
         if self._loaded and self._loaded[0][0] != self._upcoming(0):
             self._loaded.clear()
 
@@ -76,10 +81,11 @@ class Prefetcher:
 
     def _upcoming(self, number: int) -> tuple[int, int] | None:
         """The (step, micro-batch) to be taken after `number` others; None beyond the next step."""
-        place, num = self._taken + number, len(self._micro_batches)
-        if place < num:
-            return self._step, self._micro_batches[place]
-        return (self._step + 1, self._micro_batches[place - num]) if place < 2 * num else None
+        place = self._taken + number
+        if place < len(self._now):
+            return self._step, self._now[place]
+        place -= len(self._now)
+        return (self._step + 1, self._then[place]) if place < len(self._then) else None
 
     def _is_full(self) -> bool:
         if len(self._loaded) < _AHEAD:

@@ -13,35 +13,25 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...model.partition.partition import Sections
-from ...pipeline.contributions import WORD, pair_hash
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
-from ..sections.buffer_updates import RunningSum
-from ..sections.grad_sums import GradientSum, Totals, mean_loss, new_sum
+from ..sections.grad_sums import Totals, mean_loss
 from ..sections.ranges import Piece, RangeOutput
 from .blocking import Future
 from .buckets import Bucket
 from .executor import Sink
 from .gloo import ProcessGroup
+from .in_flight import InFlight
+from .partial_sums import PartialSum
 from .session import Session
 from .staging import Stager
 
 _NO_PIECE = Piece(0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class BucketSum:
-    """A bucket with this worker's sums."""
-
-    bucket: Bucket
-    gradients: GradientSum
-    running: RunningSum
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,76 +49,76 @@ class StepTotals:
     buckets: Sequence[BucketTotal]
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What this worker's operations will hand in."""
+
+    num_forwards: int
+    backwards: Mapping[int, int]
+    """{section: number of its backwards that add to sums}"""
+
+    @classmethod
+    def of(cls, plan: Plan, order: Sequence[Operation]) -> Expected:
+        """`plan`: a whole one, or the rest of a step; `order`: the worker's own."""
+        backwards: Counter[int] = Counter()
+        for task in order:
+            if task.kind in (Kind.BACKWARD, Kind.WEIGHT):
+                path = plan.path_of(task.micro_batch)
+                backwards.update(filter(path.adds, path.hops[task.stage].range.sections))
+        return cls(sum(task.kind is Kind.FORWARD for task in order), backwards)
+
+
 class Reduction(Sink):
     """One worker's all-reduces, step after step: `begin` an attempt, add results of operations, `finish`."""
 
     def __init__(
         self,
         session: Session,
-        chain: Sections,
         buckets: Sequence[Bucket],
-        order: Sequence[Operation],
-        numerics: Literal["exact", "fast"],
+        in_flight: InFlight,
+        num_micro_batches: int,
         device: torch.device,
     ) -> None:
         assert session.everyone is not None, "sums need the generation's groups"
-        num = session.plan.num_micro_batches
         self._session = session
         self._everyone: ProcessGroup = session.everyone
         self._compute, self._courier = Stager(device), Stager(device)
-        self.parts = [
-            BucketSum(
-                bucket,
-                new_sum(chain, bucket.names, num, numerics, device),
-                RunningSum({name: chain.traced.tensors[name] for name in bucket.buffers}, num, device),
-            )
-            for bucket in buckets
-            if session.rank in bucket.hosts
-        ]
-        self.tallies = [0] * len(buckets)
-        """Of this worker's part of each bucket, see `pipeline.contributions`."""
-        self._places = _places(buckets, [part.bucket for part in self.parts])
-        self._sum_of = {name: part.gradients for part in self.parts for name in part.gradients.names}
-        self._running = [part.running for part in self.parts if part.bucket.buffers]
-        self._num_forwards = sum(task.kind is Kind.FORWARD for task in order)
-        self._num_backwards = _backwards_of_sections(session.plan, order)
-        self._num_micro_batches = num
-        self._pieces: dict[int, Piece] = {}
+        self._in_flight = in_flight
+        self._own = [bucket for bucket in buckets if session.rank in bucket.hosts]
+        self._bucket_of = {name: bucket.sections for bucket in self._own for name in bucket.names}
+        self._buffers = [bucket for bucket in self._own if bucket.buffers]
+        self._num_micro_batches = num_micro_batches
         self._losses: Future[tuple[float, float]] | None = None
         self._totals: list[Future[tuple[BucketTotal, Any]]] = []
 
-    def begin(self, scales: Mapping[str, float], loss_scale: float = 1.0) -> None:
-        """Begin an attempt at a step with these scales (see `GradientSum.reset`)."""
+    def begin(self, expected: Expected, loss_scale: float = 1.0) -> None:
+        """Begin an attempt at the step in flight, or its rest."""
         self._loss_scale = loss_scale
-        for part in self.parts:
-            part.gradients.reset(scales)
-            part.running.reset()
-        self.tallies = [0] * len(self.tallies)
-        self._pieces.clear()
         self.close()
-        self._forwards_left = self._num_forwards
-        self._backwards_left = dict(self._num_backwards)
+        self._forwards_left = expected.num_forwards
+        self._backwards_left = dict(expected.backwards)
         self._advance()
 
     def forwarded(self, micro_batch: int, output: RangeOutput) -> None:
         """Add a forward's updates of buffers, and its loss if it is the last of its path."""
         if output.updates:
-            for running in self._running:
-                running.add(micro_batch, output.updates)
+            for bucket in self._buffers:
+                self._in_flight.add_updates(bucket.sections, micro_batch, output.updates)
         if output.piece is not None:
-            self._pieces[micro_batch] = output.piece
+            self._in_flight.add_loss(micro_batch, output.piece)
         self._forwards_left -= 1
         if not self._forwards_left:
             self._advance()
 
     def gradient(self, micro_batch: int, section: int, name: str, gradient: Tensor) -> None:
         """Add one micro-batch's gradient of a parameter."""
-        self._sum_of[name].add(name, gradient)
+        total = self._in_flight.parcels.adds(self._bucket_of[name], micro_batch, section)
+        if total is not None:
+            total.gradients.add(name, gradient)
 
     def section_done(self, micro_batch: int, section: int) -> None:
         """Note that a backward of `section` has added all its gradients."""
-        for place in self._places.get(section, ()):
-            self.tallies[place] = (self.tallies[place] + pair_hash(micro_batch, section)) & WORD
+        self._in_flight.parcels.added(micro_batch, section)
         left = self._backwards_left[section] = self._backwards_left[section] - 1
         if not left:
             self._advance()
@@ -137,7 +127,7 @@ class Reduction(Sink):
         """Wait for all sums. Calls `idle` while one is not complete. Raises the interrupt's cause, and
         `UserCodeError` if the weights of the losses add up to nothing."""
         assert self._losses is not None, "operations are left"
-        assert len(self._totals) == len(self.parts), "operations are left"
+        assert len(self._totals) == len(self._own), "operations are left"
         courier = self._session.courier
         idle(self._losses)
         loss, _ = courier.result(self._losses)
@@ -159,14 +149,16 @@ class Reduction(Sink):
         courier = self._session.courier
         if self._losses is None and not self._forwards_left:
             # One worker contributes each micro-batch's row and the others zeros, so the sum is exact.
-            rows = [self._pieces.get(number, _NO_PIECE) for number in range(self._num_micro_batches)]
+            pieces = self._in_flight.brought_losses()
+            rows = [pieces.get(number, _NO_PIECE) for number in range(self._num_micro_batches)]
             table = torch.tensor(rows, dtype=torch.float64)
             self._losses = courier.start(partial(self._sum_losses, table))
-        while self._losses is not None and len(self._totals) < len(self.parts):
-            part = self.parts[len(self._totals)]
-            if not self._is_complete(part.bucket):
+        while self._losses is not None and len(self._totals) < len(self._own):
+            bucket = self._own[len(self._totals)]
+            if not self._is_complete(bucket):
                 return
-            run = partial(self._sum_bucket, part, self._losses, self._compute.moment())
+            own = self._in_flight.parcels.sums()[bucket.sections]
+            run = partial(self._sum_bucket, bucket, own, self._losses, self._compute.moment())
             self._totals.append(courier.start(run))
 
     def _is_complete(self, bucket: Bucket) -> bool:
@@ -178,16 +170,16 @@ class Reduction(Sink):
         return mean_loss([(float(total), float(weight)) for total, weight in table.tolist()])
 
     def _sum_bucket(
-        self, part: BucketSum, losses: Future[tuple[float, float]], computed: Any
+        self, bucket: Bucket, own: PartialSum, losses: Future[tuple[float, float]], computed: Any
     ) -> tuple[BucketTotal, Any]:
         """The bucket's totals and, for another thread, the moment when they are computed."""
         _, weight = losses.result()
         over = None
-        if len(part.bucket.hosts) > 1:
-            over = _StagedAllReduce(self._session.hosts(part.bucket), self._courier)
+        if len(bucket.hosts) > 1:
+            over = _StagedAllReduce(self._session.hosts(bucket), self._courier)
         with self._courier.following(computed):
-            gradients = part.gradients.totals(weight * self._loss_scale, over)
-            total = BucketTotal(part.bucket, gradients, part.running.finalise(over))
+            gradients = own.gradients.totals(weight * self._loss_scale, over)
+            total = BucketTotal(bucket, gradients, own.running.finalise(over))
             return total, self._courier.moment()
 
 
@@ -201,21 +193,3 @@ class _StagedAllReduce:
 
     def max(self, tensor: Tensor) -> None:
         self._stager.reduce(tensor, self._group.max)
-
-
-def _places(buckets: Sequence[Bucket], own: Sequence[Bucket]) -> dict[int, list[int]]:
-    """{section: the places among all buckets of those of this worker that have a part from it}."""
-    places: dict[int, list[int]] = {}
-    for place, bucket in enumerate(buckets):
-        for section in bucket.sections if bucket in own else ():
-            places.setdefault(section, []).append(place)
-    return places
-
-
-def _backwards_of_sections(plan: Plan, order: Sequence[Operation]) -> Counter[int]:
-    """{section: number of its backwards that the worker runs in a step}."""
-    count: Counter[int] = Counter()
-    for task in order:
-        if task.kind in (Kind.BACKWARD, Kind.WEIGHT):
-            count.update(plan.path_of(task.micro_batch).hops[task.stage].range.sections)
-    return count

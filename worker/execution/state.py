@@ -6,16 +6,20 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from ...checkpoint.tensors import pack, unpack
+from ...model.partition.section_work import work_per_section
 from ...morphing.recovery import MemberState
 from ..sections.grad_check import total_norm
 from ..sections.grad_sums import clip_coefficient
 from ..sections.ranges import RangeRuntime
 from ..sections.state import Scalar
 from .commit import CommitRecord
+from .in_flight import InFlight
+from .partial_sums import PartialSums
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,13 @@ class ModelState:
     """The sections that this trainer holds, all after the same number of committed steps.
 
     A commit's record is kept until the next one and reduced gradients until they are applied, because
-    survivors of a failure may disagree on whether the last commit happened.
+    survivors of a failure may disagree on whether the last commit happened. Of the step in flight, partial
+    sums are kept until it is committed.
     """
 
-    def __init__(self, runtime: RangeRuntime, clip_grad_norm: float | None) -> None:
+    def __init__(self, runtime: RangeRuntime, clip_grad_norm: float | None, sums: PartialSums) -> None:
         self.runtime = runtime
+        self.in_flight = InFlight(sums)
         self.applied: int | None = None  # number of steps applied; None: no state
         self.branch = 0  # the generation of the newest commit that was applied
         self.agreed_in = 0  # the newest generation whose members agreed on this state
@@ -98,6 +104,7 @@ class ModelState:
         self.branch = record.generation
         self.record = record
         self.reduced = None
+        self.in_flight.end()
         self.settled = AppliedStep(
             step=self.applied,
             generation=record.generation,
@@ -115,6 +122,22 @@ class ModelState:
             self.runtime.drop(index)
         self.applied = self.record = self.reduced = self.settled = None
         self.branch = self.agreed_in = 0
+        self.in_flight.drop()
+
+    def scales(self) -> dict[str, float]:
+        """Of the step in flight, by parameter; see `GradientSum.reset`."""
+        return {n: s for section in self.runtime.sections.values() for n, s in section.scales.items()}
+
+    @property
+    def loss_scale(self) -> float:
+        """What the step's loss is multiplied by."""
+        scale = self.runtime.loss_scale
+        return 1.0 if scale is None else scale.scale
+
+    @cached_property
+    def work(self) -> tuple[int, ...]:
+        """Of each section, that of a forward: the same on all workers."""
+        return work_per_section(self.runtime.chain)
 
     def keep_only(self, wanted: range) -> None:
         for index in set(self.runtime.sections) - set(wanted):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -14,6 +14,7 @@ from ...model.data import Batches
 from ...model.partition.partition import CutTensor
 from ...pipeline.contributions import whole_tally
 from ...pipeline.operations import Kind
+from ...pipeline.plan import Plan, RestOfStep
 from ...pipeline.schedules import orders
 from ...pipeline.traffic import Message, messages
 from ...protocol.messages import At
@@ -21,11 +22,12 @@ from ..sections.grad_check import is_usable
 from .blocking import Future
 from .buckets import Bucket
 from .commit import CommitRecord, Flag, Vote, tallies_of
-from .executor import Executor, Work, batches_of
+from .executor import Executor, Sink, Work
 from .gloo import ProcessGroup
 from .p2p_channels import P2PChannels, values_of
+from .parcels import StepId
 from .prefetch import SOON_S, Prefetcher
-from .reduction import Reduction, StepTotals
+from .reduction import Expected, Reduction, StepTotals
 from .session import Session
 from .state import AppliedStep, ModelState, Reduced
 
@@ -39,7 +41,33 @@ CommitRequest = Callable[[], tuple[int, Flag]]
 class StepResult:
     record: CommitRecord
     settled: AppliedStep
-    work: Work
+    work: Work | None
+    """None if only the rest of the step was run: its operations are of other lengths."""
+
+
+class _Operations:
+    """This worker's operations of a plan, or of the rest of a step, and what they send and receive."""
+
+    def __init__(
+        self, plan: Plan, session: Session, state: ModelState, feed: Prefetcher, device: torch.device
+    ) -> None:
+        rank, chain = session.rank, state.runtime.chain
+        all_orders = orders(plan)
+        order = all_orders[rank]
+
+        def values(message: Message) -> tuple[CutTensor, ...]:
+            return values_of(plan, chain, message)
+
+        self.expected = Expected.of(plan, order)
+        traffic = messages(plan, all_orders)[rank]
+        self._lanes = P2PChannels(traffic, values, session.channels, session.interrupt, device)
+        self._executor = Executor(plan, rank, order, state.runtime, self._lanes, feed, session.progress)
+
+    def run(self, step: int, sink: Sink) -> Work:
+        return self._executor.run(step, sink)
+
+    def close(self) -> None:
+        self._lanes.close()
 
 
 class Stepper:
@@ -51,7 +79,6 @@ class Stepper:
         state: ModelState,
         batches: Batches,
         buckets: Sequence[Bucket],
-        numerics: Literal["exact", "fast"],
         device: torch.device,
     ) -> None:
         assert session.trains, "a donor takes no step"
@@ -59,25 +86,19 @@ class Stepper:
         self._session = session
         self._state = state
         self._everyone: ProcessGroup = session.everyone
-        chain, plan, rank = state.runtime.chain, session.plan, session.rank
-        self._names = chain.trainable_names
+        self._buckets = buckets
+        self._device = device
+        plan = session.plan
+        self._names = state.runtime.chain.trainable_names
         self._rows = {name: row for row, name in enumerate(self._names)}
-        all_orders = orders(plan)
-        order = all_orders[rank]
-
-        def values(message: Message) -> tuple[CutTensor, ...]:
-            return values_of(plan, chain, message)
-
         self._whole_tallies = [whole_tally(bucket.sections, plan.num_micro_batches) for bucket in buckets]
-        self._reduction = Reduction(session, chain, buckets, order, numerics, device)
-        traffic = messages(plan, all_orders)[rank]
-        self._lanes = P2PChannels(traffic, values, session.channels, session.interrupt, device)
+        self._reduction = Reduction(session, buckets, state.in_flight, plan.num_micro_batches, device)
         self._progress = session.progress
-        self._feed = Prefetcher(batches, batches_of(plan, order, state.runtime), progress=self._progress)
-        self._executor = Executor(plan, rank, order, state.runtime, self._lanes, self._feed, self._progress)
+        self._feed = Prefetcher(batches, (), progress=self._progress)
+        self._whole: _Operations | None = None
 
     def step(self, ballot: CommitRequest) -> StepResult:
-        """Take the next step; it is committed and applied on return.
+        """Take the next step, or the rest of it; it is committed and applied on return.
 
         If any rank votes for overflow of the fixed point, all ranks redo the step with other scales. With
         fp16 a non-finite gradient is committed too, and all ranks skip the update. If the sums do not hold
@@ -85,32 +106,55 @@ class Stepper:
         and `Interrupted` before the commit is known, never after.
         """
         began = time.monotonic()
-        step = self._state.applied
+        state, loss_scale = self._state, self._state.runtime.loss_scale
+        step = state.applied
         assert step is not None
-        scales = {
-            n: s for section in self._state.runtime.sections.values() for n, s in section.scales.items()
-        }
-        attempt = 0
+        scales, attempt, rest = state.scales(), 0, state.in_flight.rest
         while True:
-            self._state.runtime.discard()
-            loss_scale = self._state.runtime.loss_scale
-            self._reduction.begin(scales, 1.0 if loss_scale is None else loss_scale.scale)
-            work = self._executor.run(step, self._reduction)
+            state.runtime.discard()
+            if rest is None:
+                self._begin(StepId(step, state.branch, attempt), scales)
+            work = self._run(step, rest)
             with self._progress.being(At.SUMS):
                 totals = self._reduction.finish(self._use_idle)
-            self._state.reduced = reduced = self._reduced(step, attempt, totals, began)
+            state.reduced = reduced = self._reduced(step, attempt, totals, began)
             record = self._commit(reduced, totals, ballot)
             if not record.flags & Flag.MISCOUNT:
                 usable = is_usable(step, self._names, record.norms, loss_scale)
                 if not usable or not record.flags & Flag.OVERFLOW:
                     break
                 scales = reduced.scales
-            self._state.reduced = None
-            attempt += 1
-        return StepResult(record, self._state.apply(record), work)
+            state.reduced = None
+            attempt, rest = attempt + 1, None
+        return StepResult(record, state.apply(record), work if rest is None else None)
+
+    def _begin(self, of: StepId, scales: Mapping[str, float]) -> None:
+        session = self._session
+        num = session.plan.num_micro_batches
+        state = self._state
+        state.in_flight.begin(of, self._buckets, session.rank, num, scales, state.loss_scale)
+
+    def _run(self, step: int, rest: RestOfStep | None) -> Work:
+        """Run the operations of the whole step, or the rest of it."""
+        loss_scale = self._state.loss_scale
+        if rest is not None:
+            left = self._operations(rest)
+            try:
+                self._reduction.begin(left.expected, loss_scale)
+                return left.run(step, self._reduction)
+            finally:
+                left.close()
+        if self._whole is None:
+            self._whole = self._operations(self._session.plan)
+        self._reduction.begin(self._whole.expected, loss_scale)
+        return self._whole.run(step, self._reduction)
+
+    def _operations(self, plan: Plan) -> _Operations:
+        return _Operations(plan, self._session, self._state, self._feed, self._device)
 
     def close(self) -> None:
-        self._lanes.close()
+        if self._whole is not None:
+            self._whole.close()
         self._reduction.close()
 
     def _use_idle(self, call: Future[Any]) -> None:
@@ -146,7 +190,8 @@ class Stepper:
             if total.bucket.norm_rank == rank
             for name, norm in total.gradients.norms().items()
         }
-        tallies = self._reduction.tallies
+        own = self._state.in_flight.parcels.tallies()
+        tallies = [own.get(bucket.sections, 0) for bucket in self._buckets]
         vote = Vote(rank, reduced.step, reduced.attempt, prepared, flags, norms, tallies)
         vector = torch.tensor(vote.vector(plan.num_workers, len(self._names)), dtype=torch.float64)
         outcome = self._session.courier.start(lambda: self._everyone.sum(vector))
@@ -162,8 +207,10 @@ class Stepper:
         return record
 
 
-def mean_seconds(work: Work) -> tuple[float | None, float | None]:
+def mean_seconds(work: Work | None) -> tuple[float | None, float | None]:
     """(forward, backward) mean seconds of a micro-batch on this worker, to detect slow machines."""
+    if work is None:
+        return None, None
     count = work.counts[Kind.BACKWARD] + work.counts[Kind.INPUT]
     spent_s = sum(work.seconds[kind] for kind in (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT))
     return work.mean_s(Kind.FORWARD), spent_s / count if count else None

@@ -34,6 +34,7 @@ from ..execution.session import Session
 from ..execution.state import ModelState
 from ..progress import ProgressCounters
 from ..sections.state import entry_owner, group_owner
+from .kept_step import NOTHING_SHOWN, KeptStep, Shown, keep_step, settle_step, show
 from .store_trouble import StoreTrouble
 
 V = TypeVar("V")
@@ -73,7 +74,7 @@ def join_generation(
     session: Session, state: ModelState, source: CheckpointLocation, buckets: Sequence[Bucket]
 ) -> Formed:
     """Bring this member to the generation's first step; afterwards it holds exactly its range, in the agreed
-    state.
+    state, and what counts of the step in flight.
 
     Its previous state is kept until all members have what they need, so that a failure before loses nothing.
     Raises `Interrupted`, `NoCheckpoint`, and what loading raises.
@@ -82,34 +83,38 @@ def join_generation(
     with session.progress.being(At.MEMBERS):
         session.rendezvous()
     phases.end("rendezvous")
-    agreement = _agree(session, state)
+    agreement, shown = _agree(session, state)
     moves = _moves(session, agreement)
+    kept = None if agreement.step is None else keep_step(session, state, agreement, shown, buckets)
     phases.end("agree")
     with session.progress.being(At.MEMBERS):
-        session.link(_neighbours(session, moves))
+        session.link(_neighbours(session, moves, kept))
         phases.end("links")
         session.open_groups(buckets)
         phases.end("groups")
-    rung, step, loaded_branch = _load(session, state, source, agreement, moves)
+    rung, step, loaded_branch = _load(session, state, source, agreement, moves, kept)
     phases.end("load")
     # Before telling the others: after that a donor may drop sections that only this member has as well.
     state.applied = step
     state.branch = agreement.branch if loaded_branch is None else loaded_branch
     state.agreed_in = session.number
-    session.gather("ready", step)
+    digests = session.gather("ready", "" if kept is None else kept.digest)
     state.keep_only(session.wanted)
+    settle_step(session, state, kept if len(set(digests)) == 1 else None)
     phases.end("ready")
-    return Formed(generation=session.number, step=step, rung=rung, phases_s=phases.seconds)
+    formed = Formed(generation=session.number, step=step, rung=rung, phases_s=phases.seconds)
+    return formed if kept is None else formed.model_copy(update={"in_flight": kept.counts})
 
 
-def _agree(session: Session, state: ModelState) -> Agreement:
-    """Exchange states; apply or drop as agreed."""
+def _agree(session: Session, state: ModelState) -> tuple[Agreement, Sequence[Shown]]:
+    """Exchange states; apply or drop as agreed. Returns what each member has of the step in flight, too."""
     record = state.record
     reports = session.gather(
         "standing",
         {
             "standing": _MEMBER_STATE.dump_python(state.standing(), mode="json"),
             "record": None if record is None else record.to_json(),
+            "in_flight": show(state),
         },
     )
     agreement = agree(
@@ -122,7 +127,10 @@ def _agree(session: Session, state: ModelState) -> Agreement:
     for application in agreement.apply:
         if application.member == session.rank:
             state.apply(CommitRecord.from_json(reports[application.record_holder]["record"]))
-    return agreement
+    return agreement, [
+        Shown.from_json(report["in_flight"]) if rank in agreement.keep else NOTHING_SHOWN
+        for rank, report in enumerate(reports)
+    ]
 
 
 def _moves(session: Session, agreement: Agreement) -> tuple[Transfer, ...]:
@@ -133,15 +141,17 @@ def _moves(session: Session, agreement: Agreement) -> tuple[Transfer, ...]:
     return transfers(agreement.holders, wanted)
 
 
-def _neighbours(session: Session, moves: Sequence[Transfer]) -> list[int]:
+def _neighbours(session: Session, moves: Sequence[Transfer], kept: KeptStep | None) -> list[int]:
     """The members with which this one shares a group, since gloo connects all members of a group."""
     workers = set(range(session.plan.num_workers))
-    groups = [workers, _involved(moves)]
+    groups = [workers, _involved(moves, kept)]
     return sorted(set().union(*(group for group in groups if session.rank in group)) - {session.rank})
 
 
-def _involved(moves: Sequence[Transfer]) -> set[int]:
-    return {rank for move in moves for rank in (move.source, move.destination)}
+def _involved(moves: Sequence[Transfer], kept: KeptStep | None) -> set[int]:
+    sections = {rank for move in moves for rank in (move.source, move.destination)}
+    parcels = () if kept is None else kept.step.moves
+    return sections | {rank for move in parcels for rank in (move.member, move.destination)}
 
 
 def _load(
@@ -150,10 +160,11 @@ def _load(
     source: CheckpointLocation,
     agreement: Agreement,
     moves: Sequence[Transfer],
+    kept: KeptStep | None,
 ) -> tuple[Rung, int, int | None]:
     """(rung, step, the branch if it is another than the agreement's)."""
     if agreement.step is not None:
-        _copy_from_peers(session, state, moves)
+        _copy_from_peers(session, state, moves, kept)
         return "peers", agreement.step, None
     if session.checkpoints:
         loaded = _load_from_store(session, state, source)
@@ -164,22 +175,39 @@ def _load(
     return "start", 0, 0
 
 
-def _copy_from_peers(session: Session, state: ModelState, moves: Sequence[Transfer]) -> None:
-    """Execute the transfers, which all members do in one order, so that they cannot deadlock."""
-    involved = sorted(_involved(moves))
+def _copy_from_peers(
+    session: Session, state: ModelState, moves: Sequence[Transfer], kept: KeptStep | None
+) -> None:
+    """Execute the transfers, which all members do in one order, so that they cannot deadlock: sections, then
+    partial sums of the step in flight."""
+    involved = sorted(_involved(moves, kept))
     if session.rank not in involved:
         return
     progress = session.progress
     with progress.being(At.PEER):
         group = session.group("transfer", involved)
+
+        def send(number: int, payload: bytes, peer: int) -> None:
+            session.courier.call(partial(_send, group, payload, peer, number, progress), [peer])
+
+        def receive(number: int, peer: int) -> bytes:
+            return session.courier.call(partial(_receive, group, peer, number, progress), [peer])
+
         for number, move in enumerate(moves):
             if move.source == session.rank:
-                payload, peer = state.pack_section(move.section), move.destination
-                session.courier.call(partial(_send, group, payload, peer, number, progress), [peer])
+                send(number, state.pack_section(move.section), move.destination)
             elif move.destination == session.rank:
-                peer = move.source
-                received = session.courier.call(partial(_receive, group, peer, number, progress), [peer])
-                state.unpack_section(move.section, received)
+                state.unpack_section(move.section, receive(number, move.source))
+        if kept is None:
+            return
+        parcels = state.in_flight.parcels
+        for number, move in enumerate(kept.step.moves, len(moves)):
+            if move.member == session.rank:
+                send(number, parcels.sum_of(move.number).pack(), move.destination)
+            elif move.destination == session.rank:
+                bucket = kept.bucket_of(move)
+                total = state.in_flight.receive(bucket, receive(number, move.member), state.scales())
+                parcels.receive(move, total, kept.shown[move.member].parcels[move.number])
 
 
 def _send(group: ProcessGroup, payload: bytes, peer: int, number: int, progress: ProgressCounters) -> None:

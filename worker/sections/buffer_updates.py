@@ -6,7 +6,7 @@ numerics; a counter advances once. Nothing changes before the commit, and a skip
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class RunningSum:
     ) -> None:
         """`buffers`: tensors, perhaps fake, with shapes and types of the bucket's buffers."""
         self.names = tuple(buffers)
+        self.num_micro_batches = num_micro_batches
         self._forms = {name: (tuple(value.shape), value.dtype) for name, value in buffers.items()}
         sizes = {name: value.numel() for name, value in buffers.items()}
         means = [name for name, value in buffers.items() if value.is_floating_point()]
@@ -42,14 +43,30 @@ class RunningSum:
         self.counters.zero_()
 
     def add(self, micro_batch: int, updates: Mapping[str, Tensor]) -> None:
-        """Add one micro-batch's new values; ignores those of other buckets."""
+        """Add one micro-batch's new values."""
         for name, value in updates.items():
-            if name not in self._forms:
-                continue
             if value.is_floating_point():
                 self.means[micro_batch, self._spans[name]] = value.reshape(-1).double()
             elif micro_batch == 0:
                 self.counters[self._spans[name]] = value.reshape(-1).long()
+
+    def remove(self, micro_batches: Iterable[int], names: Iterable[str]) -> None:
+        """Take the values of these buffers from these micro-batches out again."""
+        taken = list(micro_batches)
+        for name in names:
+            if self._forms[name][1].is_floating_point:
+                self.means[taken, self._spans[name]] = 0.0
+            elif 0 in taken:
+                self.counters[self._spans[name]] = 0
+
+    def merge(self, other: RunningSum) -> None:
+        """Add the values of other micro-batches."""
+        self.means.add_(other.means)
+        self.counters.add_(other.counters)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the sum consists of, in place."""
+        return {"means": self.means, "counters": self.counters}
 
     def finalise(self, over: AllReduce | None = None) -> dict[str, Tensor]:
         """Each buffer's value after the step, from all hosts' values (`over`: None if there is one). All

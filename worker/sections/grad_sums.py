@@ -80,6 +80,14 @@ class GradientSum(ABC):
     def add(self, name: str, gradient: Tensor) -> None:
         """Add one micro-batch's gradient."""
 
+    def merge(self, other: GradientSum) -> None:
+        """Add another sum of the same parameters and scales, of other contributions."""
+        self.buffer.add_(other.buffer)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the sum consists of, in place."""
+        return {"gradients": self.buffer}
+
     @abstractmethod
     def totals(self, divisor: float, over: AllReduce | None = None) -> Totals:
         """The sum over all hosts, divided; the worker's own sum stays as it is. All hosts call it.
@@ -142,6 +150,15 @@ class ExactSum(GradientSum):
         super().reset(scales)
         self.maxima.zero_()
         self.scales = {name: scales.get(name, 0.0) for name in self.names}
+
+    def merge(self, other: GradientSum) -> None:
+        assert isinstance(other, ExactSum)
+        assert other.scales == self.scales, "sums of other scales are of other numbers"
+        super().merge(other)
+        self.maxima = torch.maximum(self.maxima, other.maxima)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {**super().tensors(), "maxima": self.maxima}
 
     def add(self, name: str, gradient: Tensor) -> None:
         row = self._rows[name]

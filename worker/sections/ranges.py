@@ -12,6 +12,7 @@ from torch import Tensor
 from ...model.errors import RecipeMismatch
 from ...model.partition.partition import Sections
 from ...model.training import Training
+from ...pipeline.plan import Path
 from .loss_scale import LossScale
 from .runtime import Piece, Saved, SectionRuntime, WeightsLater
 
@@ -24,6 +25,9 @@ __all__ = [
     "configure_torch",
     "pick_device",
 ]
+
+WHOLE = Path((), ())
+"""Of a micro-batch that adds the contributions of all sections."""
 
 Accumulate = Callable[[int, str, Tensor], None]
 """Called with (section, parameter name, one micro-batch's gradient)."""
@@ -50,12 +54,13 @@ def pick_device(kind: str) -> torch.device:
 class _Kept:
     """A micro-batch between its forward and its backward on this worker.
 
-    A recomputation begins with section `first`, on `inputs`: the sections before it are frozen.
+    No gradient reaches a section before `first`, with which a recomputation begins, on `inputs`.
     """
 
     step: int
     span: tuple[int, int]
     first: int
+    path: Path
     inputs: Mapping[str, Tensor]
     batch: Mapping[str, Tensor]
     saved: dict[int, Saved] = field(default_factory=dict)
@@ -136,15 +141,17 @@ class RangeRuntime:
         inputs: Mapping[str, Tensor],
         batch: Mapping[str, Tensor],
         keep: bool,
+        path: Path = WHOLE,
     ) -> RangeOutput:
         """Run sections start..stop-1 on `inputs` (the values of `chain.inputs_of(start)`).
 
         `keep=False` keeps only the inputs of the first section that a gradient reaches; then `recompute` must
-        precede `backward`. Nothing is kept of frozen sections.
+        precede `backward`. Nothing is kept of sections that no gradient reaches. `path` says which sections
+        add to the sums.
         """
-        first = min(max(start, self._frozen), stop)
+        first = min(max(start, self._frozen, path.open_from), stop)
         frozen = self._run(step, micro_batch, range(start, first), inputs, batch, None)
-        kept = _Kept(step, (start, stop), first, {}, {})
+        kept = _Kept(step, (start, stop), first, path, {}, {})
         self._kept[micro_batch, start] = kept
         if not keep and first < stop:
             kept.inputs, kept.batch = frozen.values, batch if self.needs_batch(first, stop) else {}
@@ -177,6 +184,8 @@ class RangeRuntime:
         kept = self._kept.pop((micro_batch, start))
 
         def one(section: SectionRuntime, saved: Saved, own: dict[str, Tensor]) -> dict[str, Tensor]:
+            if not kept.path.adds(section.info.index):
+                return section.input_gradients(saved, own)[0]
             inputs, parameters = section.backward(saved, own)
             _hand_in(section.info.index, parameters, accumulate, section_done)
             return inputs
@@ -192,7 +201,8 @@ class RangeRuntime:
 
         def one(section: SectionRuntime, saved: Saved, own: dict[str, Tensor]) -> dict[str, Tensor]:
             inputs, weights = section.input_gradients(saved, own)
-            kept.weights.append((section.info.index, weights))
+            if kept.path.adds(section.info.index):
+                kept.weights.append((section.info.index, weights))
             return inputs
 
         return self._backwards(micro_batch, kept, gradients, one, None)
@@ -208,7 +218,7 @@ class RangeRuntime:
         kept = self._kept.pop((micro_batch, start))
         weights = dict(kept.weights)
         kept.weights.clear()
-        for index in reversed(range(*kept.span)):
+        for index in filter(kept.path.adds, reversed(range(*kept.span))):
             compute = weights.pop(index, None)
             _hand_in(index, {} if compute is None else compute(), accumulate, section_done)
             del compute  # it holds the section's graph
@@ -221,12 +231,12 @@ class RangeRuntime:
         one: Callable[[SectionRuntime, Saved, dict[str, Tensor]], dict[str, Tensor]],
         section_done: Callable[[int], None] | None,
     ) -> dict[str, Tensor]:
-        """Run `one`, which gives the gradients of a section's inputs, for each section that is not frozen,
-        descending."""
+        """Run `one`, which gives the gradients of a section's inputs, for each section that a gradient
+        reaches, descending."""
         flowing = dict(gradients)
         for index in reversed(range(*kept.span)):
-            if index < self._frozen:
-                if section_done is not None:
+            if index < kept.first:
+                if section_done is not None and kept.path.adds(index):
                     section_done(index)
                 continue
             section = self.sections[index]

@@ -86,7 +86,7 @@ def run_generation(
         on_trouble,
         session.progress,
     )
-    stepper = Stepper(session, model.state, model.batches, parts, job.numerics, model.device)
+    stepper = Stepper(session, model.state, model.batches, parts, model.device)
     loop = _Loop(session, model, job, control, may_switch, saver, stepper)
     try:
         return loop.run(formed.step)

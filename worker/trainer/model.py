@@ -12,6 +12,7 @@ from ...model.partition.partition import Sections, split
 from ...model.tracing.trace import trace
 from ...model.training import Training, call_user_code
 from ...protocol.messages import JobSettings, Recipe
+from ..execution.partial_sums import PartialSums
 from ..execution.state import ModelState
 from ..recipe import other_graph
 from ..recovery.saver import SnapshotSlot
@@ -47,7 +48,8 @@ def build_model(training: Training, job: JobSettings, recipe: Recipe) -> Model:
     device = pick_device(recipe.device_kind)
     dataset = call_user_code("Training.dataset", training.dataset)
     batches = Batches(dataset, job.seed, job.global_batch_size, recipe.microbatch_size)
-    state = ModelState(RangeRuntime(chain, training, job.seed, device), training.clip_grad_norm)
+    sums = PartialSums(chain, recipe.num_micro_batches, job.numerics, device)
+    state = ModelState(RangeRuntime(chain, training, job.seed, device), training.clip_grad_norm, sums)
     bits = kernels = None
     if job.numerics == "exact":
         batch = batches.micro_batch(0, 0)

@@ -1,0 +1,119 @@
+"""Workers die within steps: what the others have added is kept, and the end is the reference's bit for bit.
+
+A failing seed reproduces the same deaths: `MAKARA_SEED=<seed> pytest tests/worker/test_kept_steps.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from makara.pipeline.plan import Plan
+from makara.protocol.messages import Phase
+from test_trainers import STEPS, Run, assert_same, reference
+
+MODELS = {
+    "tied weights": ("models:tied_gpt", "fp32"),
+    "batch norm": ("models:normed_mlp", "fp32"),
+    "fp16": ("models:tied_gpt", "fp16"),
+}
+MOST_WORKERS = 6
+NUM_DEATHS = 4
+
+
+def _seed() -> int:
+    given = os.environ.get("MAKARA_SEED")
+    return random.SystemRandom().randrange(10**9) if given is None else int(given)
+
+
+class Deaths:
+    """A job in which workers die at random operations."""
+
+    def __init__(self, run: Run, seed: int) -> None:
+        self._run, self._chance = run, random.Random(seed)
+        self._generation = 0
+        self._num_started = 0
+        self._living: list[str] = []
+        self.shapes: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        """Contributions kept, moved and missing, over all generations that went on with a step."""
+
+    def play(self) -> list[str]:
+        """After some deaths, train on; returns the workers that do."""
+        for _ in range(NUM_DEATHS):
+            self._start()
+            workers, plan = self._form()
+            victim = self._chance.choice(workers)
+            self._run.fleet.kill_within(victim, self._chance.randrange(3 * plan.num_micro_batches))
+            self._living.remove(victim)
+            self._run.fleet.abandon(self._generation, *self._living)
+            self._wait_idle()
+        self._start()
+        return self._form()[0]
+
+    def _wait_idle(self) -> None:
+        fleet = self._run.fleet
+        over = (Phase.IDLE, Phase.BROKEN, Phase.LEFT)
+        fleet.wait(lambda: all(fleet.reports[worker].phase in over for worker in self._living))
+
+    def _start(self) -> None:
+        while len(self._living) < self._chance.choice([3, MOST_WORKERS]):
+            name = f"w{self._num_started}"
+            self._num_started += 1
+            self._run.fleet.start(name, fault="dies-when-told")
+            self._living.append(name)
+
+    def _form(self) -> tuple[list[str], Plan]:
+        chance, fleet = self._chance, self._run.fleet
+        self._generation += 1
+        replicas = chance.choice([1, 2, 2, 2, 3])
+        depth = chance.randint(1, len(self._living) // replicas)
+        cuts = sorted(chance.sample(range(1, self._run.recipe.num_sections), depth - 1))
+        plan = self._run.plan(self._generation, cuts, replicas, recompute=chance.random() < 0.3)
+        plan = replace(plan, halves=chance.random() < 0.5)
+        members = chance.sample(self._living, len(self._living))
+        workers, donors = members[: plan.num_workers], members[plan.num_workers :]
+        checkpoints = self._run.published() if self._generation > 1 else []
+        fleet.form(plan, workers, donors, checkpoints)
+        self.shapes.add(plan.shape)
+        kept = fleet.reports[workers[0]].formed.in_flight  # type: ignore[union-attr]
+        if kept is not None:
+            self.counts.update(kept.model_dump())
+        return workers, plan
+
+
+@pytest.mark.parametrize("histories", [1, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
+@pytest.mark.parametrize("model", MODELS)
+def test_deaths_within_steps_cost_no_contribution_that_others_have(
+    tmp_path: Path, model: str, numerics: str, histories: int
+) -> None:
+    first = _seed()
+    kept = sum(_kept(tmp_path / str(seed), model, numerics, seed) for seed in range(first, first + histories))
+    assert kept > 0
+
+
+def _kept(folder: Path, model: str, numerics: str, seed: int) -> int:
+    """Play one history, and check its end; the number of contributions that were kept."""
+    entrypoint, precision = MODELS[model]
+    print(f"seed {seed}")
+    changes = {"entrypoint": entrypoint, "precision": precision, "numerics": numerics}
+    run = Run(folder, **changes, checkpoint_interval_steps=2)
+    try:
+        deaths = Deaths(run, seed)
+        state = run.finish(*deaths.play())
+        found = [run.fleet.losses()[step + 1] for step in range(STEPS)]
+        losses, expected = reference(entrypoint, numerics, precision=precision)
+        if numerics == "exact":
+            assert_same(state, expected)
+            assert found == losses
+        else:
+            assert found == pytest.approx(losses, rel=1e-4)
+        print(f"shapes {sorted(deaths.shapes)}; contributions {dict(deaths.counts)}")
+        return deaths.counts["kept"]
+    finally:
+        run.fleet.close()
