@@ -166,8 +166,17 @@ def describe_morph(morph: dict[str, Any]) -> str:
     phases = "  ".join(f"{name} {1000 * seconds:.0f}" for name, seconds in morph["phases_s"].items())
     change = f"{morph['before']} -> {morph['shape']}" if morph["before"] else f"start as {morph['shape']}"
     lost = f", {counted(morph['lost_steps'], 'step')} done again" if morph["lost_steps"] else ""
-    where = f"step {morph['step']}, {morph['cause']}, state from {morph['rung']}{lost}"
+    where = f"step {morph['step']}, {morph['cause']}, state from {morph['rung']}{lost}{_kept(morph)}"
     return f"morph {morph['generation']}  {change}  ({where})  ms: {phases}"
+
+
+def _kept(morph: dict[str, Any]) -> str:
+    """What was kept of the step that the morph cut off. A manager of before says nothing of it."""
+    step = morph.get("in_flight")
+    if not step:
+        return ""
+    total = step["kept"] + step["done_again"]
+    return f", {step['kept']:.3g} of {total:.0f} micro-batches kept ({step['moved']:.3g} moved)"
 
 
 def counted(number: int, what: str) -> str:

@@ -51,9 +51,19 @@ class SeatView(BaseModel):
     phase: str | None
 
 
+class StepInFlightView(BaseModel):
+    """What became of the step that a morph cut off, in micro-batches, counted in parts where some of a
+    micro-batch's gradients were kept. `moved`: of the kept ones, those that went to another worker."""
+
+    kept: float
+    moved: float
+    done_again: float
+
+
 class MorphView(BaseModel):
     """A change of plan. `phases_s`: decide (with detection), prepare, open, form, first_step, as far as
-    known; `inside_form_s`: the phases of `form` on one worker."""
+    known; `inside_form_s`: the phases of `form` on one worker; `in_flight`: None if nothing was kept of a
+    step."""
 
     generation: int
     shape: str
@@ -63,6 +73,7 @@ class MorphView(BaseModel):
     step: int | None
     rung: str | None
     lost_steps: int
+    in_flight: StepInFlightView | None
     predicted_s: float | None
     phases_s: dict[str, float]
     inside_form_s: dict[str, float]
@@ -341,11 +352,22 @@ def _morph(generation: Generation, before: str | None, first_step_at: float | No
         step=generation.formed.step if generation.formed else None,
         rung=generation.formed.rung if generation.formed else None,
         lost_steps=generation.lost_steps,
+        in_flight=_in_flight(generation),
         predicted_s=generation.predicted_s,
         phases_s=phases,
         inside_form_s=dict(generation.formed.phases_s) if generation.formed else {},
         total_s=reached - generation.detected_at if generation.formed_at is not None else None,
         ended=generation.end_reason or None,
+    )
+
+
+def _in_flight(generation: Generation) -> StepInFlightView | None:
+    found = generation.formed.in_flight if generation.formed else None
+    if found is None:
+        return None
+    each = generation.plan["num_micro_batches"] / (found.kept + found.missing)
+    return StepInFlightView(
+        kept=found.kept * each, moved=found.moved * each, done_again=found.missing * each
     )
 
 

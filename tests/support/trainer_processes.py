@@ -310,7 +310,7 @@ def enter_network(pid: int) -> None:
 
 
 def _die(told: Path) -> None:
-    """Has this process die before as many operations as `told` says, from the next step, or rest of one, on."""
+    """Has this process die once it has run as many operations as `told` says, counted from a step's start."""
     from makara.worker.execution.executor import Executor
 
     run, perform = Executor.run, Executor._perform

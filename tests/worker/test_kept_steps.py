@@ -101,6 +101,7 @@ def _kept(folder: Path, model: str, numerics: str, seed: int) -> int:
     """Play one history, and check its end; the number of contributions that were kept."""
     entrypoint, precision = MODELS[model]
     print(f"seed {seed}")
+    folder.mkdir()
     changes = {"entrypoint": entrypoint, "precision": precision, "numerics": numerics}
     run = Run(folder, **changes, checkpoint_interval_steps=2)
     try:

@@ -35,7 +35,10 @@ class Peers:
 
 
 def reduction(plan: Plan, seen: list[str]) -> tuple[Reduction, InFlight, Callable[[], None], BlockingThread]:
-    """(the sums, the step in flight, what begins a step). Rank 0 of two replicas that host all sections; `wK` belongs to section K, `tied` to 0 and 2."""
+    """(the sums, the step in flight, what begins a step, the thread for collectives).
+
+    Rank 0 of two replicas that host all sections; `wK` belongs to section K, `tied` to 0 and 2.
+    """
     courier = BlockingThread("test", Interrupt())
     names = {(2,): "w2", (1,): "w1", (0, 2): "tied", (0,): "w0"}
     buckets = [Bucket(used, (name,), (0, 1)) for used, name in names.items()]
