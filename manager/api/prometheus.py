@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from ..service.quarantine import STATUS
 from ..service.runtime import Job
 from ..service.service import Service
-from ..service.views import measured_s, newest_step
+from ..service.views import measured_s, newest_step, step_in_flight
 from .auth import User, service_of
 
 router = APIRouter(tags=["operations"])
@@ -53,6 +53,7 @@ def _values(job: Job) -> dict[str, float | None]:
     """A job's gauges, computed without iterating over its steps or VMs."""
     state, last, seconds = job.state, job.recent[-1] if job.recent else None, measured_s(job)
     morphs = [g for g in (*state.history, state.current) if g is not None and g.formed_at is not None]
+    in_flight = [step for morph in morphs if (step := step_in_flight(morph)) is not None]
     return {
         "makara_step": newest_step(state, last),
         "makara_steps": state.spec.training.steps if state.spec is not None else 0,
@@ -62,6 +63,8 @@ def _values(job: Job) -> dict[str, float | None]:
         "makara_live_vms": len(state.live_vms),
         "makara_morphs_total": len(morphs),
         "makara_lost_steps_total": sum(morph.lost_steps for morph in morphs),
+        "makara_kept_micro_batches_total": sum(step.kept for step in in_flight),
+        "makara_redone_micro_batches_total": sum(step.done_again for step in in_flight),
         "makara_checkpoints": len(state.published),
         "makara_waiting": float(state.waiting is not None and state.ended is None),
     }
@@ -88,6 +91,8 @@ _FAMILIES = {
     "makara_live_vms": ("gauge", "VMs requested and not ended"),
     "makara_morphs_total": ("counter", "Generations formed"),
     "makara_lost_steps_total": ("counter", "Steps that were done again after a morph"),
+    "makara_kept_micro_batches_total": ("counter", "Micro-batches of cut-off steps that morphs kept"),
+    "makara_redone_micro_batches_total": ("counter", "The rest of these steps"),
     "makara_checkpoints": ("gauge", "Published checkpoints kept"),
     "makara_waiting": ("gauge", "1 while the job waits for a person"),
 }

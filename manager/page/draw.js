@@ -128,7 +128,12 @@ function outcome(morph, job) {
   if (morph.step === null) return morph.ended ? `given up: ${bare(morph.ended, job)}` : "under way";
   const from = { start: "from the start", peers: "state from peers", store: "state from the store" }[morph.rung];
   const again = morph.lost_steps ? `, ${plural(morph.lost_steps, "step")} again` : "";
-  return `step ${morph.step}, ${from}${again}`;
+  const kept = morph.in_flight ? `, ${short(morph.in_flight.kept)} of ${short(morph.in_flight.kept + morph.in_flight.done_again)} micro-batches kept` : "";
+  return `step ${morph.step}, ${from}${again}${kept}`;
+}
+
+function short(number) {
+  return String(Math.round(number * 10) / 10);
 }
 
 function phaseLegend() {

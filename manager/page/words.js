@@ -43,7 +43,9 @@ const SAYS = {
   generation_formed: (f) => {
     const from = { start: "initial weights", peers: "state from peers", store: "state from the store" }[f.formed.rung];
     const again = f.lost_steps ? `, ${plural(f.lost_steps, "step")} done again` : "";
-    return [`Generation ${f.number} formed`, `at step ${f.formed.step}, ${from}${again}`, "key"];
+    const found = f.formed.in_flight;
+    const kept = found ? `, ${Math.round((100 * found.kept) / (found.kept + found.missing))} % of the step's work kept` : "";
+    return [`Generation ${f.number} formed`, `at step ${f.formed.step}, ${from}${again}${kept}`, "key"];
   },
   generation_stalled: (f) => {
     const bound = `no progress for ${duration(f.silent_s)} at step ${f.step}`;

@@ -352,7 +352,7 @@ def _morph(generation: Generation, before: str | None, first_step_at: float | No
         step=generation.formed.step if generation.formed else None,
         rung=generation.formed.rung if generation.formed else None,
         lost_steps=generation.lost_steps,
-        in_flight=_in_flight(generation),
+        in_flight=step_in_flight(generation),
         predicted_s=generation.predicted_s,
         phases_s=phases,
         inside_form_s=dict(generation.formed.phases_s) if generation.formed else {},
@@ -361,14 +361,13 @@ def _morph(generation: Generation, before: str | None, first_step_at: float | No
     )
 
 
-def _in_flight(generation: Generation) -> StepInFlightView | None:
+def step_in_flight(generation: Generation) -> StepInFlightView | None:
+    """What a generation that has formed kept of the step that was cut off; None: nothing."""
     found = generation.formed.in_flight if generation.formed else None
     if found is None:
         return None
     each = generation.plan["num_micro_batches"] / (found.kept + found.missing)
-    return StepInFlightView(
-        kept=found.kept * each, moved=found.moved * each, done_again=found.missing * each
-    )
+    return StepInFlightView(kept=found.kept * each, moved=found.moved * each, done_again=found.missing * each)
 
 
 def vm_view(job: Job, vm: Vm, costs: Costs) -> VmView:

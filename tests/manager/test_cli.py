@@ -428,6 +428,9 @@ def test_a_morph_is_one_line() -> None:
     }  # fmt: skip
     change = "morph 3  3x2 -> 2x2  (step 40, vm1 died, state from peers, 1 step done again)"
     assert describe_morph(morph) == f"{change}  ms: decide 12  form 1500"
+    kept = {"lost_steps": 0, "in_flight": {"kept": 11.25, "moved": 2.5, "done_again": 4.75}}
+    change = change.replace("1 step done again)", "11.2 of 16 micro-batches kept (2.5 moved))")
+    assert describe_morph(morph | kept) == f"{change}  ms: decide 12  form 1500"
 
 
 @pytest.mark.usefixtures("passing")
