@@ -11,7 +11,6 @@ import torch
 
 from ...model.data import Batches
 from ...model.partition.partition import CutTensor
-from ...pipeline.operations import Kind
 from ...pipeline.schedules import orders
 from ...pipeline.traffic import Message, messages
 from ...protocol.messages import At
@@ -163,8 +162,3 @@ class Stepper:
 
     def _next_scales(self) -> dict[str, float]:
         return {n: scale for part in self._sums for n, scale in part.gradients.next_scales().items()}
-
-
-def mean_seconds(work: Work) -> tuple[float | None, float | None]:
-    """(forward, backward) mean seconds of a micro-batch on this worker, to detect slow machines."""
-    return work.mean_s(Kind.FORWARD), work.mean_s(Kind.BACKWARD)

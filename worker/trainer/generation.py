@@ -8,13 +8,14 @@ from enum import Enum
 from typing import Any
 
 from ...checkpoint import open_store
+from ...pipeline.operations import Kind
 from ...protocol.messages import At, CheckpointRef, JobSettings, Phase, Recipe, StepMetrics
 from ..execution.blocking import PeersLost
 from ..execution.buckets import buckets
 from ..execution.commit import Flag
 from ..execution.session import Session
 from ..execution.state import AppliedStep
-from ..execution.stepper import Stepper, StepResult, mean_seconds
+from ..execution.stepper import Stepper, StepResult
 from ..recovery.joining import CheckpointLocation, join_generation
 from ..recovery.saver import CheckpointTarget, Saver
 from .agent_pipe import AgentPipe
@@ -192,8 +193,12 @@ class _Loop:
                 self._session.courier.call(lambda: self._saver.wait(0.2))
 
     def _tell(self, step: int, result: StepResult) -> None:
-        forward_s, backward_s = mean_seconds(result.work)
-        changes: dict[str, Any] = {"step": step, "forward_s": forward_s, "backward_s": backward_s}
+        work = result.work
+        changes: dict[str, Any] = {
+            "step": step,
+            "forward_s": work.mean_s(Kind.FORWARD),
+            "backward_s": work.mean_s(Kind.BACKWARD),
+        }
         self._control.report(**changes)
         # From both ends of the plan: a VM that dies while the manager is away takes its reports with it.
         if self._session.rank in (0, self._session.plan.num_workers - 1):
