@@ -46,9 +46,8 @@ class Vote:
     attempt: int
     prepared: int
     flags: Flag
-    norms: Mapping[
-        int, float
-    ]  # {index of the parameter in the model: norm}, for parameters whose norms this rank contributes
+    # {index of the parameter in the model: norm}, for parameters whose norms this rank contributes.
+    norms: Mapping[int, float]
 
     def vector(self, num_ranks: int, num_parameters: int) -> list[float]:
         values = [0.0] * (1 + _SLOTS * num_ranks + num_parameters)
