@@ -1,4 +1,7 @@
-"""The manifest: lists all of a checkpoint's parts with checksums, and proves that it is complete."""
+"""The manifest: lists all of a checkpoint's parts with checksums, and proves that it is complete.
+
+Which tensors and scalars a section has, and their names, is said in `makara.worker.sections.state`.
+"""
 
 from __future__ import annotations
 

@@ -15,9 +15,8 @@ from .seeds import preserved_randomness, seed64, seed_everything
 from .training import Dataset, call_user_code
 
 Sample = dict[str, Tensor]
-_ROUNDS = (
-    6  # Luby and Rackoff need four for a strong permutation; two more, as halves are small for short data
-)
+# Luby and Rackoff need four for a strong permutation; two more, as halves are small for short data.
+_ROUNDS = 6
 _MASK = (1 << 64) - 1
 
 

@@ -166,6 +166,11 @@ def raised_by_user(error: Exception) -> bool:
     return any(is_users(Path(frame.filename)) for frame in traceback.extract_tb(error.__traceback__))
 
 
+def sum_and_weight(loss: Any) -> tuple[Any, Any]:
+    """What a user's loss returned, as (sum, weight): a loss without a weight is a mean and counts as 1."""
+    return cast(tuple[Any, Any], loss) if isinstance(loss, tuple) else (loss, 1.0)
+
+
 def _check_mapping(name: str, value: object) -> None:
     if not isinstance(value, Mapping):
         raise TypeError(f"Training.{name}: expected a dict of arguments, got {_kind(value)}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..pipeline import Range, Schedule
+from ..pipeline import Range
 from ..simulator import COMMIT_BYTES, LOSS_ALLREDUCE_BYTES, to_ns
 from .stages import StageTable
 
@@ -42,7 +42,7 @@ class Bound:
         last = parts[-1]
         self._forwards = _Line(last.work_ns, last.lead_ns - last.back_ns)
         """Time until the last forward of the last stage, which runs each backward right after its forward."""
-        if table.schedule is Schedule.GPIPE:
+        if table.schedule.forwards_first:
             self._forwards = _Line(last.forward_ns, last.lead_ns)
         self._sums = _sums(table, stages, parts)
         self._apply_ns = max(
@@ -142,7 +142,7 @@ def _parts(
     """The parts of all stages. Under GPipe a pipeline saves one recomputation each time it drains, which with
     a window happens many times."""
     calibration, parts, lead_ns = table.calibration, list[_Part](), 0
-    saves = table.schedule is Schedule.GPIPE and recompute
+    saves = table.schedule.forwards_first and recompute
     for span, factor in zip(stages, factors, strict=True):
         whole_ns = table.forward_ns[span.stop] - table.forward_ns[span.start]
         forward_ns = round(factor * whole_ns) + table.own_ns

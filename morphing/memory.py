@@ -52,6 +52,6 @@ def stage_memory(
     if recompute:
         brief = sizes.brief_forward_peak(span)
         return StageMemory(resident + max(brief, kept + running), entered, update)
-    if last and schedule is not Schedule.GPIPE:
+    if last and not schedule.forwards_first:
         return StageMemory(resident + kept + running, entered, update)
     return StageMemory(resident + running, kept + entered, update)

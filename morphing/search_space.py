@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
-from ..pipeline import Schedule
 from ..simulator import Calibration
 from .balance import Split, balance
 from .bounds import AllReduceCosts, Bound
@@ -241,7 +240,7 @@ def _limit(table: StageTable, split: Split, recompute: bool, capacity: int) -> i
     for stage, span in enumerate(split.stages):
         limit = table.memory(span.start, span.stop, recompute).window(capacity)
         most = math.inf
-        if table.schedule is Schedule.ONE_F_ONE_B:
+        if table.schedule.limits_itself:
             # Micro-batches that wait in front of a stage are in flight on the stage before it.
             most = len(split.stages) - max(0, stage - 1)
         if limit is not None and limit < most:

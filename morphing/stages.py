@@ -35,10 +35,10 @@ class StageTable:
         self._memory: dict[tuple[int, int, bool], StageMemory] = {}
 
     def recomputes(self, stop: int, recompute: bool) -> bool:
-        """Whether a stage that ends before section `stop` recomputes: the last stage only under GPipe (§3.2),
-        a stage of frozen sections never."""
+        """Whether a stage that ends before section `stop` recomputes: the last stage only where forwards
+        come first, as in GPipe (§3.2), a stage of frozen sections never."""
         is_last = stop == self.num_sections
-        return recompute and stop > self._frozen and (not is_last or self.schedule is Schedule.GPIPE)
+        return recompute and stop > self._frozen and (not is_last or self.schedule.forwards_first)
 
     def work_ns(self, start: int, stop: int, recompute: bool, slowdown: float = 1.0) -> int:
         """All of a stage's operations for one micro-batch."""

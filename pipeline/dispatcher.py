@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .operations import Kind, Operation
-from .plan import Plan, Schedule
+from .plan import Plan
 from .policy import FORWARD, NOTHING, RECOMPUTE, WEIGHT, decide
 from .schedules import InvalidOrder, orders
 
@@ -39,7 +39,7 @@ class Dispatcher:
         self._leaves_at_weight = [_enters(plan, worker, task) for task in self._weights]
         self._is_last_hop = [_is_last_hop(plan, task) for task in self._forwards]
         self._window = len(order) if plan.window is None else plan.window
-        if plan.schedule is Schedule.ONE_F_ONE_B:
+        if plan.schedule.limits_itself:
             # Bounded memory is the point of 1F1B: running ahead may not exceed what its own order needs.
             self._window = min(peak_in_flight(order), self._window)
         self.reset()

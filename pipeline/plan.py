@@ -16,11 +16,36 @@ class InvalidPlan(ValueError):
 
 
 class Schedule(StrEnum):
-    """How each worker orders its operations (see `makara.pipeline.schedules`)."""
+    """How each worker orders its operations (see `makara.pipeline.schedules`).
+
+    To add one: a member, what the properties say of it, and its order in `schedules.static_order`. Each is an
+    exhaustive `match`, so the type checker reports what is missing. `morphing.choose` narrows windows for
+    Varuna only.
+    """
 
     VARUNA = "varuna"
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
+
+    @property
+    def forwards_first(self) -> bool:
+        """Whether all forwards that fit into the window run before the backwards, so that a path's last hop
+        recomputes as well; else it runs each backward right after its forward."""
+        match self:
+            case Schedule.GPIPE:
+                return True
+            case Schedule.VARUNA | Schedule.ONE_F_ONE_B:
+                return False
+
+    @property
+    def limits_itself(self) -> bool:
+        """Whether the order itself limits the micro-batches in flight to the hops that are left on the path,
+        which a worker may not exceed by running ahead."""
+        match self:
+            case Schedule.ONE_F_ONE_B:
+                return True
+            case Schedule.VARUNA | Schedule.GPIPE:
+                return False
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -34,7 +34,7 @@ def orders(plan: Plan) -> Orders:
     only GPipe recomputes there too, as in Figure 4 (b), except for the micro-batch whose forward was last. A
     hop whose sections are all frozen has no R and no halves under any schedule, and its B takes one unit.
 
-    To add a schedule: a member of `plan.Schedule`, and its order in `static_order`.
+    `plan.Schedule` says how to add a schedule.
     """
     per_worker: list[tuple[Operation, ...]] = [()] * plan.num_workers
     solved: dict[object, StaticOrder] = {}
@@ -71,11 +71,13 @@ def static_order(plan: Plan, component: Component, lister: Lister = INTERPRETED)
     workers, hops = lay_out(component, ListWorker, ListHop)
     num_entries = sum(worker.num_entries for worker in workers)
     turns = [ForwardTurn(micro_batch) for path in component.paths for micro_batch in path.micro_batches]
-    if plan.schedule is Schedule.GPIPE:
-        entries = [Entry() for _ in range(num_entries)]
-        gpipe(workers, hops, turns, entries, window=plan.window, recompute=plan.recompute)
-        return StaticOrder(lister.array(ForwardTurn, turns), lister.array(Entry, entries), ())
-    _set_rules(plan, hops)
+    match plan.schedule:
+        case Schedule.GPIPE:
+            entries = [Entry() for _ in range(num_entries)]
+            gpipe(workers, hops, turns, entries, window=plan.window, recompute=plan.recompute)
+            return StaticOrder(lister.array(ForwardTurn, turns), lister.array(Entry, entries), ())
+        case Schedule.VARUNA | Schedule.ONE_F_ONE_B:
+            _set_rules(plan, hops)
     arrays = (
         lister.array(ListWorker, workers),
         lister.array(ListHop, hops),
@@ -94,7 +96,7 @@ def _set_rules(plan: Plan, hops: Sequence[ListHop]) -> None:
     for hop in reversed(hops):
         is_last = hop.after == NONE
         num_left = 1 if is_last else num_left + 1
-        limit = num_left if plan.schedule is Schedule.ONE_F_ONE_B else sys.maxsize
+        limit = num_left if plan.schedule.limits_itself else sys.maxsize
         hop.window = limit if plan.window is None else min(limit, plan.window)
         hop.recomputes = int(plan.recompute and not is_last and not hop.is_frozen)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..pipeline.arrays import Array, ForwardTurn, StaticOrder
 from ..pipeline.components import Component, components
-from ..pipeline.plan import Plan, Schedule
+from ..pipeline.plan import Plan
 from .cluster import Cluster
 from .fields import Arrival, Link, SimHop, SimOperation, SimWorker, State, Wire
 from .pricing import Priced, price
@@ -93,7 +93,7 @@ def _play(
     for index, worker in enumerate(priced.workers):
         if plan.window is not None:
             worker.window = plan.window
-        if plan.schedule is Schedule.ONE_F_ONE_B:
+        if plan.schedule.limits_itself:
             # Bounded memory is the point of 1F1B: running ahead may not exceed what its own order needs.
             worker.window = min(worker.window, order.most_in_flight[index])
     state = State(

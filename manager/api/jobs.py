@@ -15,8 +15,8 @@ from sse_starlette import EventSourceResponse
 from ...protocol.log_tail import tail
 from ...protocol.messages import CheckpointRef
 from ..core.facts import Resumption
-from ..providers import FaultKind, ProviderError
-from ..providers.local import LocalProvider
+from ..providers import ProviderError
+from ..providers.local import FaultKind, LocalProvider
 from ..service.costs.quote import Quote
 from ..service.costs.views import Costs
 from ..service.pubsub import Subscription

@@ -53,7 +53,7 @@ def _values(job: Job) -> dict[str, float | None]:
     """A job's gauges, computed without iterating over its steps or VMs."""
     state, last, seconds = job.state, job.recent[-1] if job.recent else None, measured_s(job)
     morphs = [g for g in (*state.history, state.current) if g is not None and g.formed_at is not None]
-    in_flight = [step for morph in morphs if (step := step_in_flight(morph)) is not None]
+    in_flight = [step for morph in morphs if (step := step_in_flight(state, morph)) is not None]
     return {
         "makara_step": newest_step(state, last),
         "makara_steps": state.spec.training.steps if state.spec is not None else 0,

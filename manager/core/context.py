@@ -93,7 +93,7 @@ class Context:
         return [report for report in reports if report is not None]
 
     def _heard(self) -> _Heard:
-        """Made anew where VMs or last reports changed: many rules ask."""
+        """Cached until VMs or last reports change, because many rules ask."""
         vms, last_reports = self.state.vms, self.observations.last_reports
         if self._known is None or self._known.vms is not vms or self._known.last_reports is not last_reports:
             heard = [
@@ -112,8 +112,8 @@ class Context:
     def must_save(self) -> bool:
         """Whether a job that is to stop has steps that only its workers hold, and no generation to save them.
 
-        They form one more generation, if any plan allows it, and hold there: now, or with those whose
-        trainers are coming up. Who is yet to be heard after a restart may hold some.
+        Its workers form one more generation, if any plan allows it, and hold there: now, or once trainers
+        that are starting have joined them. A worker not yet heard after a manager's restart may hold steps.
         """
         state = self.state
         if state.stop_ordered_at is None or state.finished is not None or state.current is not None:
@@ -125,7 +125,7 @@ class Context:
         )
 
     def _more_may_come(self) -> bool:
-        """Whether workers of VMs that have joined may yet be ready that the planner was not asked about."""
+        """Whether VMs that have joined may yet have ready workers that the planner was not asked about."""
         unfit, asked = self.state.unfit, self.observations.planned_for
         heard = {vm.vm for vm, _ in self.reports()}
         if any(vm.joined and vm.vm not in heard for vm in self.state.live_vms):
@@ -147,15 +147,15 @@ class Context:
         )
 
     def stop_is_late(self) -> bool:
-        """Whether a job was told to stop long ago, and nothing has got on since: it is ended as it is."""
+        """Whether a job was told to stop long ago and made no progress since: it is ended as it is."""
         ordered_at = self.state.stop_ordered_at
         return ordered_at is not None and self.save_is_late(ordered_at)
 
     def save_is_late(self, ordered_at: float) -> bool:
-        """Whether workers were told long ago to save and to stop, and nothing has got on since.
+        """Whether workers were told long ago to save and to stop, and made no progress since.
 
-        While this manager is isolated, they may save unseen for as long as their agents wait. One change
-        of generation after another is no way of getting on.
+        While this manager is isolated, they may save unseen for as long as their agents wait. Changing the
+        generation again and again does not count as progress.
         """
         bound_s = self.timing.stop_timeout_s
         if self.isolated:
@@ -179,7 +179,7 @@ class Context:
         return [incarnation for incarnation in living if not self.is_dead(incarnation)]
 
     def dead(self, incarnations: Iterable[Incarnation]) -> list[Incarnation]:
-        """Those for whom `is_dead`, which is not asked of whom a report shows alive."""
+        """The dead among `incarnations`; skips those that a report shows alive."""
         by_incarnation, failed = self._heard().by_incarnation, self.state.failed
         unsure = [
             incarnation
@@ -207,7 +207,7 @@ class Context:
         return False
 
     def elapsed_s(self, at: float) -> float:
-        """Seconds since `at`, without those in which this manager was not there; see `Observations.since`."""
+        """Seconds since `at`, except those in which this manager did not run; see `Observations.since`."""
         return self.now - self.observations.since(at, self.now)
 
     @property
@@ -236,8 +236,8 @@ class Context:
         )
 
     def awaited(self, vms: Iterable[str]) -> list[str]:
-        """Those of which nothing is known yet: they have not reported since this manager began to listen, as
-        after a restart, and their leases run."""
+        """The VMs among `vms` that have not reported since this manager began to listen, as after a restart,
+        and whose leases still run."""
         state, observations = self.state, self.observations
         return [
             vm
@@ -255,11 +255,11 @@ class Context:
         return self.observations.reconnection_s(self.now, self.timing)
 
     def is_away(self, incarnation: Incarnation) -> bool:
-        """Whether the worker cannot be counted on: it is dead, or its VM is not heard."""
+        """Whether the worker is dead, or its VM is not heard."""
         return vm_of(incarnation.worker) in self.observations.unheard or self.is_dead(incarnation)
 
     def has_joined(self, vm: Vm) -> bool:
-        """Whether it was ever heard of; its first report may have come in this very instant."""
+        """Whether the VM ever reported; its first report may belong to the event that is being decided."""
         return vm.joined or vm.vm in self.observations.last_reports
 
     # ---- what several rules do ----------------------------------------------------------------------------
@@ -267,13 +267,15 @@ class Context:
     def end_vm(self, vm: str, reason: EndReason, detail: str = "", *, gone: bool = False) -> None:
         """The VM is no longer part of the job; it is released, unless the provider says that it is `gone`.
 
-        What a cloud leaves of one that is gone (disks, addresses) is released all the same.
+        Disks and addresses that a cloud leaves behind when a VM is gone are released as well.
         """
         attempt, never_joined = self.state.vms[vm].attempt, self.state.never_joined
         self.fact(VmEnded(at=self.now, vm=vm, reason=reason, detail=detail, gone=gone))
         if not gone or (attempt is not None and attempt.placement.provider in CLOUDS):
-            # A person is going to be asked why: what the last of them wrote may tell.
-            console = never_joined < self.state.never_joined >= self.timing.max_never_joined
+            # Once too many VMs in a row did not join, a person is asked why, and the last one's console may
+            # tell.
+            is_one_more = self.state.never_joined > never_joined
+            console = is_one_more and self.state.never_joined >= self.timing.max_never_joined
             self.command(ReleaseVm(key=f"{vm}/release", vm=vm, console=console))
 
     def close_generations(self, reason: str) -> None:
@@ -298,7 +300,7 @@ def incarnation_of(worker: WorkerReport) -> Incarnation:
 
 
 def own_steps(worker: WorkerReport) -> int:
-    """How many steps it has committed in its newest generation."""
+    """How many steps the worker has committed in its newest generation."""
     formed = worker.formed
     if formed is None or formed.generation != worker.generation:
         return 0

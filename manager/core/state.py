@@ -124,12 +124,12 @@ class JobState:
     bundle_sha256: str = ""
     submitted_at: float = 0.0
     start: StartSource | None = None  # the checkpoint of another job that it starts from
-    copying: bool = False  # that is not its own yet
+    copying: bool = False  # the checkpoint in `start` is not copied yet
     num_facts: int = 0  # facts folded so far; the version of orders
     vms: VmTable[Vm] = field(default_factory=VmTable[Vm])
-    leaving: Mapping[str, Vm] = field(default_factory=lambda: _EMPTY)  # ended, and not gone for certain
-    spent: Spent = field(default_factory=Spent)  # for those that are gone
-    bills: VmTable[Bill] = field(default_factory=VmTable[Bill])  # of those that are gone and cost anything
+    leaving: Mapping[str, Vm] = field(default_factory=lambda: _EMPTY)  # VMs that ended, and may still exist
+    spent: Spent = field(default_factory=Spent)  # for VMs that are gone
+    bills: VmTable[Bill] = field(default_factory=VmTable[Bill])  # of VMs that are gone and cost anything
     refusals: Mapping[str, PlaceRefusal] = field(default_factory=lambda: _EMPTY)  # by place; see `renting`
     spot_absent_since: float | None = None
     joined_from: frozenset[str] = frozenset()  # origins of VMs; see `fold.renting.origin_of`
@@ -138,11 +138,11 @@ class JobState:
     losses: Losses = field(default_factory=Losses)
     profiler: Incarnation | None = None  # rank 0 of the newest generation of kind `profile`
     profile: Generation | None = None  # of that kind, planned or opened, until the recipe is fixed
-    last_profile: int = 0  # highest number ever given to one
-    broken_profiles: int = 0  # how many of several members were opened and came to nothing
+    last_profile: int = 0  # highest number ever given to a generation of kind `profile`
+    broken_profiles: int = 0  # generations of kind `profile` with several members that opened and broke
     recipe: Recipe | None = None
     calibration: Mapping[str, Any] | None = None  # of the recipe's m: what plans are simulated with
-    measurements: Mapping[str, Any] | None = None  # all that it is of: simulator.Measurements.to_json()
+    measurements: Mapping[str, Any] | None = None  # what `calibration` is made of: Measurements.to_json()
     recalibrated_at: float | None = None
     slow: Mapping[str, Slow] = field(default_factory=lambda: _EMPTY)
     paces_changed_at: float = 0.0  # when a calibration, or who is slow, changed last
@@ -150,13 +150,12 @@ class JobState:
     recipe_version: int = 0  # num_facts when the recipe was fixed
     planned: Generation | None = None  # decided, not opened
     current: Generation | None = None  # opened, not closed
-    hosts: Mapping[Incarnation, tuple[int, int]] = field(
-        default_factory=lambda: _EMPTY
-    )  # sections (start, stop) of each worker of the newest generation that formed, which may be closed
+    # Sections (start, stop) of each worker of the newest generation that formed, which may be closed.
+    hosts: Mapping[Incarnation, tuple[int, int]] = field(default_factory=lambda: _EMPTY)
     # Closed and superseded, oldest first, without their plans; members only since the last that was opened:
     history: tuple[Generation, ...] = ()
-    last_generation: int = 0  # highest number ever given
-    started_after: int = 0  # what that was when the job began, or went on after its end
+    last_generation: int = 0  # highest number ever given to a generation
+    started_after: int = 0  # `last_generation` when the job began, or went on after its end
     continued_after: int = 0  # num_facts when it last went on after its end
     head_generation: int = 0  # highest number for which the head may have been swapped
     opened_generation: int = 0  # the number that the head has reached for certain
@@ -170,29 +169,26 @@ class JobState:
     progress_step: int = 0  # highest step known to have been committed by what was journalled
     hold: bool = False
     stop_ordered_at: float | None = None
-    failure: JobEnded | None = None  # with which it ends once its workers have saved; see `StopOrdered`
+    failure: JobEnded | None = None  # how the job ends once its workers have saved; see `StopOrdered`
     finished: CheckpointRef | None = None
     ended: JobEnded | None = None
     ended_at: float | None = None
-    failed: Mapping[str, int] = field(
-        default_factory=lambda: _EMPTY
-    )  # worker -> last incarnation that failed
+    # {worker: its last incarnation that failed}
+    failed: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
     given_up: Mapping[str, int] = field(default_factory=lambda: _EMPTY)  # as `failed`, of those to be ended
     outdated: frozenset[str] = frozenset()  # workers that were once ended for being of an older version
     stall: Stall | None = None
-    unfit: Mapping[str, str] = field(
-        default_factory=lambda: _EMPTY
-    )  # worker -> why it cannot meet the recipe
+    # {worker: why it cannot meet the recipe}
+    unfit: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     user_errors: Rounds = field(default_factory=Rounds)
-    internal_errors: Rounds = field(default_factory=Rounds)  # without a new committed step in between
+    internal_errors: Rounds = field(default_factory=Rounds)  # errors of ours since the last new step
     deaths: tuple[Death, ...] = ()  # of trainers, for which nobody gave a reason
     worn_vms: int = 0  # ended for deaths since a checkpoint of a generation with a newer one
-    unfit_rounds: Rounds = field(
-        default_factory=Rounds
-    )  # VMs ended as unfit since a newer one took part, or the last that was fit went
+    # VMs ended as unfit since a newer VM took part, or the last fit VM was gone.
+    unfit_rounds: Rounds = field(default_factory=Rounds)
     isolated: bool = False  # as last told to the user; `core.silence` judges
-    newest_unfit: str = ""  # VM ended as unfit; none if one as new takes part since
-    replaced_at: float = 0.0  # when a VM was last ended for one of these reasons
+    newest_unfit: str = ""  # the newest VM ended as unfit; empty once a VM as new takes part
+    replaced_at: float = 0.0  # when a VM was last ended for deaths of its trainers or as unfit
     last_traceback: str | None = None
     last_error: str = ""
     request_failures: int = 0  # rounds of refused requests in a row

@@ -1,4 +1,4 @@
-"""What is known of one VM that was ever asked for, and of what became of several."""
+"""What is known of each VM that was ever requested, and counts over several VMs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .facts import EndReason, RefusalKind
 class VmStatus(StrEnum):
     REQUESTED = "requested"
     JOINED = "joined"
-    NOTICED = "noticed"  # it is to hand over: the cloud takes it at `deadline`, or a person drains it
+    NOTICED = "noticed"  # to hand over its state: the cloud takes it at `deadline`, or a person drains it
     ENDED = "ended"
 
 
@@ -49,13 +49,13 @@ class Vm:
     detail: str = ""
     number: int = 0  # how many were requested before it
     attempt: Attempt | None = None  # the newest; None in journals of earlier versions
-    attempted_at: float | None = None  # when that was made; None: nothing of it exists
-    price: Price | None = None  # of that
-    noted: Spent = Spent()  # what that had cost for certain ...
-    noted_at: float | None = None  # ... by then; None: nothing is
-    not_released: str = ""  # why it is there still, though it has ended
-    id: str = ""  # the provider's own, once it has it
-    created_at: float | None = None  # when the provider said so
+    attempted_at: float | None = None  # when `attempt` was made; None: nothing of it exists
+    price: Price | None = None  # of `attempt`
+    noted: Spent = Spent()  # what the newest attempt had cost for certain by `noted_at`
+    noted_at: float | None = None  # None: no cost is noted
+    not_released: str = ""  # why the VM still exists, though it has ended; empty: no reason is known
+    id: str = ""  # the provider's own, once it has one
+    created_at: float | None = None  # by the provider's word
     manager_url: str = ""  # where it is to find its manager
 
     @property
@@ -68,22 +68,22 @@ class Vm:
 
     @property
     def awaited_since(self) -> float:
-        """From when it is waited for to join: its creation, as far as that is known."""
+        """Since when the VM is expected to join: its creation, as far as that is known."""
         return self.created_at or self.attempted_at or self.requested_at
 
     @property
     def num_attempts(self) -> int:
-        """How many were made to have it, at least."""
+        """How many attempts were made to create the VM, at least."""
         return self.attempt.number if self.attempt is not None else 1
 
     def is_as_new_as(self, other: Vm) -> bool:
-        """Whether it was asked for together with the other or later."""
+        """Whether this VM was requested together with the other one or later."""
         return self.requested_at == other.requested_at or self.number >= other.number
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceRefusal:
-    """What came of the last attempts in one place."""
+    """The newest refusal in one place, and how many came in a row."""
 
     kind: RefusalKind
     at: float
@@ -93,7 +93,7 @@ class PlaceRefusal:
 
 @dataclass(frozen=True, slots=True)
 class NotJoined:
-    """VMs of one origin that did not join, in a row; those that were asked for together are one."""
+    """How many VMs of one origin in a row did not join; VMs that were requested together count once."""
 
     count: int
     at: float  # when the last of them ended
@@ -101,7 +101,7 @@ class NotJoined:
 
 @dataclass(frozen=True, slots=True)
 class Enough:
-    """The VMs that a plan uses, beside which others were released that it had no use for."""
+    """How many VMs the plan of this shape uses, when others were released because it had no work for them."""
 
     shape: str
     num_vms: int
@@ -118,7 +118,7 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What a VM has cost that is gone."""
+    """The cost of a VM that is gone."""
 
     vm: str
     number: int  # the VM's

@@ -1,12 +1,20 @@
 """Providers create and release VMs on one cloud each. In: the core's commands. Out: VMs that boot into an
 agent (`BootConfig`), and lists of what exists.
 
-To add a cloud: implement `Provider` in a package here; its section of clouds.yaml is in `settings`, it is
-opened in `opening.open_clouds`, and `places.check_places` says when a section lacks a place. Add it to
-`PROVIDERS` and `CLOUDS` in `manager.spec.resources`. If its VMs hear of evictions, or end, in another way
-than those of AWS and Azure: a kind in `protocol.messages.boot`, and what reads it in
-`worker.agent.notices`. Last, a stand-in in tests/support/provider_stands.py:
-tests/providers/test_conformance.py holds every provider to what the manager relies on.
+To add a cloud:
+
+* here: a package that implements `Provider`, its section of clouds.yaml in `settings`, a branch that opens it
+  in `opening.open_clouds`;
+* `manager.places`: which of a journal's places that section no longer has;
+* `manager.spec.resources`: `PROVIDERS`, `CLOUDS`, and `_cloud_of`, which tells the cloud of an instance type;
+* `protocol.messages.boot`, where its VMs differ from those of AWS and Azure: how they hear of evictions
+  (`NoticeSource`: read in `worker.agent.notices.watcher`), how they end (`VmEnding`: in `worker.agent.ending`
+  and in `manager/boot/end_vm.py`, which runs without Makara), and how they sign in to a store
+  (`StoreIdentity`: in `worker.agent.store_sign_in`);
+* `manager.boot.payload`: the packages that a worker needs for a store of this cloud;
+* for `makara up`: `manager.hosting.host_settings`;
+* a stand-in in tests/support/provider_stands.py: tests/providers/test_conformance.py holds every provider to
+  what the manager relies on.
 
 A provider decides nothing and remembers nothing essential: all that it creates is tagged with the names of
 manager and VM, so that a manager that lost everything but its journal finds it again.
@@ -161,11 +169,8 @@ def newest_attempts(resources: Iterable[Resource]) -> dict[str, int]:
 
 _LIFE = (ResourceStatus.RUNNING, ResourceStatus.PENDING, ResourceStatus.ENDING, ResourceStatus.GONE)
 
-FaultKind = Literal["kill", "notice", "stop", "continue"]
-
 __all__ = [
     "Ended",
-    "FaultKind",
     "NoCapacity",
     "NotAllowed",
     "Partial",

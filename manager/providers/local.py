@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...protocol.messages import BootConfig, NoticeFile
 from ...protocol.vm_processes import RECORD, VmProcesses, record
@@ -26,7 +26,10 @@ from ...protocol.wiping import wipe
 from ..config import write_private
 from ..spec.job_spec import Resources
 from ..spec.placement import Attempt, Market, Offer, Placement, Price
-from . import Ended, FaultKind, NoCapacity, NotAllowed, ProviderError, Resource, ResourceStatus, statuses
+from . import Ended, NoCapacity, NotAllowed, ProviderError, Resource, ResourceStatus, statuses
+
+FaultKind = Literal["kill", "notice", "stop", "continue"]
+"""What `LocalProvider.inject` plays into a VM."""
 
 log = logging.getLogger("makara.manager")
 

@@ -1,49 +1,42 @@
-"""What a job does when VMs come and go: Varuna's way, and others to compare it with."""
+"""What a replayed job does when VMs come and go: the core as it is, and baselines to compare it with.
+
+When to change the plan, and to what, is decided by the core's rules (`core/rules/planning.py`, `growth.py`)
+and the planner, under every policy. A policy only restricts what they work with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..spec.job_spec import JobSpec
 
-FixedDepth = Callable[[], int]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """One way to meet changes. All are driven by the same core; they differ in what it may choose, and in
-    what survivors bring along.
-    """
+    """A restriction of the core: whether P may change, and whether survivors keep their state."""
 
     name: str
     about: str
     keeps_state: bool = True
     """Whether survivors go on with what they hold; else all start again from the last checkpoint."""
-    depth: int | None = None
-    """P, if the policy fixes it."""
-
-    def spec(self, spec: JobSpec) -> JobSpec:
-        """The job as this policy has it run."""
-        if self.depth is None:
-            return spec
-        parallelism = spec.parallelism.model_copy(
-            update={"pipeline_parallel_degree": self.depth, "data_parallel_degree": None}
-        )
-        return spec.model_copy(update={"parallelism": parallelism})
+    fixes_depth: bool = False
+    """Whether P stays what it was at first; D is then what fits."""
 
 
-def varuna(fixed_depth: FixedDepth) -> Policy:
-    """The core as it is: the best P×D for whoever is there, state from survivors where they have it all."""
-    return Policy(name="varuna", about="P and D chosen anew at every change; state from peers or the store")
+def with_depth(spec: JobSpec, depth: int) -> JobSpec:
+    """The job with P fixed to `depth`."""
+    parallelism = spec.parallelism.model_copy(
+        update={"pipeline_parallel_degree": depth, "data_parallel_degree": None}
+    )
+    return spec.model_copy(update={"parallelism": parallelism})
 
 
-def fixed(fixed_depth: FixedDepth) -> Policy:
-    """The naive way: one P for ever, D as many as fit; at every change all start again from the store."""
-    depth = fixed_depth()
-    about = f"P={depth} for ever, D what fits; every change restarts all from the last checkpoint"
-    return Policy(name="fixed", about=about, keeps_state=False, depth=depth)
+VARUNA = Policy(name="varuna", about="P and D chosen anew at every change; state from peers or the store")
+FIXED = Policy(
+    name="fixed",
+    about="D as large as fits; every change restarts all from the last checkpoint",
+    keeps_state=False,
+    fixes_depth=True,
+)
 
-
-POLICIES: dict[str, Callable[[FixedDepth], Policy]] = {"varuna": varuna, "fixed": fixed}
-"""By name; each is made with a function that tells the depth for those that fix it."""
+POLICIES = {policy.name: policy for policy in (VARUNA, FIXED)}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..core.state import JobState
 from .outcome import Outcome, Prices, Steady, goodput, morphs
 from .planner import CachedPlanner, predicted
-from .policies import POLICIES, Policy
+from .policies import POLICIES, Policy, with_depth
 from .scenario import ReplayError, Scenario
 from .trace_world import JOB, TraceWorld
 
@@ -32,17 +33,23 @@ def replay(
     planner = planner or CachedPlanner()
     steady = _steady(scenario, planner)
 
-    def depth() -> int:
-        if fixed_depth is not None:
-            return fixed_depth
-        if steady is None:
-            vms = scenario.spec.resources.max_nodes
-            raise ReplayError(f"resources.max_nodes: there is no plan for {vms} VMs, so no depth to fix")
-        return int(steady.shape.partition("x")[0])
+    def run(policy: Policy) -> Outcome:
+        if not policy.fixes_depth:
+            return _outcome(scenario, policy, planner, steady, prices or Prices())
+        depth = fixed_depth if fixed_depth is not None else _best_depth(scenario, steady)
+        restricted = replace(scenario, spec=with_depth(scenario.spec, depth))
+        told = replace(policy, about=f"P={depth} throughout, {policy.about}")
+        return _outcome(restricted, told, planner, steady, prices or Prices())
 
-    return [
-        _outcome(scenario, POLICIES[name](depth), planner, steady, prices or Prices()) for name in policies
-    ]
+    return [run(POLICIES[name]) for name in policies]
+
+
+def _best_depth(scenario: Scenario, steady: Steady | None) -> int:
+    """P of the best plan for `max_nodes` VMs."""
+    if steady is None:
+        vms = scenario.spec.resources.max_nodes
+        raise ReplayError(f"resources.max_nodes: there is no plan for {vms} VMs, so no depth to fix")
+    return int(steady.shape.partition("x")[0])
 
 
 def _outcome(

@@ -47,7 +47,7 @@ class TraceWorld(World[None]):
     def __init__(self, scenario: Scenario, policy: Policy, planner: CachedPlanner) -> None:
         super().__init__(TIMING, EPOCH_S)
         self.scenario = scenario
-        self.spec = policy.spec(scenario.spec)
+        self.spec = scenario.spec
         self.costs = scenario.costs
         self.planner = planner
         self.fleet = Fleet(scenario.spec.resources.workers_per_node)

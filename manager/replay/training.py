@@ -20,7 +20,7 @@ from .scenario import Scenario
 from .time_account import Item, TimeAccount
 
 
-class World(Protocol):
+class TrainingHost(Protocol):
     """What surrounds the trainers: time, the manager's state, the machines, and the store."""
 
     scenario: Scenario
@@ -66,7 +66,7 @@ class FormCost:
 class Training:
     """The one group of trainers that steps or forms, and the account of the job's time."""
 
-    def __init__(self, world: World, policy: Policy) -> None:
+    def __init__(self, world: TrainingHost, policy: Policy) -> None:
         self.world = world
         self.policy = policy
         self.group: Group | None = None

@@ -182,8 +182,6 @@ class Effects:
             self._clear_trouble(job, command)
 
     async def _result(self, job: str, command: Command) -> Event | None:
-        if isinstance(command, ReleaseVm):
-            return await self._released(job, command)
         try:
             return await self._carry_out(job, command)
         except CommandAbandoned:
@@ -235,7 +233,7 @@ class Effects:
             case RequestVm():
                 return await self._renting.request(job, command)
             case ReleaseVm():
-                return await self._renting.release(job, command)
+                return await self._released(job, command)
             case ComputePlan():
                 return await self._planner.answer(job, command)
             case ComputeGrowth():

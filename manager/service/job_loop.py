@@ -57,7 +57,7 @@ class JobLoops:
         self._rest_factor = config.rest_factor
         self._longest_rest_s = config.longest_rest_s
 
-        self._turns: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._ticking: dict[str, asyncio.Task[None]] = {}
 
     async def handle(self, job: Job, event: Event) -> None:
@@ -66,48 +66,49 @@ class JobLoops:
         if isinstance(event, ReportReceived | ConnectionClosed | VmTerminated):
             await asyncio.shield(self._gather(job, event).decided)
         else:
-            await asyncio.shield(self._begin(self._turn(job, lambda: event)))
+            await asyncio.shield(self._begin(self._handle_next(job, lambda: event)))
 
     def tick(self, job: Job) -> None:
         """Give the job a tick, unless it is still busy with its last one or rests after it."""
         if job.job not in self._ticking and time.monotonic() >= job.next_tick:
-            task = self._begin(self._tick(job))
+            task = self._begin(self._run_tick(job))
             self._ticking[job.job] = task
-            task.add_done_callback(lambda task: self._ticked(job.job, task))
+            task.add_done_callback(lambda task: self._tick_done(job.job, task))
 
     async def close(self, timeout_s: float) -> None:
         """Wait for decisions in progress, for at most `timeout_s` in case the journal hangs."""
-        if self._turns:
-            _, hanging = await asyncio.wait(self._turns, timeout=timeout_s)
-            for turn in hanging:
-                turn.cancel()
+        if self._tasks:
+            _, hanging = await asyncio.wait(self._tasks, timeout=timeout_s)
+            for task in hanging:
+                task.cancel()
 
-    def _ticked(self, job: str, task: asyncio.Task[None]) -> None:
+    def _tick_done(self, job: str, task: asyncio.Task[None]) -> None:
         del self._ticking[job]
         if not task.cancelled() and task.exception() is not None:
             log.debug("job %s: its tick: %r", job, task.exception())  # reported where it was raised
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        turn = asyncio.create_task(work)
-        self._turns.add(turn)
-        turn.add_done_callback(self._turns.discard)
-        return turn
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _turn(self, job: Job, make_event: Callable[[], Event]) -> None:
+    async def _handle_next(self, job: Job, make_event: Callable[[], Event]) -> None:
         async with job.lock:
             await self._decide_gathered(job)
-            await self._take_in(job, make_event())
+            await self._decide_or_drop(job, make_event())
 
-    async def _tick(self, job: Job) -> None:
+    async def _run_tick(self, job: Job) -> None:
         async with job.lock:
             await self._decide_gathered(job)
             job.spent_s = 0.0
-            await self._take_in(job, Tick(now=self._out.clock(), new_vms=job.new_vms()))
+            await self._decide_or_drop(job, Tick(now=self._out.clock(), new_vms=job.new_vms()))
             job.next_tick = time.monotonic() + self._rest_s(job)
 
-    async def _take_in(self, job: Job, event: Event) -> None:
+    async def _decide_or_drop(self, job: Job, event: Event) -> None:
+        """Decide on the event, unless the job is set aside and stays so."""
         if job.quarantine is not None and job.set_aside:
-            await self._set_aside(job, job.quarantine, event)
+            await self._while_set_aside(job, job.quarantine, event)
         else:
             await self._decide(job, event)
 
@@ -135,7 +136,7 @@ class JobLoops:
         events, decided, job.spent_s = (*beats.values(), *gathered.events), gathered.decided, 0.0
         try:
             now = self._out.clock()
-            await self._take_in(job, events[0] if len(events) == 1 else Batch(now=now, events=events))
+            await self._decide_or_drop(job, events[0] if len(events) == 1 else Batch(now=now, events=events))
         except Exception as error:
             decided.set_exception(error)
             decided.exception()  # mark it retrieved: no caller may be waiting
@@ -153,14 +154,14 @@ class JobLoops:
             began = time.thread_time()
             decision = decide(job.state, job.observations, event, self._timing)
             job.spent_s += time.thread_time() - began
-            await self._take(job, decision)
+            await self._carry_out(job, decision)
         except ManagerFailed:
             raise
         except Exception as error:
             self._quarantine(job, error)
             raise Quarantined(str(error)) from error
 
-    async def _take(self, job: Job, decision: Decision) -> None:
+    async def _carry_out(self, job: Job, decision: Decision) -> None:
         """Journal the decision, then apply it and have it carried out."""
         if decision.facts or decision.commands:
             try:
@@ -193,13 +194,13 @@ class JobLoops:
         job.quarantine = quarantine_for(error, now, now + wait_s)
         log.error("job %s is set aside for %.0f s", job.job, wait_s, exc_info=error)
 
-    async def _set_aside(self, job: Job, quarantine: Quarantine, event: Event) -> None:
+    async def _while_set_aside(self, job: Job, quarantine: Quarantine, event: Event) -> None:
         """Resume the job if it is time or a person asks for something; else drop the event."""
         now = event.now
         due = quarantine.retry_at is not None and now >= quarantine.retry_at
         asked = isinstance(event, StopRequested)
         wanted = due or (asked and job.state.stop_ordered_at is None)
-        if quarantine.readable and wanted and await self._take_up(job, event):
+        if quarantine.readable and wanted and await self._try_to_resume(job, event):
             return
         if not asked and not isinstance(event, Tick):
             raise Quarantined(quarantine.error)
@@ -211,9 +212,9 @@ class JobLoops:
             readable=quarantine.readable,
             why=quarantine.error,
         )
-        await self._take(job, decision)
+        await self._carry_out(job, decision)
 
-    async def _take_up(self, job: Job, event: Event) -> bool:
+    async def _try_to_resume(self, job: Job, event: Event) -> bool:
         """Resume as after a restart, with all leases anew. Returns False if that fails again."""
         job.quarantine, job.observations = None, _as_reported(job, event.now, since=event.now)
         try:

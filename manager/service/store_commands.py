@@ -222,6 +222,7 @@ class StoreCommands:
         if found is None:
             log.warning("job %s: its head is missing or somebody else's: nothing was swept", job)
             return None
+        _log_removed(job, found)
         return HeadSeen(
             now=self.clock(), generation=found.head.generation, checkpoints=candidates(found.head)
         )
@@ -311,3 +312,17 @@ class StoreCommands:
             longest_delay_s=_HOUSEKEEPING_DELAY_S,
             alone=alone,
         )
+
+
+def _log_removed(job: str, swept: Swept) -> None:
+    """Tell an operator what a sweep removed; nothing, if it removed nothing."""
+    removed = {
+        "checkpoints that had left the head": swept.deleted,
+        "checkpoints that were never published": swept.orphans,
+        "unfinished exports, by step": swept.exports,
+    }
+    told = [f"{what}: {', '.join(map(str, which))}" for what, which in removed.items() if which]
+    if swept.aborted:
+        told.append(f"{swept.aborted} uploads that never ended")
+    if told:
+        log.info("job %s: a sweep removed %s", job, "; ".join(told))

@@ -323,13 +323,15 @@ def morphs(state: JobState, first_steps: Mapping[int, float]) -> list[MorphView]
     before = next((g.shape for g in reversed(earlier) if g.formed is not None), None)
     views: list[MorphView] = []
     for generation in sorted((*shown, *present), key=lambda generation: generation.number):
-        views.append(_morph(generation, before, first_steps.get(generation.number)))
+        views.append(_morph(state, generation, before, first_steps.get(generation.number)))
         if generation.formed is not None:
             before = generation.shape
     return views
 
 
-def _morph(generation: Generation, before: str | None, first_step_at: float | None) -> MorphView:
+def _morph(
+    state: JobState, generation: Generation, before: str | None, first_step_at: float | None
+) -> MorphView:
     marks = {
         "decide": generation.planned_at,
         "prepare": generation.prepared_at,
@@ -352,7 +354,7 @@ def _morph(generation: Generation, before: str | None, first_step_at: float | No
         step=generation.formed.step if generation.formed else None,
         rung=generation.formed.rung if generation.formed else None,
         lost_steps=generation.lost_steps,
-        in_flight=step_in_flight(generation),
+        in_flight=step_in_flight(state, generation),
         predicted_s=generation.predicted_s,
         phases_s=phases,
         inside_form_s=dict(generation.formed.phases_s) if generation.formed else {},
@@ -361,12 +363,12 @@ def _morph(generation: Generation, before: str | None, first_step_at: float | No
     )
 
 
-def step_in_flight(generation: Generation) -> StepInFlightView | None:
+def step_in_flight(state: JobState, generation: Generation) -> StepInFlightView | None:
     """What a generation that has formed kept of the step that was cut off; None: nothing."""
     found = generation.formed.in_flight if generation.formed else None
-    if found is None:
+    if found is None or state.recipe is None:
         return None
-    each = generation.plan["num_micro_batches"] / (found.kept + found.missing)
+    each = state.recipe.num_micro_batches / (found.kept + found.missing)
     return StepInFlightView(kept=found.kept * each, moved=found.moved * each, done_again=found.missing * each)
 
 

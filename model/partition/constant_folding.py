@@ -97,7 +97,7 @@ def _evaluate(
 
 def _bytes(node: fx.Node) -> int:
     value = node.meta.get("val")
-    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
+    return value.nbytes if isinstance(value, Tensor) else 0
 
 
 def _storage_bytes(node: fx.Node) -> int:

@@ -79,15 +79,11 @@ def _flops(node: fx.Node, precision: Precision) -> float:
 def _traffic_bytes(node: fx.Node) -> int:
     if not isinstance(node.target, OpOverload) or node.target.is_view:
         return 0
-    return sum(map(_size, _tensors(node.all_input_nodes))) + sum(map(_size, _tensors([node])))
+    return sum(tensor.nbytes for tensor in _tensors([*node.all_input_nodes, node]))
 
 
 def _tensors(nodes: Iterable[fx.Node]) -> list[Tensor]:
     return [leaf for leaf in tree_leaves([_value(node) for node in nodes]) if isinstance(leaf, Tensor)]
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _value(node: fx.Node) -> Any:

@@ -35,8 +35,8 @@ def crossing_bytes(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> li
         if node in derived or last == position:
             continue
         if isinstance(value, Tensor):
-            change[position + 1] += value.numel() * value.element_size()
-            change[last + 1] -= value.numel() * value.element_size()
+            change[position + 1] += value.nbytes
+            change[last + 1] -= value.nbytes
         elif node.op != "get_attr":
             barred[position + 1] += 1
             barred[last + 1] -= 1

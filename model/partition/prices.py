@@ -127,7 +127,7 @@ def _random(value: Any) -> Any:
 
 def _bytes(node: fx.Node) -> int:
     values = tree_leaves([used.meta.get("val") for used in (*node.all_input_nodes, node)])
-    return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
 def _synchronise(device: torch.device) -> None:

@@ -141,8 +141,8 @@ def _is_cheap(
 ) -> bool:
     """Whether recomputing the value costs less than sending it, and is a small part of the model's work."""
     values = [leaf for leaf in tree_leaves(_value(node)) if isinstance(leaf, Tensor)]
-    sent = sum(value.numel() * value.element_size() for value in values)
-    held = sum(tensors[name].numel() * tensors[name].element_size() for name in origin.held)
+    sent = sum(value.nbytes for value in values)
+    held = sum(tensors[name].nbytes for name in origin.held)
     if held > _HELD_PER_SENT_BYTE * (sent if origin.parameters else max(sent, _MESSAGE_BYTES)):
         return False
     made = sum(work[used] for used in origin.nodes)

@@ -97,7 +97,8 @@ class Formed(Message):
     generation: Count
     step: Count  # the committed step that the generation starts from
     rung: Annotated[Literal["start", "peers", "store", "other"], or_else("other")]
-    phases_s: dict[Name, Seconds] = Field(max_length=100)  # groups, exchange, load, ... in seconds
+    # Of joining it, in order: rendezvous, agree, links, groups, load, ready.
+    phases_s: dict[Name, Seconds] = Field(max_length=100)
     in_flight: KeptContributions | None = None  # None: the step begins whole
 
 
@@ -156,12 +157,11 @@ class WorkerReport(Message):
     # something broke and it does not know who.
     lost: list[Name] = Field(default_factory=list, max_length=MOST_ENTRIES)
     published: CheckpointRef | None = None  # newest checkpoint this trainer published
-    store_trouble: Text = (
-        ""  # what the store says while this trainer tries again to save or load a checkpoint
-    )
-    forward_s: Seconds | None = (
-        None  # mean compute time of a micro-batch per section (fail-stutter detection)
-    )
+    # What the store says while this trainer tries again to save or load a checkpoint.
+    store_trouble: Text = ""
+    # Mean compute time of one forward, and of one backward, of a micro-batch through all of the worker's
+    # sections in the newest step: a worker that is slower than its peers is found by these.
+    forward_s: Seconds | None = None
     backward_s: Seconds | None = None
     failure: Failure | None = None
     # Until the recipe is in the orders:

@@ -347,7 +347,10 @@ def test_the_newest_readable_checkpoint_is_exported_and_the_answer_says_why(worl
     assert "checkpoint 20-g1 cannot be read" in stuck.error
 
 
-def test_a_sweep_retires_what_nobody_reported_and_tells_what_is_listed(world: World) -> None:
+def test_a_sweep_retires_what_nobody_reported_and_tells_what_is_listed(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "makara.manager")
     steps = (20, 30, 40, 50, 60, 120, 130)
     manifests = {step: published(world.store, step, 1) for step in steps}
     orphan = written(world.store, 25, 1)
@@ -361,6 +364,7 @@ def test_a_sweep_retires_what_nobody_reported_and_tells_what_is_listed(world: Wo
     answer = world.do(command)
     assert answer == HeadSeen(now=world.now, generation=1, checkpoints=(ref(130), ref(120)))
     assert not world.store.exists(orphan.parts[0].key)
+    assert "a sweep removed checkpoints that were never published: 25-g1" in caplog.text
     assert world.store.exists(manifests[30].parts[0].key), "for a lease after it left the head"
     world.now += LEASE_S
     world.do(command)

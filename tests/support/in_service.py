@@ -98,8 +98,8 @@ class Desk:
     async def settled(self) -> None:
         """Until no job is being decided on."""
         loops = self.service._loops
-        while loops._turns:
-            await asyncio.wait(loops._turns)
+        while loops._tasks:
+            await asyncio.wait(loops._tasks)
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Until threads have brought it about."""

@@ -20,7 +20,7 @@ from ...model.data import Batches
 from ...model.partition.partition import Sections
 from ...model.tracing.scan import refuse_unheld
 from ...model.training import Training
-from .eager import EagerModel, StepResult
+from .eager import CheckedStep, EagerModel
 from .findings import TOLERANCE, Report, difference, differences, largest_magnitude, noise_floor, some
 from .first_divergence import first_divergence
 from .global_state import Watch
@@ -234,7 +234,7 @@ class Comparison:
         return found
 
 
-def _losses_apart(one: StepResult, other: StepResult) -> list[float]:
+def _losses_apart(one: CheckedStep, other: CheckedStep) -> list[float]:
     """Of each micro-batch, the larger relative difference of sum and weight."""
 
     def apart(a: float, b: float) -> float:
@@ -244,6 +244,6 @@ def _losses_apart(one: StepResult, other: StepResult) -> list[float]:
     return [max(apart(a[0], b[0]), apart(a[1], b[1])) for a, b in pairs]
 
 
-def _mean(result: StepResult, i: int) -> float:
+def _mean(result: CheckedStep, i: int) -> float:
     total, weight = result.losses[i]
     return total / weight if weight else total

@@ -20,14 +20,14 @@ from ...model.errors import UserCodeError
 from ...model.seeds import preserved_randomness, seed64, seed_everything
 from ...model.tracing.calling import forward_call
 from ...model.tracing.trace import TracedModel
-from ...model.training import Training, build_module, call_user_code, set_training_mode
+from ...model.training import Training, build_module, call_user_code, set_training_mode, sum_and_weight
 from ..sections.buffer_updates import combine
 from ..sections.grad_sums import mean_loss
 from ..sections.lr import LearningRates
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class CheckedStep:
     """A step before anything is applied; names are the model's own, tied ones by the first."""
 
     losses: tuple[tuple[float, float], ...]  # each micro-batch's (loss sum, weight)
@@ -60,7 +60,7 @@ class EagerModel:
         self.changed_by_backward: set[str] = set()
         """Buffers that backward changes once more: checkpointed layers run twice, and count once."""
 
-    def step(self, step: int) -> StepResult:
+    def step(self, step: int) -> CheckedStep:
         """Forward and backward of all micro-batches of `step`; changes no weight and no buffer."""
         initial = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         found: dict[str, list[Tensor]] = {name: [] for name in initial}
@@ -77,7 +77,7 @@ class EagerModel:
         }
         self.module.zero_grad(set_to_none=True)
         buffers = {name: _after(initial.get(name), values) for name, values in found.items()}
-        return StepResult(tuple(losses), gradients, buffers)
+        return CheckedStep(tuple(losses), gradients, buffers)
 
     def apply(self, step: int, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         """What one optimizer over the whole model makes of the step: clipping, schedule, update, buffers."""
@@ -107,7 +107,7 @@ class EagerModel:
         with preserved_randomness():
             seed_everything(seed64("eager", self._seed, step, i))
             loss: Any = self.loss(self.output(batch), batch)
-        total, weight = cast(tuple[Any, Any], loss) if isinstance(loss, tuple) else (loss, 1.0)
+        total, weight = sum_and_weight(loss)
         buffers = dict(self.module.named_buffers())
         for name, buffer in buffers.items():
             found.setdefault(name, []).append(buffer.detach().clone())

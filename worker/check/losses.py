@@ -22,7 +22,7 @@ from ...model.data import Sample
 from ...model.errors import UserCodeError
 from ...model.torch_private.modules import BatchNorm
 from ...model.torch_private.pytree import tree_leaves
-from ...model.training import Loss, Training
+from ...model.training import Loss, Training, sum_and_weight
 from .calls import Calls
 from .eager import EagerModel
 from .findings import Finding, Report
@@ -129,7 +129,7 @@ def _gradients(
 
     def gradient(batch: Sample) -> Tensor:
         loss = eager.loss(eager.output(batch), batch)
-        total, weight = cast(tuple[Any, Any], loss) if isinstance(loss, tuple) else (loss, 1.0)
+        total, weight = sum_and_weight(loss)
         found = torch.autograd.grad(total / weight, wanted, allow_unused=True, materialize_grads=True)
         eager.set_buffers(buffers)
         return torch.cat([value.flatten()[::stride].double() for value in found])
@@ -178,7 +178,7 @@ def _unequal(fitted: Sequence[float], share: Sequence[float], declared: bool) ->
 def _loss(training: Training, output: Any, batch: dict[str, Tensor]) -> Loss:
     """The user's loss, which must lead back to the model: otherwise the job would run and train nothing."""
     loss: Any = training.loss(output, batch)
-    total = loss[0] if isinstance(loss, tuple) else loss
+    total, _ = sum_and_weight(loss)
     if not isinstance(total, Tensor):
         return loss
     if not total.requires_grad:
@@ -215,5 +215,5 @@ def _leaves_outside(total: Tensor, output: Any) -> list[Tensor]:
 
 
 def _value(loss: Any) -> float:
-    total, weight = cast(tuple[Any, Any], loss) if isinstance(loss, tuple) else (loss, 1.0)
+    total, weight = sum_and_weight(loss)
     return float(total.detach()) / float(weight)

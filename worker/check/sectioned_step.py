@@ -11,7 +11,7 @@ from ..sections.buffer_updates import combine
 from ..sections.grad_check import is_usable, total_norm
 from ..sections.grad_sums import clip_coefficient, mean_loss, new_sum, parameter_norm
 from ..sections.ranges import RangeRuntime
-from .eager import StepResult
+from .eager import CheckedStep
 
 
 class Loaded(Batches):
@@ -39,7 +39,7 @@ class SectionedModel:
         for index in range(chain.num_sections):
             self._runtime.host(index)
 
-    def step(self) -> StepResult:
+    def step(self) -> CheckedStep:
         """Forward and backward of all micro-batches of step 0. `buffers`: those that the step changes."""
         last, num = self._chain.num_sections, self._batches.num_micro_batches
         sums = new_sum(self._chain, self._chain.trainable_names, num, "fast")
@@ -54,9 +54,9 @@ class SectionedModel:
                 updates.setdefault(name, []).append(value)
         _, weight = mean_loss(losses)
         buffers = {name: combine(values) for name, values in updates.items()}
-        return StepResult(tuple(losses), dict(sums.totals(weight).gradients), buffers)
+        return CheckedStep(tuple(losses), dict(sums.totals(weight).gradients), buffers)
 
-    def apply(self, result: StepResult) -> None:
+    def apply(self, result: CheckedStep) -> None:
         """Clips by the norm over all sections and lets each section's optimizer update its weights."""
         names = self._chain.trainable_names
         norms = [float(parameter_norm(result.gradients[name])) for name in names]

@@ -50,10 +50,10 @@ class Vote:
     attempt: int
     prepared: int
     flags: Flag
-    norms: Mapping[
-        int, float
-    ]  # {index of the parameter in the model: norm}, for parameters whose norms this rank contributes
-    tallies: Sequence[int]  # of its part of each bucket's sum; 0 for those that it does not host
+    # {index of the parameter in the model: norm}, for parameters whose norms this rank contributes.
+    norms: Mapping[int, float]
+    # Of its part of each bucket's sum; 0 for those that it does not host.
+    tallies: Sequence[int]
 
     def vector(self, num_ranks: int, num_parameters: int) -> list[float]:
         values = [0.0] * (1 + _SLOTS * num_ranks + num_parameters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -82,8 +82,19 @@ class Work:
     seconds: dict[Kind, float] = field(default_factory=lambda: dict.fromkeys(Kind, 0.0))
     counts: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
 
-    def mean_s(self, kind: Kind) -> float | None:
-        return self.seconds[kind] / self.counts[kind] if self.counts[kind] else None
+    @property
+    def forward_s(self) -> float | None:
+        """Mean seconds of a micro-batch's forward; None if there was none."""
+        return self._per([Kind.FORWARD], self.counts[Kind.FORWARD])
+
+    @property
+    def backward_s(self) -> float | None:
+        """Mean seconds of a micro-batch's backward, whole or in halves; None if there was none."""
+        num = self.counts[Kind.BACKWARD] + self.counts[Kind.INPUT]
+        return self._per((Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT), num)
+
+    def _per(self, kinds: Iterable[Kind], num: int) -> float | None:
+        return sum(self.seconds[kind] for kind in kinds) / num if num else None
 
 
 @dataclass(frozen=True, slots=True)

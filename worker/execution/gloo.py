@@ -2,8 +2,8 @@
 
 The groups are built directly, not by `init_process_group`: a process forms many generations in its life,
 and an abandoned one may still hold blocked threads, so nothing global may be involved. `ProcessGroupGloo`,
-its `_Options` and `create_device` are not documented API; they are used here only, checked with torch 2.8
-to 2.13. CUDA tensors are staged through host memory by the callers.
+its `_Options` and `create_device` are not documented API; they are used here only, checked with torch
+2.13. CUDA tensors are staged through host memory by the callers.
 """
 
 from __future__ import annotations

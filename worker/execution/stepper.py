@@ -13,7 +13,6 @@ import torch
 from ...model.data import Batches
 from ...model.partition.partition import CutTensor
 from ...pipeline.contributions import whole_tally
-from ...pipeline.operations import Kind
 from ...pipeline.plan import Plan, RestOfStep
 from ...pipeline.schedules import orders
 from ...pipeline.traffic import Message, messages
@@ -205,12 +204,3 @@ class Stepper:
             log.error("step %d: the sums are not of each contribution once; the step is redone", reduced.step)
             return replace(record, flags=record.flags | Flag.MISCOUNT)
         return record
-
-
-def mean_seconds(work: Work | None) -> tuple[float | None, float | None]:
-    """(forward, backward) mean seconds of a micro-batch on this worker, to detect slow machines."""
-    if work is None:
-        return None, None
-    count = work.counts[Kind.BACKWARD] + work.counts[Kind.INPUT]
-    spent_s = sum(work.seconds[kind] for kind in (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT))
-    return work.mean_s(Kind.FORWARD), spent_s / count if count else None

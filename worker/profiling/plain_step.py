@@ -18,7 +18,7 @@ import torch
 
 from ...model.data import Batches
 from ...model.tracing.calling import forward_call
-from ...model.training import Training, build_module, load_entrypoint, set_training_mode
+from ...model.training import Training, build_module, load_entrypoint, set_training_mode, sum_and_weight
 
 _REPEATS = 5
 
@@ -35,7 +35,7 @@ def plain_step_s(training: Training, global_batch_size: int, m: int) -> float:
     for _ in range(1 + _REPEATS):
         began = time.perf_counter()
         loss: Any = training.loss(module(**call.arguments(batch)), batch)
-        (loss[0] if isinstance(loss, tuple) else loss).backward()
+        sum_and_weight(loss)[0].backward()
         times.append(time.perf_counter() - began)
     return statistics.median(times[1:]) * batches.num_micro_batches
 

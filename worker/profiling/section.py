@@ -73,7 +73,7 @@ def measure_section(
     optimizer_s = _seconds_of(end_step, conditions)
     finalise, update = _update_footprints(section, sums, coefficient, device)
     tensors, _ = section.state()
-    saved_bytes = sum(_size(tensor) for tensor in tensors.values())
+    saved_bytes = sum(tensor.nbytes for tensor in tensors.values())
     whole_batch = section.info.batch or index == chain.num_sections - 1
     return SectionFigures(
         index,
@@ -82,18 +82,18 @@ def measure_section(
             "optimizer_s": summarise(optimizer_s),
         },
         {
-            "parameter_bytes": sum(_size(parameter) for parameter in section.parameters.values()),
-            "gradient_bytes": _size(sums.buffer),
-            "state_bytes": saved_bytes + section.fixed_bytes() + _size(sums.buffer),
+            "parameter_bytes": sum(parameter.nbytes for parameter in section.parameters.values()),
+            "gradient_bytes": sums.buffer.nbytes,
+            "state_bytes": saved_bytes + section.fixed_bytes() + sums.buffer.nbytes,
             "activation_bytes": max(0, forward.kept_bytes),
-            "batch_bytes": sum(_size(entry) for entry in batch.values()) if whole_batch else 0,
+            "batch_bytes": sum(entry.nbytes for entry in batch.values()) if whole_batch else 0,
             "forward_peak_bytes": forward.peak_bytes,
             "backward_peak_bytes": backward.peak_bytes,
             "pending_bytes": passes.pending_bytes(device) if index >= chain.frozen else 0,
             "reduced_bytes": finalise.kept_bytes,
             "update_peak_bytes": max(finalise.peak_bytes - finalise.kept_bytes, update.peak_bytes),
             "snapshot_bytes": saved_bytes,
-            "optimizer_bytes": sum(_size(t) for name, t in tensors.items() if name.startswith("optimizer/")),
+            "optimizer_bytes": sum(t.nbytes for name, t in tensors.items() if name.startswith("optimizer/")),
         },
     )
 
@@ -222,7 +222,3 @@ def now(device: torch.device | str) -> float:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from ...model.partition.partition import Section, Sections
 from ...model.precision import Precision, autocast
 from ...model.seeds import seed64
 from ...model.torch_private.pytree import tree_unflatten
-from ...model.training import Training, call_user_code, raised_by_user, user_error
+from ...model.training import Training, call_user_code, raised_by_user, sum_and_weight, user_error
 from . import engine, halves
 from .loss_scale import LossScale
 from .lr import LearningRates
@@ -291,9 +291,7 @@ class SectionRuntime:
         """Bytes of buffers and constants on the device that are not part of the state."""
         kept = self._kept_buffers().values()
         rest = [buffer for buffer in self.buffers.values() if all(buffer is not other for other in kept)]
-        return sum(
-            tensor.numel() * tensor.element_size() for tensor in [*rest, *self._constants, *self.folded]
-        )
+        return sum(tensor.nbytes for tensor in [*rest, *self._constants, *self.folded])
 
     def _kept_buffers(self) -> dict[str, Tensor]:
         """The state's buffers under their names in it: persistent ones, and those that change."""
@@ -341,7 +339,7 @@ class SectionRuntime:
         output = tree_unflatten(results, self._sections.traced.out_spec)
         moved = {name: entry.to(self._device) for name, entry in batch.items()}
         loss: Any = call_user_code("Training.loss", self._training.loss, output, moved)
-        total, weight = cast(tuple[Any, Any], loss) if isinstance(loss, tuple) else (loss, 1.0)
+        total, weight = sum_and_weight(loss)
         if not isinstance(total, Tensor) or total.numel() != 1:
             raise UserCodeError("Training.loss: expected a scalar tensor (a mean) or (sum, weight)")
         piece = Piece(float(total.detach()), float(weight))

@@ -14,7 +14,7 @@ from ..execution.buckets import buckets
 from ..execution.commit import Flag
 from ..execution.session import Session
 from ..execution.state import AppliedStep
-from ..execution.stepper import Stepper, StepResult, mean_seconds
+from ..execution.stepper import Stepper, StepResult
 from ..recovery.joining import CheckpointLocation, join_generation
 from ..recovery.saver import CheckpointTarget, Saver
 from .agent_pipe import AgentPipe
@@ -192,8 +192,12 @@ class _Loop:
                 self._session.courier.call(lambda: self._saver.wait(0.2))
 
     def _tell(self, step: int, result: StepResult) -> None:
-        forward_s, backward_s = mean_seconds(result.work)
-        changes: dict[str, Any] = {"step": step, "forward_s": forward_s, "backward_s": backward_s}
+        work = result.work
+        changes: dict[str, Any] = {
+            "step": step,
+            "forward_s": None if work is None else work.forward_s,
+            "backward_s": None if work is None else work.backward_s,
+        }
         self._control.report(**changes)
         # From both ends of the plan: a VM that dies while the manager is away takes its reports with it.
         if self._session.rank in (0, self._session.plan.num_workers - 1):

@@ -27,7 +27,7 @@ def _part(session: Session, model: Model, section: int) -> PartSnapshot:
     kept = {n: v for n, v in scalars.items() if v is not None and _stores(model.chain, section, n)}
     hosts = session.plan.hosts(section)
     part = hosts.index(session.rank)
-    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in own.items()}
+    sizes = {name: tensor.nbytes for name, tensor in own.items()}
     chosen = share(sorted(own), sizes, part, len(hosts))
     return PartSnapshot(section, part, len(hosts), {name: _copy(own[name]) for name in chosen}, kept)
 

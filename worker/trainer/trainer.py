@@ -2,7 +2,7 @@
 generation.
 
 The main thread computes. It looks at the newest orders, makes what they ask for true, and waits for the
-next; only the control thread (see `control`) and named helpers run beside it.
+next; only the thread of `agent_pipe` and named helpers run beside it.
 """
 
 from __future__ import annotations

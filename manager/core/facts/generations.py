@@ -57,7 +57,11 @@ class GenerationFormed(BaseFact):
 
 
 class GenerationStalled(BaseFact):
-    """No member has made progress for longer than the bound: the stacks of all are asked for."""
+    """No member has made progress for longer than the bound: the stacks of all are asked for.
+
+    `silent_s`: seconds without progress, under the name that journals have always had for it; the members'
+    reports may have come all the while.
+    """
 
     fact: Literal["generation_stalled"] = "generation_stalled"
     generation: int

@@ -1,12 +1,12 @@
 """Whether more VMs of a cloud pay for the change that takes them in: the planner is asked before the cloud.
 
-The question is for the fewest that save enough of a step, beside the VMs that are there or on their way.
-Those are asked for together, and then the next question follows. Answers are kept while nothing changes that
-they depend on; one question is asked at a time. Where the planner fails, as many VMs are asked for as the job
-may have.
+The planner is asked for the fewest additional VMs that save enough of a step, given the VMs that exist or
+were requested. They are requested together, and then the next question follows. An answer is kept until
+something that it depends on changes; one question is asked at a time. If the planner fails, as many VMs are
+requested as the job may have.
 
-There is no question while a job has not run yet, nor for VMs up to `min_nodes`. A VM in place of one that was
-lost is one more like any other.
+The planner is not asked before a job has run, nor for VMs up to `min_nodes`. A VM that replaces a lost one
+counts as an additional VM.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _judged(context: Context, answer: GrowthComputed, most: int, least: float) -
     if answer.step_s is None:
         return (most if answer.grown_s is None else answer.num_more), ""
     if state.current is None and state.planned is None and state.impossible is not None:
-        return most, ""  # what is there is of less use than was taken for granted
+        return most, ""  # no plan works with the present VMs, though the answer assumed that one does
     if answer.gain >= least:
         return answer.num_more, ""
     if answer.gain < 0.0005:
@@ -86,9 +86,9 @@ def _judged(context: Context, answer: GrowthComputed, most: int, least: float) -
 
 
 def _lasts_s(context: Context) -> float:
-    """For how long a change that begins now would be of use: until VMs are lost again, or the job ends.
+    """How long a change that begins now would last: until VMs are lost again, or the job ends.
 
-    Losses come as often as they did while the job ran. Of the job's rest, what VMs take to join is lost.
+    Losses are assumed as frequent as while the job ran. The time that VMs take to join is not counted.
     """
     state, timing = context.state, context.timing
     ran = [(g.formed_at, g.ended_at) for g in (*state.history, state.current) if g is not None]
@@ -101,7 +101,7 @@ def _lasts_s(context: Context) -> float:
 
 
 def _join_s(state: JobState) -> float:
-    """What VMs that live took to join, from when they were asked for."""
+    """The median time in which the living VMs joined after they were requested."""
     took = [
         vm.joined_at - vm.attempted_at
         for vm in state.live_vms
@@ -153,7 +153,7 @@ def _slots(vm: str, workers: _Workers) -> tuple[WorkerSlot, ...]:
 
 
 def _workers(context: Context, placement: Placement) -> tuple[list[_Workers], _Workers]:
-    """Those of each VM that stays, as they are or are expected to be; and those of one VM more."""
+    """(The workers of each VM that stays, as they are or are expected to be; those of one more VM.)"""
     state, staying = context.state, staying_vms(context.state)
     joined = {vm.vm: _known(state, vm) for vm in staying if vm.joined}
 
@@ -166,8 +166,8 @@ def _workers(context: Context, placement: Placement) -> tuple[list[_Workers], _W
 
 
 def _expected(context: Context, kind: _Kind | None, joined: Mapping[str, _Workers]) -> _Workers:
-    """Those of a VM that is not there yet: as of others of its type. Of a type that never was there the offer
-    says the memory, and it is taken to be as fast as the job's usual worker."""
+    """The workers of a VM that has not joined yet: as those of other VMs of its type. For a type that the job
+    never had, the memory is the offer's, and the speed that of the job's median worker."""
     state = context.state
     everyone = [worker for workers in joined.values() for worker in workers]
     alike = [it for vm, workers in joined.items() if _kind_of(state.vms[vm]) == kind for it in workers]
@@ -201,7 +201,7 @@ def _kind_of(vm: Vm) -> _Kind | None:
 
 
 def _known(state: JobState, vm: Vm) -> _Workers:
-    """Those of a VM that has joined, without those that cannot meet the recipe."""
+    """The workers of a VM that has joined, except those that cannot meet the recipe."""
     assert state.spec is not None, "VMs are for submitted jobs"
     found: list[tuple[int, float]] = []
     for index in range(state.spec.resources.workers_per_node):

@@ -1,4 +1,10 @@
-"""VMs that are to hand over: the cloud said that it will take them, or a person has them drained."""
+"""VMs that are to hand over: the cloud said that it will take them, or a person has them drained.
+
+A notice becomes a fact here (`record`) and makes the VM's status `NOTICED`. What follows from that status is
+decided in `planning`: plans no longer use the VM, so another plan is needed (`_need`); if none works without
+it, all workers save and hold (`_hold_if_noticed`). Once the plan that runs does without the VM, `release`
+lets it go.
+"""
 
 from __future__ import annotations
 
@@ -79,13 +85,11 @@ def _call_off(context: Context) -> None:
 
 
 def deadline_of(context: Context, vm: Vm) -> float | None:
-    """When the cloud takes the VM. What was journalled may be of another clock: a report knows better."""
+    """When the cloud takes the VM. The journalled time may be of another clock, so a report's counts."""
     if vm.deadline is None:
         return None
-    deadline, last_report = (
-        max(vm.deadline, context.observations.started_at),
-        context.observations.last_reports.get(vm.vm),
-    )
+    deadline = max(vm.deadline, context.observations.started_at)
+    last_report = context.observations.last_reports.get(vm.vm)
     remaining_s = last_report.report.notice_deadline_s if last_report is not None else None
     if last_report is None or remaining_s is None:
         return deadline

@@ -76,7 +76,7 @@ def plan(context: Context) -> None:
         context.note(grown_at=context.now)
     context.note(usable=incarnations)
     asked = context.observations.planning
-    # A question about workers that are gone meanwhile is asked anew.
+    # If workers of the pending question are gone meanwhile, the planner is asked again.
     waiting = (
         asked is not None
         and asked.incarnations <= incarnations
@@ -316,9 +316,8 @@ def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked:
     if any(worker not in ready for worker in event.workers) or _left_out_member(context, event, ready):
         return
     incarnations = tuple(ready[worker] for worker in event.workers)
-    plan = Plan.from_json(
-        value
-    )  # a planner that answers with an invalid plan is a fault of ours: it may raise
+    # Raises for an invalid plan: that is a fault of our planner.
+    plan = Plan.from_json(value)
     assert plan.num_workers == len(incarnations), "the planner names one worker for each rank"
     if asked is not None and _is_about(event, asked):
         considered = asked.incarnations

@@ -1,14 +1,15 @@
-"""Whether anything gets on, and what follows where nothing does.
+"""Whether trainers make progress, and what follows where they do not.
 
-A trainer's beats come from a thread of their own, and prove that the process lives; that it gets on, its
-*progress* proves: a count of operations, samples and pieces of what it loads and saves. The progress of any
-member resets the bound of its generation, since a step that one cannot finish stops all. The bound follows
-from what a step was predicted and measured to take; waiting for data or for the store has bounds of its own.
+A trainer's beats come from a thread of their own and prove only that the process lives. Its *progress*, a
+count of operations, samples and pieces of what it loads and saves, proves that it works. The progress of
+any member resets the bound of its generation, since a step that one member cannot finish stops all. The bound
+follows from what a step was predicted and measured to take; waiting for data or for the store has bounds of
+its own.
 
 When it is exceeded, the stacks of all members are asked for, and then the generation is closed. Members whose
-own work is stalled are suspected and left out for a while. Where all wait for each other nobody is: the
-links are tried when the next generation forms. If that one makes no progress at the same step either, whoever
-is suspected, the bound is doubled: one operation may take longer than was predicted.
+own work is stalled are suspected and left out for a while. Where all wait for each other nobody is suspected:
+the links are tried when the next generation forms. If that one makes no progress at the same step either, the
+bound is doubled, whether or not a member is suspected: one operation may take longer than was predicted.
 
 A member of a closed generation sees that it is closed between two operations. So it has the time that its
 operation may take, and is ended after that; this does not count as a failure of the job.
@@ -88,14 +89,14 @@ def no_progress(state: JobState, observations: Observations, now: float, timing:
     active = {incarnation.worker: r for incarnation, r in reports if r is not None and _works_in(r, judged)}
     if judged.formed is not None and not active:
         return None
-    # What members still do in the generation before gets none nearer to forming this one.
-    getting_on = (
+    # Work that a member still does for the generation before is no progress in forming this one.
+    counted = (
         incarnations
         if judged.formed is not None
         else [incarnation for incarnation in incarnations if incarnation.worker in active]
     )
     moved_at = max(
-        (observations.moved_at(incarnation) for incarnation in getting_on), default=observations.started_at
+        (observations.moved_at(incarnation) for incarnation in counted), default=observations.started_at
     )
     standing = {name: where for name in active if (where := observations.at_of(name)) is not None}
     bound = _bound(state, observations, judged, set(standing.values()), timing)
@@ -180,7 +181,8 @@ def _longest(*bounds: _Bound) -> _Bound:
 def _doublings(state: JobState, observations: Observations, generation: Generation) -> int:
     """How many generations before this one made no progress at the step that it is to do.
 
-    Whoever was suspected: each host in turn may have needed longer for one operation than was predicted.
+    It does not matter which members were suspected: each host in turn may need longer for one operation than
+    was predicted.
     """
     stall = state.stall
     if stall is None or observations.newest_step > stall.step:
@@ -263,14 +265,14 @@ def _replace_stalled(context: Context, vm: Vm, worker: WorkerReport) -> None:
             counted=not closed,
         )
     )
-    if never_ran(worker) and vm.live:  # no trainer runs yet: the VM's own setup comes to no end
+    if never_ran(worker) and vm.live:  # no trainer runs yet: the VM's own setup does not end
         context.end_vm(vm.vm, EndReason.LEFT, message)
 
 
 def _own_bound_s(context: Context, worker: WorkerReport) -> tuple[float | None, bool]:
     """For how long this trainer alone may make no progress, and whether its generation is closed.
 
-    No time where it works in an open generation: there the progress of any member counts.
+    None for a trainer in an open generation: there the progress of any member counts.
     """
     if worker.phase is Phase.STARTING:
         return context.timing.start_wait_s, False
