@@ -12,9 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from makara.model.data import Batches
+from makara.model.partition.partition import choose_cuts, split
+from makara.model.tracing.trace import trace
+from makara.model.training import load_entrypoint
+from makara.pipeline.plan import Path as Route
 from makara.pipeline.plan import Plan
 from makara.protocol.messages import Phase
+from makara.worker.sections.ranges import RangeRuntime
 from test_trainers import STEPS, Run, assert_same, reference
+from trainer_processes import BUNDLE
 
 MODELS = {
     "tied weights": ("models:tied_gpt", "fp32"),
@@ -84,6 +91,23 @@ class Deaths:
         if kept is not None:
             self.counts.update(kept.model_dump())
         return workers, plan
+
+
+def test_a_micro_batch_of_which_only_the_loss_is_missing_has_its_loss() -> None:
+    """Found: nothing was kept of such a forward, its piece of the loss included."""
+    training = load_entrypoint(BUNDLE, "models:tied_gpt")
+    traced = trace(training, 2, 7)
+    chain = split(traced, choose_cuts(traced, None))
+    runtime = RangeRuntime(chain, training, 7)
+    for index in range(chain.num_sections):
+        runtime.host(index)
+    batch = Batches(training.dataset(), 7, 16, 2).micro_batch(0, 3)
+    whole, nothing = Route((), ()), Route((), (), open_from=chain.num_sections)
+    pieces = [
+        runtime.forward(0, 3, 0, chain.num_sections, {}, batch, True, path).piece for path in (whole, nothing)
+    ]
+    assert pieces[0] is not None
+    assert pieces[0] == pieces[1]
 
 
 @pytest.mark.parametrize("histories", [1, pytest.param(10, marks=pytest.mark.soak)])

@@ -9,6 +9,7 @@ sums stay as they are.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from torch import Tensor
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Plan
 from ..sections.grad_sums import Totals, mean_loss
-from ..sections.ranges import Piece, RangeOutput
+from ..sections.ranges import RangeOutput
 from .blocking import Future
 from .buckets import Bucket
 from .executor import Sink
@@ -31,7 +32,7 @@ from .partial_sums import PartialSum
 from .session import Session
 from .staging import Stager
 
-_NO_PIECE = Piece(0.0, 0.0)
+_NO_PIECE = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class BucketTotal:
 @dataclass(frozen=True, slots=True)
 class StepTotals:
     loss: float
+    has_all_losses: bool
+    """Each micro-batch's piece was contributed once."""
     buckets: Sequence[BucketTotal]
 
 
@@ -88,7 +91,7 @@ class Reduction(Sink):
         self._bucket_of = {name: bucket.sections for bucket in self._own for name in bucket.names}
         self._buffers = [bucket for bucket in self._own if bucket.buffers]
         self._num_micro_batches = num_micro_batches
-        self._losses: Future[tuple[float, float]] | None = None
+        self._losses: Future[tuple[float, float, bool]] | None = None
         self._totals: list[Future[tuple[BucketTotal, Any]]] = []
 
     def begin(self, expected: Expected, loss_scale: float = 1.0) -> None:
@@ -130,14 +133,14 @@ class Reduction(Sink):
         assert len(self._totals) == len(self._own), "operations are left"
         courier = self._session.courier
         idle(self._losses)
-        loss, _ = courier.result(self._losses)
+        loss, _, has_all_losses = courier.result(self._losses)
         totals: list[BucketTotal] = []
         for call in self._totals:
             idle(call)
             total, moment = courier.result(call)
             self._compute.adopt([*total.gradients.gradients.values(), *total.buffers.values()], moment)
             totals.append(total)
-        return StepTotals(loss, totals)
+        return StepTotals(loss, has_all_losses, totals)
 
     def close(self) -> None:
         """Drop the calls of the last step, which refer to this object, and so to sums and session."""
@@ -150,7 +153,8 @@ class Reduction(Sink):
         if self._losses is None and not self._forwards_left:
             # One worker contributes each micro-batch's row and the others zeros, so the sum is exact.
             pieces = self._in_flight.brought_losses()
-            rows = [pieces.get(number, _NO_PIECE) for number in range(self._num_micro_batches)]
+            present = {number: (*piece, 1.0) for number, piece in pieces.items()}
+            rows = [present.get(number, _NO_PIECE) for number in range(self._num_micro_batches)]
             table = torch.tensor(rows, dtype=torch.float64)
             self._losses = courier.start(partial(self._sum_losses, table))
         while self._losses is not None and len(self._totals) < len(self._own):
@@ -164,16 +168,20 @@ class Reduction(Sink):
     def _is_complete(self, bucket: Bucket) -> bool:
         return not any(self._backwards_left.get(section) for section in bucket.sections)
 
-    def _sum_losses(self, table: Tensor) -> tuple[float, float]:
-        """(loss, total weight)."""
+    def _sum_losses(self, table: Tensor) -> tuple[float, float, bool]:
+        """(loss, total weight, whether each piece was contributed once). `table`: a row for each micro-batch:
+        its piece, and how often it was contributed."""
         self._everyone.sum(table)
-        return mean_loss([(float(total), float(weight)) for total, weight in table.tolist()])
+        rows: list[list[float]] = table.tolist()
+        if any(times != 1.0 for _, _, times in rows):
+            return math.nan, 1.0, False
+        return *mean_loss([(total, weight) for total, weight, _ in rows]), True
 
     def _sum_bucket(
-        self, bucket: Bucket, own: PartialSum, losses: Future[tuple[float, float]], computed: Any
+        self, bucket: Bucket, own: PartialSum, losses: Future[tuple[float, float, bool]], computed: Any
     ) -> tuple[BucketTotal, Any]:
         """The bucket's totals and, for another thread, the moment when they are computed."""
-        _, weight = losses.result()
+        _, weight, _ = losses.result()
         over = None
         if len(bucket.hosts) > 1:
             over = _StagedAllReduce(self._session.hosts(bucket), self._courier)

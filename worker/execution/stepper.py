@@ -200,7 +200,7 @@ class Stepper:
         self._progress.operations += 1
         summed: list[float] = vector.tolist()
         record = CommitRecord.from_vector(self._session.number, plan.num_workers, len(self._names), summed)
-        if tallies_of(summed, len(tallies)) != self._whole_tallies:
+        if not totals.has_all_losses or tallies_of(summed, len(tallies)) != self._whole_tallies:
             log.error("step %d: the sums are not of each contribution once; the step is redone", reduced.step)
             return replace(record, flags=record.flags | Flag.MISCOUNT)
         return record

@@ -157,7 +157,8 @@ class RangeRuntime:
             kept.inputs, kept.batch = frozen.values, batch if self.needs_batch(first, stop) else {}
         saved = kept.saved if keep else None
         output = self._run(step, micro_batch, range(first, stop), frozen.values, batch, saved)
-        return output._replace(updates=frozen.updates | output.updates)
+        piece = frozen.piece if output.piece is None else output.piece
+        return output._replace(piece=piece, updates=frozen.updates | output.updates)
 
     def recompute(self, micro_batch: int, start: int) -> None:
         """Run the forward again from the kept inputs, with the same random numbers, and keep its graphs. Its
