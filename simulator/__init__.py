@@ -11,7 +11,7 @@ from .backends import warm_up
 from .calibration.data import Calibration, InvalidCalibration, Link
 from .calibration.links import AllReduce, MeasuredWire
 from .calibration.measurements import Measurements
-from .calibration.sizes import sizes_of
+from .calibration.sizes import Sizes, sizes_of
 from .cluster import to_ns
 from .costs import InvalidCosts, MorphCosts
 from .simulation import MiniBatch, simulate
@@ -34,6 +34,7 @@ __all__ = [
     "Measurements",
     "MiniBatch",
     "MorphCosts",
+    "Sizes",
     "Span",
     "TraceEvent",
     "MeasuredWire",
