@@ -16,6 +16,7 @@ from .cluster import to_ns
 from .costs import InvalidCosts, MorphCosts
 from .simulation import MiniBatch, simulate
 from .spans import Span
+from .staggered import staggered_step_s
 from .step_end import COMMIT_BYTES, LOSS_ALLREDUCE_BYTES, Closing, ClosingKind
 from .trace import InvalidTrace, NodeChange, TraceEvent, read_availability, read_counts, read_trace
 
@@ -43,6 +44,7 @@ __all__ = [
     "read_trace",
     "simulate",
     "sizes_of",
+    "staggered_step_s",
     "to_ns",
     "warm_up",
 ]
