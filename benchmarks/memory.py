@@ -50,9 +50,16 @@ def rows_of(model: str) -> list[Row]:
         first = in_fresh_process(_profile, job, environment=ALLOCATOR)
         calibration = Calibration.from_json(first.calibration)
         found: list[Row] = []
-        for recompute in (False, True):
-            own = job.model_copy(update={"store": StoreConfig(uri=f"file://{folder}/{recompute}")})
-            plan = grid(_stages(calibration), 1, num_micro_batches, recompute=recompute, generation=1)
+        for recompute, halves in ((False, False), (True, False), (False, True)):
+            own = job.model_copy(update={"store": StoreConfig(uri=f"file://{folder}/{recompute}{halves}")})
+            plan = grid(
+                _stages(calibration),
+                1,
+                num_micro_batches,
+                recompute=recompute,
+                halves=halves,
+                generation=1,
+            )
             open_generation(open_store(own.store.uri), own.job, plan.generation)
             predicted = simulate(plan, calibration).peak_bytes
             measured = _peaks(own, plan, first.recipe)
@@ -61,6 +68,7 @@ def rows_of(model: str) -> list[Row]:
                     {
                         "model": model,
                         "recompute": recompute,
+                        "halves": halves,
                         "rank": rank,
                         "measured": peak / 1e6,
                         "predicted": guess / 1e6,

@@ -24,11 +24,15 @@ def sweeps() -> list[tuple[str, float, int]]:
     fresh = [_request(128, _uneven(seed)) for seed in range(1, 1 + _REPEATS)]
     known, jittery = _request(128, _uneven(0)), _request(128, _jittery(_uneven(0)))
     many = _request(10_000, _uneven(0))
+    split = [_request(128, _halved(_uneven(seed))) for seed in range(1, 1 + _REPEATS)]
+    many_split = _request(10_000, _halved(_uneven(0)))
     return [
         ("first sweep of a job, G=128 K=54 N=8192", *_median(fresh)),
         ("sweep, G=128 K=54 N=8192", *_median([known] * _REPEATS)),
         ("the same with 1 ms of jitter", *_median([jittery] * _REPEATS)),
         ("sweep, G=10000 K=54 N=8192", *_median([many] * _REPEATS)),
+        ("first sweep of a job, G=128 K=54 N=8192, halves measured", *_median(split)),
+        ("sweep, G=10000 K=54 N=8192, halves measured", *_median([many_split] * _REPEATS)),
     ]
 
 
@@ -40,6 +44,17 @@ def _uneven(seed: int) -> Calibration:
         even,
         forward_s=tuple(s * factor for s, factor in zip(even.forward_s, factors, strict=True)),
         backward_s=tuple(s * factor for s, factor in zip(even.backward_s, factors, strict=True)),
+    )
+
+
+def _halved(even: Calibration) -> Calibration:
+    """I and W half a backward each, but for the first section, whose I nobody waits for."""
+    half_s = tuple(seconds / 2 for seconds in even.backward_s[1:])
+    return replace(
+        even,
+        input_s=(0.0, *half_s),
+        weight_s=(even.backward_s[0], *half_s),
+        pending_bytes=tuple(size // 4 for size in even.activation_bytes),
     )
 
 

@@ -18,6 +18,9 @@ class Bound:
     it, does all its work, and its last backward passes back through the stages before it; then come its
     all-reduces, one after the other, the commit and the optimizer. A micro-batch is in flight on the first
     stage for at least one round trip through the pipeline, and at most `window` are in flight at a time.
+
+    With `halves` the gradient of the last micro-batch passes back through I alone, and the first stage's W
+    ends the pipeline, or any stage's W that was put off; of those, a window allows as many as it counts.
     """
 
     def __init__(
@@ -26,24 +29,33 @@ class Bound:
         stages: Sequence[Range],
         *,
         recompute: bool,
+        halves: bool = False,
         slowdown: Sequence[float] | None = None,
         window: int | None = None,
     ) -> None:
         factors = [1.0] * len(stages) if slowdown is None else slowdown
-        parts = _parts(table, stages, factors, recompute, window is not None)
+        parts = _parts(table, stages, factors, recompute, halves, window is not None)
         tails_ns = list(accumulate((part.back_ns for part in parts), initial=0))
         self._depth = len(stages)
         self._window = window
-        self._round_trip_ns = parts[-1].lead_ns + parts[-1].forward_ns + tails_ns[-1]
-        self._pipeline = _highest(
-            _Line(part.work_ns, part.lead_ns - part.saved_ns + tail_ns)
+        first, last = parts[0], parts[-1]
+        self._round_trip_ns = last.lead_ns + last.forward_ns + tails_ns[-1] + first.weight_ns
+        self._first = _highest(
+            line
             for part, tail_ns in zip(parts, tails_ns, strict=False)
+            for line in part.backwards(window, tail_ns + first.weight_ns if part is not first else 0)
         )
-        last = parts[-1]
-        self._forwards = _Line(last.work_ns, last.lead_ns - last.back_ns)
-        """Time until the last forward of the last stage, which runs each backward right after its forward."""
+        """When the first stage's last backward ends."""
+        self._pipeline = self._first
+        if halves:
+            whole = (_Line(part.work_ns, part.lead_ns) for part in parts)
+            self._first = _highest([*self._first, _Line(first.work_ns, first.lead_ns)])
+            self._pipeline = _highest([*self._first, *whole])
+        self._forwards = last.backwards(window, -last.back_ns)
+        """Time until the last forward of the last stage, which runs each backward (or its I) right after its
+        forward."""
         if table.schedule.forwards_first:
-            self._forwards = _Line(last.forward_ns, last.lead_ns)
+            self._forwards = (_Line(last.forward_ns, last.lead_ns),)
         self._sums = _sums(table, stages, parts)
         self._apply_ns = max(
             to_ns(factor * sum(table.calibration.optimizer_s[span.start : span.stop]))
@@ -52,10 +64,10 @@ class Bound:
 
     def pipeline_ns(self, num_micro_batches: int) -> int:
         """Time until the last backward of a pipeline with this many micro-batches; increasing in them."""
-        least_ns = _at(self._pipeline, num_micro_batches)
-        if self._window is not None:
-            least_ns = max(least_ns, num_micro_batches * self._round_trip_ns // self._window)
-        return least_ns
+        return max(_at(self._pipeline, num_micro_batches), self._round_trips_ns(num_micro_batches))
+
+    def _round_trips_ns(self, num_micro_batches: int) -> int:
+        return 0 if self._window is None else num_micro_batches * self._round_trip_ns // self._window
 
     def pace(self, num_micro_batches: int) -> tuple[int, int]:
         """(fixed nanoseconds, nanoseconds per micro-batch) of a pipeline that carries about this many or
@@ -71,7 +83,7 @@ class Bound:
         all-reduce of the losses is over.
         """
         pipeline_ns = self.pipeline_ns(num_micro_batches)
-        tallied_ns = _at((self._forwards,), num_micro_batches) + rings.tally_ns(self._depth)
+        tallied_ns = _at(self._forwards, num_micro_batches) + rings.tally_ns(self._depth)
         latest_ns = max(pipeline_ns, tallied_ns)
         for sums in self._sums:
             whole_ns = rings.sums_ns[sums.span.stop] - rings.sums_ns[sums.span.start]
@@ -80,7 +92,8 @@ class Bound:
                 continue
             ends_ns, begin_ns = _at(sums.ends, num_micro_batches), _at(sums.begin, num_micro_batches)
             if sums.first_earlier_ns is not None:
-                ends_ns, begin_ns = pipeline_ns, pipeline_ns - sums.first_earlier_ns
+                ends_ns = max(_at(self._first, num_micro_batches), self._round_trips_ns(num_micro_batches))
+                begin_ns = ends_ns - sums.first_earlier_ns
             latest_ns = max(latest_ns, ends_ns + lowest_ns, max(begin_ns, tallied_ns) + whole_ns)
         return latest_ns + rings.commit_ns(self._depth) + self._apply_ns
 
@@ -119,9 +132,21 @@ class _Part(NamedTuple):
     saved_ns: int
     forward_ns: int
     back_ns: int
-    """The stage's backward, and the message that brings its gradient, if any."""
+    """The stage's backward, or its I, and the message that brings its gradient, if any."""
+    weight_ns: int
+    """The stage's W; 0 if its backwards are whole."""
     earlier_ns: int
-    """Time from when the gradients of the stage's last section are complete to the end of the backward."""
+    """Time from when the gradients of the stage's last section are complete to the end of the backward, or
+    W."""
+
+    def backwards(self, window: int | None, later_ns: int) -> tuple[_Line, ...]:
+        """`later_ns` after the stage's last backward, or I, can end, as if each W came last; but a W comes
+        before any forward that the window would not admit."""
+        lead_ns = self.lead_ns - self.saved_ns + later_ns
+        line = _Line(self.work_ns - self.weight_ns, lead_ns)
+        if not self.weight_ns or window is None:
+            return (line,)
+        return line, _Line(self.work_ns, lead_ns - window * self.weight_ns)
 
 
 class _Sums(NamedTuple):
@@ -133,36 +158,52 @@ class _Sums(NamedTuple):
     begin: tuple[_Line, ...]
     """When the first of their all-reduces can begin."""
     first_earlier_ns: int | None
-    """`earlier_ns` of the pipeline's first stage, which ends last; None for other stages."""
+    """`earlier_ns` of the pipeline's first stage, whose last backward waits for all others; None for other
+    stages."""
 
 
 def _parts(
-    table: StageTable, stages: Sequence[Range], factors: Sequence[float], recompute: bool, windowed: bool
+    table: StageTable,
+    stages: Sequence[Range],
+    factors: Sequence[float],
+    recompute: bool,
+    halves: bool,
+    windowed: bool,
 ) -> list[_Part]:
     """The parts of all stages. Under GPipe a pipeline saves one recomputation each time it drains, which with
     a window happens many times."""
-    calibration, parts, lead_ns = table.calibration, list[_Part](), 0
+    parts, lead_ns = list[_Part](), 0
     saves = table.schedule.forwards_first and recompute
     for span, factor in zip(stages, factors, strict=True):
         whole_ns = table.forward_ns[span.stop] - table.forward_ns[span.start]
         forward_ns = round(factor * whole_ns) + table.own_ns
-        again_ns = round(factor * table.again_ns(span.start, span.stop)) + table.own_ns
-        backward_ns = round(factor * (table.backward_ns[span.stop] - table.backward_ns[span.start]))
-        rest_ns = table.backward_ns[span.stop - 1] - table.backward_ns[span.start]
-        last = span.stop == table.num_sections
-        there_ns = 0 if last else table.message_ns(calibration.cut_bytes[span.stop - 1])
-        back_ns = 0 if last else table.message_ns(calibration.grad_cut_bytes[span.stop - 1])
+        again_ns = 0
+        if saves and not windowed:
+            again_ns = round(factor * table.again_ns(span.start, span.stop)) + table.own_ns
+        is_split = table.splits(span.stop, halves)
+        passing, ending = table.backward_ns, table.backward_ns
+        if is_split:
+            passing, ending = table.input_ns, table.weight_ns
+        backward_ns = round(factor * (passing[span.stop] - passing[span.start])) + table.own_ns
+        rest_ns = ending[span.stop - 1] - ending[span.start]
+        if is_split:
+            weight_ns = round(factor * (ending[span.stop] - ending[span.start])) + table.own_ns
+            work_ns = forward_ns + backward_ns + weight_ns
+        else:
+            weight_ns = 0
+            work_ns = table.work_ns(span.start, span.stop, recompute and not (saves and windowed), factor)
         parts.append(
             _Part(
                 lead_ns,
-                table.work_ns(span.start, span.stop, recompute and not (saves and windowed), factor),
-                again_ns if saves and not windowed else 0,
+                work_ns,
+                again_ns,
                 forward_ns,
-                backward_ns + table.own_ns + back_ns,
+                backward_ns + table.back_ns[span.stop - 1],
+                weight_ns,
                 round(factor * rest_ns) + table.own_ns,
             )
         )
-        lead_ns += forward_ns + there_ns
+        lead_ns += forward_ns + table.there_ns[span.stop - 1]
     return parts
 
 

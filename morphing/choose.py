@@ -12,7 +12,7 @@ from .placement import Slot, place
 from .request import Candidate, Choice, Infeasible, Request
 from .search_space import Option, Options, megabytes
 
-_AS_FAST = 1.01  # a narrower window is taken if the predicted step is at most 1 % longer
+_AS_FAST = 1.01  # a narrower window, or whole backwards, if the predicted step is at most 1 % longer
 _WINDOWS = (2, 3, 4)  # times P (the paper's range for its networks); a window of P would not absorb jitter
 _TRIES = 3  # stop trying other D for a P after this many in a row that are not better
 _ROUNDING = 1 + 1e-6  # a simulation rounds each operation to nanoseconds, a bound does not
@@ -68,10 +68,15 @@ class _Found:
         return self.candidate.predicted_s
 
     @property
+    def cost_s(self) -> float:
+        """What is compared: its predicted time, and 1 % more if its backwards are halves."""
+        return self.predicted_s * _handicap(self.candidate)
+
+    @property
     def rank(self) -> tuple[float, int, int, bool, bool]:
         row = self.candidate
         slow = row.slow_stage is not None
-        return self.predicted_s, row.used, row.pipeline_parallel_degree, row.recompute, slow
+        return self.cost_s, row.used, row.pipeline_parallel_degree, row.recompute, slow
 
 
 class _Sweep:
@@ -143,14 +148,14 @@ class _Sweep:
         """(least seconds, P, D) of every shape that could still beat the best."""
         assert self._best is not None, "there is something to beat"
         for depth in self._options.depths:
-            for replicas, step_s in self._options.every_useful(depth, self._best.predicted_s):
-                if step_s <= self._best.predicted_s:
+            for replicas, step_s in self._options.every_useful(depth, self._best.cost_s):
+                if step_s <= self._best.cost_s:
                     yield step_s, depth, replicas
 
     def _play_all(self, options: Iterable[Option], *, noted: bool = False) -> None:
         """Simulate the options in the order of their bounds; `noted`: record those not simulated as well."""
-        for option in sorted(options, key=lambda option: option.least_s):
-            if self._best is not None and option.least_s > self._best.predicted_s * _ROUNDING:
+        for option in sorted(options, key=_least_cost_s):
+            if self._best is not None and _least_cost_s(option) > self._best.cost_s * _ROUNDING:
                 if noted:
                     why = f"its work alone takes {option.least_s:.3g} s"
                     why += f", the best plan {self._best.predicted_s:.3g} s"
@@ -180,6 +185,7 @@ class _Sweep:
             schedule=request.schedule,
             window=window,
             recompute=candidate.recompute,
+            halves=candidate.halves,
             generation=request.generation,
             optimizer_on_host=candidate.optimizer_on_host,
             frozen=self._options.calibration.frozen,
@@ -220,12 +226,21 @@ class _Sweep:
         )
 
 
-def _order(row: Candidate) -> tuple[int, int, bool, bool, int]:
+def _handicap(row: Candidate) -> float:
+    return _AS_FAST if row.halves else 1.0
+
+
+def _least_cost_s(option: Option) -> float:
+    return option.least_s * _handicap(option.candidate)
+
+
+def _order(row: Candidate) -> tuple[int, int, bool, bool, bool, int]:
     slow = -1 if row.slow_stage is None else row.slow_stage
     return (
         row.pipeline_parallel_degree,
         row.data_parallel_degree,
         row.recompute,
         row.optimizer_on_host,
+        row.halves,
         slow,
     )

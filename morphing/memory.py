@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..pipeline import Range, Schedule
-from ..simulator import Calibration, sizes_of
+from ..simulator import Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class StageMemory:
 
 
 def stage_memory(
-    calibration: Calibration, span: Range, *, recompute: bool, schedule: Schedule
+    sizes: Sizes, span: Range, *, recompute: bool, halves: bool, schedule: Schedule
 ) -> StageMemory:
     """An upper bound for a stage of a straight pipeline whose workers have the same window.
 
@@ -38,17 +38,22 @@ def stage_memory(
     the window bounds both together. Without recomputation each keeps its activations; with it, only its
     input, and one micro-batch at a time has activations as well. The last stage runs each backward right
     after its forward (except under GPipe), so it keeps one micro-batch's activations and the others' inputs.
-    A stage of frozen sections keeps only inputs. A checkpoint's snapshot is counted in full, as if no replica
-    wrote a share of it.
+    A stage of frozen sections keeps only inputs. With halves every stage, the last one too, keeps activations
+    and what an I leaves until the W; and since a stage may have done its W before the next one has, as many
+    inputs as the window again may wait in front of it. A checkpoint's snapshot is counted in full, as if no
+    replica wrote a share of it.
     """
-    sizes = sizes_of(calibration)
-    last = span.stop == calibration.num_sections
+    last = span.stop == sizes.num_sections
     entered = sizes.inputs(span) + sizes.gradients(span) + sizes.held(span)
     kept, backward = sizes.kept(span), sizes.backward_peak(span)
     resident = sizes.state(span) + sizes.snapshot([(section, 1) for section in span.sections])
     update = resident + sizes.update(span)
     # Temporary memory beyond `kept`: of a forward (whose own activations are not kept yet), or a backward.
     running = max(sizes.forward_peak(span) - kept, backward)
+    if halves and span.stop > sizes.frozen:
+        waiting = sizes.inputs(span)
+        running = max(sizes.forward_peak(span) - kept, sizes.weight_peak(span))
+        return StageMemory(resident + running, kept + entered + sizes.pending(span) + waiting, update)
     if recompute:
         brief = sizes.brief_forward_peak(span)
         return StageMemory(resident + max(brief, kept + running), entered, update)

@@ -27,6 +27,8 @@ class Request:
     memory_limit_bytes: int | None = None
     """A cap on what a plan may use of any worker, below what the worker has."""
     recompute: Literal["auto", "on", "off"] = "auto"
+    halves: Literal["auto", "on", "off"] = "auto"
+    """Whether backwards are an I and a W; `auto`: where that saves time. Never if they were not measured."""
     optimizer_offload: Literal["auto", "on", "off"] = "auto"
     """Whether optimizer state lies in host memory; `auto`: only if there is no plan otherwise."""
     holding: Mapping[str, Range] = field(default_factory=dict[str, Range])
@@ -63,6 +65,8 @@ class Candidate:
     data_parallel_degree: int
     recompute: bool
     optimizer_on_host: bool = False
+    halves: bool = False
+    """Whether backwards are an I and a W."""
     window: int | None = None
     predicted_s: float | None = None
     pipeline_s: float | None = None

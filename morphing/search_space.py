@@ -56,6 +56,9 @@ class Options:
         self.roster = Roster(request.workers, request.holding)
         self._on_host = on_host
         self._recompute = {"on": (True,), "off": (False,), "auto": (False, True)}[request.recompute]
+        # Jobs run Varuna's schedule; GPipe and 1F1B are there to be compared with as they were published.
+        varuna = request.schedule is Schedule.VARUNA
+        self._halves = calibration.has_halves and varuna and request.halves != "off"
         self._rings = cache(self._new_rings)
 
     @cached_property
@@ -100,11 +103,17 @@ class Options:
         """The options of a shape, and candidates rejected because they do not fit."""
         found: list[Option | Candidate] = []
         for recompute in self._recompute:
-            found += self._fitting(depth, replicas, recompute)
-            unbounded = any(isinstance(one, Option) and one.candidate.window is None for one in found)
+            whole = self._fitting(depth, replicas, _Mode(recompute))
+            split = self._fitting(depth, replicas, _HALVES) if self._may_split(depth, recompute) else []
+            found += split if split and self.request.halves == "on" else [*whole, *split]
+            unbounded = any(isinstance(one, Option) and one.candidate.window is None for one in whole)
             if unbounded and self.request.recompute == "auto":
                 break  # memory bounds nothing, so recomputation could only be slower
         return found
+
+    def _may_split(self, depth: int, recompute: bool) -> bool:
+        """Whether a shape's backwards may be halves. Nobody waits for the I of a pipeline of one stage."""
+        return self._halves and depth > 1 and not recompute
 
     def pipeline_s(self, depth: int, replicas: int) -> float:
         """A lower bound for this shape and for fewer replicas; infinite if no option fits."""
@@ -113,9 +122,10 @@ class Options:
     def _least_s(self, depth: int, replicas: int) -> tuple[float, float]:
         """Lower bounds (without all-reduces, of the whole step) of a shape's options, in seconds."""
         fullest = -(-self.request.num_micro_batches // replicas)
-        bounds = [
-            shape.bound for recompute in self._recompute if (shape := self._shape(depth, replicas, recompute))
-        ]
+        modes = [_Mode(recompute) for recompute in self._recompute]
+        if self._may_split(depth, all(self._recompute)):
+            modes.append(_HALVES)
+        bounds = [shape.bound for mode in modes if (shape := self._shape(depth, replicas, mode))]
         if not bounds:
             return math.inf, math.inf
         rings = self._rings(replicas)
@@ -138,11 +148,14 @@ class Options:
         """Whether the first `count` workers have different speeds."""
         return count > self.roster.num_fast
 
-    def _fitting(self, depth: int, replicas: int, recompute: bool) -> list[Option | Candidate]:
+    def _fitting(self, depth: int, replicas: int, mode: _Mode) -> list[Option | Candidate]:
+        """The options; a rejected candidate if whole backwards do not fit, nothing if halves do not."""
         count = depth * replicas
-        candidate = Candidate(depth, replicas, recompute, self._on_host)
-        shape = self._shape(depth, replicas, recompute)
+        candidate = Candidate(depth, replicas, mode.recompute, self._on_host, mode.halves)
+        shape = self._shape(depth, replicas, mode)
         if shape is None:
+            if mode.halves:
+                return []
             why = f"no split into {depth} stages fits into {megabytes(self._capacity(count))}"
             return [replace(candidate, rejected=why)]
         if not self._mixed(count):
@@ -150,8 +163,8 @@ class Options:
         found: list[Option | Candidate] = [self._arranged(candidate, shape.split)]
         if count - self.roster.num_fast <= replicas and depth > 1:
             capacity, slowdown = self._capacity(count), self.roster.slowdown(count)
-            uneven = _splits(self.table, capacity, recompute, slowdown).get(depth)
-            if uneven is not None:
+            uneven = _splits(self.table, capacity, mode.recompute, slowdown).get(depth)
+            if uneven is not None and _limit(self.table, uneven, mode, capacity) != 0:
                 found.append(self._arranged(replace(candidate, slow_stage=uneven.slow), uneven))
         return found
 
@@ -167,7 +180,8 @@ class Options:
         """The option of workers of different speeds: placed, with splits of the micro-batches to try."""
         depth, replicas = candidate.pipeline_parallel_degree, candidate.data_parallel_degree
         capacity = self._capacity(candidate.used)
-        limit = _limit(self.table, split, candidate.recompute, capacity)
+        mode = _Mode(candidate.recompute, candidate.halves)
+        limit = _limit(self.table, split, mode, capacity)
         slots = place(self.roster.used(candidate.used), split.stages, {}, (), slow=split.slow)
         factors = [
             tuple(slot.slowdown for slot in slots[first : first + depth])
@@ -177,7 +191,8 @@ class Options:
             each: Bound(
                 self.table,
                 split.stages,
-                recompute=candidate.recompute,
+                recompute=mode.recompute,
+                halves=mode.halves,
                 slowdown=each,
                 window=limit,
             )
@@ -200,10 +215,20 @@ class Options:
         capacity = self.roster.memory_bytes(count)
         return capacity if limit is None else min(capacity, limit)
 
-    def _shape(self, depth: int, replicas: int, recompute: bool) -> _Shape | None:
+    def _shape(self, depth: int, replicas: int, mode: _Mode) -> _Shape | None:
         """The shape's split and bound, as if all workers were as fast as the fastest."""
         capacity = self._capacity(depth * replicas)
-        return _shape(self.table, depth, capacity, recompute, self.roster.fastest)
+        return _shape(self.table, depth, capacity, mode, self.roster.fastest)
+
+
+class _Mode(NamedTuple):
+    """How the backwards of a shape run."""
+
+    recompute: bool
+    halves: bool = False
+
+
+_HALVES = _Mode(recompute=False, halves=True)
 
 
 class _Shape(NamedTuple):
@@ -216,13 +241,19 @@ class _Shape(NamedTuple):
 
 # Neither depends on the number of workers, so a job computes them once.
 @lru_cache(maxsize=1024)
-def _shape(table: StageTable, depth: int, capacity: int, recompute: bool, slowdown: float) -> _Shape | None:
-    split = _splits(table, capacity, recompute, None).get(depth)
+def _shape(table: StageTable, depth: int, capacity: int, mode: _Mode, slowdown: float) -> _Shape | None:
+    """None if no split fits. Halves take the split of whole backwards, since I and W take about as long as
+    B."""
+    split = _splits(table, capacity, mode.recompute, None).get(depth)
     if split is None:
         return None
-    limit = _limit(table, split, recompute, capacity)
-    factors = [slowdown] * depth
-    bound = Bound(table, split.stages, recompute=recompute, slowdown=factors, window=limit)
+    limit = _limit(table, split, mode, capacity)
+    if limit == 0:
+        return None
+    recompute, halves = mode
+    bound = Bound(
+        table, split.stages, recompute=recompute, halves=halves, slowdown=[slowdown] * depth, window=limit
+    )
     return _Shape(split, limit, bound)
 
 
@@ -234,11 +265,12 @@ def _splits(table: StageTable, capacity: int, recompute: bool, slowdown: float |
     return balance(table, table.num_sections, recompute=recompute, fits=fits, slowdown=slowdown)
 
 
-def _limit(table: StageTable, split: Split, recompute: bool, capacity: int) -> int | None:
-    """Micro-batches that the tightest stage can have in flight; None if memory does not bound them."""
+def _limit(table: StageTable, split: Split, mode: _Mode, capacity: int) -> int | None:
+    """Micro-batches that the tightest stage can have in flight; None if memory does not bound them, 0 if not
+    one fits."""
     limits: list[int] = []
     for stage, span in enumerate(split.stages):
-        limit = table.memory(span.start, span.stop, recompute).window(capacity)
+        limit = table.memory(span.start, span.stop, *mode).window(capacity)
         most = math.inf
         if table.schedule.limits_itself:
             # Micro-batches that wait in front of a stage are in flight on the stage before it.

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from ..pipeline import Range, Schedule
-from ..simulator import Calibration, to_ns
+from ..simulator import Calibration, sizes_of, to_ns
 from .memory import StageMemory, stage_memory
 
 
@@ -27,18 +27,30 @@ class StageTable:
         self.calibration = calibration
         self.num_sections = calibration.num_sections
         self._frozen = calibration.frozen
+        self._sizes = sizes_of(calibration)
         self.forward_ns = _sums(calibration.forward_s)
         self.backward_ns = _sums(calibration.backward_s)
+        self.input_ns = _sums(calibration.input_s)
+        self.weight_ns = _sums(calibration.weight_s)
         self.own_ns = to_ns(calibration.operation_s)
         self.schedule = schedule
         self._links = calibration.inter_vm, calibration.intra_vm
-        self._memory: dict[tuple[int, int, bool], StageMemory] = {}
+        self.there_ns = [*map(self._message_ns, calibration.cut_bytes), 0]
+        """Entry k: the least time of a message from a stage that ends with section k to the next one, and
+        (`back_ns`) of the gradient that comes back; 0 for the last section."""
+        self.back_ns = [*map(self._message_ns, calibration.grad_cut_bytes), 0]
+        self._memory: dict[tuple[int, int, bool, bool], StageMemory] = {}
 
     def recomputes(self, stop: int, recompute: bool) -> bool:
         """Whether a stage that ends before section `stop` recomputes: the last stage only where forwards
         come first, as in GPipe (§3.2), a stage of frozen sections never."""
         is_last = stop == self.num_sections
         return recompute and stop > self._frozen and (not is_last or self.schedule.forwards_first)
+
+    def splits(self, stop: int, halves: bool) -> bool:
+        """Whether the backwards of a stage that ends before section `stop` are an I and a W: those of frozen
+        sections never."""
+        return halves and stop > self._frozen
 
     def work_ns(self, start: int, stop: int, recompute: bool, slowdown: float = 1.0) -> int:
         """All of a stage's operations for one micro-batch."""
@@ -55,8 +67,8 @@ class StageTable:
         """A stage's recomputation, which skips frozen sections."""
         return self.forward_ns[stop] - self.forward_ns[max(start, min(self._frozen, stop))]
 
-    def message_ns(self, size_bytes: int) -> int:
-        """The least time of a message between stages: over the faster link, without jitter."""
+    def _message_ns(self, size_bytes: int) -> int:
+        """Over the faster link, without jitter."""
         least_s = min(link.latency_s + link.occupied_s(size_bytes) for link in self._links)
         return to_ns(least_s + self.calibration.message_s)
 
@@ -67,13 +79,13 @@ class StageTable:
         least_s = min(link.allreduce_s(size_bytes, ring) for link in self._links)
         return to_ns(least_s + self.calibration.collective_s)
 
-    def memory(self, start: int, stop: int, recompute: bool) -> StageMemory:
+    def memory(self, start: int, stop: int, recompute: bool, halves: bool = False) -> StageMemory:
         """See `stage_memory`."""
-        key = (start, stop, recompute)
+        key = (start, stop, recompute, halves)
         if key not in self._memory:
             span = Range(start, stop)
             self._memory[key] = stage_memory(
-                self.calibration, span, recompute=recompute, schedule=self.schedule
+                self._sizes, span, recompute=recompute, halves=halves, schedule=self.schedule
             )
         return self._memory[key]
 

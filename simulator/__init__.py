@@ -11,11 +11,12 @@ from .backends import warm_up
 from .calibration.data import Calibration, InvalidCalibration, Link
 from .calibration.links import AllReduce, MeasuredWire
 from .calibration.measurements import Measurements
-from .calibration.sizes import sizes_of
+from .calibration.sizes import Sizes, sizes_of
 from .cluster import to_ns
 from .costs import InvalidCosts, MorphCosts
 from .simulation import MiniBatch, simulate
 from .spans import Span
+from .staggered import staggered_step_s
 from .step_end import COMMIT_BYTES, LOSS_ALLREDUCE_BYTES, Closing, ClosingKind
 from .trace import InvalidTrace, NodeChange, TraceEvent, read_availability, read_counts, read_trace
 
@@ -34,6 +35,7 @@ __all__ = [
     "Measurements",
     "MiniBatch",
     "MorphCosts",
+    "Sizes",
     "Span",
     "TraceEvent",
     "MeasuredWire",
@@ -42,6 +44,7 @@ __all__ = [
     "read_trace",
     "simulate",
     "sizes_of",
+    "staggered_step_s",
     "to_ns",
     "warm_up",
 ]

@@ -20,11 +20,15 @@ def to_ns(seconds: float) -> int:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Costs of operations and updates; `vm_of` and `slowdown` are indexed by worker."""
+    """Costs of operations and updates; `vm_of` and `slowdown` are indexed by worker.
+
+    `starts_ns`: when each worker begins the step; empty if all begin at 0.
+    """
 
     calibration: Calibration
     vm_of: Sequence[str]
     slowdown: Sequence[float]
+    starts_ns: Sequence[int] = ()
 
     @cached_property
     def _sums(self) -> dict[str, list[float]]:

@@ -195,7 +195,7 @@ def _send(state: State, link: Link, turn: int, ready: int, seed: int) -> int:
 def _wake(worker: SimWorker, arrival: int) -> None:
     """Tell an idle worker of an arrival; a running one chooses anyway when its operation ends."""
     if worker.running == NONE:
-        worker.wake_at = min(worker.wake_at, arrival)
+        worker.wake_at = min(worker.wake_at, max(arrival, worker.clock))
 
 
 def _end_operation(state: State, worker: SimWorker) -> None:

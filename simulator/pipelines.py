@@ -78,6 +78,7 @@ def _likeness(plan: Plan, component: Component, cluster: Cluster) -> Hashable:
         tuple((span.start, span.stop) for span in spans),
         tuple(cluster.slowdown[rank] for rank in ranks),
         tuple(vm_of[one] == vm_of[other] for one, other in itertools.pairwise(ranks)),
+        tuple(cluster.starts_ns[rank] for rank in ranks) if cluster.starts_ns else (),
     )
 
 

@@ -34,6 +34,9 @@ def price(component: Component, cluster: Cluster) -> Priced:
     """Lay out a component with the costs of its operations and messages."""
     priced = Priced(*lay_out(component, SimWorker, SimHop))
     taken = [hop for path in component.paths for hop in path.hops]
+    if cluster.starts_ns:
+        for worker, rank in zip(priced.workers, component.by_first_visit, strict=True):
+            worker.clock = worker.wake_at = cluster.starts_ns[rank]
     num_arrivals = 0
     for hop, of in zip(priced.hops, taken, strict=True):
         hop.first_arrival = num_arrivals

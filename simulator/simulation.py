@@ -52,7 +52,7 @@ def simulate(
     not fit the plan.
     """
     return simulate_with(
-        current(), plan, _cluster(plan, calibration, vm_of, slowdown), seed=seed, timeline=timeline
+        current(), plan, cluster_of(plan, calibration, vm_of, slowdown), seed=seed, timeline=timeline
     )
 
 
@@ -81,9 +81,10 @@ def simulate_with(kernels: Kernels, plan: Plan, cluster: Cluster, *, seed: int, 
     )
 
 
-def _cluster(
+def cluster_of(
     plan: Plan, calibration: Calibration, vm_of: Sequence[str] | None, slowdown: Sequence[float] | None
 ) -> Cluster:
+    """The machines of the arguments of `simulate`."""
     vms = [f"worker {worker}" for worker in range(plan.num_workers)] if vm_of is None else list(vm_of)
     factors = [1.0] * plan.num_workers if slowdown is None else list(slowdown)
     if calibration.num_sections != plan.num_sections:

@@ -66,6 +66,8 @@ class StepEnd:
     """When the parts of a step are over, in nanoseconds from its start."""
 
     pipeline_ns: int
+    summed_ns: Sequence[int]
+    """For each group of workers, when its operations and its sums are over."""
     committed_ns: int
     end_ns: int
     closed: Sequence[Closed]
@@ -74,8 +76,9 @@ class StepEnd:
 def end_step(plan: Plan, cluster: Cluster, groups: Sequence[AlikeWorkers], losses_ns: int) -> StepEnd:
     """Simulate the end of a step. `losses_ns`: when the forwards of all last hops are done."""
     closed: list[Closed] = []
-    summed_ns = _sum_all(plan, cluster, groups, losses_ns, closed)
-    ready_ns = max(summed_ns, *(group.stop_ns for group in groups))
+    free_ns = _sum_all(plan, cluster, groups, losses_ns, closed)
+    summed_ns = [max(free, group.stop_ns) for free, group in zip(free_ns, groups, strict=True)]
+    ready_ns = max(summed_ns)
     committed_ns = ready_ns + _allreduce_ns(cluster, groups, COMMIT_BYTES)
     closed.append(Closed(groups, ClosingKind.COMMIT, None, ready_ns, committed_ns))
     end_ns = committed_ns
@@ -83,13 +86,14 @@ def end_step(plan: Plan, cluster: Cluster, groups: Sequence[AlikeWorkers], losse
         applied_ns = committed_ns + group.apply_ns
         closed.append(Closed([group], ClosingKind.UPDATE, None, committed_ns, applied_ns))
         end_ns = max(end_ns, applied_ns)
-    return StepEnd(max(group.stop_ns for group in groups), committed_ns, end_ns, closed)
+    return StepEnd(max(group.stop_ns for group in groups), summed_ns, committed_ns, end_ns, closed)
 
 
 def _sum_all(
     plan: Plan, cluster: Cluster, groups: Sequence[AlikeWorkers], losses_ns: int, closed: list[Closed]
-) -> int:
-    """Simulate the all-reduces: of the losses, then of the gradients, sections descending. Return their end.
+) -> list[int]:
+    """Simulate the all-reduces: of the losses, then of the gradients, sections descending. Return for each
+    group when its last one ends.
 
     Each worker runs them one after the other beside its operations. A section's begins when all its hosts
     have reached it and have done their last backward of the section; that of the losses at `losses_ns`.
@@ -111,7 +115,7 @@ def _sum_all(
         closed.append(Closed(hosts, ClosingKind.GRADIENT_ALLREDUCE, section, begin_ns, summed_ns))
         for number in numbers:
             free_ns[number] = summed_ns
-    return max(free_ns)
+    return free_ns
 
 
 def _allreduce_ns(cluster: Cluster, groups: Sequence[AlikeWorkers], size_bytes: int) -> int:

@@ -11,6 +11,7 @@ from itertools import product
 from makara.pipeline import Range, grid
 from makara.simulator import Calibration
 from makara.simulator.calibration.links import AllReduce
+from makara.simulator.calibration.measurements import times_of
 from makara.simulator.calibration.statistics import summarise
 from makara.worker.execution.costs import ExecutorCosts, Ran, costs_of, stand_in_plans
 
@@ -20,14 +21,13 @@ from .worker import StandIn, Sums
 
 _SUM_BYTES = (64, 25_000)
 _SUM_REPEATS = 4
-_TIMES = ("forward_s", "backward_s", "optimizer_s")
 
 
 def calibrated(workers: Fleet) -> Calibration:
     """Each worker measures each section by itself; the median of what they find. Then what the executor
     costs. The links are those of `IDEAL`."""
     found: list[Calibration] = workers.tell(workers.names, "calibrate")
-    medians = {name: _medians([getattr(one, name) for one in found]) for name in _TIMES}
+    medians = {name: _medians([getattr(one, name) for one in found]) for name in times_of(found[0])}
     costs = _executor_costs(workers)
     inter_vm, intra_vm = IDEAL.links()
     return replace(found[0], **medians, **asdict(costs), inter_vm=inter_vm, intra_vm=intra_vm)

@@ -37,6 +37,7 @@ class PlanRow(BaseModel):
     samples_per_s: float
     window: int | None
     recompute: bool
+    halves: bool
     optimizer_on_host: bool
     peak_bytes: int | None
     running: bool
@@ -50,6 +51,7 @@ class PlanView(BaseModel):
     shape: str
     window: int | None
     recompute: bool
+    halves: bool
     optimizer_on_host: bool
     predicted_s: float | None
     measured_s: float | None
@@ -73,6 +75,7 @@ async def plan(job: AskedJob, request: Request) -> PlanView:
         shape=current.shape,
         window=plan.window,
         recompute=plan.recompute,
+        halves=plan.has_halves,
         optimizer_on_host=plan.optimizer_on_host,
         predicted_s=current.predicted_s,
         measured_s=measured_s(job),
@@ -126,6 +129,7 @@ def _rows(
             pipeline_parallel_degree=max(len(path.hops) for path in plan.paths),
             data_parallel_degree=len(plan.paths),
             recompute=plan.recompute,
+            halves=plan.has_halves,
             optimizer_on_host=plan.optimizer_on_host,
             window=plan.window,
             predicted_s=current.predicted_s,

@@ -56,6 +56,7 @@ def request(spec: JobSpec, calibration: Calibration, cluster: PricedVms) -> Requ
         pipeline_parallel_degree=parallelism.pipeline_parallel_degree,
         data_parallel_degree=parallelism.data_parallel_degree,
         recompute=parallelism.recompute,
+        halves=parallelism.halves,
         optimizer_offload=offload(spec),
     )
 
@@ -91,6 +92,7 @@ def _cells(rows: Sequence[Candidate], spec: JobSpec, cluster: PricedVms) -> list
         "busiest",
         "window",
         "recompute",
+        "halves",
         "offload",
         "memory",
     ]
@@ -108,6 +110,7 @@ def _cells(rows: Sequence[Candidate], spec: JobSpec, cluster: PricedVms) -> list
                 f"{100 * (row.busy_s or 0.0) / row.predicted_s:.0f} %",
                 "-" if row.window is None else f"{row.window}",
                 "yes" if row.recompute else "no",
+                "yes" if row.halves else "no",
                 "yes" if row.optimizer_on_host else "no",
                 _memory(row, cluster),
                 *(f"{cluster.per_million(row, batch, price):.2f}" for _, price in priced),

@@ -145,6 +145,7 @@ def request_of(state: JobState, workers: Iterable[WorkerSlot], generation: int) 
         pipeline_parallel_degree=parallelism.pipeline_parallel_degree,
         data_parallel_degree=parallelism.data_parallel_degree,
         recompute=parallelism.recompute,
+        halves=parallelism.halves,
         optimizer_offload=offload(state.spec),
         memory_limit_bytes=state.spec.resources.device_memory,
         holding=holding(state),

@@ -169,6 +169,7 @@ class Parallelism(JobSection):
     microbatch_size: Auto = None
     num_sections: Auto = None
     recompute: Switch = "auto"
+    halves: Switch = "auto"
     optimizer_offload: Switch = "auto"
 
 

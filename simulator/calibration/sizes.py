@@ -21,6 +21,7 @@ class Sizes:
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
         self._totals: dict[str, list[int]] = {}
+        self.num_sections = calibration.num_sections
         self.frozen = calibration.frozen
 
     def state(self, span: Range) -> int:
@@ -34,7 +35,9 @@ class Sizes:
     def trained(self, span: Range) -> Range:
         """The last sections of a range, which a gradient reaches and which alone are recomputed. The whole
         range if no gradient reaches it, since then nothing is recomputed."""
-        return span if self._is_frozen(span) else Range(max(span.start, self.frozen), span.stop)
+        if span.start >= self.frozen or self._is_frozen(span):
+            return span
+        return Range(self.frozen, span.stop)
 
     def inputs(self, span: Range) -> int:
         """Activations of one micro-batch that enter the range from the section before."""

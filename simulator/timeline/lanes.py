@@ -150,6 +150,7 @@ def _about(plan: Plan, step: MiniBatch, microbatch_size: int) -> str:
         f"schedule {plan.schedule.value}",
         "window unbounded" if plan.window is None else f"window {plan.window}",
         *(["recomputation"] if plan.recompute else []),
+        *(["backwards in halves"] if plan.has_halves else []),
         *(["optimizer on the host"] if plan.optimizer_on_host else []),
         f"idle {100 * idle:.1f} %",
         f"{seconds(step.time_s - step.pipeline_s)} after the last backward",

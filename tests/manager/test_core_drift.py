@@ -29,8 +29,8 @@ def steps(script: Script, workers: list[str], count: int, step_s: float = 4.0, *
         script.wait(step_s)
 
 
-def job(num_vms: int, **training: int) -> tuple[Script, list[str]]:
-    script = Script()
+def job(num_vms: int, *, halves: bool = False, **training: int) -> tuple[Script, list[str]]:
+    script = Script(halves=halves)
     return script, script.run(num_vms, training={"global_batch_size": 8, "steps": 100_000, **training})
 
 
@@ -47,6 +47,21 @@ def test_a_run_that_is_slower_than_calibrated_changes_its_calibration_once() -> 
     assert (calibration["forward_s"], calibration["backward_s"]) == ([2.0, 2.0], [4.0, 4.0])
     steps(script, workers, 170, all=2.0)
     assert len(concluded(script)) == 1  # it fits now
+
+
+def test_steps_in_halves_are_compared_with_the_halves_that_were_calibrated() -> None:
+    script, workers = job(4, halves=True)
+    steps(script, workers, 30, all=4 / 3)  # F = 1 s, I = W = 1.5 s
+    assert not concluded(script)
+    script, workers = job(4, halves=True)
+    steps(script, workers, 30, all=2 * 4 / 3)
+    calibration = script.state.calibration
+    assert calibration is not None
+    assert [calibration[name] for name in ("backward_s", "input_s", "weight_s")] == [
+        [4.0, 4.0],
+        [3.0, 3.0],
+        [3.0, 3.0],
+    ]
 
 
 def test_a_section_that_is_slower_on_all_its_hosts_is_changed_alone() -> None:

@@ -98,6 +98,19 @@ def test_devices_of_a_vm_and_their_memory_can_be_given(job: Path, capsys: pytest
     )
 
 
+def test_a_row_says_whether_backwards_are_halves_and_the_job_file_decides(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for switch, shown, about in (("auto", "yes", True), ("off", "no", False)):
+        job.write_text(f"{JOB}parallelism: {{pipeline_parallel_degree: 6, halves: {switch}}}\n")
+        plan(job)
+        heads, row = (line.split() for line in capsys.readouterr().out.splitlines()[2:4])
+        assert row[heads.index("halves") + 2] == shown  # "47.0 s" and "86 %" are two words each
+        found = answer(job, capsys, "--timeline", job.parent / "step.svg")
+        assert found["rows"][0]["halves"] is found["plan"]["halves"] is about
+        assert ("backwards in halves" in (job.parent / "step.svg").read_text()) is about
+
+
 def test_there_being_no_plan_is_said_with_the_reason(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan(job, "--device-memory", "50B", status=2)
     assert "there is no plan for 6 VMs: no split of the model fits" in capsys.readouterr().err

@@ -31,12 +31,13 @@ ACCOUNT = "https://a01.blob.core.windows.net"
 
 
 @pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ('"on"', "on"), ("auto", "auto")])
-def test_recompute_is_on_off_or_auto(text: str, value: str) -> None:
-    spec = parse_yaml(JOB.replace("parallelism: auto", f"parallelism: {{recompute: {text}}}"))
-    assert spec.parallelism.recompute == value
+@pytest.mark.parametrize("name", ["recompute", "halves", "optimizer_offload"])
+def test_what_the_planner_may_decide_is_on_off_or_auto(name: str, text: str, value: str) -> None:
+    spec = parse_yaml(JOB.replace("parallelism: auto", f"parallelism: {{{name}: {text}}}"))
+    assert getattr(spec.parallelism, name) == value
     assert parse_spec(spec.model_dump(mode="json")) == spec
-    with pytest.raises(JobSpecError, match=r"parallelism\.recompute"):
-        parse_yaml(JOB.replace("parallelism: auto", "parallelism: {recompute: maybe}"))
+    with pytest.raises(JobSpecError, match=rf"parallelism\.{name}"):
+        parse_yaml(JOB.replace("parallelism: auto", f"parallelism: {{{name}: maybe}}"))
 
 
 def test_a_spec_survives_the_journal() -> None:

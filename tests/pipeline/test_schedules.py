@@ -20,7 +20,7 @@ from makara.pipeline import (
     orders,
     peak_in_flight,
 )
-from makara.simulator import simulate
+from makara.simulator import simulate, staggered_step_s
 from makara.simulator.backends import compiled
 from makara.simulator.cluster import Cluster
 from makara.simulator.simulation import simulate_with
@@ -260,6 +260,22 @@ def test_halves_fill_the_bubble_and_the_gap_of_a_dead_worker(
     calibration = uniform(DEPTH, optimizer_s=(0.0,) * DEPTH)
     assert simulate(whole, calibration).pipeline_s == slots
     assert simulate(rerouted(2, halves=halves), calibration).pipeline_s == with_dead
+
+
+def test_staggered_updates_hide_what_is_left_of_a_dead_worker() -> None:
+    """SlipStream's figure 6 (c): as many slots as without a fault in 1F1B. The dead worker's peers do nothing
+    else than their 9 micro-batches of F, I and W."""
+    calibration = uniform(DEPTH, optimizer_s=(0.0,) * DEPTH)
+    whole = grid(stages(DEPTH), PIPELINES, COUNT, window=2 * DEPTH, halves=True)
+    assert staggered_step_s(whole, calibration) == 19
+    dead = [staggered_step_s(rerouted(stage, halves=True), calibration) for stage in range(DEPTH)]
+    assert dead == [27, 27, 27, 27]
+
+
+def test_staggered_updates_alone_hide_nothing_of_whole_backwards() -> None:
+    calibration = uniform(DEPTH, optimizer_s=(0.0,) * DEPTH)
+    whole = grid(stages(DEPTH), PIPELINES, COUNT, window=2 * DEPTH)
+    assert staggered_step_s(whole, calibration) == simulate(whole, calibration).time_s == 27
 
 
 @pytest.mark.parametrize("dead", range(DEPTH))

@@ -85,6 +85,8 @@ class Script:
     workers: dict[str, WorkerReport] = field(default_factory=dict)
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)
     releasing: bool = True
+    halves: bool = False
+    """Whether its plans have them; I and W of a section take 1.5 s each."""
     _sequence: int = 0
     _ids: int = 0
 
@@ -157,7 +159,7 @@ class Script:
         self.wait()
         workers = [f"{vm}.0" for vm in self.state.vms][:num_vms]
         self.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in workers))
-        profile = Profile(recipe=RECIPE, calibration=uniform(2).to_json())
+        profile = Profile(recipe=RECIPE, calibration=uniform(2, **self._halves_s()).to_json())
         self.report(self.change(workers[0], profile=profile))
         self.report(*(self.change(w, graph_hash="5ec7") for w in workers))
         if not self.count(ComputePlan):
@@ -165,13 +167,16 @@ class Script:
         self.answer(*((2, num_vms // 2) if num_vms > 1 else (1, 1)))
         return workers
 
+    def _halves_s(self) -> dict[str, tuple[float, ...]]:
+        return {"input_s": (1.5, 1.5), "weight_s": (1.5, 1.5)} if self.halves else {}
+
     def answer(
         self, depth: int, replicas: int, *, predicted_s: float | None = None, current_s: float | None = None
     ) -> None:
         """The planner's answer to its newest question, with the first workers asked about."""
         asked = self.last(ComputePlan)
         workers = tuple(slot.worker for slot in asked.workers)[: depth * replicas]
-        plan = {**plan_json(depth, replicas), "generation": asked.generation}
+        plan = {**plan_json(depth, replicas), "generation": asked.generation, "halves": self.halves}
         self.event(
             PlanComputed(
                 now=self.now,

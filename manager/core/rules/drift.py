@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from ....protocol.messages import Phase, WorkerReport
 from ..context import Context, incarnation_of
@@ -56,7 +57,7 @@ def _note(context: Context, current: Generation, workers: Iterable[WorkerReport]
             or worker.generation != current.number
         ):
             continue
-        expected_s = _expected_s(context.state.calibration or {}, current.plan["ranges"][ranks[incarnation]])
+        expected_s = _expected_s(context.state.calibration or {}, current.plan, ranks[incarnation])
         before = paces.get(incarnation)
         if before is None or before.generation != current.number:
             before = StepPace(
@@ -71,9 +72,12 @@ def _note(context: Context, current: Generation, workers: Iterable[WorkerReport]
     context.note(paces=MappingProxyType(paces))
 
 
-def _expected_s(calibration: Mapping[str, Sequence[float]], span: Sequence[int]) -> float:
-    forward_s, backward_s = calibration["forward_s"], calibration["backward_s"]
-    return sum(forward_s[span[0] : span[1]]) + sum(backward_s[span[0] : span[1]])
+def _expected_s(calibration: Mapping[str, Sequence[float]], plan: Mapping[str, Any], rank: int) -> float:
+    """What a micro-batch takes on a worker: its forward, and its backward, whole or as I and W."""
+    start, stop = plan["ranges"][rank]
+    has_halves = plan.get("halves", False) and not plan["recompute"] and stop > plan.get("frozen", 0)
+    names = ("forward_s", "input_s", "weight_s") if has_halves else ("forward_s", "backward_s")
+    return sum(sum(calibration[name][start:stop]) for name in names)
 
 
 def _conclude(context: Context, current: Generation) -> None:
