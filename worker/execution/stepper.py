@@ -14,8 +14,7 @@ from ...model.data import Batches
 from ...model.partition.partition import CutTensor
 from ...pipeline.contributions import whole_tally
 from ...pipeline.operations import Kind
-from ...pipeline.schedules import orders
-from ...pipeline.traffic import Message, messages
+from ...pipeline.traffic import Message, own_part
 from ...protocol.messages import At
 from ..sections.grad_check import is_usable
 from .blocking import Future
@@ -62,15 +61,13 @@ class Stepper:
         chain, plan, rank = state.runtime.chain, session.plan, session.rank
         self._names = chain.trainable_names
         self._rows = {name: row for row, name in enumerate(self._names)}
-        all_orders = orders(plan)
-        order = all_orders[rank]
+        order, traffic = own_part(plan, rank)
 
         def values(message: Message) -> tuple[CutTensor, ...]:
             return values_of(plan, chain, message)
 
         self._whole_tallies = [whole_tally(bucket.sections, plan.num_micro_batches) for bucket in buckets]
         self._reduction = Reduction(session, chain, buckets, order, numerics, device)
-        traffic = messages(plan, all_orders)[rank]
         self._lanes = P2PChannels(traffic, values, session.channels, session.interrupt, device)
         self._progress = session.progress
         self._feed = Prefetcher(batches, batches_of(plan, order, state.runtime), progress=self._progress)
