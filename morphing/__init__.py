@@ -25,6 +25,7 @@ from .recovery import (
     transfers,
 )
 from .request import Candidate, Choice, Infeasible, Request
+from .reroute import Rerouted, reroute
 from .stages import stage_table
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "NoReplica",
     "CommitProof",
     "Request",
+    "Rerouted",
     "Roster",
     "Rung",
     "Slot",
@@ -47,6 +49,7 @@ __all__ = [
     "choose",
     "covers",
     "place",
+    "reroute",
     "stage_table",
     "too_deep",
     "transfers",
