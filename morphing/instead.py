@@ -48,11 +48,14 @@ def rerouted(request: Request, before: Before) -> Choice | Infeasible | None:
     if isinstance(found, Infeasible):
         return found
     used = [slots[before.workers[rank]] for rank in found.survivors]
-    tried = [_simulated(request, replace(found.plan, window=window), used) for window in _windows(found)]
-    chosen = next((one for one in tried if one.candidate.rejected is None), None)
-    if chosen is None:
-        return Infeasible(f"rerouted as {found.plan.shape}, it does not fit: {tried[-1].candidate.rejected}")
-    return replace(chosen, candidates=tuple(one.candidate for one in tried))
+    tried: list[Candidate] = []
+    for window in _windows(found):
+        choice = _simulated(request, replace(found.plan, window=window), used)
+        tried.append(choice.candidate)
+        if choice.candidate.rejected is None:
+            return replace(choice, candidates=tuple(tried))
+    why = f"rerouted as {found.plan.shape}, it does not fit: {tried[-1].rejected}"
+    return Infeasible(why, tuple(tried))
 
 
 def does_more(
