@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 
 import torch
-from makara.morphing import Request, Slot, choose
-from makara.pipeline.plan import Schedule, grid
+from makara.morphing import Request, Rerouted, Slot, choose, reroute
+from makara.pipeline.plan import Plan, Schedule, grid
 from makara.pipeline.schedules import orders
+from makara.pipeline.traffic import own_part
 from makara.simulator import simulate
 from makara.worker.sections.grad_sums import ExactSum, FastSum
 
@@ -22,7 +23,7 @@ PARAMETERS = {"w": (1 << 20,)}
 
 
 def rows() -> list[dict[str, str | float | int]]:
-    measured = [*planning(), *one_step(), *sweeps(), *sums()]
+    measured = [*planning(), *rerouting(), *one_step(), *sweeps(), *sums()]
     return [{"what": what, "median ms": 1000 * seconds, "of": repeats} for what, seconds, repeats in measured]
 
 
@@ -46,6 +47,23 @@ def planning() -> list[tuple[str, float, int]]:
         )
         rows.append((f"choose among P x D, G={workers} K=36 N=128", *median(lambda r=request: choose(r), 3)))
     return rows
+
+
+def rerouting() -> list[tuple[str, float, int]]:
+    """What a death costs before the next step's first operation, if peers take the dead worker's work."""
+    calibration, depth, replicas = model((0.01,) * 36), 36, 3
+    whole = grid(stages(36, depth), replicas, 2048, window=2 * depth)
+    dead, peer = depth + 7, 7
+    found = reroute(whole, [dead])
+    assert isinstance(found, Rerouted)
+    plan, shape = found.plan, f"P={depth} D={replicas} N=2048, one worker dead"
+    value = plan.to_json()
+    return [
+        (f"reroute, {shape}", *median(lambda: reroute(whole, [dead]), 3)),
+        (f"its JSON read and checked, {shape}", *median(lambda: Plan.from_json(value), 3)),
+        (f"order and messages of a peer, {shape}", *median(lambda: own_part(plan, peer), 3)),
+        (f"simulate, {shape}", *median(lambda: simulate(plan, calibration, timeline=False), 3)),
+    ]
 
 
 def sums() -> list[tuple[str, float, int]]:

@@ -1,15 +1,17 @@
 """Morphing: chooses the next plan, and brings its members to one state. Pure functions; no I/O.
 
 `choose`: from the available workers, the model's calibration and the sections that workers hold, to the plan
-with the least predicted time per step, or the reason why there is none. `agree` and `transfers`: from what
-each member of a forming generation holds and what is published, to the newest state that covers all sections,
-who must still apply its last step, and who sends which section to whom (what a section's state is:
+with the least predicted time per step, or the reason why there is none. `rerouted`: the plan of before
+without the workers that are gone, and `does_more`: which of the two to take. `agree` and `transfers`: from
+what each member of a forming generation holds and what is published, to the newest state that covers all
+sections, who must still apply its last step, and who sends which section to whom (what a section's state is:
 `worker.sections.state`).
 """
 
 from .balance import balance
 from .choose import choose
 from .infeasible import too_deep
+from .instead import Before, does_more, loading_s, rerouted, saved_bytes
 from .placement import Roster, Slot, place
 from .recovery import (
     NOTHING,
@@ -25,18 +27,21 @@ from .recovery import (
     transfers,
 )
 from .request import Candidate, Choice, Infeasible, Request
+from .reroute import Rerouted, reroute
 from .stages import stage_table
 
 __all__ = [
     "NOTHING",
     "Agreement",
     "Application",
+    "Before",
     "Candidate",
     "Choice",
     "Infeasible",
     "NoReplica",
     "CommitProof",
     "Request",
+    "Rerouted",
     "Roster",
     "Rung",
     "Slot",
@@ -46,7 +51,12 @@ __all__ = [
     "balance",
     "choose",
     "covers",
+    "does_more",
+    "loading_s",
     "place",
+    "reroute",
+    "rerouted",
+    "saved_bytes",
     "stage_table",
     "too_deep",
     "transfers",

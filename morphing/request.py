@@ -79,10 +79,12 @@ class Candidate:
     """Why this shape cannot be used; `predicted_s` may then be None."""
     slow_stage: int | None = None
     """The stage that the slow workers take, with fewer sections; None: they take any, or are left out."""
+    missing: int = 0
+    """Workers of the grid that are gone, whose micro-batches their peers take (see `reroute`)."""
 
     @property
     def used(self) -> int:
-        return self.pipeline_parallel_degree * self.data_parallel_degree
+        return self.pipeline_parallel_degree * self.data_parallel_degree - self.missing
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
+from ..pipeline.plan import Schedule
 from ..simulator import Calibration
 from .balance import Split, balance
 from .bounds import AllReduceCosts, Bound

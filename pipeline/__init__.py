@@ -11,7 +11,7 @@ from .dispatcher import Dispatcher, check_order, peak_in_flight
 from .operations import Kind, Operation
 from .plan import Hop, InvalidPlan, Path, Plan, Range, Schedule, grid
 from .schedules import InvalidOrder, Orders, orders
-from .traffic import Message, Traffic, messages, output_of
+from .traffic import Message, Traffic, messages, output_of, own_part
 
 __all__ = [
     "Component",
@@ -34,5 +34,6 @@ __all__ = [
     "messages",
     "orders",
     "output_of",
+    "own_part",
     "peak_in_flight",
 ]

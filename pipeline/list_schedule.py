@@ -138,21 +138,31 @@ def _start(
 
 def _next_forward(worker: ListWorker, hops: Array[ListHop], turns: Array[ForwardTurn]) -> int:
     """The hop whose next forward may run, the lowest micro-batch first; `NONE` if there is none."""
-    entering = _first_offered(worker, hops, turns, 1)
+    entering = returning = NONE
+    lowest_entering = lowest_returning = 0
+    index = worker.first_hop
+    while index != NONE:
+        hop = hops[index]
+        if hop.num_forwards < hop.num_offered:
+            micro_batch = turns[hop.first_turn + hop.num_forwards].micro_batch
+            if hop.enters and (entering == NONE or micro_batch < lowest_entering):
+                entering, lowest_entering = index, micro_batch
+            if not hop.enters and (returning == NONE or micro_batch < lowest_returning):
+                returning, lowest_returning = index, micro_batch
+        index = hop.next_here
     if entering != NONE and worker.num_in_flight >= hops[entering].window:
         entering = NONE
-    returning = _first_offered(worker, hops, turns, 0)
     if entering == NONE or returning == NONE:
         return max(entering, returning)
-    is_lower = _micro_batch(hops[returning], turns) < _micro_batch(hops[entering], turns)
-    return returning if is_lower else entering
+    return returning if lowest_returning < lowest_entering else entering
 
 
-def _first_offered(worker: ListWorker, hops: Array[ListHop], turns: Array[ForwardTurn], enters: int) -> int:
+def _first_entering(worker: ListWorker, hops: Array[ListHop], turns: Array[ForwardTurn]) -> int:
+    """The hop at which the lowest micro-batch could enter, whatever the window; `NONE` if there is none."""
     first, index = NONE, worker.first_hop
     while index != NONE:
         hop = hops[index]
-        is_offered = hop.enters == enters and hop.num_forwards < hop.num_offered
+        is_offered = hop.enters and hop.num_forwards < hop.num_offered
         if is_offered and (first == NONE or _micro_batch(hop, turns) < _micro_batch(hops[first], turns)):
             first = index
         index = hop.next_here
@@ -170,7 +180,7 @@ def _force_forward(
     """Admit the forward nearest to its path's end, where crossing paths have filled each other's windows."""
     best, best_stage, lowest = NONE, 0, 0
     for worker in workers:
-        index = _first_offered(worker, hops, turns, 1)
+        index = _first_entering(worker, hops, turns)
         if index == NONE:
             continue
         stage, before = 0, hops[index].before

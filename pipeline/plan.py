@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -150,8 +149,9 @@ class Plan:
 
     @property
     def shape(self) -> str:
-        """`PxD` for a grid of equal ranges, else the depths of the pipelines joined by `+`."""
-        return _shape([[hop.worker for hop in path.hops] for path in self.paths])
+        """`PxD` for a grid of equal ranges, `PxD-n` for one without n workers whose work others do, else the
+        depths of the pipelines joined by `+`."""
+        return _shape([[(hop.worker, hop.range.start) for hop in path.hops] for path in self.paths])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -215,7 +215,7 @@ class RestOfStep(Plan):
 
 def shape_of(value: Mapping[str, Any]) -> str:
     """`Plan.shape` of a plan that `Plan.to_json` wrote, without checking it again."""
-    return _shape([[worker for worker, _, _ in path["hops"]] for path in value["paths"]])
+    return _shape([[(worker, start) for worker, start, _ in path["hops"]] for path in value["paths"]])
 
 
 def grid(
@@ -281,11 +281,19 @@ def _dealt(replicas: int, num_micro_batches: int, shares: Sequence[int] | None) 
     return [tuple(taken) for taken in dealt]
 
 
-def _shape(pipelines: Sequence[Sequence[int]]) -> str:
-    depths = [len(workers) for workers in pipelines]
-    used = set(itertools.chain.from_iterable(pipelines))
-    straight = len(set(depths)) == 1 and len(used) == sum(depths)
-    return f"{depths[0]}x{len(depths)}" if straight else "+".join(str(depth) for depth in depths)
+def _shape(pipelines: Sequence[Sequence[tuple[int, int]]]) -> str:
+    """`Plan.shape`, given (worker, first section) of each hop of each path."""
+    depths = [len(hops) for hops in pipelines]
+    used = {worker for hops in pipelines for worker, _ in hops}
+    if len(set(depths)) == 1 and len(used) == sum(depths):
+        return f"{depths[0]}x{len(depths)}"
+    stages = [{worker for worker, _ in stage} for stage in zip(*pipelines, strict=False)]
+    are_alike = len({tuple(start for _, start in hops) for hops in pipelines}) == 1
+    if are_alike and len(used) == sum(map(len, stages)):  # each worker has one stage
+        replicas = max(map(len, stages))
+        missing = len(stages) * replicas - len(used)
+        return f"{len(stages)}x{replicas}" + (f"-{missing}" if missing else "")
+    return "+".join(str(depth) for depth in depths)
 
 
 def _check(plan: Plan) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,11 @@ class InvalidOrder(ValueError):
     """An order of operations that a worker cannot follow; the message names the place."""
 
 
-def orders(plan: Plan) -> Orders:
+def orders(plan: Plan, only: Collection[int] | None = None) -> Orders:
     """Each worker's operations in the order of `plan.schedule`; each operation of the plan occurs once.
+
+    `only`: the workers whose orders are wanted, by default all; the orders of the others are empty. That
+    saves the time of writing them down, and of scheduling components that have none of these workers.
 
     Varuna and 1F1B are list schedules in unit time (F = R = 1, B = 2, I = W = 1; see
     `makara.pipeline.list_schedule`). A plan's `window` bounds the micro-batches in flight on each worker,
@@ -36,14 +39,17 @@ def orders(plan: Plan) -> Orders:
 
     `plan.Schedule` says how to add a schedule.
     """
+    wanted = frozenset(range(plan.num_workers) if only is None else only)
     per_worker: list[tuple[Operation, ...]] = [()] * plan.num_workers
     solved: dict[object, StaticOrder] = {}
     for component in components(plan):
+        if wanted.isdisjoint(component.workers):
+            continue
         key = component.signature
         if key is None or key not in solved:
             solved[key] = static_order(plan, component)
-        for worker, tasks in zip(component.by_first_visit, _tasks(component, solved[key]), strict=True):
-            per_worker[worker] = tuple(tasks)
+        for worker, tasks in _tasks(component, solved[key], wanted):
+            per_worker[worker] = tasks
     return tuple(per_worker)
 
 
@@ -101,8 +107,10 @@ def _set_rules(plan: Plan, hops: Sequence[ListHop]) -> None:
         hop.recomputes = int(plan.recompute and not is_last and not hop.is_frozen)
 
 
-def _tasks(component: Component, order: StaticOrder) -> list[list[Operation]]:
-    """The operations of the component's workers, in the order of `by_first_visit`."""
+def _tasks(
+    component: Component, order: StaticOrder, wanted: Collection[int]
+) -> Iterator[tuple[int, tuple[Operation, ...]]]:
+    """(worker, its operations) for those of the component's workers that are wanted."""
     workers, _ = lay_out(component, Worker, Hop)
     stages = [(path, stage) for path in component.paths for stage in range(len(path.hops))]
     forwards = [iter(path.micro_batches) for path, _ in stages]
@@ -114,8 +122,9 @@ def _tasks(component: Component, order: StaticOrder) -> list[list[Operation]]:
         Kind.INPUT: backwards,
         Kind.WEIGHT: weights,
     }
-    result: list[list[Operation]] = []
-    for worker in workers:
+    for rank, worker in zip(component.by_first_visit, workers, strict=True):
+        if rank not in wanted:
+            continue
         tasks: list[Operation] = []
         for number in _in_order(order.entries[worker.first_entry : worker.first_entry + worker.num_entries]):
             hop, kind = hop_of(number), _KINDS[action_of(number)]
@@ -123,8 +132,7 @@ def _tasks(component: Component, order: StaticOrder) -> list[list[Operation]]:
             if action_of(number) == RECOMPUTE:
                 tasks.append(Operation(stage, Kind.RECOMPUTE, micro_batch))
             tasks.append(Operation(stage, kind, micro_batch))
-        result.append(tasks)
-    return result
+        yield rank, tuple(tasks)
 
 
 _KINDS = {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .operations import Kind, Operation
 from .plan import Plan
-from .schedules import Orders
+from .schedules import Orders, orders
 
 
 class Message(NamedTuple):
@@ -39,10 +41,10 @@ class Traffic:
     receives: list[Message] = field(default_factory=list[Message])
 
 
-def messages(plan: Plan, orders: Orders) -> tuple[Traffic, ...]:
+def messages(plan: Plan, all_orders: Orders) -> tuple[Traffic, ...]:
     """The traffic of every worker. Consecutive hops on the same worker need no message."""
     traffic = tuple(Traffic() for _ in range(plan.num_workers))
-    for worker, order in enumerate(orders):
+    for worker, order in enumerate(all_orders):
         for task in order:
             target = output_of(plan, task)
             if target is None or target[0] == worker:
@@ -51,6 +53,23 @@ def messages(plan: Plan, orders: Orders) -> tuple[Traffic, ...]:
             traffic[worker].sends.append(Message(peer, fed.kind, fed.micro_batch, fed.stage))
             traffic[peer].receives.append(Message(worker, fed.kind, fed.micro_batch, fed.stage))
     return traffic
+
+
+def own_part(plan: Plan, worker: int) -> tuple[tuple[Operation, ...], Traffic]:
+    """One worker's operations and messages: its rows of `orders` and `messages`, without most of the others.
+
+    Only its own order and those of its peers are written down; the peers' say when they send to it.
+    """
+    all_orders = orders(plan, only={worker, *_peers(plan, worker)})
+    return all_orders[worker], messages(plan, all_orders)[worker]
+
+
+def _peers(plan: Plan, worker: int) -> Iterator[int]:
+    """The workers that exchange messages with `worker`."""
+    for path in plan.paths:
+        for hop, following in itertools.pairwise(path.hops):
+            if worker in (hop.worker, following.worker):
+                yield from (hop.worker, following.worker)
 
 
 def output_of(plan: Plan, task: Operation) -> tuple[int, Operation] | None:

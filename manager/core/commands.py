@@ -55,13 +55,15 @@ class WorkerSlot(Frozen):
 class ComputePlan(_Command):
     """Run the planner off the event loop for these workers; answer with `PlanComputed`.
 
-    `reconsider`: the plan that runs could stay; it is predicted as well.
+    `reconsider`: the plan that runs could stay; it is predicted as well. `lasts_s`: for how long the plan is
+    expected to run; None, as in commands of earlier versions: it is not one that rerouting could serve.
     """
 
     command: Literal["compute_plan"] = "compute_plan"
     generation: int
     workers: tuple[WorkerSlot, ...]
     reconsider: bool = False
+    lasts_s: float | None = None
 
     @property
     def asked(self) -> frozenset[str]:

@@ -118,7 +118,11 @@ class Batch(Event):
 
 
 class PlanComputed(Event):
-    """Answer to `ComputePlan`. `plan` None: nothing feasible, and `reason` says why."""
+    """Answer to `ComputePlan`. `plan` None: nothing feasible, and `reason` says why.
+
+    `best_until`: the plan is the one of before, rerouted around workers that are gone, and pays for so long,
+    Unix seconds. None: it was not chosen with an end in mind.
+    """
 
     generation: int
     asked: frozenset[str]  # the workers that the question was about
@@ -126,6 +130,7 @@ class PlanComputed(Event):
     workers: tuple[str, ...] = ()  # worker ids in rank order
     predicted_s: float | None = None
     current_s: float | None = None  # what the plan that runs is now predicted to take, if that was asked
+    best_until: float | None = None
     reason: str | None = None
 
 

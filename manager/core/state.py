@@ -69,6 +69,7 @@ class Generation:
     ended_at: float | None = None
     end_reason: str = ""
     saves_only: bool = False
+    best_until: float | None = None
     kind: GenerationKind = GenerationKind.TRAIN
 
     @property
@@ -152,6 +153,8 @@ class JobState:
     current: Generation | None = None  # opened, not closed
     # Sections (start, stop) of each worker of the newest generation that formed, which may be closed.
     hosts: Mapping[Incarnation, tuple[int, int]] = field(default_factory=lambda: _EMPTY)
+    # The plan of that generation, whose workers in rank order are `hosts`.
+    hosts_plan: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
     # Closed and superseded, oldest first, without their plans; members only since the last that was opened:
     history: tuple[Generation, ...] = ()
     last_generation: int = 0  # highest number ever given to a generation

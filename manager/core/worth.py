@@ -7,6 +7,8 @@ long VMs take to boot.
 
 from __future__ import annotations
 
+import statistics
+
 from .context import Context
 from .state import Generation, JobState
 
@@ -22,6 +24,31 @@ def least_gain(context: Context, at_least: float, lasts_s: float) -> float:
 
 def steps_left(context: Context) -> int:
     return context.spec.training.steps - max(context.state.progress_step, context.observations.newest_step)
+
+
+def lasts_s(context: Context) -> float:
+    """For how long a change that begins now would be of use: until VMs are lost again, or the job ends.
+
+    Losses come as often as they did while the job ran. Of the job's rest, what VMs take to join is lost.
+    """
+    state, timing = context.state, context.timing
+    ran = [(g.formed_at, g.ended_at) for g in (*state.history, state.current) if g is not None]
+    ran_s = sum(max(0.0, (end or context.now) - begin) for begin, end in ran if begin is not None)
+    lasts_s = (ran_s + timing.between_losses_s) / (state.losses.count + 1)
+    predicted_s = state.current.predicted_s if state.current is not None else None
+    if predicted_s is not None:
+        lasts_s = min(lasts_s, steps_left(context) * predicted_s - join_s(state))
+    return lasts_s
+
+
+def join_s(state: JobState) -> float:
+    """What VMs that live took to join, from when they were asked for."""
+    took = [
+        vm.joined_at - vm.attempted_at
+        for vm in state.live_vms
+        if vm.joined_at is not None and vm.attempted_at is not None
+    ]
+    return max(0.0, statistics.median(took)) if took else 0.0
 
 
 def last_formed(state: JobState) -> Generation | None:

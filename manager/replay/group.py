@@ -33,7 +33,6 @@ class Group:
     members: Sequence[Trainer]
     ranges: Sequence[Range]
     shape: str
-    depth: int
     predicted_s: float
     doing: GroupPhase
     beginning: Beginning
@@ -46,11 +45,12 @@ class Group:
 
     @property
     def stages(self) -> Sequence[Range]:
-        return self.ranges[: self.depth]
+        return sorted(set(self.ranges))
 
     @property
     def replicas(self) -> int:
-        return len(self.ranges) // self.depth
+        """The number of hosts of the stage that has fewest."""
+        return min(map(self.ranges.count, self.stages))
 
     def step_at(self, now_ns: int) -> int:
         """Steps committed by now, while it steps."""
@@ -77,7 +77,6 @@ def make_group(
         members=members,
         ranges=ranges,
         shape=generation.shape,
-        depth=len(generation.plan["paths"][0]["hops"]),
         predicted_s=generation.predicted_s,
         doing=doing,
         beginning=beginning,

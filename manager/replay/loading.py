@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from ...morphing import saved_bytes
 from ...pipeline import Range
 from ...simulator import Calibration, MorphCosts
 from ..world import Beginning, Trainer
@@ -14,12 +15,7 @@ class Bytes:
     """Sizes of ranges of sections, and what moving them takes."""
 
     def __init__(self, calibration: Calibration, costs: MorphCosts) -> None:
-        # Older calibrations do not say: a section's state without its gradient sums, which nobody stores.
-        sizes = calibration.snapshot_bytes or [
-            max(0, state - sums)
-            for state, sums in zip(calibration.state_bytes, calibration.gradient_bytes, strict=True)
-        ]
-        self._saved = list(accumulate(sizes, initial=0))
+        self._saved = list(accumulate(saved_bytes(calibration), initial=0))
         self._num_sections = calibration.num_sections
         self._link = calibration.inter_vm
         self._costs = costs

@@ -11,7 +11,7 @@ from ...pipeline import Plan, Range
 from ..core.commands import ComputePlan, WorkerSlot
 from ..core.events import PlanComputed
 from ..core.state import JobState
-from ..service.planning import compute_plan, holding
+from ..service.planning import compute_plan, holding, or_rerouted
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,9 @@ class CachedPlanner:
 
     def answer(self, state: JobState, command: ComputePlan, now: float) -> PlanComputed:
         self.num_answered += 1
+        return or_rerouted(state, command, self._chosen(state, command, now))
+
+    def _chosen(self, state: JobState, command: ComputePlan, now: float) -> PlanComputed:
         key = _key(state, command.workers)
         known = self._known.get(key)
         if known is not None:
@@ -46,7 +49,8 @@ class CachedPlanner:
             if again is not None:
                 return again
         began = time.perf_counter()
-        answer = compute_plan(state, command, lambda: now)
+        grids_alone = command.model_copy(update={"lasts_s": None})
+        answer = compute_plan(state, grids_alone, lambda: now)
         self.asked_s += time.perf_counter() - began
         self.num_asked += 1
         self._known[key] = _remembered(answer, command)

@@ -47,6 +47,7 @@ class TraceWorld(World[None]):
     def __init__(self, scenario: Scenario, policy: Policy, planner: CachedPlanner) -> None:
         super().__init__(TIMING, EPOCH_S)
         self.scenario = scenario
+        self.policy = policy
         self.spec = scenario.spec
         self.costs = scenario.costs
         self.planner = planner
@@ -163,6 +164,8 @@ class TraceWorld(World[None]):
 
     def _answer(self, command: ComputePlan) -> None:
         if self._asked is command:  # else it was asked about workers that are gone meanwhile
+            if not self.policy.keeps_state:  # what was held is not there to go on with
+                command = command.model_copy(update={"lasts_s": None})
             self.handle(self.planner.answer(self.state, command, self.now))
 
     def _open_head(self, generation: int) -> None:

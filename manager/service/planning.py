@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Literal
 
-from ...morphing import Infeasible, Request, Slot, choose
+from ...morphing import Before, Choice, Infeasible, Request, Slot, choose, does_more, rerouted
 from ...pipeline import Plan, Range
 from ...simulator import Calibration, InvalidCalibration, simulate
 from ..core.commands import ComputeGrowth, ComputePlan, WorkerSlot
@@ -59,7 +59,40 @@ class Planner:
 
 
 def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
-    """The best plan for the command's workers, or why there is none. Blocks; pure but for `clock`."""
+    """The best plan for the command's workers, or why there is none. Blocks; pure but for `clock`.
+
+    The plan that ran, rerouted around workers that are gone, is taken where it does more in the time for
+    which it is expected to run.
+    """
+    return or_rerouted(state, command, _chosen(state, command, clock))
+
+
+def or_rerouted(state: JobState, command: ComputePlan, answer: PlanComputed) -> PlanComputed:
+    """The answer, or the rerouted plan if that does more."""
+    if command.lasts_s is None or not state.hosts_plan or state.calibration is None:
+        return answer
+    request = request_of(state, command.workers, command.generation)
+    ran = Before(Plan.from_json(state.hosts_plan), [worker for worker, _ in state.hosts])
+    found = rerouted(request, ran)
+    if not isinstance(found, Choice):
+        return answer
+    if answer.plan is not None and answer.predicted_s is not None:
+        chosen = Plan.from_json(answer.plan), answer.workers, answer.predicted_s
+        offer = found.plan, found.workers, found.predicted_s
+        if not does_more(offer, chosen, command.lasts_s, request.calibration, request.holding):
+            return answer
+    return answer.model_copy(
+        update={
+            "plan": found.plan.to_json(),
+            "workers": found.workers,
+            "predicted_s": found.predicted_s,
+            "best_until": answer.now + command.lasts_s,
+            "reason": None,
+        }
+    )
+
+
+def _chosen(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
     try:
         answer = choose(request_of(state, command.workers, command.generation))
     except InvalidCalibration as error:

@@ -156,6 +156,24 @@ def trains_on(service: ServiceProcess, workers: int, view: dict[str, Any]) -> bo
     return running and {seat["vm"] for seat in view["placement"]} <= set(service.vms_alive())
 
 
+def test_a_job_of_a_fixed_grid_is_rerouted_around_a_dead_vm(service: ServiceProcess) -> None:
+    """Its peer takes the dead worker's micro-batches until another VM can be had, which does not come."""
+    job = submit(
+        service,
+        resources={"min_nodes": 2, "max_nodes": 4},
+        parallelism={**SHAPE, "pipeline_parallel_degree": 2, "data_parallel_degree": 2},
+    )
+    service.wait(job, partial(trains_on, service, 4), "four workers to train")
+    service.set_capacity(3)
+    service.kill_vm(service.live(job)[-1])
+    service.wait(job, lambda view: "2x2-1" in shapes(view), "the others to go on")
+    service.end_naps()
+    view = service.wait_status(job, "finished")
+    assert shapes(view) == {"2x2", "2x2-1"}
+    assert view["export_sha256"] == reference()
+    assert sorted(service.losses(job)) == list(range(1, STEPS + 1))
+
+
 def test_steps_go_on_while_the_manager_is_dead_and_a_death_meanwhile_is_handled(
     service: ServiceProcess,
 ) -> None:

@@ -18,6 +18,7 @@ from makara.pipeline import (
     grid,
     messages,
     orders,
+    own_part,
     peak_in_flight,
 )
 from makara.pipeline.policy import FORWARD as FORTH
@@ -53,6 +54,13 @@ def test_each_channel_carries_the_announced_messages_in_the_announced_order(plan
                 sent = [m.operation for m in here.sends if (m.peer, m.kind) == (peer, kind)]
                 received = [m.operation for m in traffic[peer].receives if (m.peer, m.kind) == (worker, kind)]
                 assert sent == received == world.delivered.get((worker, peer, kind.value), [])
+
+
+@given(crossing_plans() | grids())
+def test_a_worker_alone_computes_the_same_order_and_messages(plan: Plan) -> None:
+    everyone = orders(plan)
+    for worker, of_worker in enumerate(zip(everyone, messages(plan, everyone), strict=True)):
+        assert own_part(plan, worker) == of_worker
 
 
 @given(grids(), st.integers(0, 1 << 32))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from makara.checkpoint import (
 from makara.checkpoint.tensors import unpack
 from makara.model.precision import Precision
 from makara.model.training import load_entrypoint
+from makara.morphing import Rerouted, reroute
 from makara.pipeline.plan import Hop, Plan, Range, grid
 from makara.pipeline.plan import Path as Route
 from makara.protocol.messages import TRAINER_PROTOCOL, CheckpointRef, JobSettings, Phase, Recipe
@@ -205,6 +207,31 @@ def test_a_death_is_survived_from_peers_while_each_section_has_a_host(run: Run) 
     assert formed.rung == "peers"
     assert formed.step >= done
     assert_same(run.finish("a", "c", "d"), reference("models:tied_gpt", "exact")[1])
+
+
+def test_deaths_are_routed_around_and_nothing_moves(run: Run) -> None:
+    """Three pipelines of two stages lose the second stage of one and the first stage of another."""
+    run.fleet.start(*"abcdef")
+    whole = run.plan(1, [4], 3)
+    run.fleet.form(whole, "abcdef")
+    run.fleet.wait_step(2, "a")
+    run.fleet.kill("d", "e")
+    run.fleet.abandon(1, *"abcf")
+    run.fleet.wait(
+        lambda: all(
+            run.fleet.has(w) and run.fleet.reports[w].phase in (Phase.IDLE, Phase.BROKEN) for w in "abcf"
+        )
+    )
+    found = reroute(whole, [3, 4])
+    assert isinstance(found, Rerouted)
+    assert found.plan.shape == "2x2"
+    open_generation(run.store, run.job.job, 2)
+    run.fleet.form(replace(found.plan, generation=2), "abcf", checkpoints=run.published())
+    assert {formed.rung for w in "abcf" if (formed := run.fleet.reports[w].formed)} == {"peers"}
+    weights = run.finish(*"abcf")
+    losses, state = reference("models:tied_gpt", "exact")
+    assert [run.fleet.losses()[step + 1] for step in range(STEPS)] == losses
+    assert_same(weights, state)
 
 
 def test_the_only_host_of_a_section_dies_and_all_go_back_to_the_checkpoint(tmp_path: Path) -> None:

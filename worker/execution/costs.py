@@ -22,8 +22,7 @@ from ...model.data import Batches, Sample
 from ...model.partition.partitioned_model import CutTensor
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.plan import Path, Plan, Range, grid
-from ...pipeline.schedules import orders
-from ...pipeline.traffic import messages, output_of
+from ...pipeline.traffic import output_of, own_part
 from ..sections.ranges import Accumulate, RangeOutput
 from .blocking import BlockingThread, Interrupt
 from .executor import Executor, Sink
@@ -80,12 +79,11 @@ def stand_in_plans(replicas: int = 1) -> tuple[Plan, Plan]:
 
 def run_rank(plan: Plan, rank: int, channels: Mapping[Kind, ProcessGroup]) -> list[Ran]:
     """One worker's step of a stand-in plan: its operations, in their order. `channels` are of all workers."""
-    all_orders = orders(plan)
+    order, traffic = own_part(plan, rank)
     interrupt, resting = Interrupt(), _Resting()
-    traffic = messages(plan, all_orders)[rank]
     lanes = P2PChannels(traffic, lambda _: (_VALUE,), channels, interrupt, torch.device("cpu"))
     feed = Prefetcher(Batches([{"x": 0.0}], 0, 1, 1), ())
-    executor = Executor(plan, rank, all_orders[rank], resting, lanes, feed)
+    executor = Executor(plan, rank, order, resting, lanes, feed)
     try:
         for step in range(2):  # the first makes connections
             resting.ran.clear()

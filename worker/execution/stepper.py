@@ -14,8 +14,7 @@ from ...model.data import Batches
 from ...model.partition.partition import CutTensor
 from ...pipeline.contributions import whole_tally
 from ...pipeline.plan import Plan, RestOfStep
-from ...pipeline.schedules import orders
-from ...pipeline.traffic import Message, messages
+from ...pipeline.traffic import Message, own_part
 from ...protocol.messages import At
 from ..sections.grad_check import is_usable
 from .blocking import Future
@@ -51,14 +50,12 @@ class _Operations:
         self, plan: Plan, session: Session, state: ModelState, feed: Prefetcher, device: torch.device
     ) -> None:
         rank, chain = session.rank, state.runtime.chain
-        all_orders = orders(plan)
-        order = all_orders[rank]
+        order, traffic = own_part(plan, rank)
 
         def values(message: Message) -> tuple[CutTensor, ...]:
             return values_of(plan, chain, message)
 
         self.expected = Expected.of(plan, order)
-        traffic = messages(plan, all_orders)[rank]
         self._lanes = P2PChannels(traffic, values, session.channels, session.interrupt, device)
         self._executor = Executor(plan, rank, order, state.runtime, self._lanes, feed, session.progress)
 

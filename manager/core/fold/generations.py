@@ -42,6 +42,7 @@ def _planned(state: JobState, fact: GenerationPlanned) -> JobState:
         decided_s=fact.decided_s,
         predicted_s=fact.predicted_s,
         saves_only=fact.saves_only,
+        best_until=fact.best_until,
         kind=fact.kind,
     )
     if profiles:
@@ -104,7 +105,7 @@ def _formed(state: JobState, fact: GenerationFormed) -> JobState:
         state = state.changed(newest_unfit="")
     ranges = ((start, stop) for start, stop in formed.plan["ranges"])
     hosts = MappingProxyType(dict(zip(formed.incarnations, ranges, strict=True)))
-    return _progressed(state.changed(current=formed, hosts=hosts), fact.formed.step)
+    return _progressed(state.changed(current=formed, hosts=hosts, hosts_plan=formed.plan), fact.formed.step)
 
 
 def _has_newer_vm(state: JobState, generation: Generation) -> bool:

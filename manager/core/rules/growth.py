@@ -60,7 +60,7 @@ def may_rent(context: Context, placement: Placement, most: int) -> tuple[int, st
     present, more = _workers(context, placement)
     sizes = tuple(sorted(Counter(present).items()))
     about = (sizes, more, most, state.recipe_version, state.recalibrated_at)
-    least = worth.least_gain(context, context.timing.grow_worth_it, _lasts_s(context))
+    least = worth.least_gain(context, context.timing.grow_worth_it, worth.lasts_s(context))
     known = next((it for it in context.observations.growth if it.about == about), None)
     if known is None or not _holds(known, least):
         if not any(_is_awaited(context, it) for it in context.observations.growth):
@@ -83,31 +83,6 @@ def _judged(context: Context, answer: GrowthComputed, most: int, least: float) -
         return 0, f"no plan is faster with {answer.num_more} more"
     gain = f"{100 * answer.gain:.1f} %"
     return 0, f"{answer.num_more} more would make a step {gain} shorter, which does not pay for the change"
-
-
-def _lasts_s(context: Context) -> float:
-    """How long a change that begins now would last: until VMs are lost again, or the job ends.
-
-    Losses are assumed as frequent as while the job ran. The time that VMs take to join is not counted.
-    """
-    state, timing = context.state, context.timing
-    ran = [(g.formed_at, g.ended_at) for g in (*state.history, state.current) if g is not None]
-    ran_s = sum(max(0.0, (end or context.now) - begin) for begin, end in ran if begin is not None)
-    lasts_s = (ran_s + timing.between_losses_s) / (state.losses.count + 1)
-    predicted_s = state.current.predicted_s if state.current is not None else None
-    if predicted_s is not None:
-        lasts_s = min(lasts_s, worth.steps_left(context) * predicted_s - _join_s(state))
-    return lasts_s
-
-
-def _join_s(state: JobState) -> float:
-    """The median time in which the living VMs joined after they were requested."""
-    took = [
-        vm.joined_at - vm.attempted_at
-        for vm in state.live_vms
-        if vm.joined_at is not None and vm.attempted_at is not None
-    ]
-    return max(0.0, statistics.median(took)) if took else 0.0
 
 
 # ---- the question ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ..context import Context, has_ended, incarnation_of
 from ..events import PlanComputed
 from ..facts import GenerationPlanned, HoldChanged, PlanImpossible
 from ..observations import Planning
-from ..state import Generation, Incarnation, JobState, vm_of
+from ..state import Generation, Incarnation, JobState, staying_vms, vm_of
 from ..vms import Vm, VmStatus
 from . import breaks, fitness, versions
 
@@ -99,6 +99,9 @@ def plan(context: Context) -> None:
     elif _paces_changed(context):
         context.note(reconsidered_at=context.now)
         _ask(context, usable, "paces changed", state.paces_changed_at, reconsider=True)
+    elif _outlasted(context):
+        context.note(reconsidered_at=context.now)
+        _ask(context, usable, "rerouted for longer than it pays", context.now, reconsider=True)
     elif incarnations == context.observations.planned_for:
         _hold_if_noticed(context, "no plan does without the VMs that are under notice")
 
@@ -218,6 +221,29 @@ def _paces_changed(context: Context) -> bool:
     return changed_at > max(current.planned_at, context.observations.reconsidered_at)
 
 
+def _outlasted(context: Context) -> bool:
+    """Whether a rerouted plan has run for as long as it was chosen for, and nothing else has replaced it."""
+    current = context.state.current
+    if current is None or current.best_until is None or not context.state.active:
+        return False
+    if context.unheard(current.incarnations):
+        return False
+    return context.now >= current.best_until > context.observations.reconsidered_at
+
+
+def _lasts_s(context: Context) -> float:
+    """For how long a plan that begins now is expected to run: until VMs are lost again, others join in their
+    place, or the job ends."""
+    state = context.state
+    lasts_s, last = worth.lasts_s(context), worth.last_formed(state)
+    if last is not None and last.predicted_s is not None:
+        lasts_s = min(lasts_s, worth.steps_left(context) * last.predicted_s)
+    join_s = worth.join_s(state)
+    if join_s and len(staying_vms(state)) < context.spec.resources.max_nodes:
+        lasts_s = min(lasts_s, join_s)
+    return max(0.0, lasts_s)
+
+
 def _is_worth_it(context: Context, event: PlanComputed) -> bool:
     """Whether another plan saves enough a step, and for long enough, to pay for the change."""
     state = context.state
@@ -287,7 +313,10 @@ def _ask(
     # Asked again after a restart or a timeout, the question may be another: its key has the time in it.
     key = f"{context.state.job}/plan/{generation}/{round(context.now * 1000)}"
     slots = tuple(slot_of(context.state, worker) for worker, _ in usable)
-    context.command(ComputePlan(key=key, generation=generation, workers=slots, reconsider=reconsider))
+    lasts_s = None if reconsider else _lasts_s(context)
+    context.command(
+        ComputePlan(key=key, generation=generation, workers=slots, reconsider=reconsider, lasts_s=lasts_s)
+    )
     asked = Planning(generation, frozenset(usable), context.now, cause, detected_at, reconsider)
     context.note(planning=asked)
 
@@ -339,6 +368,7 @@ def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked:
             detected_at=detected_at,
             decided_s=context.now - asked.asked_at if asked is not None else 0.0,
             saves_only=context.must_save() or _only_saves(context),
+            best_until=event.best_until,
         )
     )
     context.note(cause=None, planning=None)

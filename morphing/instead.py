@@ -1,0 +1,146 @@
+"""Whether those who live had better go on by rerouting than by the plan that is fastest for them.
+
+A rerouted plan is a candidate like any other, predicted by the same simulation. Nothing moves for it, so it
+begins at once; the other's workers first load what they lack. Which of them does more depends on how long it
+will run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from ..pipeline import Plan, Range, Schedule
+from ..simulator import Calibration, simulate
+from .placement import Slot
+from .request import Candidate, Choice, Infeasible, Request
+from .reroute import Rerouted, reroute
+
+_WINDOWS = (4, 3, 2)  # times P, where the window of before takes too much memory, as in `choose`
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The plan that ran last; `workers` are ids in rank order."""
+
+    plan: Plan
+    workers: Sequence[str]
+
+
+def rerouted(request: Request, before: Before) -> Choice | Infeasible | None:
+    """The plan of before without the workers that are not in the request, or hold nothing of it any more.
+
+    None if all of them are there. Infeasible if a section has no host, or memory does not do for the dead
+    workers' share in any window.
+    """
+    slots, holding = {slot.worker: slot for slot in request.workers}, request.holding
+    dead = [
+        rank
+        for rank, (worker, span) in enumerate(zip(before.workers, before.plan.ranges, strict=True))
+        if worker not in slots or holding.get(worker) != span
+    ]
+    if not dead:
+        return None
+    pace = [slots[worker].slowdown if worker in slots else 1.0 for worker in before.workers]
+    found = reroute(replace(before.plan, generation=request.generation), dead, pace)
+    if isinstance(found, Infeasible):
+        return found
+    used = [slots[before.workers[rank]] for rank in found.survivors]
+    tried: list[Candidate] = []
+    for window in _windows(found):
+        choice = _simulated(request, replace(found.plan, window=window), used)
+        tried.append(choice.candidate)
+        if choice.candidate.rejected is None:
+            return replace(choice, candidates=tuple(tried))
+    why = f"rerouted as {found.plan.shape}, it does not fit: {tried[-1].rejected}"
+    return Infeasible(why, tuple(tried))
+
+
+def does_more(
+    one: tuple[Plan, Sequence[str], float],
+    other: tuple[Plan, Sequence[str], float],
+    lasts_s: float,
+    calibration: Calibration,
+    holding: Mapping[str, Range],
+) -> bool:
+    """Whether `one` takes more steps than `other` in `lasts_s`, loading included, or as many.
+
+    Each is a plan, its workers in rank order, and the predicted seconds of a step.
+    """
+    steps = [
+        max(0.0, lasts_s - loading_s(plan, workers, calibration, holding)) / step_s
+        for plan, workers, step_s in (one, other)
+    ]
+    return steps[0] >= steps[1]
+
+
+def loading_s(
+    plan: Plan, workers: Sequence[str], calibration: Calibration, holding: Mapping[str, Range]
+) -> float:
+    """Seconds until every worker has the sections that it lacks, from peers at the rate between VMs.
+
+    A lower bound: the worker that lacks most receives without waiting for those who send.
+    """
+    sums = [0, *accumulate(saved_bytes(calibration))]
+    most = 0
+    for worker, span in zip(workers, plan.ranges, strict=True):
+        held = holding.get(worker)
+        lacks = sums[span.stop] - sums[span.start]
+        if held is not None and max(held.start, span.start) < min(held.stop, span.stop):
+            lacks -= sums[min(held.stop, span.stop)] - sums[max(held.start, span.start)]
+        most = max(most, lacks)
+    link = calibration.inter_vm
+    return link.latency_s + most / link.bytes_per_s if most else 0.0
+
+
+def saved_bytes(calibration: Calibration) -> Sequence[int]:
+    """Of each section, what a checkpoint or a new host of it needs: its state without gradient sums."""
+    # Older calibrations do not say.
+    return calibration.snapshot_bytes or [
+        max(0, state - sums)
+        for state, sums in zip(calibration.state_bytes, calibration.gradient_bytes, strict=True)
+    ]
+
+
+def _windows(found: Rerouted) -> list[int | None]:
+    """The window of before, then narrower ones."""
+    plan = found.plan
+    depth = max(len(path.hops) for path in plan.paths)
+    widest = math.inf if plan.window is None else plan.window
+    if plan.schedule is not Schedule.VARUNA:
+        return [plan.window]
+    narrower = [times * depth for times in _WINDOWS]
+    return [plan.window, *(window for window in narrower if window < min(widest, plan.num_micro_batches))]
+
+
+def _simulated(request: Request, plan: Plan, slots: Sequence[Slot]) -> Choice:
+    calibration = request.calibration
+    step = simulate(
+        plan,
+        calibration.with_optimizer_on_host() if plan.optimizer_on_host else calibration,
+        vm_of=[slot.vm for slot in slots],
+        slowdown=[slot.slowdown for slot in slots],
+        seed=request.seed,
+        timeline=False,
+    )
+    capacity = [min(slot.memory_bytes, request.memory_limit_bytes or slot.memory_bytes) for slot in slots]
+    short = [need for need, has in zip(step.peak_bytes, capacity, strict=True) if need > has]
+    stages = max(len(path.hops) for path in plan.paths)
+    replicas = max(len(plan.hosts(section)) for section in range(plan.num_sections))
+    row = Candidate(
+        stages,
+        replicas,
+        plan.recompute,
+        plan.optimizer_on_host,
+        halves=plan.halves,
+        window=plan.window,
+        predicted_s=step.time_s,
+        pipeline_s=step.pipeline_s,
+        busy_s=max(step.busy_s),
+        peak_bytes=max(step.peak_bytes),
+        rejected=f"it needs {max(short) / 1e6:.0f} MB of a worker that has less" if short else None,
+        missing=max(0, stages * replicas - plan.num_workers),
+    )
+    return Choice(plan, tuple(slot.worker for slot in slots), step.time_s, row, ())
