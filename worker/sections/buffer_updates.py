@@ -43,8 +43,10 @@ class RunningSum:
         self.counters.zero_()
 
     def add(self, micro_batch: int, updates: Mapping[str, Tensor]) -> None:
-        """Add one micro-batch's new values."""
+        """Add one micro-batch's new values; ignores those of other buckets."""
         for name, value in updates.items():
+            if name not in self._forms:
+                continue
             if value.is_floating_point():
                 self.means[micro_batch, self._spans[name]] = value.reshape(-1).double()
             elif micro_batch == 0:
