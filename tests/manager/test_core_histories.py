@@ -19,6 +19,8 @@ _FAILED_ONCE = (
     95891909,  # the dead's last report kept a generation from ever being late
     785573938,  # so did one who could not publish the last step, its peers having finished
     553063125,  # a manager that began anew planned without members that it was yet to hear of
+    972982565,  # a plan that lets a stopped job save counted as impossible while it was taken in
+    197483731,  # in this world, trainers that had gone on also stepped in the generation that they had left
 )
 
 

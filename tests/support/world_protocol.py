@@ -104,9 +104,9 @@ def stands(trainer: SimTrainer, group: Group, phase: Phase) -> bool:
 
 def step(world: FaultyWorld, group: Group) -> None:
     """One mini-batch of a generation: commit, then switch, hold, publish, or go on."""
-    if group.broken:
-        return
     workers = [group.arrived[name] for name in group.names[: group.num_workers]]
+    if group.broken or any(t.generation != group.order.number for t in workers):
+        return  # those who held have gone on to another, and do not come back to this one
     if any(t.stopped or t.vm.stopped for t in workers):
         world.after(world.step_s, step, world, group)  # they wait for each other
         return

@@ -341,7 +341,8 @@ def memory_bytes(state: JobState, vm: Vm, index: int) -> int:
 
 def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked: Planning | None) -> None:
     """Plan the generation, if all of its workers are still there."""
-    ready = {worker.worker: incarnation_of(worker) for worker in _usable(context).values()}
+    usable = _usable(context)
+    ready = {incarnation.worker: incarnation for incarnation in usable}
     if any(worker not in ready for worker in event.workers) or _left_out_member(context, event, ready):
         return
     incarnations = tuple(ready[worker] for worker in event.workers)
@@ -352,6 +353,8 @@ def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked:
         considered = asked.incarnations
     else:
         considered = frozenset(incarnation for worker, incarnation in ready.items() if worker in event.asked)
+    # Asked before the answer is noted: after that, what was impossible before would seem to be so still.
+    saves_only = context.must_save() or _only_saves(context)
     context.note(planned_for=considered)
     if _is_same(context, value, incarnations):
         context.note(cause=None)
@@ -363,11 +366,11 @@ def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked:
             number=event.generation,
             cause=cause,
             plan=value,
-            members=(*incarnations, *_donors(context, incarnations)),
+            members=(*incarnations, *_donors(context, incarnations, usable)),
             predicted_s=event.predicted_s,
             detected_at=detected_at,
             decided_s=context.now - asked.asked_at if asked is not None else 0.0,
-            saves_only=context.must_save() or _only_saves(context),
+            saves_only=saves_only,
             best_until=event.best_until,
         )
     )
@@ -398,9 +401,11 @@ def _is_same(context: Context, value: dict[str, Any], incarnations: tuple[Incarn
     return {**value, "generation": 0} == {**current.plan, "generation": 0}
 
 
-def _donors(context: Context, incarnations: tuple[Incarnation, ...]) -> list[Incarnation]:
+def _donors(
+    context: Context, incarnations: tuple[Incarnation, ...], usable: Mapping[Incarnation, WorkerReport]
+) -> list[Incarnation]:
     """Living workers outside the plan that may hold sections that others need."""
-    used, usable = set(incarnations), _usable(context)
+    used = set(incarnations)
     spoken = {usable[incarnation].trainer_protocol for incarnation in incarnations}
     return [
         incarnation_of(worker)
