@@ -2,6 +2,9 @@
 
 When to change the plan, and to what, is decided by the core's rules (`core/rules/planning.py`, `growth.py`)
 and the planner, under every policy. A policy only restricts what they work with.
+
+To add one: a `Policy` in `POLICIES`. A restriction of a new kind is a field, read where it applies: `replay`
+(P), `training` and `trace_world` (state).
 """
 
 from __future__ import annotations

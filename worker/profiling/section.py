@@ -2,6 +2,7 @@
 
 It runs a few times on random values of the shapes that cross its cuts; `forward_s` is the paper's F_i,
 `backward_s` its B_i, `input_s` and `weight_s` a backward in two operations. Nothing depends on P, D or N.
+While a job trains, its workers' own times may scale them: `manager/core/rules/drift.py`.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ groups/<section>/<n>/<key>  settings that the optimizer changed in its nth param
 scales/<name>               `numerics: exact`: float64, the scale of the next step
 job/loss_scale              fp16: the loss scale of the next step, equal in every section
 job/good_steps              fp16: the number of consecutive steps without overflow
+
+Of a step that was cut off, peers also get sums of gradients, see `worker/recovery/kept_step.py`.
 """
 
 from __future__ import annotations
