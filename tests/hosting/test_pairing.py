@@ -8,13 +8,14 @@ import hashlib
 import http.client
 import io
 import json
+import select
 import socket
 import ssl
 import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -277,7 +278,7 @@ def test_a_venv_is_made_beside_the_one_that_is_used(tmp_path: Path) -> None:
 
 
 class between:
-    """Listens, and passes on what comes, over TLS on both sides."""
+    """Listens, and passes on what comes over TLS, in one thread: no TLS connection bears two."""
 
     def __init__(self, port: int, folder: Path) -> None:
         folder.mkdir()
@@ -301,17 +302,22 @@ class between:
             socket.create_connection(("127.0.0.1", self._port)) as onward,
             theirs.wrap_socket(onward) as vm,
         ):
-            back = threading.Thread(target=_pass_on, args=(vm.recv, caller.sendall), daemon=True)
-            back.start()
-            _pass_on(caller.recv, vm.sendall)
-            with contextlib.suppress(OSError):  # it may have hung up
-                vm.shutdown(socket.SHUT_RDWR)
-            back.join()
+            _pass_on({caller: vm, vm: caller})
 
 
-def _pass_on(receive: Callable[[int], bytes], send: Callable[[bytes], None]) -> None:
-    try:
-        while data := receive(65536):
-            send(data)
-    except OSError:
-        return
+def _pass_on(onward: dict[ssl.SSLSocket, ssl.SSLSocket]) -> None:
+    """Until either hangs up."""
+    for connection in onward:
+        connection.setblocking(False)
+    while True:
+        readable, _, _ = select.select(list(onward), [], [])
+        for connection in readable:
+            try:
+                data = connection.recv(1 << 16)
+                onward[connection].sendall(data)
+            except ssl.SSLWantReadError:  # a session ticket, say
+                continue
+            except OSError:
+                return
+            if not data:
+                return
