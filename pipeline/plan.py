@@ -94,6 +94,11 @@ class Path:
     open_from: int = 0
     held: frozenset[int] = frozenset()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its micro-batches add all their contributions."""
+        return not self.open_from and not self.held
+
     def adds(self, section: int) -> bool:
         """Whether its micro-batches add their contributions of `section` to the sums."""
         return section >= self.open_from and section not in self.held
@@ -303,7 +308,7 @@ def _check(plan: Plan) -> None:
         raise InvalidPlan(
             f"the paths must carry each of the {plan.num_micro_batches} micro-batches exactly once"
         )
-    if any(path.open_from or path.held for path in plan.paths):
+    if not all(path.is_whole for path in plan.paths):
         raise InvalidPlan("only the rest of a step leaves contributions out")
 
 

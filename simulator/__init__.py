@@ -14,6 +14,7 @@ from .calibration.measurements import Measurements
 from .calibration.sizes import Sizes, sizes_of
 from .cluster import to_ns
 from .costs import InvalidCosts, MorphCosts
+from .progress import Done, StepProgress
 from .simulation import MiniBatch, simulate
 from .spans import Span
 from .staggered import staggered_step_s
@@ -25,6 +26,7 @@ __all__ = [
     "COMMIT_BYTES",
     "LOSS_ALLREDUCE_BYTES",
     "Calibration",
+    "Done",
     "NodeChange",
     "Closing",
     "ClosingKind",
@@ -37,6 +39,7 @@ __all__ = [
     "MorphCosts",
     "Sizes",
     "Span",
+    "StepProgress",
     "TraceEvent",
     "MeasuredWire",
     "read_availability",

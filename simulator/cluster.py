@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
-from ..pipeline.plan import Range
+from ..pipeline.plan import Path, Range
 from .calibration.data import Calibration
 from .calibration.sizes import Sizes, sizes_of
 
@@ -16,6 +18,15 @@ NS_PER_S = 1_000_000_000
 def to_ns(seconds: float) -> int:
     """Round to whole nanoseconds, so that sums of times do not depend on the order of adding."""
     return round(seconds * NS_PER_S)
+
+
+class BackwardTimes(NamedTuple):
+    """Seconds of a section's part of a backward, whole or in two operations, I and W."""
+
+    section: int
+    whole_s: float
+    input_s: float
+    weight_s: float
 
 
 @dataclass(frozen=True)
@@ -45,24 +56,53 @@ class Cluster:
     def forward_ns(self, worker: int, span: Range) -> int:
         return self._operation_ns("forward_s", worker, span)
 
-    def backward_ns(self, worker: int, span: Range) -> int:
-        return self._operation_ns("backward_s", worker, span)
+    def backward_ns(self, worker: int, span: Range, path: Path) -> int:
+        if path.is_whole:
+            return self._operation_ns("backward_s", worker, span)
+        return self._takes_ns(sum(each.whole_s for each in self._backward(span, path)), worker)
 
-    def halves_ns(self, worker: int, span: Range) -> tuple[int, int]:
+    def halves_ns(self, worker: int, span: Range, path: Path) -> tuple[int, int]:
         """Of I and of W."""
-        return self._operation_ns("input_s", worker, span), self._operation_ns("weight_s", worker, span)
+        if path.is_whole:
+            return self._operation_ns("input_s", worker, span), self._operation_ns("weight_s", worker, span)
+        parts = list(self._backward(span, path))
+        input_s, weight_s = sum(each.input_s for each in parts), sum(each.weight_s for each in parts)
+        return self._takes_ns(input_s, worker), self._takes_ns(weight_s, worker)
 
     def _operation_ns(self, name: str, worker: int, span: Range) -> int:
+        return self._takes_ns(self._total(name, span), worker)
+
+    def _takes_ns(self, compute_s: float, worker: int) -> int:
         """At least 1 ns: the engine relies on every operation taking time."""
-        own_s = self.calibration.operation_s
-        return max(1, to_ns(self._total(name, span) * self.slowdown[worker] + own_s))
+        return max(1, to_ns(compute_s * self.slowdown[worker] + self.calibration.operation_s))
+
+    def _backward(self, span: Range, path: Path) -> Iterator[BackwardTimes]:
+        """The parts of the range's sections that a gradient reaches, descending.
+
+        Without measured halves, each is taken for half of the backward. Nobody waits for the I of the lowest
+        open section, so it has only a W (or its whole backward, if that cannot be split).
+        """
+        measured = self.calibration
+        for section in reversed(range(max(span.start, path.open_from), span.stop)):
+            whole_s = measured.backward_s[section]
+            input_s, weight_s = whole_s / 2, whole_s / 2
+            if measured.has_halves:
+                input_s, weight_s = measured.input_s[section], measured.weight_s[section]
+            if section and section == path.open_from:
+                whole_s = weight_s = weight_s or whole_s
+                input_s = 0.0
+            if not path.adds(section):
+                whole_s, weight_s = input_s if section else 0.0, 0.0
+            yield BackwardTimes(section, whole_s, input_s, weight_s)
 
     def apply_ns(self, worker: int, span: Range) -> int:
         return to_ns(self._total("optimizer_s", span) * self.slowdown[worker])
 
-    def backward_shares(self, span: Range, *, halves: bool = False) -> list[tuple[int, float]]:
+    def backward_shares(self, span: Range, path: Path, *, halves: bool) -> list[tuple[int, float]]:
         """[(section, fraction of the range's backward, or W, that is over when the section's is)],
-        descending."""
+        descending, of the sections to whose sums the path's micro-batches add."""
+        if not path.is_whole:
+            return self._shares_of_rest(span, path, halves)
         sums = self._sums["weight_s" if halves else "backward_s"]
         whole = sums[span.stop] - sums[span.start]
         return [
@@ -70,6 +110,20 @@ class Cluster:
             for section in reversed(span.sections)
         ]
 
+    def _shares_of_rest(self, span: Range, path: Path, halves: bool) -> list[tuple[int, float]]:
+        parts = [
+            (each.section, each.weight_s if halves else each.whole_s) for each in self._backward(span, path)
+        ]
+        ends = list(itertools.accumulate(takes_s for _, takes_s in parts))
+        return [
+            (section, end / ends[-1] if ends[-1] else 1.0)
+            for (section, _), end in zip(parts, ends, strict=True)
+            if path.adds(section)
+        ]
+
     @cached_property
     def sizes(self) -> Sizes:
         return sizes_of(self.calibration)
+
+    def sizes_on(self, path: Path) -> Sizes:
+        return sizes_of(self.calibration, path.open_from) if path.open_from else self.sizes

@@ -34,7 +34,7 @@ def simulate_minibatch(
     pipelines = play_pipelines(plan, cluster, kernels, seed=seed, keeps_operations=keeps_operations)
     workers = [alike for pipeline in pipelines for alike in _alike_workers(plan, cluster, pipeline)]
     workers += _unused(plan, cluster, workers)
-    losses_ns = max(_losses_ns(pipeline) for pipeline in pipelines)
+    losses_ns = max((_losses_ns(pipeline) for pipeline in pipelines), default=0)  # no rest: all is held
     return PlayedStep(pipelines, workers, end_step(plan, cluster, workers, losses_ns))
 
 
@@ -47,13 +47,13 @@ def _alike_workers(plan: Plan, cluster: Cluster, pipeline: PlayedPipeline) -> li
         apply_ns = cluster.apply_ns(workers[0], span)
         peak_bytes = record.peak_bytes
         result.append(AlikeWorkers(workers, span, apply_ns, busy_ns=record.busy_ns, peak_bytes=peak_bytes))
-    ranges = (hop.range for path in pipeline.alike[0].paths for hop in path.hops)
-    for index, (hop, span) in enumerate(zip(pipeline.hops, ranges, strict=True)):
+    taken = ((path, hop.range) for path in pipeline.alike[0].paths for hop in path.hops)
+    for index, (hop, (path, span)) in enumerate(zip(pipeline.hops, taken, strict=True)):
         alike, began_ns = result[hop.worker], hop.last_weight_ns if hop.is_split else hop.last_backward_ns
         takes_ns = pipeline.operations[operation(index, WEIGHT if hop.is_split else BACKWARD)].takes_ns
         alike.stop_ns = max(alike.stop_ns, began_ns + takes_ns)
         # Sections end one by one within a backward.
-        for section, share in cluster.backward_shares(span, halves=bool(hop.is_split)):
+        for section, share in cluster.backward_shares(span, path, halves=bool(hop.is_split)):
             ended_ns = began_ns + round(takes_ns * share)
             alike.ends_ns[section] = max(ended_ns, alike.ends_ns.get(section, 0))
     return result

@@ -72,7 +72,7 @@ def _likeness(plan: Plan, component: Component, cluster: Cluster) -> Hashable:
     ranks, vm_of = [hop.worker for hop in path.hops], cluster.vm_of
     spans = [plan.ranges[rank] for rank in ranks]
     return (
-        len(path.micro_batches),
+        (len(path.micro_batches), path.open_from, path.held),
         component.visits if len(ranks) > len(component.workers) else None,  # None: each worker once
         tuple(hop.range.start for hop in path.hops),  # they tile the sections
         tuple((span.start, span.stop) for span in spans),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..pipeline.arrays import NONE, NUM_ACTIONS, lay_out, operation
+from ..pipeline.arrays import NONE, lay_out, operation
 from ..pipeline.components import Component
-from ..pipeline.plan import Hop, Range
+from ..pipeline.plan import Hop, Path, Range
 from ..pipeline.policy import BACKWARD, FORWARD, INPUT
 from .calibration.data import Calibration
 from .calibration.sizes import Sizes
@@ -33,32 +33,32 @@ class Priced:
 def price(component: Component, cluster: Cluster) -> Priced:
     """Lay out a component with the costs of its operations and messages."""
     priced = Priced(*lay_out(component, SimWorker, SimHop))
-    taken = [hop for path in component.paths for hop in path.hops]
+    taken = [(path, hop) for path in component.paths for hop in path.hops]
     if cluster.starts_ns:
         for worker, rank in zip(priced.workers, component.by_first_visit, strict=True):
             worker.clock = worker.wake_at = cluster.starts_ns[rank]
     num_arrivals = 0
-    for hop, of in zip(priced.hops, taken, strict=True):
+    for index, (hop, (path, of)) in enumerate(zip(priced.hops, taken, strict=True)):
         hop.first_arrival = num_arrivals
         num_arrivals += hop.num_turns
-        hop.input_bytes = cluster.sizes.inputs(of.range)
-        hop.gradient_bytes = cluster.sizes.gradients(of.range)
-        priced.operations += _operations(
-            len(priced.operations) // NUM_ACTIONS, of, cluster, hop.is_split == 1
-        )
-    _lay_links(priced, taken, cluster)
+        sizes = cluster.sizes_on(path)
+        hop.input_bytes = sizes.inputs(of.range)
+        hop.gradient_bytes = sizes.gradients(of.range)
+        priced.operations += _operations(index, path, of, cluster, hop.is_split == 1)
+    _lay_links(priced, [hop for _, hop in taken], cluster)
     return priced
 
 
-def _operations(index: int, hop: Hop, cluster: Cluster, is_split: bool) -> list[SimOperation]:
+def _operations(index: int, path: Path, hop: Hop, cluster: Cluster, is_split: bool) -> list[SimOperation]:
     """A hop's operations in the order of their numbers: FORWARD, FORWARD_DISCARD, RECOMPUTE, BACKWARD, INPUT,
     WEIGHT."""
     forward_ns = cluster.forward_ns(hop.worker, hop.range)
-    recompute_ns = cluster.forward_ns(hop.worker, cluster.sizes.trained(hop.range))
-    backward_ns = cluster.backward_ns(hop.worker, hop.range)
-    halves_ns = cluster.halves_ns(hop.worker, hop.range) if is_split else (backward_ns, backward_ns)
+    sizes = cluster.sizes_on(path)
+    recompute_ns = cluster.forward_ns(hop.worker, sizes.trained(hop.range))
+    backward_ns = cluster.backward_ns(hop.worker, hop.range, path)
+    halves_ns = cluster.halves_ns(hop.worker, hop.range, path) if is_split else (backward_ns, backward_ns)
     times = (forward_ns, forward_ns, recompute_ns, backward_ns, *halves_ns)
-    actions = zip(times, _bytes(cluster.sizes, hop.range), strict=True)
+    actions = zip(times, _bytes(sizes, hop.range), strict=True)
     return [SimOperation(index, action, takes_ns, *sizes) for action, (takes_ns, sizes) in enumerate(actions)]
 
 

@@ -9,20 +9,20 @@ from ...pipeline.plan import Range
 from .data import Calibration
 
 
-@lru_cache(maxsize=8)
-def sizes_of(calibration: Calibration) -> Sizes:
+@lru_cache(maxsize=64)
+def sizes_of(calibration: Calibration, open_from: int = 0) -> Sizes:
     """Cached, so that its memo is shared by users of one calibration."""
-    return Sizes(calibration)
+    return Sizes(calibration, open_from)
 
 
 class Sizes:
-    """Bytes that a range of sections needs."""
+    """Bytes that a range of sections needs. Gradients reach no section below `open_from` (see `Path`)."""
 
-    def __init__(self, calibration: Calibration) -> None:
+    def __init__(self, calibration: Calibration, open_from: int = 0) -> None:
         self._calibration = calibration
         self._totals: dict[str, list[int]] = {}
         self.num_sections = calibration.num_sections
-        self.frozen = calibration.frozen
+        self.frozen = max(calibration.frozen, open_from)
 
     def state(self, span: Range) -> int:
         """Weights, optimizer state, buffers and gradient sums."""
@@ -46,7 +46,7 @@ class Sizes:
     def gradients(self, span: Range) -> int:
         """Gradients of one micro-batch that enter the range from the section after."""
         last = span.stop == self._calibration.num_sections
-        return 0 if last else self._calibration.grad_cut_bytes[span.stop - 1]
+        return 0 if last or self._is_frozen(span) else self._calibration.grad_cut_bytes[span.stop - 1]
 
     def held(self, span: Range) -> int:
         """What a micro-batch keeps from forward to backward even with recomputation, beyond the inputs:
