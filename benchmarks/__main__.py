@@ -26,9 +26,12 @@ PARTS = {
     "networks": "GPipe and Varuna, deep and shallow pipelines over slower networks, simulated (seconds)",
     "overhead": "what the executor costs for each operation (1 minute)",
     "throughput": "against torch.distributed.pipelining, undisturbed (6 minutes)",
+    "schedules": "against each schedule of torch.distributed.pipelining, over slower wires too (15 minutes)",
     "memory": "peak resident memory of trainers, and as predicted (5 minutes)",
     "predictions": "steps of up to 24 emulated workers, as predicted and as measured (5 minutes)",
     "choices": "whether the plan that is chosen is the fastest of all, as measured (25 minutes)",
+    "slots": "pipelines of SlipStream's figures, whole and rerouted, in slots (2 minutes)",
+    "morphs": "from a death to the next operation, rerouted, from peers, from the store (3 minutes)",
     "links": "the same over emulated links, and the simulation (3 minutes)",
 }
 

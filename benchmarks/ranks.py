@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import socket
@@ -68,12 +69,19 @@ def _rank(
             if number > 0:
                 seconds[name].append(float(took))
             else:
-                first_losses.append(side.loss)
+                first_losses.append(_known(side.loss))
     dist.barrier()
-    if rank == setting.depth - 1:  # the last rank knows the losses of both
+    if rank == 0:
         _check_same(dict(zip(sides, first_losses, strict=True)))
         results.put({name: statistics.median(values) for name, values in seconds.items()})
     os._exit(0)  # threads of both sides still wait for messages
+
+
+def _known(loss: float) -> float:
+    """The loss, which is NaN at ranks that do not know it."""
+    shared = torch.tensor([-math.inf if math.isnan(loss) else loss], dtype=torch.float64)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    return float(shared)
 
 
 def _check_same(losses: dict[str, float]) -> None:

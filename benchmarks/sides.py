@@ -28,13 +28,52 @@ from makara.worker.execution.state import ModelState
 from makara.worker.execution.stepper import Stepper
 from makara.worker.sections.ranges import RangeRuntime
 from torch import fx, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, ScheduleDualPipeV
 from torch.utils.checkpoint import checkpoint
 
 from .sleepy import Chain, Points, training
 
 SEED = 3
 SIDES = ("makara varuna", "torch GPipe", "makara gpipe", "torch 1F1B", "makara 1f1b")
+HALVES = "makara varuna, halves"
+"""The side whose backwards are in halves, as those of PyTorch's zero-bubble schedules."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TheirSchedule:
+    """One of PyTorch's schedules. With two stages a rank, rank r has r and P+r, in a V r and 2P-1-r."""
+
+    schedule: type[Any]
+    stages_per_rank: int = 1
+    is_v: bool = False
+
+    def stages_of(self, rank: int, depth: int) -> list[int]:
+        if self.is_v:
+            return [rank, 2 * depth - 1 - rank]
+        return [turn * depth + rank for turn in range(self.stages_per_rank)]
+
+
+_THEIRS = {
+    "torch GPipe": _TheirSchedule(ScheduleGPipe),
+    "torch 1F1B": _TheirSchedule(Schedule1F1B),
+    "torch zero bubble": _TheirSchedule(ScheduleInterleavedZeroBubble),
+    "torch LoopedBFS": _TheirSchedule(ScheduleLoopedBFS, 2),
+    "torch Interleaved1F1B": _TheirSchedule(ScheduleInterleaved1F1B, 2),
+    "torch InterleavedZeroBubble": _TheirSchedule(ScheduleInterleavedZeroBubble, 2),
+    "torch ZBVZeroBubble": _TheirSchedule(ScheduleZBVZeroBubble, 2, is_v=True),
+    "torch DualPipeV": _TheirSchedule(ScheduleDualPipeV, 2, is_v=True),
+}
+ONE_STAGE_A_RANK = tuple(name for name, their in _THEIRS.items() if their.stages_per_rank == 1)
+TWO_STAGES_A_RANK = tuple(name for name in _THEIRS if name not in ONE_STAGE_A_RANK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +110,7 @@ class Setting:
         return self.microbatch_size * self.width * 4
 
 
-def plan_of(setting: Setting, schedule: Schedule) -> Plan:
+def plan_of(setting: Setting, schedule: Schedule, *, halves: bool = False) -> Plan:
     """One pipeline of equal stages; each block is a section."""
     size = setting.blocks_per_stage
     return grid(
@@ -81,15 +120,15 @@ def plan_of(setting: Setting, schedule: Schedule) -> Plan:
         schedule=schedule,
         window=setting.window if schedule is Schedule.VARUNA else None,
         recompute=setting.recompute,
+        halves=halves,
         generation=1,
     )
 
 
 class Ours:
-    """Makara's executor, lanes and stepper, as a trainer uses them, under one schedule."""
+    """Makara's executor, lanes and stepper, as a trainer uses them, under one plan."""
 
-    def __init__(self, setting: Setting, schedule: Schedule, rank: int, chain: Sections) -> None:
-        plan = plan_of(setting, schedule)
+    def __init__(self, setting: Setting, plan: Plan, rank: int, chain: Sections) -> None:
         listener = Listener("127.0.0.1") if rank == 0 else None
         shared: list[str | None] = [listener.endpoint if listener else None]
         dist.broadcast_object_list(shared)
@@ -119,40 +158,48 @@ class Ours:
 
 
 class Theirs:
-    """`PipelineStage` under one of PyTorch's schedules; recomputation by `torch.utils.checkpoint`."""
+    """`PipelineStage`s under one of PyTorch's schedules; recomputation by `torch.utils.checkpoint`."""
 
-    def __init__(self, setting: Setting, schedule: type[Any], rank: int, chain: Sections, group: Any) -> None:
-        stage = _Stage(setting, rank, chain)
-        self._first, self._last = rank == 0, rank == setting.depth - 1
-        self._optimizer = torch.optim.SGD(stage.parameters(), lr=0.01)
+    def __init__(
+        self, setting: Setting, their: _TheirSchedule, rank: int, chain: Sections, group: Any
+    ) -> None:
+        depth = setting.depth
+        num_stages = depth * their.stages_per_rank
+        indices = their.stages_of(rank, depth)
+        modules = [_Stage(setting, index, num_stages, chain) for index in indices]
+        self._first, self._last = 0 in indices, num_stages - 1 in indices
+        self._optimizer = torch.optim.SGD(nn.ModuleList(modules).parameters(), lr=0.01)
         points = Points(setting.samples, setting.width)
         batch = Batches(points, SEED, setting.samples, setting.samples).micro_batch(0, 0)
         self._x, self._y = batch["x"], batch["y"]
         example = self._x[: setting.microbatch_size]
-        self._schedule = schedule(
+        stages = [
             PipelineStage(
-                stage,
-                rank,
-                setting.depth,
+                module,
+                index,
+                num_stages,
                 torch.device("cpu"),
-                input_args=example.clone().requires_grad_(rank > 0),
+                input_args=example.clone().requires_grad_(index > 0),
                 output_args=example.clone().requires_grad_(),
                 group=group,
-            ),
-            setting.num_micro_batches,
-            loss_fn=F.mse_loss,
+            )
+            for index, module in zip(indices, modules, strict=True)
+        ]
+        alone = issubclass(their.schedule, PipelineScheduleSingle)
+        self._schedule = their.schedule(
+            stages[0] if alone else stages, setting.num_micro_batches, loss_fn=F.mse_loss
         )
         self.loss = float("nan")
 
     def step(self) -> None:
+        """`loss` is known where the last stage is."""
+        inputs = [self._x] if self._first else []
         losses: list[torch.Tensor] = []
-        if self._first:
-            self._schedule.step(self._x)
-        elif self._last:
-            self._schedule.step(target=self._y, losses=losses, return_outputs=False)
+        if self._last:
+            self._schedule.step(*inputs, target=self._y, losses=losses, return_outputs=False)
             self.loss = float(torch.stack([loss.detach() for loss in losses]).mean())
         else:
-            self._schedule.step()
+            self._schedule.step(*inputs)
         self._optimizer.step()
         self._optimizer.zero_grad()
 
@@ -160,12 +207,12 @@ class Theirs:
 class _Stage(nn.Module):
     """A stage's blocks, with the weights that Makara gives them at the start."""
 
-    def __init__(self, setting: Setting, rank: int, chain: Sections) -> None:
+    def __init__(self, setting: Setting, index: int, num_stages: int, chain: Sections) -> None:
         super().__init__()
         whole = Chain(setting.num_blocks, setting.width, setting.block_s)
         whole.load_state_dict({name: chain.traced.initial(name) for name in chain.parameter_names})
-        first = rank * setting.blocks_per_stage
-        self.blocks = whole.blocks[first : first + setting.blocks_per_stage]
+        size = setting.num_blocks // num_stages
+        self.blocks = whole.blocks[index * size : (index + 1) * size]
         self._recompute = setting.recompute
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -196,10 +243,15 @@ def all_sides(setting: Setting, rank: int, backend: str) -> dict[str, Ours | The
     """
     group = dist.new_group(backend=backend)
     chain = trace_chain(setting)
-    schedules = {"torch GPipe": ScheduleGPipe, "torch 1F1B": Schedule1F1B}
     return {
-        name: Theirs(setting, schedules[name], rank, chain, group)
-        if name in schedules
-        else Ours(setting, Schedule(name.removeprefix("makara ")), rank, chain)
+        name: Theirs(setting, _THEIRS[name], rank, chain, group)
+        if name in _THEIRS
+        else Ours(setting, _our_plan(setting, name), rank, chain)
         for name in setting.sides
     }
+
+
+def _our_plan(setting: Setting, side: str) -> Plan:
+    if side == HALVES:
+        return plan_of(setting, Schedule.VARUNA, halves=True)
+    return plan_of(setting, Schedule(side.removeprefix("makara ")))

@@ -1,8 +1,8 @@
 """A model whose operations take calibrated time asleep, so that two cores do for the ranks of a pipeline.
 
-Each block sleeps in its forward and twice as long in its backward, around a small real matrix product. The
-same modules serve Makara, which traces and cuts them, and `torch.distributed.pipelining`, which is given
-them as stages.
+Each block sleeps in its forward, as long again for the gradient of its input and for those of its parameters,
+around a small real matrix product. The same modules serve Makara, which traces and cuts them, and
+`torch.distributed.pipelining`, which is given them as stages.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import torch.nn.functional as F
 from makara.worker import Training
 from torch import Tensor, nn
 
-BACKWARD_FORWARDS = 2.0  # a backward takes as long as this many forwards
-
 
 @torch.library.custom_op("makara_benchmarks::nap", mutates_args=())
 def nap(x: Tensor, forward_s: float) -> Tensor:
-    """A copy of `x` after `forward_s` seconds asleep; its gradient takes twice that."""
+    """A copy of `x` after `forward_s` seconds asleep; its gradient takes as long."""
     if forward_s:
         time.sleep(forward_s)
     return x.clone()
@@ -38,10 +36,32 @@ def _remember(ctx, inputs, output) -> None:
 
 def _backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
     assert ctx.saved_tensors, "recomputed or kept"
-    return nap(gradient.contiguous(), BACKWARD_FORWARDS * ctx.forward_s), None
+    return nap(gradient.contiguous(), ctx.forward_s), None
 
 
 nap.register_autograd(_backward, setup_context=_remember)
+
+
+@torch.library.custom_op("makara_benchmarks::weighed", mutates_args=())
+def weighed(weight: Tensor, gradient_s: float) -> Tensor:
+    """A copy of `weight`, whose gradient takes `gradient_s` seconds asleep."""
+    return weight.clone()
+
+
+@weighed.register_fake
+def _(weight: Tensor, gradient_s: float) -> Tensor:
+    return torch.empty_like(weight)
+
+
+def _remember_time(ctx, inputs, output) -> None:
+    ctx.gradient_s = inputs[1]
+
+
+def _weight_backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+    return nap(gradient.contiguous(), ctx.gradient_s), None
+
+
+weighed.register_autograd(_weight_backward, setup_context=_remember_time)
 
 
 class Block(nn.Module):
@@ -51,7 +71,8 @@ class Block(nn.Module):
         self.forward_s = forward_s
 
     def forward(self, x: Tensor) -> Tensor:
-        return nap(torch.tanh(self.linear(x)), self.forward_s)
+        weight = weighed(self.linear.weight, self.forward_s)
+        return nap(torch.tanh(F.linear(x, weight, self.linear.bias)), self.forward_s)
 
 
 class Chain(nn.Module):

@@ -18,9 +18,16 @@ MOST_S = 600.0  # a step of the benchmark that takes longer hangs
 
 
 class Trainer:
-    """One trainer, started as an agent starts it but for its slow store; the context manager kills it."""
+    """One trainer, started as an agent starts it but for what `script` adds; the context manager kills it."""
 
-    def __init__(self, worker: str, job: JobSettings, bundle: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        worker: str,
+        job: JobSettings,
+        bundle: Path,
+        environment: dict[str, str],
+        script: str = "slow_trainer.py",
+    ) -> None:
         self.worker = worker
         self._job = job
         self._changed = threading.Condition()
@@ -30,7 +37,7 @@ class Trainer:
         with theirs:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-P", str(Path(__file__).with_name("slow_trainer.py"))),
+                    *(sys.executable, "-P", str(Path(__file__).with_name(script))),
                     *("--worker", worker, "--incarnation", "1", "--fd", str(theirs.fileno())),
                     *("--bundle", str(bundle), "--address", "127.0.0.1"),
                 ],
@@ -43,9 +50,12 @@ class Trainer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._socket.close()
+
+    def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        self._socket.close()
 
     @property
     def pid(self) -> int:

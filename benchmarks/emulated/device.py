@@ -1,9 +1,10 @@
-"""The device: two operators between which a layer takes its time.
+"""The device: two operators between which a layer takes its time, and one for its weights.
 
 `begin` and `end` enclose a layer's arithmetic. Forwards, `end` returns no sooner than `forward_s` after
 `begin`; backwards, where gradients come to `end` first, `begin` returns no sooner than `backward_s` after
 `end`. So a layer takes its time whatever the arithmetic inside costs, as on a device that runs beside its
-host, and what is outside (the executor, what crosses a section) comes on top, as it does there.
+host, and what is outside (the executor, what crosses a section) comes on top, as it does there. Where the
+gradients of the weights take a time of their own, `weighed` takes it after that.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ def end(x: Tensor, forward_s: float) -> Tensor:
     return x.clone()
 
 
+@torch.library.custom_op("makara_emulated::weighed", mutates_args=())
+def weighed(weight: Tensor, weight_s: float) -> Tensor:
+    """A copy of `weight`, whose gradient takes `weight_s`."""
+    return weight.clone()
+
+
 @begin.register_fake
 def _(x: Tensor, backward_s: float) -> Tensor:
     return torch.empty_like(x)
@@ -39,6 +46,11 @@ def _(x: Tensor, backward_s: float) -> Tensor:
 @end.register_fake
 def _(x: Tensor, forward_s: float) -> Tensor:
     return torch.empty_like(x)
+
+
+@weighed.register_fake
+def _(weight: Tensor, weight_s: float) -> Tensor:
+    return torch.empty_like(weight)
 
 
 def _remember(ctx, inputs, output) -> None:
@@ -55,8 +67,15 @@ def _begin_backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
     return gradient, None
 
 
+def _weigh_backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+    _start()
+    _sleep(ctx.backward_s)
+    return gradient, None
+
+
 begin.register_autograd(_begin_backward, setup_context=_remember)
 end.register_autograd(_end_backward)
+weighed.register_autograd(_weigh_backward, setup_context=_remember)
 
 
 def _start() -> None:

@@ -17,7 +17,7 @@ from makara.worker import Training
 from torch import Tensor, fx, nn
 
 from ..sleepy import Points
-from .device import begin, end
+from .device import begin, end, weighed
 
 SCALE = 2e-4
 """Of all tensors and of all link rates, so that times are those of the full sizes."""
@@ -29,12 +29,16 @@ _MB = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A section: its times, and its bytes at full size for one micro-batch."""
+    """A section: its times, and its bytes at full size for one micro-batch.
+
+    `weight_s`: what the gradients of its parameters take beside `backward_s`, apart from it.
+    """
 
     forward_s: float
     backward_s: float
     parameter_bytes: float
     output_bytes: float
+    weight_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,14 @@ def pyramid(forward_s: float) -> Emulated:
     )
 
 
+def slots(slot_s: float, depth: int) -> Emulated:
+    """F = I = W = `slot_s`, by stage. Before the first stage's layer comes one that takes no time, so that
+    the first stage has an I, too: a first section has none, for its inputs get no gradient."""
+    layer = Layer(slot_s, slot_s, parameter_bytes=_MB, output_bytes=_MB, weight_s=slot_s)
+    entry = Layer(0.0, 0.0, parameter_bytes=_MB, output_bytes=_MB)
+    return Emulated("slots", (entry, *(layer,) * depth))
+
+
 class _Model(nn.Module):
     def __init__(self, layers: Sequence[Layer]) -> None:
         super().__init__()
@@ -117,9 +129,11 @@ class _Asleep(nn.Module):
         self.weight = nn.Parameter(torch.zeros(_elements(layer.parameter_bytes)))
         self.width = _WIDTH if is_last else _elements(layer.output_bytes / MICROBATCH_SIZE)
         self.forward_s, self.backward_s = layer.forward_s, layer.backward_s
+        self.weight_s = layer.weight_s
 
     def forward(self, x: Tensor) -> Tensor:
-        level = begin(x.mean(dim=1, keepdim=True) + self.weight.mean(), self.backward_s)
+        weight = weighed(self.weight, self.weight_s) if self.weight_s else self.weight
+        level = begin(x.mean(dim=1, keepdim=True) + weight.mean(), self.backward_s)
         return end(level.repeat(1, self.width), self.forward_s)
 
 
