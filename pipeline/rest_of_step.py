@@ -6,6 +6,8 @@ Members compute it alike from what all have shown, so it is not sent.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
+from operator import or_
 
 from .contributions import Pairs, micro_batches_of
 from .plan import Path, Plan, RestOfStep
@@ -27,25 +29,28 @@ def rest_of_step(
     dealt first, each to the path that is then done first, in proportion to the number of micro-batches that
     the plan gives to each.
     """
-    left = _open_sections(plan, missing, unknown_losses)
-    cost = {micro_batch: _cost(one, work) for micro_batch, one in left.items()}
+    alike = list(_open_sections(plan, missing, unknown_losses).items())
+    left = [
+        (cost, micro_batch, group)
+        for group, (opening, bits) in enumerate(alike)
+        for cost in [_cost(opening, work)]
+        for micro_batch in micro_batches_of(bits)
+    ]
     shares = [len(path.micro_batches) for path in plan.paths]
     loads = [0] * len(shares)
-    dealt: list[dict[Open, list[int]]] = [{} for _ in shares]
+    dealt: list[dict[int, list[int]]] = [{} for _ in shares]
     places = [place for place, share in enumerate(shares) if share]
-    for micro_batch in sorted(left, key=lambda one: (-cost[one], one)):
+    for cost, micro_batch, group in sorted(left, key=lambda each: (-each[0], each[1])):
         place = places[0]
         for other in places[1:]:
-            if (loads[other] + cost[micro_batch]) * shares[place] < (
-                loads[place] + cost[micro_batch]
-            ) * shares[other]:
+            if (loads[other] + cost) * shares[place] < (loads[place] + cost) * shares[other]:
                 place = other
-        loads[place] += cost[micro_batch]
-        dealt[place].setdefault(left[micro_batch], []).append(micro_batch)
+        loads[place] += cost
+        dealt[place].setdefault(group, []).append(micro_batch)
     paths = tuple(
-        Path(path.hops, tuple(sorted(micro_batches)), open_from, held)
+        Path(path.hops, tuple(sorted(micro_batches)), *alike[group][0])
         for path, groups in zip(plan.paths, dealt, strict=True)
-        for (open_from, held), micro_batches in sorted(groups.items(), key=lambda one: min(one[1]))
+        for group, micro_batches in sorted(groups.items(), key=lambda one: min(one[1]))
     )
     return RestOfStep(
         num_sections=plan.num_sections,
@@ -64,24 +69,25 @@ def rest_of_step(
 
 def _open_sections(
     plan: Plan, missing: Mapping[tuple[int, ...], Pairs], unknown_losses: Collection[int]
-) -> dict[int, Open]:
-    """For each micro-batch that has to run: where it is open."""
+) -> dict[Open, int]:
+    """{where micro-batches are open: which of those that have to run, as bits}."""
     bits = [0] * plan.num_sections
     for pairs in missing.values():
         for section, missed in zip(pairs.sections, pairs.micro_batches, strict=True):
             bits[section] |= missed
-    lacking: dict[int, list[int]] = {micro_batch: [] for micro_batch in unknown_losses}
+    every = reduce(or_, bits, sum(1 << micro_batch for micro_batch in unknown_losses))
+    lacking: dict[tuple[int, ...], int] = {(): every}
     for section, missed in enumerate(bits):
-        for micro_batch in micro_batches_of(missed):
-            lacking.setdefault(micro_batch, []).append(section)
-    every = frozenset(range(plan.num_sections))
-    return {
-        micro_batch: (
-            min(sections, default=plan.num_sections),
-            every.difference(sections, range(min(sections, default=plan.num_sections))),
-        )
-        for micro_batch, sections in lacking.items()
-    }
+        split = {(*sections, section): alike & missed for sections, alike in lacking.items()}
+        split |= {sections: alike & ~missed for sections, alike in lacking.items()}
+        lacking = {sections: alike for sections, alike in split.items() if alike}
+    return {_opening(sections, plan.num_sections): alike for sections, alike in lacking.items()}
+
+
+def _opening(sections: Sequence[int], num_sections: int) -> Open:
+    """Of micro-batches that lack these sections, ascending."""
+    lowest = sections[0] if sections else num_sections
+    return lowest, frozenset(range(lowest, num_sections)).difference(sections)
 
 
 def _cost(one: Open, work: Sequence[int]) -> int:

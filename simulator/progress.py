@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..pipeline.arrays import NONE, operation
 from ..pipeline.plan import Path, Plan
@@ -12,7 +13,7 @@ from ..pipeline.policy import BACKWARD, FORWARD, WEIGHT
 from .backends import current
 from .calibration.data import Calibration
 from .cluster import NS_PER_S, to_ns
-from .minibatch import simulate_minibatch
+from .minibatch import PlayedStep, simulate_minibatch
 from .pipelines import PlayedPipeline
 from .simulation import cluster_of
 
@@ -34,16 +35,24 @@ class StepProgress:
     """
 
     def __init__(self, plan: Plan, calibration: Calibration, *, vm_of: Sequence[str] | None = None) -> None:
-        cluster = cluster_of(plan, calibration, vm_of, None)
-        step = simulate_minibatch(plan, cluster, current(), seed=0, keeps_operations=True)
-        self.time_s = step.end.end_ns / NS_PER_S
-        self._num_workers = plan.num_workers
-        self._hops = [ended for pipeline in step.pipelines for ended in _ended(pipeline)]
+        self._plan = plan
+        self._cluster = cluster_of(plan, calibration, vm_of, None)
+        self.time_s = self._play(keeps_operations=False).end.end_ns / NS_PER_S
+
+    def _play(self, *, keeps_operations: bool) -> PlayedStep:
+        return simulate_minibatch(
+            self._plan, self._cluster, current(), seed=0, keeps_operations=keeps_operations
+        )
+
+    @cached_property
+    def _hops(self) -> list[_EndedHop]:
+        """Reading them takes longer than the simulation, and most steps end undisturbed."""
+        return [ended for played in self._play(keeps_operations=True).pipelines for ended in _ended(played)]
 
     def at(self, time_s: float) -> list[Done]:
         """What each worker has done `time_s` after the step began, in rank order."""
         at_ns = to_ns(time_s)
-        done = [Done({}, 0) for _ in range(self._num_workers)]
+        done = [Done({}, 0) for _ in range(self._plan.num_workers)]
         for hop in self._hops:
             added = bisect_right(hop.added_ns, at_ns)
             known = bisect_right(hop.losses_ns, at_ns)

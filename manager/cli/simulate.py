@@ -26,7 +26,7 @@ _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("  without a step", lambda o: _hours(o, "detect", "decide", "prepare", "open", "form")),
     ("  the longest", lambda o: f"{max((m.idle_s or 0 for m in o.morphs), default=0):.1f} s"),
     ("steps done again", lambda o: f"{o.lost_steps} ({_hours(o, 'lost')})"),
-    ("steps cut off by a death", lambda o: f"{o.cut_off_steps} ({_hours(o, 'cut_off')})"),
+    ("steps cut off", lambda o: f"{o.cut_off_steps} ({_hours(o, 'cut_off')} done again)"),
     ("checkpoints", lambda o: f"{o.checkpoints} (steps waited {_hours(o, 'snapshot')})"),
     ("starting", lambda o: _hours(o, "start")),
     ("waiting for VMs", lambda o: _hours(o, "wait")),

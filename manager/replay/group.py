@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ...pipeline import Range
+from ...pipeline import Plan, Range
 from ...simulator import to_ns
 from ..core.state import Generation
 from ..spec.job_spec import CheckpointSpec
 from ..world import Beginning, Trainer
 from .loading import Bytes
 from .steady_run import SteadyRun
+from .step_in_flight import Continued
 
 
 class GroupPhase(StrEnum):
@@ -36,6 +37,9 @@ class Group:
     predicted_s: float
     doing: GroupPhase
     beginning: Beginning
+    plan: Plan
+    continued: Continued | None = None
+    """The step that it goes on with, which another generation has begun."""
     stretch: SteadyRun | None = None
     holding: bool = False
 
@@ -70,16 +74,17 @@ def make_group(
     generation: Generation, members: Sequence[Trainer], beginning: Beginning, doing: GroupPhase
 ) -> Group:
     """The group of an opened generation."""
-    ranges = [Range(start, stop) for start, stop in generation.plan["ranges"]]
+    plan = Plan.from_json(generation.plan)
     assert generation.predicted_s is not None, "the planner tells the time of what it plans"
     return Group(
         number=generation.number,
         members=members,
-        ranges=ranges,
+        ranges=plan.ranges,
         shape=generation.shape,
         predicted_s=generation.predicted_s,
         doing=doing,
         beginning=beginning,
+        plan=plan,
     )
 
 
@@ -90,13 +95,16 @@ def make_stretch(
     it was taken, from which a period of checkpoints counts (`worker/trainer/generation.py`).
     """
     step, step_ns = group.beginning.step, max(1, to_ns(group.predicted_s))
+    ahead_ns = 0
+    if group.continued is not None:
+        ahead_ns = step_ns - max(1, to_ns(group.continued.progress.time_s))
     stall_ns = to_ns(bytes_of.snapshot_s(group.stages, group.replicas))
     interval, period_s = checkpoint.interval_steps, checkpoint.interval_s
     if interval is not None:
         first, every, at_once = interval - step % interval, interval, step - published >= interval
     else:
         period_ns = to_ns(period_s or 0.0)
-        first = max(1, (period_ns - (now_ns - saved_ns)) // step_ns + 1)
+        first = max(1, (period_ns - (now_ns - saved_ns) + ahead_ns) // step_ns + 1)
         every, at_once = max(1, (period_ns - stall_ns) // step_ns + 1), False
     return SteadyRun(
         began_ns=now_ns,
@@ -107,4 +115,5 @@ def make_stretch(
         stall_ns=stall_ns,
         publish_ns=to_ns(bytes_of.publish_s(group.stages, group.replicas)),
         at_once=at_once,
+        ahead_ns=ahead_ns,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 
 from ...morphing import saved_bytes
+from ...morphing.in_flight import StepInFlight
 from ...pipeline import Range
 from ...simulator import Calibration, MorphCosts
 from ..world import Beginning, Trainer
@@ -17,6 +19,7 @@ class Bytes:
     def __init__(self, calibration: Calibration, costs: MorphCosts) -> None:
         self._saved = list(accumulate(saved_bytes(calibration), initial=0))
         self._num_sections = calibration.num_sections
+        self._gradients = calibration.gradient_bytes
         self._link = calibration.inter_vm
         self._costs = costs
 
@@ -54,6 +57,16 @@ class Bytes:
             for s in range(self._num_sections)
         ]
         return max(sum(each[section] for section in span.sections) for span in set(spans))
+
+    def moved_s(self, step: StepInFlight) -> float:
+        """Until sums of a step in flight are with their hosts, by the busiest sender or receiver."""
+        sent: Counter[int] = Counter()
+        received: Counter[int] = Counter()
+        for one in step.moves:
+            size_bytes = sum(self._gradients[section] for section in one.pairs.sections)
+            sent[one.member] += size_bytes
+            received[one.destination] += size_bytes
+        return max([*sent.values(), *received.values()], default=0) / self._link.bytes_per_s
 
     def snapshot_s(self, stages: Sequence[Range], replicas: int) -> float:
         """How long steps wait while the slowest worker copies its share to host memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from ...simulator.svg import document, legend, text
+from ...simulator.timeline.svg import document, legend, text
 from .outcome import Outcome
 from .time_account import Item
 from .training import Sample

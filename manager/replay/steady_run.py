@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class SteadyRun:
     """What a formed generation does from `began_ns` on, as long as nothing happens to it. Whole nanoseconds.
 
-    Steps take `step_ns` each. After `first` steps, and then after each `every` more, training waits
-    `stall_ns` for a snapshot; its checkpoint exists `publish_ns` after it was begun. `at_once`: one is taken
-    before the first step.
+    Steps take `step_ns` each; the first one `ahead_ns` less, if it is the rest of one. After `first` steps,
+    and then after each `every` more, training waits `stall_ns` for a snapshot; its checkpoint exists
+    `publish_ns` after it was begun. `at_once`: one is taken before the first step.
     """
 
     began_ns: int
@@ -23,6 +23,8 @@ class SteadyRun:
     stall_ns: int
     publish_ns: int
     at_once: bool = False
+    ahead_ns: int = 0
+    """Negative if the rest of the step takes longer than the whole would."""
 
     def snapshots_before(self, steps: int) -> int:
         """How many snapshots were taken, and waited for, when the step after `steps` others begins."""
@@ -30,7 +32,8 @@ class SteadyRun:
 
     def ends_ns(self, steps: int) -> int:
         """When `steps` steps are done; a snapshot that is due then comes after."""
-        return self.began_ns + steps * self.step_ns + self._stalls_up_to(steps) * self.stall_ns
+        worked_ns = steps * self.step_ns - self.ahead_ns if steps else 0
+        return self.began_ns + worked_ns + self._stalls_up_to(steps) * self.stall_ns
 
     def _stalls_up_to(self, steps: int) -> int:
         """How many snapshots were waited for before the last of `steps` steps began."""
@@ -38,7 +41,7 @@ class SteadyRun:
 
     def steps_at(self, now_ns: int) -> int:
         """How many steps are done."""
-        left = now_ns - self.began_ns - self.at_once * self.stall_ns
+        left = now_ns - self.began_ns + self.ahead_ns - self.at_once * self.stall_ns
         if left < self.first * self.step_ns:
             return max(0, left // self.step_ns)
         left -= self.first * self.step_ns
@@ -56,6 +59,12 @@ class SteadyRun:
         since = now_ns - self.ends_ns(steps)
         waited = min(since, self.stall_ns * (self.snapshots_before(steps) - whole))
         return whole * self.stall_ns + waited
+
+    def under_way_ns(self, now_ns: int) -> int:
+        """For how long the step under way has been worked at, stalls apart."""
+        steps = self.steps_at(now_ns)
+        worked_ns = steps * self.step_ns - self.ahead_ns if steps else 0
+        return now_ns - self.began_ns - worked_ns - self.stalled_ns(now_ns)
 
     def newest_published(self, now_ns: int) -> int | None:
         """After how many steps the newest checkpoint was taken that exists by now; None: there is none.

@@ -16,7 +16,7 @@ class Item(StrEnum):
         "snapshot"  # waiting for copies to host memory, and for the checkpoint before a hold or the end
     )
     LOST = "lost"  # steps that were committed and had to be done again
-    CUT_OFF = "cut_off"  # the beginnings of steps that a death broke off
+    CUT_OFF = "cut_off"  # what was done of steps that a death broke off, and had to be done again
     UNFINISHED = "unfinished"  # the step under way when the replay ends
     DETECT = "detect"  # dead, but not known to be
     DECIDE = "decide"
@@ -39,6 +39,8 @@ class TimeAccount:
     num_published: int = 0
     idle_ns: int = 0
     """Time without steps since the last stretch ended."""
+    _in_flight_ns: int = 0
+    """Time that earlier stretches have put into the step under way."""
     _done: list[tuple[int, int]] = field(
         default_factory=list[tuple[int, int]]
     )  # (steps, ns of each), oldest first
@@ -51,21 +53,40 @@ class TimeAccount:
         self.now_ns = until_ns
 
     def stepped(self, stretch: SteadyRun, until_ns: int, *, rest: Item) -> int:
-        """A stretch went on until now; what it began beyond whole steps goes to `rest`. Its steps."""
+        """A stretch went on until now; `rest` says what came of the step under way. Its steps."""
         assert self.now_ns == stretch.began_ns, "a stretch follows on what came before it"
         steps = stretch.steps_at(until_ns)
-        stalled = stretch.stalled_ns(until_ns)
-        left = until_ns - stretch.began_ns - steps * stretch.step_ns - stalled
-        self.items[Item.USEFUL] += steps * stretch.step_ns
-        self.items[Item.SNAPSHOT] += stalled
-        self.items[rest] += left
+        left = stretch.under_way_ns(until_ns)
+        if steps:
+            self._do(1, stretch.step_ns - stretch.ahead_ns + self._saved(stretch.ahead_ns))
+            self._do(steps - 1, stretch.step_ns)
+        self.items[Item.SNAPSHOT] += stretch.stalled_ns(until_ns)
+        self._in_flight_ns += left
         self.num_cut_off += rest is Item.CUT_OFF and left > 0
+        if rest is not Item.CUT_OFF:
+            self.give_up(rest)
         self.num_published += stretch.num_published(until_ns)
         self.steps += steps
-        if steps:
-            self._done.append((steps, stretch.step_ns))
         self.now_ns, self.idle_ns = until_ns, 0
         return steps
+
+    def give_up(self, item: Item) -> None:
+        """Nothing counts of what was done of the step under way."""
+        self.items[item] += self._in_flight_ns
+        self._in_flight_ns = 0
+
+    def _saved(self, ahead_ns: int) -> int:
+        """The step in flight is done. What counts of the time that went into it before is by how much its
+        rest was shorter than a step."""
+        saved_ns = min(self._in_flight_ns, max(0, ahead_ns))
+        self._in_flight_ns -= saved_ns
+        self.give_up(Item.CUT_OFF)
+        return saved_ns
+
+    def _do(self, steps: int, each_ns: int) -> None:
+        self.items[Item.USEFUL] += steps * each_ns
+        if steps:
+            self._done.append((steps, each_ns))
 
     def rewind(self, steps: int) -> int:
         """Training goes on from an earlier count of steps. How many were lost."""

@@ -17,6 +17,7 @@ from .group import Group, GroupPhase, make_group, make_stretch
 from .loading import Bytes
 from .policies import Policy
 from .scenario import Scenario
+from .step_in_flight import StepsInFlight
 from .time_account import Item, TimeAccount
 
 
@@ -75,6 +76,7 @@ class Training:
         self.begun: dict[int, FormCost] = {}
         self.undetected: set[str] = set()
         """VMs whose death broke the group, and of which the manager does not know yet."""
+        self.in_flight = StepsInFlight(world.scenario.calibration)
         self._bytes = Bytes(world.scenario.calibration, world.costs)
         self._preparing = self._going = 0
         self._next: Generation | None = None
@@ -120,6 +122,7 @@ class Training:
         self.pass_time(now_ns)
         if self.group is not None and self.group.doing is GroupPhase.STEPPING:
             self._end_stretch(self.group, Item.UNFINISHED)
+        self.ledger.give_up(Item.UNFINISHED)
 
     # ---- orders --------------------------------------------------------------------------------------------
 
@@ -198,6 +201,11 @@ class Training:
             goes_on = self.policy.keeps_state or generation.number == 1
             again_s = 0.0 if goes_on else costs.start_s + costs.trace_s
             load_s = self._bytes.load_s(beginning, members, group.ranges)
+            if self.policy.keeps_state:
+                workers = [trainer.worker for trainer in members]
+                group.continued = self.in_flight.go_on(group.plan, workers, beginning)
+            if group.continued is not None:
+                load_s += self._bytes.moved_s(group.continued.step)
             self.world.after(costs.form_s + again_s + load_s, self._formed, group, load_s)
 
     def _formed(self, group: Group, load_s: float) -> None:
@@ -208,6 +216,9 @@ class Training:
         formed = Formed(
             generation=group.number, step=beginning.step, rung=beginning.rung, phases_s={"load": load_s}
         )
+        if group.continued is None:
+            self.ledger.give_up(Item.CUT_OFF)
+        self.in_flight.begin([trainer.worker for trainer in group.workers], beginning, group.continued)
         for rank, trainer in enumerate(group.members):
             self._take_part(group, trainer, rank, formed)
         if self._saved_ns is None or not self.policy.keeps_state:
@@ -264,6 +275,23 @@ class Training:
             if step > group.beginning.step:
                 trainer.branch = group.number
             trainer.step = step
+        self._cut_off(group, step, stretch.under_way_ns(now_ns))
+
+    def _cut_off(self, group: Group, step: int, under_way_ns: int) -> None:
+        """Note what the workers' sums hold of the step that was under way."""
+        workers = [trainer.worker for trainer in group.workers]
+        at_first = step == group.beginning.step
+        if not under_way_ns and not at_first:
+            self.in_flight.committed()
+            return
+        self.in_flight.cut_off(
+            group.plan,
+            workers,
+            group.continued if at_first else None,
+            under_way_ns / 1e9,
+            step=step,
+            branch=group.workers[0].branch,
+        )
 
     def loses(self, vm: NodeVm) -> None:
         """A VM is about to be gone. If its trainers take part, all of the group come to a halt."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, document, legend, text
 from ..units import seconds, size
 from . import strips
 from .lanes import Lane, Timeline
 from .strips import INNER, LEFT, OPERATIONS, RIGHT, SUMS, WIDTH, Window
+from .svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, document, legend, text
 
 _SECTIONS, _BUSY, _PEAK = LEFT - 8, WIDTH - RIGHT + 42, WIDTH - 24  # right ends of the columns
 _TOP, _HEADING, _GAP, _AXIS = 92, 22, 5, 46

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from ...pipeline import Kind
 from ..spans import Span
 from ..step_end import ClosingKind
-from ..svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, text, ticks, time_unit
 from ..units import seconds
 from .lanes import Lane
+from .svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, text, ticks, time_unit
 
 WIDTH, LEFT, RIGHT = 1240, 132, 128  # of the picture, and beside the lanes; all in pixels
 INNER = WIDTH - LEFT - RIGHT

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from makara.manager.replay import Outcome, Prices, ReplayError, Scenario, replay
 from makara.manager.replay.planner import CachedPlanner
+from makara.manager.replay.step_in_flight import StepsInFlight
 from makara.manager.replay.training import Training
 from makara.simulator import read_trace
 from replays import COSTS, check_instant, random_trace, scenario
@@ -83,6 +84,19 @@ def test_a_death_whose_sections_live_elsewhere_costs_the_step_under_way() -> Non
     assert outcome.seconds["detect"] == pytest.approx(COSTS.detect_s)
     assert outcome.seconds["decide"] == pytest.approx(0.5 + 0.5)
     assert after.idle_s == pytest.approx(sum(after.phases_s.values()) + COSTS.detect_s)
+
+
+def test_a_step_that_is_cut_off_is_finished_from_what_the_others_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = scenario(adds(4) + "1000400,remove,n3\n", hours=1010 / 3600)
+    outcome = one(given)
+    monkeypatch.setattr(StepsInFlight, "go_on", lambda *_: None)
+    again = one(given)
+    assert outcome.seconds["cut_off"] < again.seconds["cut_off"]
+    spent = sum(outcome.seconds[item] for item in ("useful", "cut_off", "unfinished"))
+    spent_again = sum(again.seconds[item] for item in ("useful", "cut_off", "unfinished"))
+    assert spent == pytest.approx(spent_again, abs=0.1)  # sending what is held took 0.02 s
 
 
 def test_a_death_that_takes_the_last_of_a_section_costs_the_steps_since_the_checkpoint() -> None:

@@ -40,16 +40,19 @@ from replays import random_trace, scenario
 
 # ---- stretches ---------------------------------------------------------------------------------------------
 
-STRETCHES = st.builds(
-    SteadyRun,
-    began_ns=st.integers(0, 50),
-    first_step=st.just(0),
-    step_ns=st.integers(1, 7),
-    first=st.integers(1, 5),
-    every=st.integers(1, 5),
-    stall_ns=st.integers(0, 6),
-    publish_ns=st.integers(0, 40),
-    at_once=st.booleans(),
+STRETCHES = st.integers(1, 7).flatmap(
+    lambda step_ns: st.builds(
+        SteadyRun,
+        began_ns=st.integers(0, 50),
+        first_step=st.just(0),
+        step_ns=st.just(step_ns),
+        first=st.integers(1, 5),
+        every=st.integers(1, 5),
+        stall_ns=st.integers(0, 6),
+        publish_ns=st.integers(0, 40),
+        at_once=st.booleans(),
+        ahead_ns=st.integers(-5, step_ns - 1),
+    )
 )
 
 
@@ -67,7 +70,8 @@ class Played:
                 self.taken.append((now, steps))
                 self.stalls.append(range(now, now + stretch.stall_ns))
                 now += stretch.stall_ns
-            now, steps = now + stretch.step_ns, steps + 1
+            now += stretch.step_ns - (0 if steps else stretch.ahead_ns)
+            steps += 1
             self.ends.append(now)
 
 
@@ -81,6 +85,8 @@ def test_a_stretch_in_closed_form_is_what_its_steps_come_to(stretch: SteadyRun, 
     assert stretch.ends_ns(done) == played.ends[done]
     assert stretch.next_end_ns(now) == played.ends[done + 1]
     assert stretch.stalled_ns(now) == sum(len(range(s.start, min(s.stop, now))) for s in played.stalls)
+    under_way = range(played.ends[done], now)
+    assert stretch.under_way_ns(now) == sum(not any(at in s for s in played.stalls) for at in under_way)
     uploaded = [steps for at, steps in played.taken if at + stretch.publish_ns <= now]
     newest = stretch.newest_published(now)
     if stretch.publish_ns <= stretch.stall_ns + stretch.every * stretch.step_ns:

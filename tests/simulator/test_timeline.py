@@ -14,8 +14,8 @@ from calibrations import uniform
 from hypothesis import given, settings
 from makara.pipeline import Kind, Plan, grid
 from makara.simulator import Link, simulate
-from makara.simulator.svg import ticks
 from makara.simulator.timeline import Timeline, chrome_trace, draw, timeline_of
+from makara.simulator.timeline.svg import ticks
 from makara.simulator.units import seconds, size
 from plans import crossing_plans, grids, stages
 

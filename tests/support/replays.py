@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import random
 from typing import Any
 
@@ -100,6 +102,9 @@ def check_instant(training: Training) -> None:
         )
     if state.running and state.current is not None:  # as far as it was told before the death
         assert state.current.lost_steps <= training.begun[state.current.number].lost_steps
+    for section in range(world.scenario.calibration.num_sections):
+        held = [own.contributions.get(section, 0) for own in training.in_flight.held.values()]
+        assert sum(held) == functools.reduce(operator.or_, held, 0), "no contribution is held twice"
     listed = [(ref.generation, ref.step) for ref in world.store.listed]
     assert listed == sorted(listed, reverse=True)
     assert set(state.published) <= set(world.store.listed) or state.ended is not None

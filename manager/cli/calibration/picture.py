@@ -7,7 +7,7 @@ from html import escape
 
 from ....simulator.calibration.measurements import Measurements, Row
 from ....simulator.calibration.microbatch_size import best_microbatch_size
-from ....simulator.svg import document, legend, text
+from ....simulator.timeline.svg import document, legend, text
 from ....simulator.units import seconds as written
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _PANEL, _GAP = 900, 84, 24, 64, 220, 70

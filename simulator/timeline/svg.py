@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from .units import SECONDS
+from ..units import SECONDS
 
 # Distinguishable with any colour vision (Okabe and Ito, "Color Universal Design", 2008).
 BLUE, SKY, ORANGE, GREEN = "#0072B2", "#56B4E9", "#E69F00", "#009E73"
