@@ -5,7 +5,8 @@ with the least predicted time per step, or the reason why there is none. `rerout
 without the workers that are gone, and `does_more`: which of the two to take. `agree` and `transfers`: from
 what each member of a forming generation holds and what is published, to the newest state that covers all
 sections, who must still apply its last step, and who sends which section to whom (what a section's state is:
-`worker.sections.state`).
+`worker.sections.state`). `in_flight`: from the partial sums that each member shows of the step after that
+state, to those that count, and what of the step is missing.
 """
 
 from .balance import balance

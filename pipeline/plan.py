@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -212,6 +212,13 @@ class Plan:
 class RestOfStep(Plan):
     """What a step that was cut off lacks: some of a plan's micro-batches, each from the lowest section that
     it has still to add to, over paths of the plan's workers. Like a plan in all else."""
+
+    @classmethod
+    def of(cls, plan: Plan, paths: tuple[Path, ...]) -> RestOfStep:
+        """The rest of a step of `plan` that these paths carry."""
+        own: dict[str, Any] = {each.name: getattr(plan, each.name) for each in fields(plan)}
+        own["paths"] = paths
+        return cls(**own)
 
     def __post_init__(self) -> None:
         _check_form(self)

@@ -52,19 +52,7 @@ def rest_of_step(
         for path, groups in zip(plan.paths, dealt, strict=True)
         for group, micro_batches in sorted(groups.items(), key=lambda one: min(one[1]))
     )
-    return RestOfStep(
-        num_sections=plan.num_sections,
-        num_micro_batches=plan.num_micro_batches,
-        ranges=plan.ranges,
-        paths=paths,
-        schedule=plan.schedule,
-        window=plan.window,
-        recompute=plan.recompute,
-        generation=plan.generation,
-        optimizer_on_host=plan.optimizer_on_host,
-        frozen=plan.frozen,
-        halves=plan.halves,
-    )
+    return RestOfStep.of(plan, paths)
 
 
 def _open_sections(

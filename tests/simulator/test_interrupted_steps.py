@@ -76,8 +76,7 @@ def test_what_is_done_at_an_instant_is_what_the_timeline_shows(plan: Plan, fract
 @given(crossing_plans() | grids())
 def test_the_rest_of_a_step_of_which_nothing_is_held_is_the_step(plan: Plan) -> None:
     calibration = uniform(plan.num_sections, inter_vm=WIRE)
-    values = {name: getattr(plan, name) for name in plan.__dataclass_fields__}
-    assert simulate(RestOfStep(**values), calibration) == simulate(plan, calibration)
+    assert simulate(RestOfStep.of(plan, plan.paths), calibration) == simulate(plan, calibration)
 
 
 @given(grids(), st.floats(0, 1), st.integers(0, 1 << 30))

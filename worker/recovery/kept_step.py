@@ -18,7 +18,7 @@ from ...morphing.in_flight import (
     parcels_to_json,
 )
 from ...morphing.recovery import Agreement
-from ...pipeline.plan import RestOfStep
+from ...pipeline.plan import Path, RestOfStep
 from ...pipeline.rest_of_step import rest_of_step
 from ...protocol.messages import KeptContributions
 from ..execution.buckets import Bucket
@@ -141,5 +141,5 @@ def _is_of(of: StepId, parcel: Parcel) -> bool:
     return (parcel.step, parcel.branch, parcel.attempt) == (of.step, of.branch, of.attempt)
 
 
-def _plain(path: Any) -> tuple[object, ...]:
+def _plain(path: Path) -> tuple[object, ...]:
     return path.hops, path.micro_batches, path.open_from, sorted(path.held)
