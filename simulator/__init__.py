@@ -1,10 +1,11 @@
 """The simulator: predicts the time and memory of a plan's step in virtual time.
 
 In: a plan, the calibration of the model on its hardware, the VM and slowdown of each worker; or the text of
-an availability trace. Out: the time and the memory of one mini-batch with its timeline; the trace's events.
-Times are whole nanoseconds and jitter is seeded, so equal input gives equal output. `makara.pipeline` decides
-which operation a worker runs next, as it does for real workers. Begin with `minibatch`: `engine` runs the
-operations, interpreted or compiled (`backends`); `step_end` adds all-reduces, commit and optimizer.
+an availability trace. Out: the time and the memory of one mini-batch, or of the rest of one, with its
+timeline, and what of it is done at an instant (`progress`); the trace's events. Times are whole nanoseconds
+and jitter is seeded, so equal input gives equal output. `makara.pipeline` decides which operation a worker
+runs next, as it does for real workers. Begin with `minibatch`: `engine` runs the operations, interpreted or
+compiled (`backends`); `step_end` adds all-reduces, commit and optimizer.
 """
 
 from .backends import warm_up

@@ -37,7 +37,10 @@ class StepProgress:
     def __init__(self, plan: Plan, calibration: Calibration, *, vm_of: Sequence[str] | None = None) -> None:
         self._plan = plan
         self._cluster = cluster_of(plan, calibration, vm_of, None)
-        self.time_s = self._play(keeps_operations=False).end.end_ns / NS_PER_S
+
+    @cached_property
+    def time_s(self) -> float:
+        return self._play(keeps_operations=False).end.end_ns / NS_PER_S
 
     def _play(self, *, keeps_operations: bool) -> PlayedStep:
         return simulate_minibatch(

@@ -1,6 +1,7 @@
 """Draws a simulated step: a Gantt chart (SVG), or a trace for ui.perfetto.dev.
 
-In: a plan, and the result of `simulate` with a timeline. Out: the text of a file.
+In: a plan, and the result of `simulate` with a timeline. Out: the text of a file. `svg` has what all of
+Makara's pictures share.
 """
 
 from .chrome import chrome_trace

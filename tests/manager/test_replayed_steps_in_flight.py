@@ -6,9 +6,11 @@ import random
 from dataclasses import replace
 from functools import reduce
 from operator import or_
+from typing import Any
 
 import pytest
 from calibrations import uniform
+from makara.manager.replay import step_in_flight
 from makara.manager.replay.step_in_flight import Continued, StepsInFlight
 from makara.manager.world import Beginning
 from makara.pipeline import Plan, Range, grid
@@ -79,7 +81,17 @@ def test_of_another_state_nothing_counts(other: dict[str, object]) -> None:
 
 
 def test_the_form_of_a_plan_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated: list[Plan] = []
+
+    class Counted(StepProgress):
+        def __init__(self, plan: Plan, *arguments: Any, **named: Any) -> None:
+            simulated.append(plan)
+            super().__init__(plan, *arguments, **named)
+
+    monkeypatch.setattr(step_in_flight, "StepProgress", Counted)
     steps, plan = StepsInFlight(uniform(NUM_SECTIONS)), shape(3, 1)
-    steps.cut_off(plan, ["a.0", "b.0", "c.0"], None, 1.0, step=7, branch=3)
-    monkeypatch.setattr(StepProgress, "__init__", None)
-    steps.cut_off(replace(plan, generation=5), ["d.0", "e.0", "f.0"], None, 1.0, step=7, branch=3)
+    for number, workers in enumerate((["a.0", "b.0", "c.0"], ["d.0", "e.0", "f.0"])):
+        steps.cut_off(replace(plan, generation=number), workers, None, 1.0, step=7, branch=3)
+    assert len(simulated) == 1
+    steps.cut_off(plan, ["a.0", "a.1", "c.0"], None, 1.0, step=7, branch=3)  # two on one VM
+    assert len(simulated) == 2
