@@ -38,11 +38,12 @@ from .rules import (
     stalls,
     starting,
     surplus,
+    switching,
     versions,
     waiting,
 )
 from .rules.resuming import can_go_on
-from .rules.set_aside import stop_set_aside
+from .set_aside import stop_set_aside
 from .state import JobState
 from .timing import Timing
 
@@ -78,6 +79,7 @@ _RULES: tuple[Callable[[Context], None], ...] = (
     versions.count_tries,
     generations.prepare,
     generations.form,
+    switching.interrupt,
     drift.watch,
     drift.try_again,
     spending.keep_budget,

@@ -81,7 +81,8 @@ def _heard(
     """What reports and closed connections change."""
     last_reports: dict[str, LastReport] = {}
     reported: set[str] = set()
-    stepped = closed = False
+    stepped_at: float | None = None
+    closed = False
     newest_step, measured = observations.newest_step, observations.measured
     members = {worker for worker, _ in state.current.members} if state.current is not None else set[str]()
     forming = state.current.number if state.current is not None and state.current.formed is None else None
@@ -115,13 +116,13 @@ def _heard(
                 and last_report is not None
                 and _has_stepped(stepping, last_report.report, report)
             ):
-                stepped = True
+                stepped_at = event.now
     if not last_reports:
         return observations
     observations = observations.with_last_reports({**observations.last_reports, **last_reports})
     observations = replace(observations, newest_step=newest_step, measured=measured)
-    if stepped:
-        observations = replace(observations, stepped_at=now)
+    if stepped_at is not None:
+        observations = replace(observations, stepped_at=stepped_at)
     if closed and _most_dropped(state, observations, now, timing):
         observations = replace(observations, dropped_at=now)
     return silence.heard_again(observations, reported, now)

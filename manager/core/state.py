@@ -66,6 +66,7 @@ class Generation:
     formed: Formed | None = None
     formed_at: float | None = None
     lost_steps: int = 0
+    interrupted: int = 0  # the generation that it cut off in the middle of a step; 0: none
     ended_at: float | None = None
     end_reason: str = ""
     saves_only: bool = False

@@ -1,8 +1,8 @@
 """When a change of plan pays: what it saves of each step, for as long as it lasts, against what it costs.
 
 It must pay for itself twice over, for the gain is only predicted. What it costs is the time in which nothing
-steps: the last generation's, from its opening until it had formed. Before that the old plan goes on, however
-long VMs take to boot.
+steps: what the last generation took to form, once all its members were there. Until then the old plan goes
+on, however long VMs take to boot.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from .context import Context
 from .state import Generation, JobState
 
 _TIMES = 2.0
+_WAITING = "rendezvous"  # newcomers are there while the others still step
 
 
 def least_gain(context: Context, at_least: float, lasts_s: float) -> float:
     """The part of a step that a change must save which lasts for so long; `at_least` this, and at most 1."""
     if lasts_s <= 0:
         return 1.0
-    return min(1.0, max(at_least, _TIMES * _cost_s(context) / lasts_s))
+    return min(1.0, max(at_least, _TIMES * change_s(context) / lasts_s))
 
 
 def steps_left(context: Context) -> int:
@@ -61,7 +62,9 @@ def last_formed(state: JobState) -> Generation | None:
     return None
 
 
-def _cost_s(context: Context) -> float:
+def change_s(context: Context) -> float:
+    """For how long nothing steps while a plan changes."""
     last = last_formed(context.state)
-    formed_s = (last.formed_at or 0.0) - (last.opened_at or 0.0) if last is not None else 0.0
+    phases_s = last.formed.phases_s if last is not None and last.formed is not None else {}
+    formed_s = sum(phase_s for name, phase_s in phases_s.items() if name != _WAITING)
     return max(formed_s, context.timing.least_morph_s)

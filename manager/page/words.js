@@ -40,6 +40,7 @@ const SAYS = {
   },
   generation_prepared: (f) => [`Generation ${f.number} prepared`, "older ones can publish nothing any more"],
   generation_opened: (f) => f.kind === "profile" ? ["Profiling", `${f.endpoint} is where its workers meet`] : [`Generation ${f.number} opened`, f.checkpoints.length ? `its base is step ${f.checkpoints[0].step}` : "no checkpoint yet"],
+  step_interrupted: (f) => [`Step of generation ${f.superseded} interrupted`, `to finish it in generation ${f.number}: ${f.reason}`],
   generation_formed: (f) => {
     const from = { start: "initial weights", peers: "state from peers", store: "state from the store" }[f.formed.rung];
     const again = f.lost_steps ? `, ${plural(f.lost_steps, "step")} done again` : "";

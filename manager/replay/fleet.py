@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ...protocol.messages import TRAINER_PROTOCOL
 from ..world import Trainer, Vm
 
 GRAPH_HASH = "replayed"
@@ -23,6 +24,7 @@ class Fleet:
     """The cloud's nodes and the job's VMs. A request waits, in order, until there is a node for it."""
 
     workers_per_vm: int
+    trainer_protocol: int = TRAINER_PROTOCOL
     free: dict[str, None] = field(default_factory=dict[str, None])
     """Nodes that nobody has, in the order in which they came."""
     waiting: dict[str, None] = field(default_factory=dict[str, None])
@@ -45,7 +47,10 @@ class Fleet:
         while self.waiting and self.free:
             name, node = next(iter(self.waiting)), next(iter(self.free))
             del self.waiting[name], self.free[node]
-            trainers = [Trainer(f"{name}.{index}") for index in range(self.workers_per_vm)]
+            trainers = [
+                Trainer(f"{name}.{index}", trainer_protocol=self.trainer_protocol)
+                for index in range(self.workers_per_vm)
+            ]
             vm = NodeVm(name, trainers, node=node, began_ns=now_ns)
             self.vms[name] = self.by_node[node] = vm
             self.trainers.update((trainer.worker, trainer) for trainer in trainers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...protocol.messages import Phase, Profile, Profiling
+from ...protocol.messages import KEEPS_STEPS, TRAINER_PROTOCOL, Phase, Profile, Profiling
 from ...simulator import NodeChange, to_ns
 from ..core.commands import (
     Command,
@@ -51,7 +51,8 @@ class TraceWorld(World[None]):
         self.spec = scenario.spec
         self.costs = scenario.costs
         self.planner = planner
-        self.fleet = Fleet(scenario.spec.resources.workers_per_node)
+        speaks = TRAINER_PROTOCOL if policy.keeps_state else KEEPS_STEPS - 1
+        self.fleet = Fleet(scenario.spec.resources.workers_per_node, speaks)
         self.dirty: dict[str, None] = {}
         """VMs that have something to report."""
         self.gone: list[str] = []
@@ -88,9 +89,10 @@ class TraceWorld(World[None]):
             version = self.state.num_facts
             reports = [
                 ReportReceived.model_construct(
-                    now=self.now, report=vm.report(self.now_ns, self._devices, version)
+                    now=self.clock.shows(at_ns), report=vm.report(at_ns, self._devices, version)
                 )
                 for vm in living
+                for at_ns in (self.training.told_ns(vm),)
             ]
             deaths = [VmTerminated(now=self.now, vm=vm) for vm in self.gone]
             self.dirty, self.gone = {}, []

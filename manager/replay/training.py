@@ -129,7 +129,8 @@ class Training:
     def obey(self) -> None:
         """The core has decided: prepare, go, leave or hold, as it has it now."""
         state, group = self.world.state, self.group
-        if group is not None and group.number <= state.abandoned:
+        left = group is not None and group.number <= state.abandoned
+        if group is not None and left:
             self._leave(group)
         if state.planned is not None and state.planned.number > self._preparing:
             self._preparing = state.planned.number
@@ -137,6 +138,8 @@ class Training:
         current = state.current
         if current is not None and current.number > self._going:
             self._going, self._next = current.number, current
+            self._switch_when_it_can()
+        elif left and self._next is not None:  # it was to wait for the step's end, and is not any more
             self._switch_when_it_can()
         if group is not None and state.hold and not group.holding and group.doing is GroupPhase.STEPPING:
             group.holding = True
@@ -206,16 +209,19 @@ class Training:
                 group.continued = self.in_flight.go_on(group.plan, workers, beginning)
             if group.continued is not None:
                 load_s += self._bytes.moved_s(group.continued.step)
-            self.world.after(costs.form_s + again_s + load_s, self._formed, group, load_s)
+            self.world.after(
+                costs.form_s + again_s + load_s,
+                self._formed,
+                group,
+                {"groups": costs.form_s + again_s, "load": load_s},
+            )
 
-    def _formed(self, group: Group, load_s: float) -> None:
+    def _formed(self, group: Group, phases_s: dict[str, float]) -> None:
         if group is not self.group or group.doing is not GroupPhase.FORMING:
             return
         beginning, now_ns = group.beginning, self.world.now_ns
         self.begun[group.number] = FormCost(self.ledger.idle_ns, self.ledger.rewind(beginning.step))
-        formed = Formed(
-            generation=group.number, step=beginning.step, rung=beginning.rung, phases_s={"load": load_s}
-        )
+        formed = Formed(generation=group.number, step=beginning.step, rung=beginning.rung, phases_s=phases_s)
         if group.continued is None:
             self.ledger.give_up(Item.CUT_OFF)
         self.in_flight.begin([trainer.worker for trainer in group.workers], beginning, group.continued)
@@ -246,20 +252,32 @@ class Training:
     # ---- stepping ------------------------------------------------------------------------------------------
 
     def tell_progress(self) -> None:
-        """Rank 0 has published something since it last said so."""
+        """Rank 0 has stepped, or published something, since it last said so. Real trainers say so at once;
+        here it is told when something else happens, and dated (`told_ns`)."""
         group = self.group
         if group is None or group.doing is not GroupPhase.STEPPING:
             return
+        leader, newest = group.members[0], group.step_at(self.world.now_ns)
+        if leader.step != newest:
+            leader.step = newest
+            self.world.dirty[vm_of(leader.worker)] = None
         step = group.published_at(self.world.now_ns)
         if step is not None:
             self._publish(group, step)
+
+    def told_ns(self, vm: NodeVm) -> int:
+        """When the VM's newest report came: rank 0's at the end of its newest step."""
+        group, now_ns = self.group, self.world.now_ns
+        if group is None or group.doing is not GroupPhase.STEPPING or group.stretch is None:
+            return now_ns
+        if group.members[0] not in vm.trainers:
+            return now_ns
+        return group.stretch.ends_ns(group.stretch.steps_at(now_ns))
 
     def _publish(self, group: Group, step: int) -> None:
         ref, leader = CheckpointRef(step=step, generation=group.number), group.members[0]
         if ref != leader.published and self.world.store.publish(ref, None):
             leader.published = ref
-            if group.doing is GroupPhase.STEPPING:
-                leader.step = group.step_at(self.world.now_ns)
             self.world.dirty[vm_of(leader.worker)] = None
 
     def _end_stretch(self, group: Group, rest: Item) -> None:

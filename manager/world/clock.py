@@ -24,7 +24,11 @@ class Clock:
     @property
     def now(self) -> float:
         """The core's clock, in seconds."""
-        return self._epoch_s + self.now_ns / 1e9
+        return self.shows(self.now_ns)
+
+    def shows(self, at_ns: int) -> float:
+        """What the core's clock shows at that time."""
+        return self._epoch_s + at_ns / 1e9
 
     @property
     def next_ns(self) -> int | None:

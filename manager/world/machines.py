@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from ...morphing import NOTHING, CommitProof, MemberState
 from ...pipeline import Range
 from ...protocol.messages import (
+    TRAINER_PROTOCOL,
     CheckpointRef,
     DeviceInfo,
     Formed,
@@ -52,6 +53,7 @@ class Trainer:
     published: CheckpointRef | None = None
     profiling: Profiling | None = None
     profile: Profile | None = None
+    trainer_protocol: int = TRAINER_PROTOCOL
 
     def commit(self, generation: int) -> None:
         """Take a step that this generation committed."""
@@ -100,6 +102,7 @@ class Trainer:
             "published": self.published,
             "profiling": self.profiling,
             "profile": self.profile,
+            "trainer_protocol": self.trainer_protocol,
         }
 
 

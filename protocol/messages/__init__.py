@@ -8,7 +8,16 @@ of one version: `frames` reads what comes from the other.
 
 from __future__ import annotations
 
-from .base import INCARNATIONS, PLANS_KEPT, PROTOCOL, TRAINER_PROTOCOL, CheckpointRef, DeviceKind, Message
+from .base import (
+    INCARNATIONS,
+    KEEPS_STEPS,
+    PLANS_KEPT,
+    PROTOCOL,
+    TRAINER_PROTOCOL,
+    CheckpointRef,
+    DeviceKind,
+    Message,
+)
 from .boot import METADATA_URL, BootConfig, NoticeFile, NoticeSource, StoreIdentity, TrainerUser, VmEnding
 from .connection import TO_AGENT, Credential, Refusal, ReportAck, ToAgent, Welcome
 from .orders import GenerationOrder, JobSettings, Member, Orders, StoreConfig
@@ -65,6 +74,7 @@ __all__ = [
     "StoreConfig",
     "StoreIdentity",
     "TO_AGENT",
+    "KEEPS_STEPS",
     "TRAINER_PROTOCOL",
     "ToAgent",
     "TrainerUser",

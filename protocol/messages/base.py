@@ -16,6 +16,7 @@ PROTOCOL = 1
 # Raised when trainers of two versions could not form a generation, or train in it, together: what they say to
 # each other, and in which order, is no matter of the manager's.
 TRAINER_PROTOCOL = 5  # members show what they have of the step in flight; commits carry tallies
+KEEPS_STEPS = 5  # the first protocol whose trainers keep what they have of a step over generations
 
 
 DeviceKind = Annotated[Literal["cpu", "cuda", "other"], or_else("other")]

@@ -201,7 +201,7 @@ def test_a_change_that_costs_more_must_save_more() -> None:
         script.prepare()
         script.open()
         script.now += seconds
-        script.form()
+        script.form(load_s=seconds)
         script.event(OffersSeen(now=script.now, offers=(OFFER,)))
         ticks(script)
         return script

@@ -87,6 +87,8 @@ class Script:
     releasing: bool = True
     halves: bool = False
     """Whether its plans have them; I and W of a section take 1.5 s each."""
+    predicted_s: float | None = None
+    """What its planner predicts of every plan, where nothing else is said."""
     _sequence: int = 0
     _ids: int = 0
 
@@ -184,7 +186,7 @@ class Script:
                 asked=asked.asked,
                 plan=plan,
                 workers=workers,
-                predicted_s=predicted_s,
+                predicted_s=self.predicted_s if predicted_s is None else predicted_s,
                 current_s=current_s,
             )
         )
@@ -217,10 +219,10 @@ class Script:
         generation = self.last(OpenHead).generation
         self.event(HeadOpened(now=self.now, generation=generation, checkpoints=checkpoints))
 
-    def form(self, step: int = 0) -> None:
+    def form(self, step: int = 0, load_s: float = 0.5) -> None:
         current = self.state.current
         assert current is not None
-        formed = Formed(generation=current.number, step=step, rung="start", phases_s={"load": 0.5})
+        formed = Formed(generation=current.number, step=step, rung="start", phases_s={"load": load_s})
         running = {
             "phase": Phase.RUNNING,
             "generation": current.number,

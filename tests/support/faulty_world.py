@@ -87,6 +87,8 @@ class FaultyWorld(World[tuple[int, ...]]):
         self.workers_per_node = 1 if self.max_nodes > 3 or pick.random() < 0.7 else 2
         self.needs_all = pick.random() > 0.8  # of `min_nodes` the planner wants each worker
         self.keep_latest_k = pick.randint(1, 3)
+        # Steps are then predicted to take so long that they are worth interrupting.
+        self.seems_slow = random.Random(f"{seed}: how long steps seem").random() < 0.3
         self.pace = pick.choice((1.0, 1.2, 1.7))
         self.surveys = pick.random() < 0.5
         self.zombies_publish = pick.random() < 0.5

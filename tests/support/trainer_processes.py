@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,12 @@ class Fleet:
             self.send(member.worker)
         self.wait(lambda: all(self.reports[m.worker].prepared >= plan.generation for m in members))
 
-    def go(self, number: int, checkpoints: Sequence[CheckpointRef] = ()) -> None:
-        members = [w for w, order in self._generations.items() if order.number == number]
+    def go(
+        self, number: int, checkpoints: Sequence[CheckpointRef] = (), members: Sequence[str] | None = None
+    ) -> None:
+        """All members, or these of them, may go to the generation."""
+        if members is None:
+            members = [w for w, order in self._generations.items() if order.number == number]
         first = self._generations[members[0]].members[0].worker
         for worker in members:
             order = self._generations[worker].model_copy(
@@ -191,12 +196,34 @@ class Fleet:
             self._processes[worker].join()
             self._generations.pop(worker, None)
 
+    def switch(self, number: int, members: Sequence[str], checkpoints: Sequence[CheckpointRef]) -> None:
+        """Have the members go to `number` within a step, one after another in this order, some told of both
+        things at once, and some first to go and then that the generation before is abandoned."""
+        before = self._abandoned
+        for index, worker in enumerate(members):
+            self._abandoned = before if index % 2 else number - 1
+            self.go(number, checkpoints, [worker])
+        self.abandon(number - 1, *members)
+
+    def stop_within(self, worker: str, operations: int) -> None:
+        """As `kill_within`, but the trainer only stops there, until `go_on`; returns when it stands."""
+        told = self._tell_of_end(worker, f"{operations} waits")
+        self.wait(told.with_suffix(".waits").exists)
+
+    def go_on(self, worker: str) -> None:
+        told = self.log.with_name(f"{worker}.dies")
+        told.with_suffix(".waits").unlink()
+
+    def _tell_of_end(self, worker: str, what: str) -> Path:
+        path = self.log.with_name(f"{worker}.dies")
+        path.with_suffix(".part").write_text(what)
+        path.with_suffix(".part").rename(path)
+        return path
+
     def kill_within(self, worker: str, operations: int) -> None:
         """Have a trainer started with the fault "dies-when-told" die by SIGKILL after so many operations from
         the beginning of its next step, or rest of one; returns when it is dead."""
-        path = self.log.with_name(f"{worker}.dies")
-        path.with_suffix(".part").write_text(str(operations))
-        path.with_suffix(".part").rename(path)
+        self._tell_of_end(worker, f"{operations} dies")
         self._processes[worker].join(TIMEOUT_S)
         assert not self._processes[worker].is_alive(), f"{worker} took no further step"
         self._generations.pop(worker, None)
@@ -310,23 +337,32 @@ def enter_network(pid: int) -> None:
 
 
 def _die(told: Path) -> None:
-    """Has this process die once it has run as many operations as `told` says, counted from a step's start."""
+    """Has this process die, or wait, once it has run as many operations as `told` says, counted from a step's
+    start."""
     from makara.worker.execution.executor import Executor
 
     run, perform = Executor.run, Executor._perform
     left: int | None = None
+    what = ""
 
     def steps(self: Executor, *args: Any) -> Any:
-        nonlocal left
+        nonlocal left, what
         if left is None and told.exists():
-            left = int(told.read_text())
+            number, what = told.read_text().split()
+            left = int(number)
+            told.unlink()
         return run(self, *args)
 
     def performs(self: Executor, *args: Any) -> Any:
         nonlocal left
-        if left is not None:
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+        if left == 0 and what == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif left == 0:
+            left, standing = None, told.with_suffix(".waits")
+            standing.touch()
+            while standing.exists():
+                time.sleep(0.005)
+        elif left is not None:
             left -= 1
         return perform(self, *args)
 

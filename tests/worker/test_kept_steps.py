@@ -53,14 +53,16 @@ class Deaths:
         """After some deaths, train on; returns the workers that do."""
         for _ in range(NUM_DEATHS):
             self._start()
-            workers, plan = self._form()
-            victim = self._chance.choice(workers)
-            self._run.fleet.kill_within(victim, self._chance.randrange(3 * plan.num_micro_batches))
-            self._living.remove(victim)
-            self._run.fleet.abandon(self._generation, *self._living)
-            self._wait_idle()
+            self._lose(*self._form())
         self._start()
         return self._form()[0]
+
+    def _lose(self, workers: list[str], plan: Plan) -> None:
+        victim = self._chance.choice(workers)
+        self._run.fleet.kill_within(victim, self._chance.randrange(3 * plan.num_micro_batches))
+        self._living.remove(victim)
+        self._run.fleet.abandon(self._generation, *self._living)
+        self._wait_idle()
 
     def _wait_idle(self) -> None:
         fleet = self._run.fleet
@@ -75,7 +77,15 @@ class Deaths:
             self._living.append(name)
 
     def _form(self) -> tuple[list[str], Plan]:
-        chance, fleet = self._chance, self._run.fleet
+        workers, donors, plan = self._choose()
+        self._run.fleet.prepare(plan, workers, donors)
+        self._run.fleet.go(plan.generation, self._run.published() if plan.generation > 1 else [])
+        self._await_formed(workers, donors, plan)
+        return workers, plan
+
+    def _choose(self) -> tuple[list[str], list[str], Plan]:
+        """The next generation's workers in rank order, those who only hand over, and its plan."""
+        chance = self._chance
         self._generation += 1
         replicas = chance.choice([1, 2, 2, 2, 3])
         depth = chance.randint(1, len(self._living) // replicas)
@@ -83,14 +93,15 @@ class Deaths:
         plan = self._run.plan(self._generation, cuts, replicas, recompute=chance.random() < 0.3)
         plan = replace(plan, halves=chance.random() < 0.5)
         members = chance.sample(self._living, len(self._living))
-        workers, donors = members[: plan.num_workers], members[plan.num_workers :]
-        checkpoints = self._run.published() if self._generation > 1 else []
-        fleet.form(plan, workers, donors, checkpoints)
+        return members[: plan.num_workers], members[plan.num_workers :], plan
+
+    def _await_formed(self, workers: list[str], donors: list[str], plan: Plan) -> None:
+        fleet = self._run.fleet
+        fleet.wait(lambda: all(fleet.formed(worker, plan.generation) for worker in [*workers, *donors]))
         self.shapes.add(plan.shape)
         kept = fleet.reports[workers[0]].formed.in_flight  # type: ignore[union-attr]
         if kept is not None:
             self.counts.update(kept.model_dump())
-        return workers, plan
 
 
 def test_a_micro_batch_of_which_only_the_loss_is_missing_has_its_loss() -> None:
@@ -116,14 +127,19 @@ def test_a_micro_batch_of_which_only_the_loss_is_missing_has_its_loss() -> None:
 def test_deaths_within_steps_cost_no_contribution_that_others_have(
     tmp_path: Path, model: str, numerics: str, histories: int
 ) -> None:
+    checked_history(Deaths, tmp_path, model, numerics, histories)
+
+
+def checked_history(kind: type[Deaths], folder: Path, model: str, numerics: str, histories: int) -> None:
+    """Plays so many, and goes on until one has kept something: where a lone worker always dies, none is."""
     first, kept = _seed(), 0
-    for played in range(histories + 5):  # one may keep nothing, where a lone worker always dies
+    for played in range(histories + 5):
         if played < histories or not kept:
-            kept += _kept(tmp_path / str(played), model, numerics, first + played)
+            kept += _kept(kind, folder / str(played), model, numerics, first + played)
     assert kept > 0
 
 
-def _kept(folder: Path, model: str, numerics: str, seed: int) -> int:
+def _kept(kind: type[Deaths], folder: Path, model: str, numerics: str, seed: int) -> int:
     """Play one history, and check its end; the number of contributions that were kept."""
     entrypoint, precision = MODELS[model]
     print(f"seed {seed}")
@@ -131,7 +147,7 @@ def _kept(folder: Path, model: str, numerics: str, seed: int) -> int:
     changes = {"entrypoint": entrypoint, "precision": precision, "numerics": numerics}
     run = Run(folder, **changes, checkpoint_interval_steps=2)
     try:
-        deaths = Deaths(run, seed)
+        deaths = kind(run, seed)
         state = run.finish(*deaths.play())
         found = [run.fleet.losses()[step + 1] for step in range(STEPS)]
         losses, expected = reference(entrypoint, numerics, precision=precision)

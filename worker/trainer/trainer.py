@@ -164,9 +164,12 @@ class Trainer:
                 self._session = None
 
     def _tell_interrupted(self, session: Session, cause: Interrupted) -> None:
+        orders = self.control.orders
         match cause:
             case GenerationAbandoned():
                 self.control.report(phase=Phase.IDLE)
+            case PeersLost() if orders is not None and orders.abandoned >= session.number:
+                self.control.report(phase=Phase.IDLE)  # its peers have only left it sooner
             case PeersLost():
                 log.warning("generation %d: %s", session.number, cause)
                 self._accused = frozenset(cause.ranks)

@@ -17,6 +17,7 @@ from .generations import (
     GenerationStalled,
     PlanImpossible,
     StacksTaken,
+    StepInterrupted,
 )
 from .generations import GenerationKind as GenerationKind
 from .job import (
@@ -78,6 +79,7 @@ Fact = Annotated[
     | GenerationPlanned
     | GenerationPrepared
     | GenerationOpened
+    | StepInterrupted
     | GenerationFormed
     | GenerationStalled
     | StacksTaken

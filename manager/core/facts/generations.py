@@ -50,6 +50,16 @@ class GenerationOpened(BaseFact):
     checkpoints: tuple[CheckpointRef, ...]
 
 
+class StepInterrupted(BaseFact):
+    """The members of the open generation `number` form it at once, in the middle of a step of the one that it
+    supersedes, and finish that step in it from what they hold."""
+
+    fact: Literal["step_interrupted"] = "step_interrupted"
+    number: int
+    superseded: int  # the generation whose step it is
+    reason: str
+
+
 class GenerationFormed(BaseFact):
     fact: Literal["generation_formed"] = "generation_formed"
     number: int

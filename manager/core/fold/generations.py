@@ -21,6 +21,7 @@ from ..facts import (
     GenerationStalled,
     PlanImpossible,
     StacksTaken,
+    StepInterrupted,
 )
 from ..failures import Rounds
 from ..state import Generation, Incarnation, JobState, Stall, order_of, vm_of
@@ -92,6 +93,13 @@ def _profile_closed(state: JobState, fact: GenerationClosed) -> JobState:
         return state
     broken = state.profile.opened_at is not None and len(state.profile.members) > 1
     return state.changed(profile=None, broken_profiles=state.broken_profiles + broken)
+
+
+def _interrupted(state: JobState, fact: StepInterrupted) -> JobState:
+    if state.current is None or state.current.number != fact.number:
+        return state
+    current = replace(state.current, interrupted=fact.superseded)
+    return state.changed(current=current, abandoned=max(state.abandoned, fact.superseded))
 
 
 def _formed(state: JobState, fact: GenerationFormed) -> JobState:
@@ -199,6 +207,7 @@ RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
     GenerationPlanned: _planned,
     GenerationPrepared: _prepared,
     GenerationOpened: _opened,
+    StepInterrupted: _interrupted,
     GenerationFormed: _formed,
     GenerationStalled: _stalled,
     StacksTaken: _stacks_taken,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ....protocol.messages import Phase
-from ..context import Context, Decision
-from ..events import Event, StopRequested
-from ..facts import JobEnded, StopOrdered
-from ..observations import Observations
-from ..state import JobState
-from ..timing import Timing
-from . import ending
+from ...protocol.messages import Phase
+from .context import Context, Decision
+from .events import Event, StopRequested
+from .facts import JobEnded, StopOrdered
+from .observations import Observations
+from .rules import ending
+from .state import JobState
+from .timing import Timing
 
 _SAVES = (Phase.FORMING, Phase.RUNNING, Phase.OTHER)
 
