@@ -29,6 +29,7 @@ from .recovery import (
 )
 from .request import Candidate, Choice, Infeasible, Request
 from .reroute import Rerouted, reroute
+from .risk import Risk
 from .stages import stage_table
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "NoReplica",
     "CommitProof",
     "Request",
+    "Risk",
     "Rerouted",
     "Roster",
     "Rung",

@@ -1,4 +1,4 @@
-"""The P×D sweep: simulates the shapes that fit, and takes the fastest (Varuna §4.4)."""
+"""The P×D sweep: simulates the shapes that fit, and takes the best with what deaths cost (Varuna §4.4)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _ROUNDING = 1 + 1e-6  # a simulation rounds each operation to nanoseconds, a bou
 
 
 def choose(request: Request) -> Choice | Infeasible:
-    """Choose the plan with the least predicted time per step, or say why there is none.
+    """Choose the plan with the least expected time per step, or say why there is none.
+
+    That is the predicted time, and what deaths are expected to cost meanwhile (`Request.risk`).
 
     P runs over 1..min(K, G), and D over the useful values up to G // P and N. Stages are balanced by measured
     time among those that fit the memory of the workers used. Slow workers are left out, get one stage in
@@ -69,8 +71,9 @@ class _Found:
 
     @property
     def cost_s(self) -> float:
-        """What is compared: its predicted time, and 1 % more if its backwards are halves."""
-        return self.predicted_s * _handicap(self.candidate)
+        """What is compared: its predicted time with what deaths cost, and 1 % more if its backwards are
+        halves."""
+        return self.predicted_s * (1.0 + self.candidate.lost) * _handicap(self.candidate)
 
     @property
     def rank(self) -> tuple[float, int, int, bool, bool]:
@@ -87,6 +90,7 @@ class _Sweep:
         self._request = options.request
         self._looked_at = looked_at
         self._best: _Found | None = None
+        self._num_vms = len({slot.vm for slot in options.request.workers})
 
     def fastest(self) -> _Found | None:
         """Try every P with its most promising D, then other D where they may be faster."""
@@ -149,13 +153,14 @@ class _Sweep:
         assert self._best is not None, "there is something to beat"
         for depth in self._options.depths:
             for replicas, step_s in self._options.every_useful(depth, self._best.cost_s):
-                if step_s <= self._best.cost_s:
-                    yield step_s, depth, replicas
+                cost_s = step_s * (1.0 + self._lost(depth, replicas, step_s))
+                if cost_s <= self._best.cost_s:
+                    yield cost_s, depth, replicas
 
     def _play_all(self, options: Iterable[Option], *, noted: bool = False) -> None:
         """Simulate the options in the order of their bounds; `noted`: record those not simulated as well."""
-        for option in sorted(options, key=_least_cost_s):
-            if self._best is not None and _least_cost_s(option) > self._best.cost_s * _ROUNDING:
+        for option in sorted(options, key=self._least_cost_s):
+            if self._best is not None and self._least_cost_s(option) > self._best.cost_s * _ROUNDING:
                 if noted:
                     why = f"its work alone takes {option.least_s:.3g} s"
                     why += f", the best plan {self._best.predicted_s:.3g} s"
@@ -202,8 +207,20 @@ class _Sweep:
             busy_s=max(step.busy_s),
             peak_bytes=peak,
             rejected=why,
+            lost=self._lost(candidate.pipeline_parallel_degree, candidate.data_parallel_degree, step.time_s),
         )
         return _Found(option, plan, row)
+
+    def _least_cost_s(self, option: Option) -> float:
+        row = option.candidate
+        lost = self._lost(row.pipeline_parallel_degree, row.data_parallel_degree, option.least_s)
+        return option.least_s * (1.0 + lost) * _handicap(row)
+
+    def _lost(self, depth: int, replicas: int, step_s: float) -> float:
+        """What deaths cost a grid, whose replicas are taken to be on as many VMs (see `Candidate.lost`)."""
+        if self._request.risk is None:
+            return 0.0
+        return self._request.risk.lost([min(replicas, self._num_vms)] * depth, self._num_vms, step_s)
 
     def _any_placement(self, option: Option) -> Sequence[Slot] | None:
         """The option's workers as they will be placed, up to interchangeable ones.
@@ -228,10 +245,6 @@ class _Sweep:
 
 def _handicap(row: Candidate) -> float:
     return _AS_FAST if row.halves else 1.0
-
-
-def _least_cost_s(option: Option) -> float:
-    return option.least_s * _handicap(option.candidate)
 
 
 def _order(row: Candidate) -> tuple[int, int, bool, bool, bool, int]:

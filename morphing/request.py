@@ -9,6 +9,7 @@ from typing import Literal
 from ..pipeline import Plan, Range, Schedule
 from ..simulator import Calibration
 from .placement import Slot
+from .risk import Risk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class Request:
     """Whether optimizer state lies in host memory; `auto`: only if there is no plan otherwise."""
     holding: Mapping[str, Range] = field(default_factory=dict[str, Range])
     """{worker: the sections that it hosts already}; placement keeps them where possible."""
+    risk: Risk | None = None
+    """What deaths cost; None: they cost nothing that depends on the plan."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -79,6 +82,8 @@ class Candidate:
     """Why this shape cannot be used; `predicted_s` may then be None."""
     slow_stage: int | None = None
     """The stage that the slow workers take, with fewer sections; None: they take any, or are left out."""
+    lost: float = 0.0
+    """Seconds lost to deaths after which no host of some section is left, for each second of steps."""
     missing: int = 0
     """Workers of the grid that are gone, whose micro-batches their peers take (see `reroute`)."""
 
@@ -89,7 +94,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest plan. `workers` are ids in rank order; `candidates` are all rows tried, by P and D."""
+    """The best plan. `workers` are ids in rank order; `candidates` are all rows tried, by P and D."""
 
     plan: Plan
     workers: tuple[str, ...]

@@ -86,19 +86,22 @@ class Options:
 
         Stops where no smaller D can take less than `most_s`, or, if that is infinite, have a lower bound than
         those before it. D is useful if it is the smallest whose fullest replica has as many micro-batches:
-        all-reduces over fewer replicas may save more than one more micro-batch costs.
+        all-reduces over fewer replicas may save more than one more micro-batch costs. Where deaths are
+        weighed the largest is useful too, for each section then has more hosts.
         """
         num = self.request.num_micro_batches
-        replicas, enough_s = self._useful(min(len(self.roster) // depth, num)), most_s
-        while replicas:
+        largest, enough_s = min(len(self.roster) // depth, num), most_s
+        while largest:
+            replicas = self._useful(largest)
+            if self.request.risk is not None and replicas < largest:
+                yield largest, self._least_s(depth, largest)[1]
             pipeline_s, step_s = self._least_s(depth, replicas)
             if math.isinf(most_s):
                 enough_s = min(enough_s, step_s)
             yield replicas, step_s
             if pipeline_s > enough_s or math.isinf(pipeline_s) or replicas == 1:
                 return
-            fullest = -(-num // replicas)
-            replicas = min(replicas - 1, -(-num // (fullest + 1)))
+            largest = replicas - 1
 
     def of(self, depth: int, replicas: int) -> list[Option | Candidate]:
         """The options of a shape, and candidates rejected because they do not fit."""

@@ -10,11 +10,13 @@ from pydantic import BaseModel
 from ...morphing import Candidate, Infeasible
 from ...morphing import Request as Question
 from ...pipeline import Plan
+from ..core import worth
 from ..core.rules.planning import slot_of
 from ..core.state import Generation
 from ..service.planning import request_of
 from ..service.ranking import Ranking, rank, shape
 from ..service.runtime import Job
+from ..service.service import Service
 from ..service.views import measured_s
 from ..threads import CallKind, Threads
 from .auth import service_of
@@ -26,7 +28,9 @@ router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
 
 class PlanRow(BaseModel):
-    """The best plan at one P, with predicted seconds and bytes; `running`: its shape is the running one."""
+    """The best plan at one P, with predicted seconds and bytes. `lost`: seconds that deaths which leave a
+    section without a host are expected to cost, for each second of steps; `running`: its shape is the running
+    one."""
 
     shape: str
     pipeline_parallel_degree: int
@@ -40,6 +44,7 @@ class PlanRow(BaseModel):
     halves: bool
     optimizer_on_host: bool
     peak_bytes: int | None
+    lost: float
     running: bool
 
 
@@ -68,8 +73,9 @@ async def plan(job: AskedJob, request: Request) -> PlanView:
     current = job.state.current
     if current is None or job.state.calibration is None:
         raise HTTPException(404, f"plan: job {job.job} runs no plan")
-    plan, question = Plan.from_json(current.plan), _question(job)
-    ranking = await _ranked(service_of(request).threads, job, question)
+    service = service_of(request)
+    plan, question = Plan.from_json(current.plan), _question(job, service)
+    ranking = await _ranked(service.threads, job, question)
     return PlanView(
         generation=current.number,
         shape=current.shape,
@@ -87,18 +93,19 @@ async def plan(job: AskedJob, request: Request) -> PlanView:
     )
 
 
-def _question(runtime: Job) -> Question:
+def _question(runtime: Job, service: Service) -> Question:
     """The planner's question about the open generation's workers and those that wait."""
     state, current = runtime.state, runtime.state.current
     assert current is not None, "something runs"
     incarnations = dict.fromkeys((*current.incarnations, *sorted(runtime.observations.usable)))
     workers = tuple(slot_of(state, worker) for worker in dict.fromkeys(worker for worker, _ in incarnations))
-    return request_of(state, workers, current.number)
+    risk = worth.risk(state, service.clock(), service.timing)
+    return request_of(state, workers, current.number, risk)
 
 
 async def _ranked(threads: Threads, runtime: Job, question: Question) -> Ranking | Infeasible:
-    """Rank in a thread, as it takes a sweep for each P; cached by workers and calibration."""
-    key = (question.calibration, tuple(question.workers))
+    """Rank in a thread, as it takes a sweep for each P; cached by all that it depends on."""
+    key = (question.calibration, tuple(question.workers), question.risk)
     async with runtime.ranking_lock:
         if runtime.ranking is None or runtime.ranking[0] != key:
             runtime.ranking = key, await threads.run(CallKind.RANKING, rank, question, _MOST_ROWS)

@@ -52,11 +52,21 @@ class WorkerSlot(Frozen):
     slowdown: float = 1.0  # of its compute times, compared with its peers
 
 
+class DeathRisk(Frozen):
+    """See `morphing.Risk`, whose fields these are."""
+
+    losses_per_s: float
+    mean_size: float
+    redo_s: float
+    redo_steps: float
+
+
 class ComputePlan(_Command):
     """Run the planner off the event loop for these workers; answer with `PlanComputed`.
 
     `reconsider`: the plan that runs could stay; it is predicted as well. `lasts_s`: for how long the plan is
     expected to run; None, as in commands of earlier versions: it is not one that rerouting could serve.
+    `risk`: None, as in commands of earlier versions: deaths are not weighed.
     """
 
     command: Literal["compute_plan"] = "compute_plan"
@@ -64,6 +74,7 @@ class ComputePlan(_Command):
     workers: tuple[WorkerSlot, ...]
     reconsider: bool = False
     lasts_s: float | None = None
+    risk: DeathRisk | None = None
 
     @property
     def asked(self) -> frozenset[str]:

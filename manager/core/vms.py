@@ -114,6 +114,7 @@ class Losses:
 
     count: int = 0
     at: float = 0.0  # when the last began
+    num_vms: int = 0  # in all
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,16 @@ on, however long VMs take to boot.
 
 from __future__ import annotations
 
+import math
 import statistics
 
+from .commands import DeathRisk
 from .context import Context
 from .state import Generation, JobState
+from .timing import Timing
 
 _TIMES = 2.0
+_PRIOR_LOSSES, _PRIOR_SIZE = 2, 2.0  # so many losses of so many VMs are taken for granted
 _WAITING = "rendezvous"  # newcomers are there while the others still step
 
 
@@ -20,7 +24,7 @@ def least_gain(context: Context, at_least: float, lasts_s: float) -> float:
     """The part of a step that a change must save which lasts for so long; `at_least` this, and at most 1."""
     if lasts_s <= 0:
         return 1.0
-    return min(1.0, max(at_least, _TIMES * change_s(context) / lasts_s))
+    return min(1.0, max(at_least, _TIMES * change_s(context.state, context.timing) / lasts_s))
 
 
 def steps_left(context: Context) -> int:
@@ -32,14 +36,41 @@ def lasts_s(context: Context) -> float:
 
     Losses come as often as they did while the job ran. Of the job's rest, what VMs take to join is lost.
     """
-    state, timing = context.state, context.timing
-    ran = [(g.formed_at, g.ended_at) for g in (*state.history, state.current) if g is not None]
-    ran_s = sum(max(0.0, (end or context.now) - begin) for begin, end in ran if begin is not None)
-    lasts_s = (ran_s + timing.between_losses_s) / (state.losses.count + 1)
+    state = context.state
+    lasts_s = _between_losses_s(state, context.now, context.timing)
     predicted_s = state.current.predicted_s if state.current is not None else None
     if predicted_s is not None:
         lasts_s = min(lasts_s, steps_left(context) * predicted_s - join_s(state))
     return lasts_s
+
+
+def _between_losses_s(state: JobState, now: float, timing: Timing) -> float:
+    """From one loss of VMs to the next, in the time in which the job ran; one is taken for granted."""
+    ran = [(g.formed_at, g.ended_at) for g in (*state.history, state.current) if g is not None]
+    ran_s = sum(max(0.0, (end or now) - begin) for begin, end in ran if begin is not None)
+    return (ran_s + timing.between_losses_s) / (state.losses.count + 1)
+
+
+def risk(state: JobState, now: float, timing: Timing) -> DeathRisk:
+    """What plans are weighed with, in coarse steps, so that the answers to two questions can be the same.
+
+    Of a checkpoint's interval half is lost on average when there is no other way than back to it, and half a
+    step.
+    """
+    assert state.spec is not None, "only a submitted job is planned"
+    losses, checkpoint = state.losses, state.spec.checkpoint
+    mean_size = (losses.num_vms + _PRIOR_LOSSES * _PRIOR_SIZE) / (losses.count + _PRIOR_LOSSES)
+    return DeathRisk(
+        losses_per_s=_coarse(1.0 / _between_losses_s(state, now, timing)),
+        mean_size=max(1.0, _coarse(mean_size)),
+        redo_s=_coarse((checkpoint.interval_s or 0.0) / 2 + change_s(state, timing)),
+        redo_steps=((checkpoint.interval_steps or 0) + 1) / 2,
+    )
+
+
+def _coarse(value: float) -> float:
+    """The nearest of the powers of the root of 2."""
+    return 2.0 ** (round(2 * math.log2(value)) / 2)
 
 
 def join_s(state: JobState) -> float:
@@ -62,9 +93,9 @@ def last_formed(state: JobState) -> Generation | None:
     return None
 
 
-def change_s(context: Context) -> float:
+def change_s(state: JobState, timing: Timing) -> float:
     """For how long nothing steps while a plan changes."""
-    last = last_formed(context.state)
+    last = last_formed(state)
     phases_s = last.formed.phases_s if last is not None and last.formed is not None else {}
     formed_s = sum(phase_s for name, phase_s in phases_s.items() if name != _WAITING)
-    return max(formed_s, context.timing.least_morph_s)
+    return max(formed_s, timing.least_morph_s)

@@ -259,11 +259,12 @@ async function explain() {
 }
 
 function planTable(rows) {
-  const heads = ["P×D", "Step", "Samples/s", "Idle", "Memory", ""];
+  const heads = ["P×D", "Step", "Samples/s", "Deaths", "Idle", "Memory", ""];
   return table(heads, rows.filter((row, index) => index < 8 || row.running).map((row) => [
     shapeText(row.shape),
     duration(row.predicted_s),
     row.samples_per_s.toPrecision(3),
+    row.lost < 5e-4 ? "" : `+${(100 * row.lost).toPrecision(2)} %`,
     `${row.workers_idle}`,
     row.peak_bytes === null ? "" : `${(row.peak_bytes / 1e6).toPrecision(3)} MB`,
     row.running ? badge("running") : "",

@@ -42,7 +42,7 @@ class CachedPlanner:
         return or_rerouted(state, command, self._chosen(state, command, now))
 
     def _chosen(self, state: JobState, command: ComputePlan, now: float) -> PlanComputed:
-        key = _key(state, command.workers)
+        key = _key(state, command)
         known = self._known.get(key)
         if known is not None:
             again = _again(known, state, command, now)
@@ -57,14 +57,15 @@ class CachedPlanner:
         return answer
 
 
-def _key(state: JobState, workers: Sequence[WorkerSlot]) -> Hashable:
+def _key(state: JobState, command: ComputePlan) -> Hashable:
+    workers = command.workers
     assert state.spec is not None, "only a submitted job is planned"
     memory = tuple(slot.memory_bytes for slot in workers)
     alike = memory[0] if len(set(memory)) == 1 else memory
     sizes: dict[str, int] = {}
     for slot in workers:
         sizes[slot.vm] = sizes.get(slot.vm, 0) + 1
-    return state.spec.parallelism, len(workers), alike, tuple(sorted(sizes.values()))
+    return state.spec.parallelism, command.risk, len(workers), alike, tuple(sorted(sizes.values()))
 
 
 def _remembered(answer: PlanComputed, command: ComputePlan) -> _Known:

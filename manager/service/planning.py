@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from ...morphing import Before, Choice, Infeasible, Request, Slot, choose, does_more, rerouted
+from ...morphing import Before, Choice, Infeasible, Request, Risk, Slot, choose, does_more, rerouted
 from ...pipeline import Plan, Range
 from ...simulator import Calibration, InvalidCalibration, simulate
-from ..core.commands import ComputeGrowth, ComputePlan, WorkerSlot
+from ..core.commands import ComputeGrowth, ComputePlan, DeathRisk, WorkerSlot
 from ..core.events import GrowthComputed, PlanComputed
 from ..core.state import JobState
 from ..spec.job_spec import JobSpec
@@ -71,14 +71,14 @@ def or_rerouted(state: JobState, command: ComputePlan, answer: PlanComputed) -> 
     """The answer, or the rerouted plan if that does more."""
     if command.lasts_s is None or not state.hosts_plan or state.calibration is None:
         return answer
-    request = request_of(state, command.workers, command.generation)
+    request = request_of(state, command.workers, command.generation, command.risk)
     ran = Before(Plan.from_json(state.hosts_plan), [worker for worker, _ in state.hosts])
     found = rerouted(request, ran)
     if not isinstance(found, Choice):
         return answer
     if answer.plan is not None and answer.predicted_s is not None:
-        chosen = Plan.from_json(answer.plan), answer.workers, answer.predicted_s
-        offer = found.plan, found.workers, found.predicted_s
+        chosen = _expected(request, Plan.from_json(answer.plan), answer.workers, answer.predicted_s)
+        offer = _expected(request, found.plan, found.workers, found.predicted_s)
         if not does_more(offer, chosen, command.lasts_s, request.calibration, request.holding):
             return answer
     return answer.model_copy(
@@ -92,9 +92,21 @@ def or_rerouted(state: JobState, command: ComputePlan, answer: PlanComputed) -> 
     )
 
 
+def _expected(
+    request: Request, plan: Plan, workers: Sequence[str], step_s: float
+) -> tuple[Plan, Sequence[str], float]:
+    """With what deaths cost in the time of a step."""
+    if request.risk is None:
+        return plan, workers, step_s
+    vm_of = {slot.worker: slot.vm for slot in request.workers}
+    vms = [vm_of[worker] for worker in workers]
+    lost = request.risk.lost_by(plan, vms, len(set(vm_of.values())), step_s)
+    return plan, workers, step_s * (1.0 + lost)
+
+
 def _chosen(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
     try:
-        answer = choose(request_of(state, command.workers, command.generation))
+        answer = choose(request_of(state, command.workers, command.generation, command.risk))
     except InvalidCalibration as error:
         answer = Infeasible(f"the calibration cannot be used: {error}")
     if isinstance(answer, Infeasible):
@@ -163,7 +175,9 @@ def _predicted_now(state: JobState, command: ComputePlan) -> float | None:
     ).time_s
 
 
-def request_of(state: JobState, workers: Iterable[WorkerSlot], generation: int) -> Request:
+def request_of(
+    state: JobState, workers: Iterable[WorkerSlot], generation: int, risk: DeathRisk | None = None
+) -> Request:
     """The planner's request: the job's settings and these workers."""
     assert state.spec is not None, "only a submitted job is planned"
     assert state.recipe is not None, "a plan needs the recipe"
@@ -182,6 +196,7 @@ def request_of(state: JobState, workers: Iterable[WorkerSlot], generation: int) 
         optimizer_offload=offload(state.spec),
         memory_limit_bytes=state.spec.resources.device_memory,
         holding=holding(state),
+        risk=Risk(**risk.model_dump()) if risk is not None else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Ranks the best plan of every pipeline depth, and explains why the fastest wins. Pure."""
+"""Ranks the best plan of every pipeline depth, and explains why the first wins. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNTS = 0.2  # a reason is told if it makes at least this share of the differe
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """`rows`: the fastest plan of each P, fastest first; the first is the planner's choice. `refused`: (P,
+    """`rows`: the best plan of each P, best first; the first is the planner's choice. `refused`: (P,
     why) for each P without a plan. `num_slower`: number of depths slower than all rows. `why`: a sentence or
     two for people."""
 
@@ -34,7 +34,7 @@ def rank(request: Request, most_rows: int) -> Ranking | Infeasible:
     first, others, refused = choice.candidate, list[Candidate](), list[tuple[int, str]]()
     num_skipped, most_others = 0, max(1, most_rows - 1)  # with one at least the best is compared
     for bound_s, depth in _other_depths(request, first.pipeline_parallel_degree):
-        if len(others) >= most_others and inf > bound_s > _time_s(others[most_others - 1]):
+        if len(others) >= most_others and inf > bound_s > _cost_s(others[most_others - 1]):
             num_skipped += 1
             continue
         found = choose(replace(request, pipeline_parallel_degree=depth))
@@ -44,7 +44,7 @@ def rank(request: Request, most_rows: int) -> Ranking | Infeasible:
             others.append(found.candidate)
             others.sort(key=_order)
     limits = [*_limits(first, sorted(refused)), *_too_few_sections(first, request)]
-    why = " ".join([_margin(first, others, len(request.workers)), *limits])
+    why = " ".join([_margin(first, others, len(request.workers)), *_risky(first, others), *limits])
     shown = others[: most_rows - 1]
     num_slower = num_skipped + len(others) - len(shown)
     return Ranking(choice, (first, *shown), tuple(sorted(refused)), num_slower, why)
@@ -71,7 +71,12 @@ def _other_depths(request: Request, chosen: int) -> list[tuple[float, int]]:
 
 
 def _order(row: Candidate) -> tuple[float, int, int]:
-    return _time_s(row), row.used, row.pipeline_parallel_degree
+    return _cost_s(row), row.used, row.pipeline_parallel_degree
+
+
+def _cost_s(row: Candidate) -> float:
+    """A step's time with what deaths are expected to cost meanwhile."""
+    return _time_s(row) * (1.0 + row.lost)
 
 
 def shape(row: Candidate) -> str:
@@ -87,16 +92,35 @@ def _margin(best: Candidate, others: list[Candidate], num_workers: int) -> str:
     if not others:
         return f"{shape(best)} is the only shape that there is a plan for."
     other = others[0]
-    less = 1 - _time_s(best) / _time_s(other)
-    rival = f"the next best, {shape(other)} ({seconds(_time_s(other))})"
-    lead = f"{shape(best)} wins: a step takes {seconds(_time_s(best))}"
+    less = 1 - _cost_s(best) / _cost_s(other)
+    rival = f"the next best, {shape(other)} ({_told(other)})"
+    lead = f"{shape(best)} wins: a step takes {_told(best)}"
     if less < 5e-4:
         return f"{lead}, as with {rival}, which has {_tie(best, other)}."
-    reasons = _reasons(best, other)
+    reasons = _reasons(best, other) if _time_s(best) < _time_s(other) else ""
     if best.used != other.used:
         ours = f"all {num_workers}" if best.used == num_workers else f"{best.used} of the {num_workers}"
         reasons += f"; it uses {ours} workers, not {other.used}"
     return f"{lead}, {100 * less:.1f} % less than with {rival}{reasons}."
+
+
+def _told(row: Candidate) -> str:
+    """A step's time, and what deaths cost if they can leave a section without a host."""
+    if row.lost < 5e-4:
+        return seconds(_time_s(row))
+    return f"{seconds(_time_s(row))} and {100 * row.lost:.1f} % for deaths that lose state"
+
+
+def _risky(best: Candidate, others: list[Candidate]) -> list[str]:
+    """Which plan would be faster if nobody died."""
+    faster = [row for row in others if _time_s(row) < _time_s(best) and row.lost > best.lost]
+    if not faster:
+        return []
+    row = min(faster, key=_time_s)
+    more = f"{100 * (row.lost - best.lost):.1f} % more"
+    return [
+        f"{shape(row)} would take {seconds(_time_s(row))}, but deaths that lose state would cost it {more}."
+    ]
 
 
 def _tie(best: Candidate, other: Candidate) -> str:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from makara.manager.cli import main as cli
 from makara.manager.service.ranking import Ranking, rank
-from makara.morphing import Infeasible, Request, Slot, choose
+from makara.morphing import Infeasible, Request, Risk, Slot, choose
 from makara.simulator import Link, simulate
 
 JOB = """\
@@ -261,3 +261,29 @@ def test_a_network_that_is_slow_for_sums_is_the_reason_that_is_told() -> None:
     assert "; it uses 1 of the 2 workers, not 2." in ranking.why
     assert "because sums, commit and update after its pipelines take" in ranking.why
     assert "though its busiest worker computes" in ranking.why
+
+
+def test_what_deaths_cost_is_a_reason_that_is_told() -> None:
+    """Of four workers a pipeline of all is fastest, and has each section once."""
+    ranking = rank(
+        Request(
+            calibration=uniform(
+                4, gradient_bytes=(1000,) * 4, inter_vm=Link(latency_s=0.0, bytes_per_s=50.0)
+            ),
+            num_sections=4,
+            num_micro_batches=8,
+            workers=[Slot(f"{vm}.0", vm, 10_000) for vm in "abcd"],
+            generation=1,
+            risk=Risk(losses_per_s=0.05, mean_size=1.0, redo_s=300.0, redo_steps=5.5),
+        ),
+        most_rows=5,
+    )
+    assert isinstance(ranking, Ranking)
+    deep = next(row for row in ranking.rows if row.pipeline_parallel_degree == 4)
+    best = ranking.rows[0]
+    assert (best.predicted_s or 0.0) > (deep.predicted_s or 0.0)
+    told = f"{100 * deep.lost:.1f} % more."
+    assert ranking.why.endswith(f"but deaths that lose state would cost it {told}")
+    assert "4x1 would take" in ranking.why
+    costs = [(row.predicted_s or 0.0) * (1 + row.lost) for row in ranking.rows]
+    assert costs == sorted(costs)

@@ -249,7 +249,7 @@ def test_a_real_markets_trace() -> None:
         assert outcome.most_vms == 32
     assert ours.goodput > naive.goodput
     assert len(ours.morphs) > 60
-    assert planner.num_answered > 3 * planner.num_asked
+    assert planner.num_answered > 2 * planner.num_asked  # questions also differ by what deaths cost
     assert ours.spot_cost == pytest.approx(ours.vm_hours)
     assert ours.on_demand_cost is not None
 

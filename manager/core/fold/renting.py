@@ -118,8 +118,8 @@ def with_ended(state: JobState, vm: Vm, *, gone: bool) -> JobState:
 def _with_loss(state: JobState, at: float) -> JobState:
     before = state.losses
     if before.count and before.at <= at <= before.at + _TOGETHER_S:
-        return state
-    return state.changed(losses=Losses(before.count + 1, at))
+        return state.changed(losses=replace(before, num_vms=before.num_vms + 1))
+    return state.changed(losses=Losses(before.count + 1, at, before.num_vms + 1))
 
 
 def _attempt_made(state: JobState, fact: AttemptMade) -> JobState:

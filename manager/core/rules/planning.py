@@ -309,13 +309,21 @@ def _ask(
     *,
     reconsider: bool = False,
 ) -> None:
-    generation = context.state.last_generation + 1
+    state = context.state
+    generation = state.last_generation + 1
     # Asked again after a restart or a timeout, the question may be another: its key has the time in it.
-    key = f"{context.state.job}/plan/{generation}/{round(context.now * 1000)}"
-    slots = tuple(slot_of(context.state, worker) for worker, _ in usable)
+    key = f"{state.job}/plan/{generation}/{round(context.now * 1000)}"
+    slots = tuple(slot_of(state, worker) for worker, _ in usable)
     lasts_s = None if reconsider else _lasts_s(context)
     context.command(
-        ComputePlan(key=key, generation=generation, workers=slots, reconsider=reconsider, lasts_s=lasts_s)
+        ComputePlan(
+            key=key,
+            generation=generation,
+            workers=slots,
+            reconsider=reconsider,
+            lasts_s=lasts_s,
+            risk=worth.risk(state, context.now, context.timing),
+        )
     )
     asked = Planning(generation, frozenset(usable), context.now, cause, detected_at, reconsider)
     context.note(planning=asked)

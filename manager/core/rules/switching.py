@@ -54,7 +54,7 @@ def _reason(context: Context, stepping: Generation, current: Generation) -> str:
     """Why the step should not be waited for; empty if it should."""
     step_s = max(stepping.predicted_s or 0.0, context.observations.measured_s(stepping.number))
     left_s = _left_s(context, stepping, step_s)
-    change_s = worth.change_s(context)
+    change_s = worth.change_s(context.state, context.timing)
     if left_s <= change_s:
         return ""
     going = {vm_of(worker) for worker, _ in context.noticed(stepping.incarnations)}

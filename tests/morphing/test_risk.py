@@ -1,0 +1,146 @@
+"""What deaths cost a plan, and that the choice weighs it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from calibrations import uniform
+from makara.morphing import Choice, Request, Risk, Slot, choose
+from makara.pipeline import Range, grid
+from makara.simulator import Link
+
+RISK = Risk(losses_per_s=0.01, mean_size=2.0, redo_s=30.0, redo_steps=5.5)
+
+
+def probability(num_vms: int, sets: list[frozenset[int]], mean_size: float) -> float:
+    """That a loss takes all of one of these sets of VMs: by trying all losses."""
+    again = 1 - 1 / mean_size
+    weights = {size: again ** (size - 1) for size in range(1, num_vms + 1)}
+    found = 0.0
+    for size, weight in weights.items():
+        losses = [frozenset(vms) for vms in itertools.combinations(range(num_vms), size)]
+        hit = sum(any(one <= loss for one in sets) for loss in losses)
+        found += weight / sum(weights.values()) * hit / len(losses)
+    return found
+
+
+@pytest.mark.parametrize("mean_size", [1.0, 1.5, 3.0])
+def test_hosts_are_lost_as_often_as_all_losses_that_there_may_be_say(mean_size: float) -> None:
+    risk = Risk(losses_per_s=1.0, mean_size=mean_size, redo_s=1.0, redo_steps=0.0)
+    for num_vms in range(1, 9):
+        for hosts in ((1,), (2,), (3,), (1, 1), (2, 2), (1, 2), (1,) * 4, (2, 2, 3), (2,) * 4, (4, 4)):
+            if sum(hosts) <= num_vms:
+                bounds = [0, *itertools.accumulate(hosts)]
+                sets = [frozenset(range(first, stop)) for first, stop in itertools.pairwise(bounds)]
+                wanted = probability(num_vms, sets, mean_size)
+                assert risk.lost(hosts, num_vms, 5.0) == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+
+
+def test_a_plan_that_has_every_vm_once_loses_state_with_every_loss() -> None:
+    risk = Risk(losses_per_s=1.0, mean_size=4.0, redo_s=1.0, redo_steps=0.0)
+    assert risk.lost([1] * 100, 100, 0.0) == pytest.approx(1.0)
+    assert risk.lost([50] * 100, 5000, 0.0) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_what_is_lost_is_told_in_seconds_and_in_steps() -> None:
+    one = Risk(losses_per_s=0.01, mean_size=1.0, redo_s=30.0, redo_steps=5.5)
+    assert one.lost([1, 1], 4, 2.0) == pytest.approx(0.01 * 0.5 * (30 + 11))
+    assert one.lost([1] * 4, 4, 2.0) == pytest.approx(0.01 * (30 + 11))
+    assert one.lost([2, 2], 4, 2.0) == 0.0
+
+
+def test_hosts_that_share_a_vm_are_lost_together() -> None:
+    plan = grid([Range(0, 1), Range(1, 2)], 2, 4)
+    apart = RISK.lost_by(plan, ["a", "b", "c", "d"], 4, 1.0)
+    assert apart == RISK.lost([2, 2], 4, 1.0)
+    assert RISK.lost_by(plan, ["a", "b", "a", "b"], 2, 1.0) == RISK.lost([1, 1], 2, 1.0)
+    assert RISK.lost_by(plan, ["a", "a", "b", "b"], 2, 1.0) == RISK.lost([2], 2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("losses_per_s", -1.0), ("mean_size", 0.5), ("redo_s", float("nan")), ("redo_steps", -0.5)],
+)
+def test_a_field_that_cannot_be_is_named(field: str, value: float) -> None:
+    given = {"losses_per_s": 1.0, "mean_size": 1.0, "redo_s": 1.0, "redo_steps": 1.0, field: value}
+    with pytest.raises(ValueError, match=field):
+        Risk(**given)
+
+
+# ---- the choice --------------------------------------------------------------------------------------------
+
+
+def request(num_workers: int, **changes: Any) -> Request:
+    calibration = uniform(4, gradient_bytes=(1000,) * 4, inter_vm=Link(latency_s=0.0, bytes_per_s=50.0))
+    values: dict[str, Any] = {
+        "calibration": calibration,
+        "num_sections": 4,
+        "num_micro_batches": 8,
+        "workers": [Slot(f"w{n}", f"vm{n}", 10_000) for n in range(num_workers)],
+        "generation": 1,
+    }
+    return Request(**(values | changes))
+
+
+def chosen(asked: Request) -> Choice:
+    answer = choose(asked)
+    assert isinstance(answer, Choice)
+    return answer
+
+
+def test_a_plan_without_a_second_copy_is_given_up_where_the_next_death_would_cost_more() -> None:
+    assert chosen(request(4)).plan.shape == "4x1"
+    seldom = Risk(losses_per_s=1e-9, mean_size=1.0, redo_s=30.0, redo_steps=5.5)
+    assert chosen(request(4, risk=seldom)).plan.shape == "4x1"
+    often = Risk(losses_per_s=0.05, mean_size=1.0, redo_s=300.0, redo_steps=5.5)
+    safe = chosen(request(4, risk=often))
+    assert min(len(safe.plan.hosts(section)) for section in range(4)) > 1
+    assert safe.candidate.lost == 0.0
+    row = next(row for row in safe.candidates if row.data_parallel_degree == 1 and row.predicted_s)
+    assert row.lost > 0.05 * 300
+
+
+def test_no_shape_is_expected_to_take_less() -> None:
+    """Bounds and the order of tries hide none."""
+    pick = random.Random(5)
+    for _ in range(60):
+        risk = Risk(
+            losses_per_s=10 ** pick.uniform(-5, -1),
+            mean_size=pick.choice([1.0, 2.0, 4.0]),
+            redo_s=pick.choice([0.0, 10.0, 300.0]),
+            redo_steps=pick.choice([0.5, 5.5]),
+        )
+        scale = pick.choice([1.0, 50.0, 1000.0])
+        calibration = uniform(
+            4,
+            forward_s=tuple(pick.randint(1, 9) / 8 for _ in range(4)),
+            gradient_bytes=(1000,) * 4,
+            inter_vm=Link(latency_s=0.01, bytes_per_s=50.0 * scale),
+        )
+        asked = request(pick.randint(1, 9), calibration=calibration, risk=risk)
+
+        def expected_s(answer: Choice) -> float:
+            return answer.predicted_s * (1 + answer.candidate.lost)
+
+        every = [
+            expected_s(answer)
+            for depth in range(1, 5)
+            for replicas in range(1, 9)
+            if isinstance(
+                answer := choose(
+                    request(
+                        len(asked.workers),
+                        calibration=calibration,
+                        risk=risk,
+                        pipeline_parallel_degree=depth,
+                        data_parallel_degree=replicas,
+                    )
+                ),
+                Choice,
+            )
+        ]
+        # 1 % may go to whole backwards, and 1 % to a narrower window.
+        assert expected_s(chosen(asked)) <= 1.01**2 * min(every) * 1.000001
