@@ -7,6 +7,10 @@ it computes nothing), an I or a W one. At each unit every idle worker takes the 
 3. a recomputation that is due: the next hop's backward ends one unit from now, or has ended (rule 1);
 4. a forward. So backwards come before forwards (rule 3);
 5. the oldest W.
+
+Where paths cross on a worker, as in a rerouted plan, more gradients may arrive than it can take, and its last
+forwards would wait for them all; then it would stand still until theirs come back. So before 2 comes there
+a forward whose gradient could not be back before the backwards are done that the worker has begun with.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ class ListHop(Hop):
     """A micro-batch enters only while fewer than this are in flight on the worker."""
     recomputes: int = 0
     """0 or 1."""
+    away: int = 0
+    """Units from the end of a forward until its gradient may be there, if no later hop lets it wait."""
     num_offered: int = 0
     """Number of forwards that can begin or have begun."""
     num_forwards: int = 0
@@ -77,9 +83,24 @@ def list_schedule(
         hop.num_offered = 1 if hop.before == NONE else 0
         for turn in range(hop.num_turns):
             turns[hop.first_turn + turn].backwards_before = turn
+        if hop.after == NONE:
+            _measure_away(hops, hop)
     while num_left:
         num_left -= _start_all(workers, hops, turns, entries, queues)
         _pass_unit(workers, hops, queues)
+
+
+def _measure_away(hops: Array[ListHop], last: ListHop) -> None:
+    """Set `away` of the hops of the path that ends at `last`."""
+    units, index = 1 + _backward_units(last), last.before
+    while index != NONE:
+        hop = hops[index]
+        hop.away, units, index = units, units + 1 + _backward_units(hop), hop.before
+
+
+def _backward_units(hop: ListHop) -> int:
+    """Until the hop before has its gradient: of a backward, or an I."""
+    return 2 - hop.is_frozen - hop.is_split
 
 
 def _start_all(
@@ -116,6 +137,10 @@ def _start(
         _backward(worker, hops, worker.held, entries)
         worker.held = NONE
         return 1
+    index = _urgent_forward(worker, hops, turns)
+    if index != NONE:
+        _forward(worker, hops, index, entries)
+        return 1
     if worker.num_ready_taken < worker.num_ready:
         index = queues[worker.first_entry + worker.num_ready_taken].ready
         worker.num_ready_taken += 1
@@ -134,6 +159,16 @@ def _start(
         _weight(worker, queues[worker.first_entry + worker.num_weights].split, entries)
         return 1
     return 0
+
+
+def _urgent_forward(worker: ListWorker, hops: Array[ListHop], turns: Array[ForwardTurn]) -> int:
+    """The forward that comes before backwards on a worker where paths cross; `NONE` if there is none."""
+    if hops[worker.first_hop].next_here == NONE:
+        return NONE
+    index = _next_forward(worker, hops, turns)
+    if index == NONE or 2 * (worker.num_forwards - worker.num_backwards) >= hops[index].away + 2:
+        return NONE
+    return index
 
 
 def _next_forward(worker: ListWorker, hops: Array[ListHop], turns: Array[ForwardTurn]) -> int:
@@ -215,7 +250,7 @@ def _backward(worker: ListWorker, hops: Array[ListHop], index: int, entries: Arr
     entry.forwards_before = worker.num_forwards
     worker.num_backwards += 1
     hop.num_backwards += 1
-    worker.hop, worker.action, worker.units_left = index, action, 2 - hop.is_frozen - hop.is_split
+    worker.hop, worker.action, worker.units_left = index, action, _backward_units(hop)
 
 
 def _weight(worker: ListWorker, index: int, entries: Array[Entry]) -> None:

@@ -33,27 +33,41 @@ def loads(plan: Plan) -> list[Counter[int]]:
     return found
 
 
-@pytest.mark.parametrize("pipeline", range(3))
-def test_a_dead_worker_costs_the_slots_of_slipstream(pipeline: int) -> None:
-    """SlipStream (figures 3 and 5): 3 pipelines of 4 stages, 6 micro-batches each, one of stage 2 dead."""
+def slots(pipeline: int, *, halves: bool) -> list[float]:
+    """What a step takes if a worker of each stage in turn is dead: 3 pipelines of 4 stages, 6 micro-batches
+    each, F = I = W = 1."""
+    plan = grid(stages(4), 3, 18, window=8, halves=halves)
     calibration = uniform(4, optimizer_s=(0.0,) * 4)
-    for halves, slots in ((False, 36), (True, 29)):
-        plan = grid(stages(4), 3, 18, window=8, halves=halves)
-        assert simulate(without(plan, 4 * pipeline + 2), calibration).pipeline_s == slots
+    return [simulate(without(plan, 4 * pipeline + dead), calibration).pipeline_s for dead in range(4)]
+
+
+@pytest.mark.parametrize("pipeline", range(3))
+def test_a_dead_worker_costs_no_more_than_in_slipstream(pipeline: int) -> None:
+    """Its figures 3 and 5 have one of stage 2 dead: 36 slots, and 29."""
+    assert slots(pipeline, halves=False)[2] <= 36
+    assert slots(pipeline, halves=True)[2] == 29
 
 
 def test_each_stage_has_its_slots() -> None:
-    calibration = uniform(4)
-    took = {
-        halves: [
-            simulate(
-                without(grid(stages(4), 3, 18, window=8, halves=halves), 4 + dead), calibration
-            ).pipeline_s
-            for dead in range(4)
-        ]
-        for halves in (False, True)
-    }
-    assert took == {False: [38, 36, 36, 36], True: [27, 28, 29, 30]}
+    """Two peers of a dead worker have 9 micro-batches each: 27 slots, and what fills and drains them."""
+    assert [slots(pipeline, halves=False) for pipeline in range(3)] == [
+        [29, 31, 33, 36],
+        [30, 30, 34, 36],
+        [30, 31, 33, 36],
+    ]
+    assert [slots(pipeline, halves=True) for pipeline in range(3)] == [[27, 28, 29, 30]] * 3
+
+
+def test_slots_do_not_hang_on_what_arrives_at_the_very_same_time() -> None:
+    """Found: 38 slots with stage 0 dead, and 30 where each operation was late by a little. The last forward
+    waited for all backwards, as the next one always came in time."""
+    calibration = uniform(4, optimizer_s=(0.0,) * 4)
+    late = replace(calibration, operation_s=0.005, message_s=0.005)
+    for halves in (False, True):
+        plan = grid(stages(4), 3, 18, window=8, halves=halves)
+        for dead in range(4):
+            exact, found = (simulate(without(plan, 4 + dead), times) for times in (calibration, late))
+            assert exact.pipeline_s == pytest.approx(found.pipeline_s, rel=0.05)
 
 
 def test_peers_take_turns_and_the_path_returns() -> None:
