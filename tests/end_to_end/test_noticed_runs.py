@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +122,41 @@ def test_a_notice_leads_to_a_switch_without_a_lost_step(tmp_path: Path, kind: st
         told = services[doomed]
         if isinstance(told, AzureMetadata):
             wait_for(lambda: told.started == ["e-1"], "the acknowledgement", service.logs)
+
+
+def test_a_step_that_would_outlast_a_notice_is_interrupted_and_finished_without_the_vm(
+    tmp_path: Path,
+) -> None:
+    """A step takes 13 s on two VMs, asleep, and the first one twice as long."""
+    batch = 256
+    with cloud(tmp_path, "aws", lambda vm: AwsMetadata()) as (service, services):
+        job = service.submit(
+            MODEL,
+            entrypoint="train:slow_gpt",
+            training={**BATCH, "global_batch_size": batch, "steps": 3, "numerics": "exact"},
+            parallelism=SHAPE,
+            resources={"min_nodes": 1, "max_nodes": 2},
+            checkpoint={"interval": 20},
+        )
+        view = service.wait(
+            job, lambda seen: seen["step"] >= 1 and len(seen["placement"]) >= 2, "a step of two VMs"
+        )
+        doomed = str(view["placement"][-1]["vm"])
+        told = services[doomed]
+        assert isinstance(told, AwsMetadata)
+        time.sleep(3.0)  # something of the second step is done
+        told.interrupt(in_s=9.0)
+        service.wait(job, lambda seen: vm_of(seen, doomed)["status"] == "ended", "the VM to be released")
+        service.end_naps()
+        view = service.wait_status(job, "finished")
+        assert vm_of(view, doomed)["detail"] == "handed over before its notice ran out"
+        events = service.client.get(f"/jobs/{job}/events", since=0)["events"]
+        facts = [event["fact"] for event in events if event["fact"]["fact"] == "step_interrupted"]
+        assert [fact["reason"].split()[0] for fact in facts] == [doomed]
+        assert lost(view) == 0
+        [morph] = [morph for morph in view["morphs"] if morph["cause"].startswith("notice for")]
+        assert morph["in_flight"]["kept"] > 0
+        assert view["export_sha256"] == reference(3, batch)
 
 
 def test_a_withdrawn_notice_leads_to_nothing(tmp_path: Path) -> None:

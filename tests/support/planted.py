@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import stat
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -96,7 +97,8 @@ class Watch(threading.Thread):
 def files_below(folders: Iterable[Path]) -> Iterator[Path]:
     """Plain files; those that vanish meanwhile are left out."""
     for folder in folders:
-        for path in list(folder.rglob("*")):
-            with suppress(OSError):
-                if stat.S_ISREG(path.lstat().st_mode):
-                    yield path
+        for root, _, names in os.walk(folder):  # which passes over folders that vanish
+            for path in (Path(root, name) for name in names):
+                with suppress(OSError):
+                    if stat.S_ISREG(path.lstat().st_mode):
+                        yield path

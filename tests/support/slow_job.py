@@ -17,8 +17,9 @@ MODEL = Path(models.__file__).read_text()
 
 
 @cache
-def reference(steps: int = STEPS) -> str:
+def reference(steps: int = STEPS, global_batch_size: int = BATCH["global_batch_size"]) -> str:
     """The weight hash of the uninterrupted run of `numerics: exact`."""
-    job = settings(Path("/unused"), **BATCH, **SHAPE, numerics="exact")
+    batch = {**BATCH, "global_batch_size": global_batch_size}
+    job = settings(Path("/unused"), **batch, **SHAPE, numerics="exact")
     _, state = uninterrupted(models.slow_gpt(nap_s=0.0), job, steps)
     return state_sha256(state)
