@@ -275,8 +275,9 @@ def _trainer(
     """`fault` "loses-commit-3": the all-reduce of step 3 happens, but on this worker it never returns.
     "never-collects": Python does not look for reference cycles. "tells-attempts": it writes down the number
     of each attempt at a step, see `Fleet.attempts`. "adds-2-times-in-5": at the first attempt of step 5 a
-    backward's gradients are added twice, or "adds-0-times-in-5" never. "blocks-data-FILE": samples of
-    `models:blocking_data` do not come while the file exists. "dies-when-told": see `Fleet.kill_within`."""
+    backward's gradients are added twice, or "adds-0-times-in-5" never. "miscounts-5": so it seems at every
+    attempt at step 5. "blocks-data-FILE": samples of
+    `models:blocking_data` do not come while the file exists. "dies-when-told": see `_die`."""
     from makara.worker.trainer import trainer
 
     if namespace is not None:
@@ -293,6 +294,8 @@ def _trainer(
         _die(Path(log).with_name(f"{worker}.dies"))
     elif fault is not None and fault.startswith("blocks-data-"):
         os.environ["BLOCK_DATA"] = fault.removeprefix("blocks-data-")
+    elif fault is not None and fault.startswith("miscounts-"):
+        _miscount(int(fault.removeprefix("miscounts-")))
     elif fault is not None and fault.startswith("adds-"):
         times, step = fault.removeprefix("adds-").split("-times-in-")
         _add(int(times), int(step))
@@ -381,6 +384,20 @@ def _add(times: int, step: int) -> None:
                 own.tally = (before[bucket] + times * (own.tally - before[bucket])) % 2**64
 
     Stepper.step, Reduction.gradient, Reduction.section_done = steps, added, noted
+
+
+def _miscount(step: int) -> None:
+    """Has tallies of `step` never be right."""
+    from makara.worker.execution.parcels import Parcels
+
+    original = Parcels.tallies
+
+    def tallies(self: Parcels[Any]) -> Any:
+        found = original(self)
+        wrong = self.of is not None and self.of.step == step
+        return {bucket: (tally + wrong) % 2**64 for bucket, tally in found.items()}
+
+    Parcels.tallies = tallies
 
 
 def _lose_commit(step: int, marker: Path) -> None:
