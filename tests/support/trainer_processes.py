@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from makara.pipeline.plan import Plan
 from makara.protocol.messages import (
     CheckpointRef,
@@ -194,12 +195,21 @@ class Fleet:
     def kill_within(self, worker: str, operations: int) -> None:
         """Have a trainer started with the fault "dies-when-told" die by SIGKILL after so many operations from
         the beginning of its next step, or rest of one; returns when it is dead."""
+        self.tell_to_die(worker, str(operations))
+        self.await_death(worker)
+
+    def tell_to_die(self, worker: str, where: str) -> None:
+        """Have a trainer started with the fault "dies-when-told" die by SIGKILL: see `_die`."""
         path = self.log.with_name(f"{worker}.dies")
-        path.with_suffix(".part").write_text(str(operations))
+        path.with_suffix(".part").write_text(where)
         path.with_suffix(".part").rename(path)
+
+    def await_death(self, worker: str) -> str:
+        """Wait until it is dead; where it died."""
         self._processes[worker].join(TIMEOUT_S)
-        assert not self._processes[worker].is_alive(), f"{worker} took no further step"
+        assert not self._processes[worker].is_alive(), f"{worker} did not come to where it was to die"
         self._generations.pop(worker, None)
+        return self.log.with_name(f"{worker}.died").read_text()
 
     def has(self, worker: str, **wanted: Any) -> bool:
         report = self.reports.get(worker)
@@ -312,28 +322,73 @@ def enter_network(pid: int) -> None:
             raise OSError(ctypes.get_errno(), "setns")
 
 
-def _die(told: Path) -> None:
-    """Has this process die once it has run as many operations as `told` says, counted from a step's start."""
-    from makara.worker.execution.executor import Executor
+PLACES = ("standing", "transfer", "before ready", "after ready", "rest")
+"""Where a trainer can die while it forms a generation, and at the beginning of the rest of a step."""
 
-    run, perform = Executor.run, Executor._perform
+
+def _die(told: Path) -> None:
+    """Has this process die where `told` says: after a number of operations, counted from a step's start, or
+    at one of `PLACES`. If it does not come to that place, it dies once the generation has formed."""
+    from makara.worker.execution.communicator import Communicator
+    from makara.worker.execution.executor import Executor
+    from makara.worker.recovery import joining
+    from makara.worker.trainer import generation
+
+    run, perform, gather = Executor.run, Executor._perform, Communicator.gather
+    send, receive, join = joining._send, joining._receive, generation.join_generation
     left: int | None = None
+
+    def die(where: str) -> None:
+        told.with_suffix(".died").write_text(where)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def dies(*places: str) -> bool:
+        return told.exists() and told.read_text() in places
 
     def steps(self: Executor, *args: Any) -> Any:
         nonlocal left
-        if left is None and told.exists():
+        if left is None and told.exists() and not dies(*PLACES):
             left = int(told.read_text())
         return run(self, *args)
 
     def performs(self: Executor, *args: Any) -> Any:
         nonlocal left
+        if dies("rest"):
+            die("rest" if self._samples is not self._samples_then else "a whole step")
         if left is not None:
             if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die("a step")
             left -= 1
         return perform(self, *args)
 
-    Executor.run, Executor._perform = steps, performs
+    def gathers(self: Communicator, name: str, value: Any) -> list[Any]:
+        if name == "ready" and dies("before ready"):
+            die("before ready")
+        found = gather(self, name, value)
+        if dies(name, f"after {name}"):
+            die(f"after {name}")
+        return found
+
+    def sends(group: Any, payload: bytes, peer: int, number: int, progress: Any) -> None:
+        if dies("transfer"):
+            group.send(torch.tensor([len(payload)]), peer, 2 * number)
+            die("a send")
+        send(group, payload, peer, number, progress)
+
+    def receives(group: Any, peer: int, number: int, progress: Any) -> bytes:
+        if dies("transfer"):
+            group.receive(torch.empty(1, dtype=torch.int64), peer, 2 * number)
+            die("a receive")
+        return receive(group, peer, number, progress)
+
+    def joins(session: Any, *args: Any) -> Any:
+        formed = join(session, *args)
+        if dies(*PLACES) and not (session.trains and dies("rest")):
+            die("formed")
+        return formed
+
+    Executor.run, Executor._perform, Communicator.gather = steps, performs, gathers
+    joining._send, joining._receive, generation.join_generation = sends, receives, joins
 
 
 def _tell_attempts(path: Path) -> None:

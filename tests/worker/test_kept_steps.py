@@ -1,4 +1,5 @@
-"""Workers die within steps: what the others have added is kept, and the end is the reference's bit for bit.
+"""Workers die within steps, and while they form again: what the others have added is kept, and the end is the
+reference's bit for bit.
 
 A failing seed reproduces the same deaths: `MAKARA_SEED=<seed> pytest tests/worker/test_kept_steps.py`.
 """
@@ -18,10 +19,10 @@ from makara.model.tracing.trace import trace
 from makara.model.training import load_entrypoint
 from makara.pipeline.plan import Path as Route
 from makara.pipeline.plan import Plan
-from makara.protocol.messages import Phase
+from makara.protocol.messages import CheckpointRef, Phase
 from makara.worker.sections.ranges import RangeRuntime
 from test_trainers import STEPS, Run, assert_same, reference
-from trainer_processes import BUNDLE
+from trainer_processes import BUNDLE, PLACES
 
 MODELS = {
     "tied weights": ("models:tied_gpt", "fp32"),
@@ -38,16 +39,20 @@ def _seed() -> int:
 
 
 class Deaths:
-    """A job in which workers die at random operations."""
+    """A job in which workers die at random operations; with `while_forming`, after each death another one
+    while the others form again, or begin with the rest of the step."""
 
-    def __init__(self, run: Run, seed: int) -> None:
+    def __init__(self, run: Run, seed: int, *, while_forming: bool = False) -> None:
         self._run, self._chance = run, random.Random(seed)
+        self._while_forming = while_forming
         self._generation = 0
         self._num_started = 0
         self._living: list[str] = []
         self.shapes: set[str] = set()
         self.counts: Counter[str] = Counter()
         """Contributions kept, moved and missing, over all generations that went on with a step."""
+        self.died: Counter[str] = Counter()
+        """Where those died that were forming."""
 
     def play(self) -> list[str]:
         """After some deaths, train on; returns the workers that do."""
@@ -56,11 +61,26 @@ class Deaths:
             workers, plan = self._form()
             victim = self._chance.choice(workers)
             self._run.fleet.kill_within(victim, self._chance.randrange(3 * plan.num_micro_batches))
-            self._living.remove(victim)
-            self._run.fleet.abandon(self._generation, *self._living)
-            self._wait_idle()
+            self._go_on_without(victim)
+            if self._while_forming:
+                self._lose_one_forming()
         self._start()
         return self._form()[0]
+
+    def _lose_one_forming(self) -> None:
+        self._start()
+        plan, workers, donors, checkpoints = self._next()
+        victim, fleet = self._chance.choice([*workers, *donors]), self._run.fleet
+        fleet.prepare(plan, workers, donors)
+        fleet.tell_to_die(victim, self._chance.choice(PLACES))
+        fleet.go(plan.generation, checkpoints)
+        self.died[fleet.await_death(victim)] += 1
+        self._go_on_without(victim)
+
+    def _go_on_without(self, victim: str) -> None:
+        self._living.remove(victim)
+        self._run.fleet.abandon(self._generation, *self._living)
+        self._wait_idle()
 
     def _wait_idle(self) -> None:
         fleet = self._run.fleet
@@ -75,7 +95,18 @@ class Deaths:
             self._living.append(name)
 
     def _form(self) -> tuple[list[str], Plan]:
-        chance, fleet = self._chance, self._run.fleet
+        plan, workers, donors, checkpoints = self._next()
+        fleet = self._run.fleet
+        fleet.form(plan, workers, donors, checkpoints)
+        self.shapes.add(plan.shape)
+        kept = fleet.reports[workers[0]].formed.in_flight  # type: ignore[union-attr]
+        if kept is not None:
+            self.counts.update(kept.model_dump())
+        return workers, plan
+
+    def _next(self) -> tuple[Plan, list[str], list[str], list[CheckpointRef]]:
+        """The next generation: plan, workers, donors, checkpoints."""
+        chance = self._chance
         self._generation += 1
         replicas = chance.choice([1, 2, 2, 2, 3])
         depth = chance.randint(1, len(self._living) // replicas)
@@ -85,12 +116,7 @@ class Deaths:
         members = chance.sample(self._living, len(self._living))
         workers, donors = members[: plan.num_workers], members[plan.num_workers :]
         checkpoints = self._run.published() if self._generation > 1 else []
-        fleet.form(plan, workers, donors, checkpoints)
-        self.shapes.add(plan.shape)
-        kept = fleet.reports[workers[0]].formed.in_flight  # type: ignore[union-attr]
-        if kept is not None:
-            self.counts.update(kept.model_dump())
-        return workers, plan
+        return plan, workers, donors, checkpoints
 
 
 def test_a_micro_batch_of_which_only_the_loss_is_missing_has_its_loss() -> None:
@@ -123,7 +149,25 @@ def test_deaths_within_steps_cost_no_contribution_that_others_have(
     assert kept > 0
 
 
-def _kept(folder: Path, model: str, numerics: str, seed: int) -> int:
+@pytest.mark.parametrize("histories", [1, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("model", "numerics"),
+    [
+        ("tied weights", "exact"),
+        ("tied weights", "fast"),
+        pytest.param("batch norm", "exact", marks=pytest.mark.soak),
+        pytest.param("fp16", "exact", marks=pytest.mark.soak),
+    ],
+)
+def test_deaths_while_others_form_again_change_no_bit(
+    tmp_path: Path, model: str, numerics: str, histories: int
+) -> None:
+    first = _seed()
+    for played in range(histories):
+        _kept(tmp_path / str(played), model, numerics, first + played, while_forming=True)
+
+
+def _kept(folder: Path, model: str, numerics: str, seed: int, *, while_forming: bool = False) -> int:
     """Play one history, and check its end; the number of contributions that were kept."""
     entrypoint, precision = MODELS[model]
     print(f"seed {seed}")
@@ -131,7 +175,7 @@ def _kept(folder: Path, model: str, numerics: str, seed: int) -> int:
     changes = {"entrypoint": entrypoint, "precision": precision, "numerics": numerics}
     run = Run(folder, **changes, checkpoint_interval_steps=2)
     try:
-        deaths = Deaths(run, seed)
+        deaths = Deaths(run, seed, while_forming=while_forming)
         state = run.finish(*deaths.play())
         found = [run.fleet.losses()[step + 1] for step in range(STEPS)]
         losses, expected = reference(entrypoint, numerics, precision=precision)
@@ -140,7 +184,9 @@ def _kept(folder: Path, model: str, numerics: str, seed: int) -> int:
             assert found == losses
         else:
             assert found == pytest.approx(losses, rel=1e-4)
-        print(f"shapes {sorted(deaths.shapes)}; contributions {dict(deaths.counts)}")
+        print(
+            f"shapes {sorted(deaths.shapes)}; contributions {dict(deaths.counts)}, died {dict(deaths.died)}"
+        )
         return deaths.counts["kept"]
     finally:
         run.fleet.close()
