@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from makara.pipeline.plan import Plan
 from makara.protocol.messages import (
     CheckpointRef,
@@ -207,14 +208,15 @@ class Fleet:
 
     def stop_within(self, worker: str, operations: int) -> None:
         """As `kill_within`, but the trainer only stops there, until `go_on`; returns when it stands."""
-        told = self._tell_of_end(worker, f"{operations} waits")
+        told = self.tell_to_end(worker, f"{operations} waits")
         self.wait(told.with_suffix(".waits").exists)
 
     def go_on(self, worker: str) -> None:
         told = self.log.with_name(f"{worker}.dies")
         told.with_suffix(".waits").unlink()
 
-    def _tell_of_end(self, worker: str, what: str) -> Path:
+    def tell_to_end(self, worker: str, what: str) -> Path:
+        """Tell a trainer started with the fault "dies-when-told" where to die or wait: see `_die`."""
         path = self.log.with_name(f"{worker}.dies")
         path.with_suffix(".part").write_text(what)
         path.with_suffix(".part").rename(path)
@@ -223,10 +225,15 @@ class Fleet:
     def kill_within(self, worker: str, operations: int) -> None:
         """Have a trainer started with the fault "dies-when-told" die by SIGKILL after so many operations from
         the beginning of its next step, or rest of one; returns when it is dead."""
-        self._tell_of_end(worker, f"{operations} dies")
+        self.tell_to_end(worker, f"{operations} dies")
+        self.await_death(worker)
+
+    def await_death(self, worker: str) -> str:
+        """Wait until it is dead; where it died."""
         self._processes[worker].join(TIMEOUT_S)
-        assert not self._processes[worker].is_alive(), f"{worker} took no further step"
+        assert not self._processes[worker].is_alive(), f"{worker} did not come to where it was to die"
         self._generations.pop(worker, None)
+        return self.log.with_name(f"{worker}.died").read_text()
 
     def has(self, worker: str, **wanted: Any) -> bool:
         report = self.reports.get(worker)
@@ -302,8 +309,9 @@ def _trainer(
     """`fault` "loses-commit-3": the all-reduce of step 3 happens, but on this worker it never returns.
     "never-collects": Python does not look for reference cycles. "tells-attempts": it writes down the number
     of each attempt at a step, see `Fleet.attempts`. "adds-2-times-in-5": at the first attempt of step 5 a
-    backward's gradients are added twice, or "adds-0-times-in-5" never. "blocks-data-FILE": samples of
-    `models:blocking_data` do not come while the file exists. "dies-when-told": see `Fleet.kill_within`."""
+    backward's gradients are added twice, or "adds-0-times-in-5" never. "miscounts-5": so it seems at every
+    attempt at step 5. "blocks-data-FILE": samples of
+    `models:blocking_data` do not come while the file exists. "dies-when-told": see `_die`."""
     from makara.worker.trainer import trainer
 
     if namespace is not None:
@@ -320,6 +328,8 @@ def _trainer(
         _die(Path(log).with_name(f"{worker}.dies"))
     elif fault is not None and fault.startswith("blocks-data-"):
         os.environ["BLOCK_DATA"] = fault.removeprefix("blocks-data-")
+    elif fault is not None and fault.startswith("miscounts-"):
+        _miscount(int(fault.removeprefix("miscounts-")))
     elif fault is not None and fault.startswith("adds-"):
         times, step = fault.removeprefix("adds-").split("-times-in-")
         _add(int(times), int(step))
@@ -336,18 +346,34 @@ def enter_network(pid: int) -> None:
             raise OSError(ctypes.get_errno(), "setns")
 
 
-def _die(told: Path) -> None:
-    """Has this process die, or wait, once it has run as many operations as `told` says, counted from a step's
-    start."""
-    from makara.worker.execution.executor import Executor
+PLACES = ("standing", "transfer", "before ready", "after ready", "rest")
+"""Where a trainer can die while it forms a generation, and at the beginning of the rest of a step."""
 
-    run, perform = Executor.run, Executor._perform
+
+def _die(told: Path) -> None:
+    """Has this process die, or wait, where `told` says: after a number of operations, counted from a step's
+    start; or die at one of `PLACES`. If it does not come to that place, it dies once the generation has
+    formed."""
+    from makara.worker.execution.communicator import Communicator
+    from makara.worker.execution.executor import Executor
+    from makara.worker.recovery import joining
+    from makara.worker.trainer import generation
+
+    run, perform, gather = Executor.run, Executor._perform, Communicator.gather
+    send, receive, join = joining._send, joining._receive, generation.join_generation
     left: int | None = None
     what = ""
 
+    def die(where: str) -> None:
+        told.with_suffix(".died").write_text(where)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def dies(*places: str) -> bool:
+        return told.exists() and told.read_text() in places
+
     def steps(self: Executor, *args: Any) -> Any:
         nonlocal left, what
-        if left is None and told.exists():
+        if left is None and told.exists() and not dies(*PLACES):
             number, what = told.read_text().split()
             left = int(number)
             told.unlink()
@@ -355,8 +381,10 @@ def _die(told: Path) -> None:
 
     def performs(self: Executor, *args: Any) -> Any:
         nonlocal left
+        if dies("rest"):
+            die("rest" if self._samples is not self._samples_then else "a whole step")
         if left == 0 and what == "dies":
-            os.kill(os.getpid(), signal.SIGKILL)
+            die("a step")
         elif left == 0:
             left, standing = None, told.with_suffix(".waits")
             standing.touch()
@@ -366,7 +394,34 @@ def _die(told: Path) -> None:
             left -= 1
         return perform(self, *args)
 
-    Executor.run, Executor._perform = steps, performs
+    def gathers(self: Communicator, name: str, value: Any) -> list[Any]:
+        if name == "ready" and dies("before ready"):
+            die("before ready")
+        found = gather(self, name, value)
+        if dies(name, f"after {name}"):
+            die(f"after {name}")
+        return found
+
+    def sends(group: Any, payload: bytes, peer: int, number: int, progress: Any) -> None:
+        if dies("transfer"):
+            group.send(torch.tensor([len(payload)]), peer, 2 * number)
+            die("a send")
+        send(group, payload, peer, number, progress)
+
+    def receives(group: Any, peer: int, number: int, progress: Any) -> bytes:
+        if dies("transfer"):
+            group.receive(torch.empty(1, dtype=torch.int64), peer, 2 * number)
+            die("a receive")
+        return receive(group, peer, number, progress)
+
+    def joins(session: Any, *args: Any) -> Any:
+        formed = join(session, *args)
+        if dies(*PLACES) and not (session.trains and dies("rest")):
+            die("formed")
+        return formed
+
+    Executor.run, Executor._perform, Communicator.gather = steps, performs, gathers
+    joining._send, joining._receive, generation.join_generation = sends, receives, joins
 
 
 def _tell_attempts(path: Path) -> None:
@@ -417,6 +472,20 @@ def _add(times: int, step: int) -> None:
                 own.tally = (before[bucket] + times * (own.tally - before[bucket])) % 2**64
 
     Stepper.step, Reduction.gradient, Reduction.section_done = steps, added, noted
+
+
+def _miscount(step: int) -> None:
+    """Has tallies of `step` never be right."""
+    from makara.worker.execution.parcels import Parcels
+
+    original = Parcels.tallies
+
+    def tallies(self: Parcels[Any]) -> Any:
+        found = original(self)
+        wrong = self.of is not None and self.of.step == step
+        return {bucket: (tally + wrong) % 2**64 for bucket, tally in found.items()}
+
+    Parcels.tallies = tallies
 
 
 def _lose_commit(step: int, marker: Path) -> None:

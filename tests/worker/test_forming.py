@@ -52,6 +52,9 @@ class Session:
 
     def rendezvous(self) -> None: ...
 
+    def introduce(self, choice: Any) -> list[Any]:
+        return [choice] * len(self.members)
+
     def link(self, _neighbours: Any) -> None: ...
 
     def open_groups(self, _buckets: Any) -> None: ...

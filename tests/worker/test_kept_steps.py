@@ -1,4 +1,5 @@
-"""Workers die within steps: what the others have added is kept, and the end is the reference's bit for bit.
+"""Workers die within steps, and while they form again: what the others have added is kept, and the end is the
+reference's bit for bit.
 
 A failing seed reproduces the same deaths: `MAKARA_SEED=<seed> pytest tests/worker/test_kept_steps.py`.
 """
@@ -21,7 +22,7 @@ from makara.pipeline.plan import Plan
 from makara.protocol.messages import Phase
 from makara.worker.sections.ranges import RangeRuntime
 from test_trainers import STEPS, Run, assert_same, reference
-from trainer_processes import BUNDLE
+from trainer_processes import BUNDLE, PLACES
 
 MODELS = {
     "tied weights": ("models:tied_gpt", "fp32"),
@@ -48,18 +49,27 @@ class Deaths:
         self.shapes: set[str] = set()
         self.counts: Counter[str] = Counter()
         """Contributions kept, moved and missing, over all generations that went on with a step."""
+        self.died: Counter[str] = Counter()
+        """Where those died that were forming, or at the rest of a step."""
 
     def play(self) -> list[str]:
         """After some deaths, train on; returns the workers that do."""
         for _ in range(NUM_DEATHS):
             self._start()
             self._lose(*self._form())
+            self._after_death()
         self._start()
         return self._form()[0]
 
     def _lose(self, workers: list[str], plan: Plan) -> None:
         victim = self._chance.choice(workers)
         self._run.fleet.kill_within(victim, self._chance.randrange(3 * plan.num_micro_batches))
+        self._go_on_without(victim)
+
+    def _after_death(self) -> None:
+        """What a subclass has happen then."""
+
+    def _go_on_without(self, victim: str) -> None:
         self._living.remove(victim)
         self._run.fleet.abandon(self._generation, *self._living)
         self._wait_idle()
@@ -104,6 +114,20 @@ class Deaths:
             self.counts.update(kept.model_dump())
 
 
+class DeathsWhileForming(Deaths):
+    """After each death another one, while the others form again, or begin with the rest of the step."""
+
+    def _after_death(self) -> None:
+        self._start()
+        workers, donors, plan = self._choose()
+        victim, fleet = self._chance.choice([*workers, *donors]), self._run.fleet
+        fleet.prepare(plan, workers, donors)
+        fleet.tell_to_end(victim, self._chance.choice(PLACES))
+        fleet.go(plan.generation, self._run.published())
+        self.died[fleet.await_death(victim)] += 1
+        self._go_on_without(victim)
+
+
 def test_a_micro_batch_of_which_only_the_loss_is_missing_has_its_loss() -> None:
     """Found: nothing was kept of such a forward, its piece of the loss included."""
     training = load_entrypoint(BUNDLE, "models:tied_gpt")
@@ -139,6 +163,24 @@ def checked_history(kind: type[Deaths], folder: Path, model: str, numerics: str,
     assert kept > 0
 
 
+@pytest.mark.parametrize("histories", [1, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("model", "numerics"),
+    [
+        ("tied weights", "exact"),
+        ("tied weights", "fast"),
+        pytest.param("batch norm", "exact", marks=pytest.mark.soak),
+        pytest.param("fp16", "exact", marks=pytest.mark.soak),
+    ],
+)
+def test_deaths_while_others_form_again_change_no_bit(
+    tmp_path: Path, model: str, numerics: str, histories: int
+) -> None:
+    first = _seed()
+    for played in range(histories):
+        _kept(DeathsWhileForming, tmp_path / str(played), model, numerics, first + played)
+
+
 def _kept(kind: type[Deaths], folder: Path, model: str, numerics: str, seed: int) -> int:
     """Play one history, and check its end; the number of contributions that were kept."""
     entrypoint, precision = MODELS[model]
@@ -156,7 +198,9 @@ def _kept(kind: type[Deaths], folder: Path, model: str, numerics: str, seed: int
             assert found == losses
         else:
             assert found == pytest.approx(losses, rel=1e-4)
-        print(f"shapes {sorted(deaths.shapes)}; contributions {dict(deaths.counts)}")
+        print(
+            f"shapes {sorted(deaths.shapes)}; contributions {dict(deaths.counts)}, died {dict(deaths.died)}"
+        )
         return deaths.counts["kept"]
     finally:
         run.fleet.close()

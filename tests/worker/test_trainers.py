@@ -293,6 +293,16 @@ def test_a_contribution_that_is_in_the_sums_twice_or_not_at_all_is_noticed(
         run.fleet.close()
 
 
+def test_a_miscount_that_does_not_pass_ends_with_an_error(run: Run) -> None:
+    """Found: the step was redone for ever."""
+    run.fleet.start("a", fault="miscounts-2")
+    run.fleet.start("b", fault="tells-attempts")
+    run.fleet.form(run.plan(1, [4]), ["a", "b"])
+    with pytest.raises(AssertionError, match="step 2: 3 attempts did not add each micro-batch's gradients"):
+        run.fleet.wait_phase(Phase.FINISHED, "b")
+    assert [attempt for step, attempt in run.fleet.attempts() if step == 2] == [0, 1, 2]
+
+
 def test_a_corrupt_checkpoint_is_passed_over_by_all_for_the_next_older(tmp_path: Path) -> None:
     run = Run(tmp_path, checkpoint_interval_steps=2)
     try:

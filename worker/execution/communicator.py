@@ -49,6 +49,7 @@ class Communicator:
         self._listener = listener
         self._link_timeout_s = link_timeout_s
         self._links: Links | None = None
+        self._endpoints: list[str] = []
         self._store: Store | None = None
         self._groups: list[ProcessGroup] = []
 
@@ -96,18 +97,28 @@ class Communicator:
             self.interrupt.trip(PeersLost([], f"{what} not over in {within_s:g} s"))
         return self.courier.result(call)
 
+    def introduce(self, choice: Any = None) -> list[Any]:
+        """Listen for other members' links, and tell all where, and `choice`: what this one is about to do, as
+        JSON. Returns every member's choice, in rank order, before anybody connects."""
+        if len(self.members) == 1:
+            return [choice]
+        identity, bound_s = MemberIdentity(self.number, self.rank, self._key), self._link_timeout_s
+        self._links = Links(identity, self.address, bound_s, len(self.members))
+        told = self.gather("links", [self._links.endpoint, choice])
+        self._endpoints = [endpoint for endpoint, _ in told]
+        return [chosen for _, chosen in told]
+
     def link(self, neighbours: Collection[int]) -> None:
-        """Connect to all members with which this one shares a group, and watch from now on for lost ones.
+        """Connect to all members with which this one shares a group, and watch from now on for lost ones; all
+        are introduced.
 
         Returns when all members have reached theirs. Raises `PeersLost` with the ranks that this member
         cannot reach, which is empty if only other members cannot reach each other.
         """
         if len(self.members) == 1:
             return
-        identity, bound_s = MemberIdentity(self.number, self.rank, self._key), self._link_timeout_s
-        links = Links(identity, self.address, bound_s, len(self.members))
-        self._links = links
-        endpoints = self.gather("links", links.endpoint)
+        links, endpoints = self._links, self._endpoints
+        assert links is not None, "members introduce themselves first"
         missed = self.courier.call(lambda: links.reach({rank: endpoints[rank] for rank in neighbours}))
         everybodys = self.gather("missed", sorted(missed))
         if any(everybodys):

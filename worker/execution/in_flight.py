@@ -95,7 +95,8 @@ class InFlight:
         loss_scale: float,
     ) -> None:
         """Go on with what counts. `losses`: of each micro-batch whose piece is known, the rank that
-        contributes it."""
+        contributes it. Only of a first attempt, whose scales are those of the state."""
+        assert of.attempt == 0, "an attempt after the first begins again whole"
         own = {bucket.sections: bucket for bucket in buckets if rank in bucket.hosts}
         hashes = {b: hash_of_scales(bucket.names, scales, loss_scale) for b, bucket in own.items()}
         self.parcels.settle(rank, of, step, hashes, lambda b: self._sums.new(own[b], scales))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...model.data import Batches
+from ...model.errors import WorkerError
 from ...model.partition.partition import CutTensor
 from ...pipeline.contributions import whole_tally
 from ...pipeline.plan import Plan, RestOfStep
@@ -30,6 +31,14 @@ from .session import Session
 from .state import AppliedStep, ModelState, Reduced
 
 log = logging.getLogger("makara.stepper")
+
+MOST_MISCOUNTS = 3
+"""Attempts at a step whose sums do not hold each contribution once, before the trainer ends with an error."""
+
+
+class Miscounted(WorkerError):
+    """Attempt after attempt at a step, the sums do not hold each contribution exactly once."""
+
 
 CommitRequest = Callable[[], tuple[int, Flag]]
 """Called at the end of a step; gives this worker's (newest generation that it may switch to, flags)."""
@@ -98,14 +107,14 @@ class Stepper:
 
         If any rank votes for overflow of the fixed point, all ranks redo the step with other scales. With
         fp16 a non-finite gradient is committed too, and all ranks skip the update. If the sums do not hold
-        each contribution exactly once, all redo the step. Raises `NonFiniteGradient` without loss scaling,
-        and `Interrupted` before the commit is known, never after.
+        each contribution exactly once, all redo the step, a few times. Raises `NonFiniteGradient` without
+        loss scaling, `Miscounted`, and `Interrupted` before the commit is known, never after.
         """
         began = time.monotonic()
         state, loss_scale = self._state, self._state.runtime.loss_scale
         step = state.applied
         assert step is not None
-        scales, attempt, rest = state.scales(), 0, state.in_flight.rest
+        scales, attempt, rest, miscounts = state.scales(), 0, state.in_flight.rest, 0
         while True:
             state.runtime.discard()
             if rest is None:
@@ -115,7 +124,14 @@ class Stepper:
                 totals = self._reduction.finish(self._use_idle)
             state.reduced = reduced = self._reduced(step, attempt, totals, began)
             record = self._commit(reduced, totals, ballot)
-            if not record.flags & Flag.MISCOUNT:
+            if record.flags & Flag.MISCOUNT:
+                miscounts += 1
+                if miscounts == MOST_MISCOUNTS:
+                    state.reduced = None
+                    raise Miscounted(
+                        f"step {step}: {miscounts} attempts did not add each micro-batch's gradients once"
+                    )
+            else:
                 usable = is_usable(step, self._names, record.norms, loss_scale)
                 if not usable or not record.flags & Flag.OVERFLOW:
                     break

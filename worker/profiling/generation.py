@@ -66,6 +66,7 @@ def measure_together(
     with comm.progress.being(At.MEMBERS):
         comm.rendezvous()
     _exchange(comm, known, "held")
+    comm.introduce()
     comm.link([rank for rank in range(len(comm.members)) if rank != comm.rank])
     if known.survey is None:
         stored = _survey(comm, subject, known)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +39,8 @@ from ..sections.state import entry_owner, group_owner
 from .kept_step import NOTHING_SHOWN, KeptStep, Shown, keep_step, settle_step, show
 from .store_trouble import StoreTrouble
 
+log = logging.getLogger("makara.joining")
+
 V = TypeVar("V")
 
 _MEMBER_STATE = TypeAdapter(MemberState)
@@ -45,6 +49,10 @@ _PIECE_BYTES = 16 << 20  # in which a section is sent to a peer; each received p
 
 class NoCheckpoint(WorkerError):
     """Checkpoints are published, but none of them can be read."""
+
+
+class MembersDisagree(WorkerError):
+    """Members of a generation chose different states to continue from, or different ways to get there."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ def join_generation(
     state, and what counts of the step in flight.
 
     Its previous state is kept until all members have what they need, so that a failure before loses nothing.
-    Raises `Interrupted`, `NoCheckpoint`, and what loading raises.
+    Raises `Interrupted`, `MembersDisagree` before anything is sent, `NoCheckpoint`, and what loading raises.
     """
     phases = Phases()
     with session.progress.being(At.MEMBERS):
@@ -88,6 +96,7 @@ def join_generation(
     kept = None if agreement.step is None else keep_step(session, state, agreement, shown, buckets)
     phases.end("agree")
     with session.progress.being(At.MEMBERS):
+        kept = _compare(session, agreement, moves, kept)
         session.link(_neighbours(session, moves, kept))
         phases.end("links")
         session.open_groups(buckets)
@@ -98,9 +107,9 @@ def join_generation(
     state.applied = step
     state.branch = agreement.branch if loaded_branch is None else loaded_branch
     state.agreed_in = session.number
-    digests = session.gather("ready", "" if kept is None else kept.digest)
+    session.gather("ready", None)
     state.keep_only(session.wanted)
-    settle_step(session, state, kept if len(set(digests)) == 1 else None)
+    settle_step(session, state, kept)
     phases.end("ready")
     formed = Formed(generation=session.number, step=step, rung=rung, phases_s=phases.seconds)
     return formed if kept is None else formed.model_copy(update={"in_flight": kept.counts})
@@ -131,6 +140,26 @@ def _agree(session: Session, state: ModelState) -> tuple[Agreement, Sequence[Sho
         Shown.from_json(report["in_flight"]) if rank in agreement.keep else NOTHING_SHOWN
         for rank, report in enumerate(reports)
     ]
+
+
+def _compare(
+    session: Session, agreement: Agreement, moves: Sequence[Transfer], kept: KeptStep | None
+) -> KeptStep | None:
+    """Compare what all members are about to do. Where they differ about the step in flight alone, nothing of
+    it is kept."""
+    state = repr((agreement.step, agreement.branch, agreement.keep, agreement.apply, moves))
+    mine = [hashlib.sha256(state.encode()).hexdigest(), "" if kept is None else kept.digest]
+    choices = session.introduce(mine)
+    others = [rank for rank, (chosen, _) in enumerate(choices) if chosen != mine[0]]
+    if others:
+        raise MembersDisagree(
+            f"generation {session.number}: rank {session.rank} and ranks {others} do not agree on the state"
+            f" to continue from; this one chose step {agreement.step} of generation {agreement.branch}"
+        )
+    if len({step for _, step in choices}) == 1:
+        return kept
+    log.error("generation %d: members disagree on what is kept: the step begins again", session.number)
+    return None
 
 
 def _moves(session: Session, agreement: Agreement) -> tuple[Transfer, ...]:

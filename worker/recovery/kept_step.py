@@ -93,7 +93,10 @@ def keep_step(
     shown: Sequence[Shown],
     buckets: Sequence[Bucket],
 ) -> KeptStep | None:
-    """Choose what counts of the step that follows the agreed state; None if nothing does."""
+    """Choose what counts of the step that follows the agreed state; None if nothing does.
+
+    Of an attempt after the first nothing does: its scales are known only where it was run.
+    """
     assert agreement.step is not None, "who continues from the store has no step in flight"
     plan = session.plan
     step = continue_step(
@@ -103,7 +106,7 @@ def keep_step(
         hosts={bucket.sections: bucket.hosts for bucket in buckets},
         num_micro_batches=plan.num_micro_batches,
     )
-    if not step.kept:
+    if not step.kept or step.attempt:
         return None
     of = StepId(agreement.step, agreement.branch, step.attempt)
     current = [

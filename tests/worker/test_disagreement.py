@@ -1,0 +1,126 @@
+"""Members that are about to do different things notice it before anything is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from makara.model.partition.partition import choose_cuts, split
+from makara.model.tracing.trace import trace
+from makara.model.training import load_entrypoint
+from makara.morphing.recovery import Agreement
+from makara.pipeline.contributions import Pairs
+from makara.pipeline.plan import Range, grid
+from makara.worker.execution.buckets import buckets
+from makara.worker.execution.parcels import StepId
+from makara.worker.execution.partial_sums import PartialSums
+from makara.worker.execution.state import ModelState
+from makara.worker.progress import ProgressCounters
+from makara.worker.recovery.joining import CheckpointLocation, MembersDisagree, join_generation
+from makara.worker.recovery.kept_step import Shown, keep_step
+from makara.worker.sections.ranges import RangeRuntime
+from trainer_processes import BUNDLE
+
+NUM_MICRO_BATCHES = 4
+
+
+class Sent(Exception):
+    """A member begins to send to another."""
+
+
+class Session:
+    """A session of two members with the same state, which go on as two stages; only this one has sums.
+    `others` is what the other one says that it will do, in place of the same."""
+
+    def __init__(self, num_sections: int, others: dict[int, str] | None = None) -> None:
+        self.rank, self.number, self.members = 0, 2, ["one", "other"]
+        half = num_sections // 2
+        self.plan = grid([Range(0, half), Range(half, num_sections)], 1, NUM_MICRO_BATCHES, generation=2)
+        self.wanted = range(half)
+        self.checkpoints: list[Any] = []
+        self.courier, self.progress = self, ProgressCounters()
+        self._others = others or {}
+
+    def rendezvous(self) -> None: ...
+
+    def introduce(self, choice: list[str]) -> list[Any]:
+        return [choice, [self._others.get(place, chosen) for place, chosen in enumerate(choice)]]
+
+    def link(self, _neighbours: Any) -> None: ...
+
+    def open_groups(self, _buckets: Any) -> None: ...
+
+    def group(self, _name: str, _ranks: Any) -> None:
+        raise Sent
+
+    def gather(self, name: str, value: Any) -> list[Any]:
+        if name != "standing":
+            return [value, value]
+        nothing = {"rows": [], "parcels": [], "losses": {}}  # so that the one's sums count
+        return [value, {**value, "in_flight": nothing}]
+
+
+def cut_off() -> ModelState:
+    """The state of a worker that hosts all sections, and has added micro-batch 0 to its sums of step 3."""
+    training = load_entrypoint(BUNDLE, "models:tied_gpt")
+    traced = trace(training, 2, 7)
+    chain = split(traced, choose_cuts(traced, None))
+    sums = PartialSums(chain, NUM_MICRO_BATCHES, "exact")
+    state = ModelState(RangeRuntime(chain, training, 7), None, sums)
+    for index in range(chain.num_sections):
+        state.runtime.host(index)
+    state.applied, state.branch, state.agreed_in = 3, 1, 1
+    alone = grid([Range(0, chain.num_sections)], 1, NUM_MICRO_BATCHES, generation=1)
+    own = buckets(chain, alone)
+    state.in_flight.begin(StepId(3, 1, 0), own, 0, NUM_MICRO_BATCHES, state.scales(), state.loss_scale)
+    for section in range(chain.num_sections):
+        for bucket in own:
+            if section in bucket.sections:
+                state.in_flight.parcels.adds(bucket.sections, 0, section)
+        state.in_flight.parcels.added(0, section)
+    return state
+
+
+def join(state: ModelState, session: Any) -> Any:
+    own = buckets(state.runtime.chain, session.plan)
+    source: Any = CheckpointLocation
+    return join_generation(session, state, source, own)
+
+
+def test_members_that_choose_alike_send_sums_whose_holder_hosts_no_more() -> None:
+    state = cut_off()
+    with pytest.raises(Sent):
+        join(state, Session(state.runtime.chain.num_sections))
+
+
+def test_where_members_keep_different_sums_nothing_is_sent_and_the_step_begins_whole() -> None:
+    """Found: it was noticed after the sums were sent, where one of the two may wait for ever."""
+    state = cut_off()
+    formed = join(state, Session(state.runtime.chain.num_sections, {1: "other sums"}))
+    assert (formed.step, formed.in_flight) == (3, None)
+    assert state.in_flight.rest is None
+    assert state.in_flight.show() == ([], {})
+
+
+def test_members_that_continue_from_different_states_say_so_and_send_nothing() -> None:
+    state = cut_off()
+    with pytest.raises(MembersDisagree, match=r"rank 0 and ranks \[1\] do not agree on the state"):
+        join(state, Session(state.runtime.chain.num_sections, {0: "another state"}))
+
+
+@pytest.mark.parametrize(("attempt", "is_kept"), [(0, True), (1, False)])
+def test_nothing_is_kept_of_an_attempt_whose_scales_newcomers_do_not_know(
+    attempt: int, is_kept: bool
+) -> None:
+    state = cut_off()
+    session: Any = Session(state.runtime.chain.num_sections)
+    shown = [
+        Shown([one.__class__(3, 1, attempt, one.scales, one.pairs) for one in state.in_flight.show()[0]], {}),
+        Shown((), {}),
+    ]
+    agreement = Agreement("peers", 3, None, (), (0, 1), (), {}, branch=1)
+    own = buckets(state.runtime.chain, session.plan)
+    kept = keep_step(session, state, agreement, shown, own)
+    assert (kept is not None) is is_kept
+    if kept is not None:
+        assert Pairs.all((0,), NUM_MICRO_BATCHES) != kept.step.missing[(0,)]
