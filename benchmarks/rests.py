@@ -31,7 +31,7 @@ MICROBATCH_SIZE = 4
 WINDOW = 2 * DEPTH
 VICTIM = 4  # the second stage of the second pipeline
 SHARES = (0.2, 0.5, 0.9)
-ROUNDS = 5
+ROUNDS = 3
 TITLE = (
     f"one of {DEPTH * REPLICAS} real trainers dies within a step of {NUM_MICRO_BATCHES} micro-batches: "
     f"the rest of the step, medians of {ROUNDS}"
