@@ -30,8 +30,10 @@ PARTS = {
     "memory": "peak resident memory of trainers, and as predicted (5 minutes)",
     "predictions": "steps of up to 24 emulated workers, as predicted and as measured (5 minutes)",
     "choices": "whether the plan that is chosen is the fastest of all, as measured (25 minutes)",
+    "halves": "I and W of transformer blocks, beside the whole backward (2 minutes)",
     "slots": "pipelines of SlipStream's figures, whole and rerouted, in slots (2 minutes)",
     "morphs": "from a death to the next operation, rerouted, from peers, from the store (3 minutes)",
+    "rests": "a death within a long step: the rest of it, as simulated and as measured (10 minutes)",
     "links": "the same over emulated links, and the simulation (3 minutes)",
 }
 

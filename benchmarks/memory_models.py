@@ -1,4 +1,4 @@
-"""Two models for the memory benchmark: one that keeps many activations, one that holds much state."""
+"""A transformer of any size; and two for the memory benchmark: one keeps many activations, one much state."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, layers: int, width: int) -> None:
+    def __init__(self, layers: int, width: int, heads: int) -> None:
         super().__init__()
         self.embed, self.place = nn.Embedding(VOCABULARY, width), nn.Embedding(CONTEXT, width)
-        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         self.register_buffer("positions", torch.arange(CONTEXT))
@@ -53,9 +53,10 @@ class Texts:
         return {"tokens": tokens[:-1], "targets": tokens[1:]}
 
 
-def _training(layers: int, width: int) -> Training:
+def transformer(layers: int, width: int, heads: int = 4) -> Training:
+    """What a user would hand over to train it."""
     return Training(
-        model=lambda: GPT(layers, width),
+        model=lambda: GPT(layers, width, heads),
         loss=lambda output, batch: F.cross_entropy(output.flatten(0, 1), batch["targets"].flatten()),
         optimizer=lambda named: torch.optim.AdamW(named, lr=1e-4),
         dataset=Texts,
@@ -65,9 +66,9 @@ def _training(layers: int, width: int) -> Training:
 
 def activations() -> Training:
     """Eight narrow layers: with micro-batches of 128, far more activations than weights."""
-    return _training(8, 96)
+    return transformer(8, 96)
 
 
 def state() -> Training:
     """Four wide layers: far more weights and optimizer state than activations."""
-    return _training(4, 1024)
+    return transformer(4, 1024)

@@ -1,4 +1,4 @@
-"""The model of the morph benchmark: small, and asleep where it would compute."""
+"""The models of trainers that lose one of them: small, and asleep where they would compute."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ NUM_BLOCKS, WIDTH, FORWARD_S, SAMPLES = 12, 512, 0.005, 4096
 def chain() -> Training:
     """Twelve equal blocks of 5 ms forwards and 1 MB of weights."""
     return training(NUM_BLOCKS, WIDTH, FORWARD_S, SAMPLES)
+
+
+def slower_chain() -> Training:
+    """Twelve equal blocks of 20 ms forwards and 0.3 MB of weights."""
+    return training(NUM_BLOCKS, 256, 0.020, SAMPLES)
