@@ -15,7 +15,7 @@ from ..unknown_values import or_else
 PROTOCOL = 1
 # Raised when trainers of two versions could not form a generation, or train in it, together: what they say to
 # each other, and in which order, is no matter of the manager's.
-TRAINER_PROTOCOL = 5  # members show what they have of the step in flight; commits carry tallies
+TRAINER_PROTOCOL = 6  # before links are made, members compare what they are about to do
 KEEPS_STEPS = 5  # the first protocol whose trainers keep what they have of a step over generations
 
 
