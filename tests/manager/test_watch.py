@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from core_script import spec
@@ -128,6 +130,57 @@ def test_each_provider_is_asked_at_its_own_interval(tmp_path: Path) -> None:
 def test_a_vm_that_no_job_has_is_released_with_all_attempts_that_are_listed(tmp_path: Path) -> None:
     cloud = Numbered()
     asyncio.run(_watch(tmp_path, Cloud(), cloud, cloud_list_s=0.001))
+    assert cloud.released == [("nobody's", 7)]
+
+
+class Lagging(Numbered):
+    """The VM's release ends while a list that has it is under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = threading.Event()
+        self.release_is_over: Callable[[], bool] = lambda: True
+
+    def list(self) -> Sequence[Resource]:
+        found = super().list()
+        if self.num_lists == 2:
+            self.listed.set()
+            _wait_until(self.release_is_over)
+        return found
+
+    def release(self, vm: str, attempts: int = 1) -> bool:
+        self.listed.wait(60)
+        return super().release(vm, attempts)
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_list_asked_for_before_a_release_ended_does_not_repeat_it(tmp_path: Path) -> None:
+    cloud = Lagging()
+
+    async def looks() -> None:
+        config = ServerConfig(home=tmp_path)
+        journal, tokens = SqliteJournal(config.journal_path), TokenStore(tmp_path / "tokens.sqlite3")
+        service = Service(config, journal, tokens, {"aws": cloud})
+        watch = service.watches["aws"]
+        cloud.release_is_over = lambda: not watch._releasing  # type: ignore
+        try:
+            for _ in range(2):
+                await watch.look()
+            while watch._releasing:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        finally:
+            await service.close()
+            tokens.close()
+            journal.close()
+
+    asyncio.run(looks())
+    assert cloud.num_lists == 2
     assert cloud.released == [("nobody's", 7)]
 
 

@@ -78,10 +78,10 @@ class InFlight:
 
     def show(self) -> tuple[list[Parcel], dict[int, Piece]]:
         """What this worker shows when a generation forms. Attempts after the first are begun again."""
-        of = self.parcels.of
+        of, shown = self.parcels.of, self.parcels.show()
         if of is None or of.attempt > 0:
             return [], {}
-        return self.parcels.show(), dict(self._pieces)
+        return shown, dict(self._pieces)
 
     def settle(
         self,

@@ -111,6 +111,7 @@ class ProviderWatch:
     async def look(self) -> bool:
         """Get the list once and act on it; returns whether the provider throttled."""
         states = [job.state for job in self.jobs.values()]
+        releasing = set(self._releasing)
         self._expected = {
             vm.vm: vm.num_attempts
             for state in states
@@ -136,7 +137,7 @@ class ProviderWatch:
             log.warning("cannot list all VMs: %s", seen.trouble)
             self._tell_trouble(seen.trouble)
         self._is_used = bool(seen.resources) or bool(seen.trouble)
-        await self.compare(seen.resources, seen.unknown)
+        await self.compare(seen.resources, seen.unknown, releasing)
         return False
 
     async def follow_closings(self) -> None:
@@ -203,14 +204,22 @@ class ProviderWatch:
         self._asked |= {vm: self._asked[vm] + 1 for vm in turn}
         return turn
 
-    async def compare(self, resources: Sequence[Resource], unknown: Collection[str] = ()) -> None:
-        """Tell jobs which of their VMs are gone; release unwanted resources. `unknown`: VMs of unknown
-        status."""
+    async def compare(
+        self,
+        resources: Sequence[Resource],
+        unknown: Collection[str] = (),
+        releasing: Collection[str] = (),
+    ) -> None:
+        """Tell jobs which of their VMs are gone; release unwanted resources.
+
+        `unknown`: VMs of unknown status; `releasing`: VMs that were being released when the list was asked
+        for, which it may have although they are gone by now.
+        """
         present, attempts = statuses(resources), newest_attempts(resources)
         live = {vm.vm for job in self.jobs.values() for vm in job.state.live_vms}
         await self._tell_ended(present, live.difference(unknown) if unknown else None)
         for vm in unwanted(self.jobs.values(), self.effects, present):
-            if vm not in self._releasing:
+            if vm not in self._releasing and vm not in releasing:
                 log.warning("VM %s belongs to no running job: releasing it", vm)
                 task = asyncio.create_task(self._release(vm, attempts[vm]))
                 self._releasing[vm] = task
