@@ -65,6 +65,7 @@ def _values(job: Job) -> dict[str, float | None]:
         "makara_lost_steps_total": sum(morph.lost_steps for morph in morphs),
         "makara_kept_micro_batches_total": sum(step.kept for step in in_flight),
         "makara_redone_micro_batches_total": sum(step.done_again for step in in_flight),
+        "makara_miscounts_total": state.miscounts,
         "makara_checkpoints": len(state.published),
         "makara_waiting": float(state.waiting is not None and state.ended is None),
     }
@@ -93,6 +94,7 @@ _FAMILIES = {
     "makara_lost_steps_total": ("counter", "Steps that were done again after a morph"),
     "makara_kept_micro_batches_total": ("counter", "Micro-batches of cut-off steps that morphs kept"),
     "makara_redone_micro_batches_total": ("counter", "The rest of these steps"),
+    "makara_miscounts_total": ("counter", "Attempts at steps that did not add up, see `step_miscounted`"),
     "makara_checkpoints": ("gauge", "Published checkpoints kept"),
     "makara_waiting": ("gauge", "1 while the job waits for a person"),
 }

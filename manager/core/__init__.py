@@ -73,6 +73,7 @@ _RULES: tuple[Callable[[Context], None], ...] = (
     waiting.ask_for_fit_vms,
     profiling.fix_recipe,
     generations.close_failed,
+    membership.record_miscounts,
     stalls.record_stacks,
     stalls.watch,
     versions.restart_older,

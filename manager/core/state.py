@@ -10,7 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ...protocol.messages import CheckpointRef, Formed, Recipe
+from ...protocol.messages import CheckpointRef, Formed, Miscount, Recipe
 from ..spec.job_spec import JobSpec
 from ..spec.start_source import StartSource
 from .facts import GenerationKind, JobEnded, Resumption
@@ -182,6 +182,8 @@ class JobState:
     given_up: Mapping[str, int] = field(default_factory=lambda: _EMPTY)  # as `failed`, of those to be ended
     outdated: frozenset[str] = frozenset()  # workers that were once ended for being of an older version
     stall: Stall | None = None
+    miscounts: int = 0  # attempts at steps whose sums did not hold each micro-batch's gradients once
+    newest_miscount: tuple[int, int, int] = (0, -1, -1)  # see `order_of_miscount`
     # {worker: why it cannot meet the recipe}
     unfit: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     user_errors: Rounds = field(default_factory=Rounds)
@@ -330,6 +332,11 @@ def vms_of(generation: Generation) -> frozenset[str]:
 def vm_of(worker: str) -> str:
     """The VM of a worker id `<vm>.<index>`."""
     return worker.rpartition(".")[0]
+
+
+def order_of_miscount(miscount: Miscount) -> tuple[int, int, int]:
+    """(generation, step, attempt): a trainer's later miscounts come later."""
+    return miscount.generation, miscount.step, miscount.attempt
 
 
 def order_of(checkpoint: CheckpointRef) -> tuple[int, int]:

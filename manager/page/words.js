@@ -55,6 +55,7 @@ const SAYS = {
     return [`Generation ${f.generation} stands still`, [bound, ...where, ...suspects].join("; "), "bad"];
   },
   stacks_taken: (f) => ["Stacks", f.text ? `${f.worker}:\n${f.text}` : `${f.worker} has shown them; not kept`],
+  step_miscounted: (f) => ["Step redone", `an attempt at step ${f.miscount.step + 1} did not add each micro-batch's gradients exactly once`, "bad"],
   generation_closed: (f) => [f.kind === "profile" ? "Profiling again" : `Generation ${f.number} closed`, f.reason, "warn"],
   plan_impossible: (f) => ["No plan", f.reason, "bad"],
   checkpoint_published: (f) => ["Checkpoint published", `step ${f.checkpoint.step}`],

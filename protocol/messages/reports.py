@@ -138,6 +138,15 @@ class Profile(Message):
     note: Text = ""  # why what was found there was not used
 
 
+class Miscount(Message):
+    """The newest attempt at a step whose sums did not hold each micro-batch's gradients exactly once. All
+    workers of the generation find so alike, and redo the step or end."""
+
+    generation: Count
+    step: Count  # committed before it
+    attempt: Count  # of this step, from 0; one whose gradients overflowed counts
+
+
 class WorkerReport(Message):
     """Where one worker (a trainer process on one device) stands."""
 
@@ -164,6 +173,7 @@ class WorkerReport(Message):
     forward_s: Seconds | None = None
     backward_s: Seconds | None = None
     failure: Failure | None = None
+    miscount: Miscount | None = None
     # Until the recipe is in the orders:
     profiling: Profiling | None = None  # None: of a version that knows no generations of kind `profile`
     profile: Profile | None = None

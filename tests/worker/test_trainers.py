@@ -24,7 +24,7 @@ from makara.model.training import load_entrypoint
 from makara.morphing import Rerouted, reroute
 from makara.pipeline.plan import Hop, Plan, Range, grid
 from makara.pipeline.plan import Path as Route
-from makara.protocol.messages import TRAINER_PROTOCOL, CheckpointRef, JobSettings, Phase, Recipe
+from makara.protocol.messages import TRAINER_PROTOCOL, CheckpointRef, JobSettings, Miscount, Phase, Recipe
 from makara.worker.profiling.profiling import profile
 from reference import run_reference
 from trainer_processes import BUNDLE, Fleet, settings
@@ -289,6 +289,8 @@ def test_a_contribution_that_is_in_the_sums_twice_or_not_at_all_is_noticed(
         assert_same(run.finish("a", "b"), reference("models:tied_gpt", "exact")[1])
         attempts = [(0, 0), (0, 1), *((step, 0) for step in range(1, STEPS)), (5, 1)]
         assert run.fleet.attempts() == sorted(attempts)
+        told = {run.fleet.reports[worker].miscount for worker in "ab"}
+        assert told == {Miscount(generation=1, step=5, attempt=0)}
     finally:
         run.fleet.close()
 
@@ -301,6 +303,7 @@ def test_a_miscount_that_does_not_pass_ends_with_an_error(run: Run) -> None:
     with pytest.raises(AssertionError, match="step 2: 3 attempts did not add each micro-batch's gradients"):
         run.fleet.wait_phase(Phase.FINISHED, "b")
     assert [attempt for step, attempt in run.fleet.attempts() if step == 2] == [0, 1, 2]
+    assert run.fleet.reports["a"].miscount == Miscount(generation=1, step=2, attempt=2)
 
 
 def test_a_corrupt_checkpoint_is_passed_over_by_all_for_the_next_older(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ _LAST_WORDS = {
     "step",
     "formed",
     "failure",
+    "miscount",
 }
 
 

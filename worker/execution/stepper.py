@@ -85,7 +85,10 @@ class Stepper:
         batches: Batches,
         buckets: Sequence[Bucket],
         device: torch.device,
+        on_miscount: Callable[[int, int], None] = lambda _step, _attempt: None,
     ) -> None:
+        """`on_miscount(step, attempt)` is called where the sums of an attempt do not hold each contribution
+        exactly once; `step` steps are committed before it."""
         assert session.trains, "a donor takes no step"
         assert session.everyone is not None, "steps need the generation's groups"
         self._session = session
@@ -93,6 +96,7 @@ class Stepper:
         self._everyone: ProcessGroup = session.everyone
         self._buckets = buckets
         self._device = device
+        self._on_miscount = on_miscount
         plan = session.plan
         self._names = state.runtime.chain.trainable_names
         self._rows = {name: row for row, name in enumerate(self._names)}
@@ -126,6 +130,7 @@ class Stepper:
             record = self._commit(reduced, totals, ballot)
             if record.flags & Flag.MISCOUNT:
                 miscounts += 1
+                self._on_miscount(step, attempt)
                 if miscounts == MOST_MISCOUNTS:
                     state.reduced = None
                     raise Miscounted(

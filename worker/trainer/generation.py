@@ -8,7 +8,15 @@ from enum import Enum
 from typing import Any
 
 from ...checkpoint import open_store
-from ...protocol.messages import At, CheckpointRef, JobSettings, Phase, Recipe, StepMetrics
+from ...protocol.messages import (
+    At,
+    CheckpointRef,
+    JobSettings,
+    Miscount,
+    Phase,
+    Recipe,
+    StepMetrics,
+)
 from ..execution.blocking import PeersLost
 from ..execution.buckets import buckets
 from ..execution.commit import Flag
@@ -86,7 +94,11 @@ def run_generation(
         on_trouble,
         session.progress,
     )
-    stepper = Stepper(session, model.state, model.batches, parts, model.device)
+
+    def on_miscount(step: int, attempt: int) -> None:
+        control.report(miscount=Miscount(generation=session.number, step=step, attempt=attempt))
+
+    stepper = Stepper(session, model.state, model.batches, parts, model.device, on_miscount)
     loop = _Loop(session, model, job, control, may_switch, saver, stepper)
     try:
         return loop.run(formed.step)

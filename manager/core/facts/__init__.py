@@ -18,6 +18,7 @@ from .generations import (
     PlanImpossible,
     StacksTaken,
     StepInterrupted,
+    StepMiscounted,
 )
 from .generations import GenerationKind as GenerationKind
 from .job import (
@@ -83,6 +84,7 @@ Fact = Annotated[
     | GenerationFormed
     | GenerationStalled
     | StacksTaken
+    | StepMiscounted
     | GenerationClosed
     | PlanImpossible
     | CheckpointPublished

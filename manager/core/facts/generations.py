@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal
 
-from ....protocol.messages import CheckpointRef, Formed
+from ....protocol.messages import CheckpointRef, Formed, Miscount
 from .base import BaseFact
 
 
@@ -92,6 +92,15 @@ class StacksTaken(BaseFact):
     number: int
     worker: str
     text: str
+
+
+class StepMiscounted(BaseFact):
+    """The sums of an attempt at a step did not hold each micro-batch's gradients exactly once: it is redone,
+    and after a few such attempts the trainers end."""
+
+    fact: Literal["step_miscounted"] = "step_miscounted"
+    miscount: Miscount
+    worker: str  # one that told
 
 
 class GenerationClosed(BaseFact):

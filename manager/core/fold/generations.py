@@ -22,9 +22,10 @@ from ..facts import (
     PlanImpossible,
     StacksTaken,
     StepInterrupted,
+    StepMiscounted,
 )
 from ..failures import Rounds
-from ..state import Generation, Incarnation, JobState, Stall, order_of, vm_of
+from ..state import Generation, Incarnation, JobState, Stall, order_of, order_of_miscount, vm_of
 from . import renting
 
 
@@ -155,6 +156,10 @@ def _stacks_taken(state: JobState, fact: StacksTaken) -> JobState:
     return state.changed(stall=replace(state.stall, seen=state.stall.seen | {fact.worker}))
 
 
+def _miscounted(state: JobState, fact: StepMiscounted) -> JobState:
+    return state.changed(miscounts=state.miscounts + 1, newest_miscount=order_of_miscount(fact.miscount))
+
+
 def _with_closed(
     history: tuple[Generation, ...], generation: Generation, at: float, reason: str
 ) -> tuple[Generation, ...]:
@@ -211,6 +216,7 @@ RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
     GenerationFormed: _formed,
     GenerationStalled: _stalled,
     StacksTaken: _stacks_taken,
+    StepMiscounted: _miscounted,
     GenerationClosed: _closed,
     PlanImpossible: _plan_impossible,
     CheckpointPublished: _published,

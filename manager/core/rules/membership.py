@@ -6,10 +6,10 @@ from ....protocol.hashes import short
 from ....protocol.messages import Failure, Phase, WorkerReport
 from ..context import Context, has_ended, incarnation_of, never_ran, own_steps
 from ..events import Tick, VmEndingSeen, VmTerminated
-from ..facts import EndReason, IsolationChanged, VmGone, VmJoined, WorkerFailed
+from ..facts import EndReason, IsolationChanged, StepMiscounted, VmGone, VmJoined, WorkerFailed
 from ..failures import num_rounds, on_vm
 from ..silence import heard_at
-from ..state import staying_vms, vm_of, wanted_vms
+from ..state import order_of_miscount, staying_vms, vm_of, wanted_vms
 from ..vms import Vm, VmStatus
 from . import fitness, notices, renting, surplus
 
@@ -65,6 +65,17 @@ def record_failures(context: Context) -> None:
         if never_ran(worker) and worker.phase is Phase.EXITED and vm.live:
             # Nothing ever ran here (the VM's own setup failed), and its agent will not try again.
             context.end_vm(vm.vm, EndReason.LEFT, failure.message)
+
+
+def record_miscounts(context: Context) -> None:
+    """Attempts at steps whose sums did not hold each micro-batch's gradients exactly once.
+
+    All workers of a generation find so alike at the commit, and redo the step.
+    """
+    for _, worker in (*context.deaths(), *context.reports()):
+        miscount = worker.miscount
+        if miscount is not None and order_of_miscount(miscount) > context.state.newest_miscount:
+            context.fact(StepMiscounted(at=context.now, miscount=miscount, worker=worker.worker))
 
 
 def _failure(context: Context, worker: WorkerReport) -> Failure | None:
