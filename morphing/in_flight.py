@@ -8,7 +8,7 @@ agreed on the state that they continue from (`recovery.agree`): parcels of any o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ class Parcel:
     scales: str
     """A hash of the scales of the bucket's fixed point and of the loss scale."""
     pairs: Pairs
+    tally: int = 0
+    """`Pairs.tally` with each contribution as often as it was added. It stays with the sum, so that the next
+    commit's check sees what went wrong before (0 where nobody checks)."""
 
 
 def parcels_to_json(parcels: Sequence[Parcel]) -> dict[str, Any]:
@@ -43,6 +46,7 @@ def parcels_to_json(parcels: Sequence[Parcel]) -> dict[str, Any]:
                 parcel.scales,
                 parcel.pairs.sections,
                 [places[bits] for bits in parcel.pairs.micro_batches],
+                parcel.tally,
             ]
             for parcel in parcels
         ],
@@ -53,8 +57,15 @@ def parcels_from_json(value: Mapping[str, Any]) -> list[Parcel]:
     """The parcels that `parcels_to_json` wrote."""
     rows = [int(bits, 16) for bits in value["rows"]]
     return [
-        Parcel(step, branch, attempt, scales, Pairs(tuple(sections), tuple(rows[place] for place in places)))
-        for step, branch, attempt, scales, sections, places in value["parcels"]
+        Parcel(
+            step,
+            branch,
+            attempt,
+            scales,
+            Pairs(tuple(sections), tuple(rows[place] for place in places)),
+            tally,
+        )
+        for step, branch, attempt, scales, sections, places, tally in value["parcels"]
     ]
 
 
@@ -91,13 +102,15 @@ def continue_step(
     branch: int,
     hosts: Mapping[tuple[int, ...], Sequence[int]],
     num_micro_batches: int,
+    short: Collection[int] = (),
 ) -> StepInFlight:
     """Choose what counts of the parcels that each member showed.
 
     `hosts`: of each bucket, by its sections, the members that will sum it. Parcels can be added only if their
     scales are the same; if holders' scales differ anywhere, nothing counts and the step begins again. Of each
     bucket the largest parcel counts first, then the next that is disjoint from those taken. Among equal ones
-    those of hosts come first, which need not be sent, then lower ranks.
+    those of hosts come first, which need not be sent, then lower ranks. Members that are `short` of memory
+    are sent none; what only they could take does not count.
     """
     current = [
         (member, number, parcel)
@@ -115,13 +128,16 @@ def continue_step(
     for one in current:
         of_bucket[one[2].pairs.sections].append(one)
     for sections, own_hosts in hosts.items():
+        takers = [host for host in own_hosts if host not in short]
         for member, number, parcel in _by_worth(of_bucket[sections], own_hosts):
             if not parcel.pairs or not _is_open(parcel.pairs, missing[sections]):
+                continue
+            if member not in own_hosts and not takers:
                 continue
             missing[sections] -= parcel.pairs
             destination = member
             if member not in own_hosts:
-                destination = min(own_hosts, key=lambda host: (incoming[host], host))
+                destination = min(takers, key=lambda host: (incoming[host], host))
                 incoming[destination] += 1
             kept.append(KeptParcel(member, number, destination, parcel.pairs))
     attempt = current[0][2].attempt if current else 0

@@ -176,7 +176,9 @@ def _kept(morph: dict[str, Any]) -> str:
     if not step:
         return ""
     total = step["kept"] + step["done_again"]
-    return f", {step['kept']:.3g} of {total:.0f} micro-batches kept ({step['moved']:.3g} moved)"
+    dropped = step.get("dropped")
+    short = f", {dropped:.3g} dropped for want of memory" if dropped else ""
+    return f", {step['kept']:.3g} of {total:.0f} micro-batches kept ({step['moved']:.3g} moved{short})"
 
 
 def counted(number: int, what: str) -> str:

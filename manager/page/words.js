@@ -45,7 +45,7 @@ const SAYS = {
     const from = { start: "initial weights", peers: "state from peers", store: "state from the store" }[f.formed.rung];
     const again = f.lost_steps ? `, ${plural(f.lost_steps, "step")} done again` : "";
     const found = f.formed.in_flight;
-    const kept = found ? `, ${Math.round((100 * found.kept) / (found.kept + found.missing))} % of the step's work kept` : "";
+    const kept = found ? `, ${Math.round((100 * found.kept) / (found.kept + found.missing))} % of the step's work kept${found.dropped ? ", some dropped for want of memory" : ""}` : "";
     return [`Generation ${f.number} formed`, `at step ${f.formed.step}, ${from}${again}${kept}`, "key"];
   },
   generation_stalled: (f) => {

@@ -53,11 +53,13 @@ class SeatView(BaseModel):
 
 class StepInFlightView(BaseModel):
     """What became of the step that a morph cut off, in micro-batches, counted in parts where some of a
-    micro-batch's gradients were kept. `moved`: of the kept ones, those that went to another worker."""
+    micro-batch's gradients were kept. `moved`: of the kept ones, those that went to another worker;
+    `dropped`: what workers short of memory dropped."""
 
     kept: float
     moved: float
     done_again: float
+    dropped: float
 
 
 class MorphView(BaseModel):
@@ -369,7 +371,12 @@ def step_in_flight(state: JobState, generation: Generation) -> StepInFlightView 
     if found is None or state.recipe is None:
         return None
     each = state.recipe.num_micro_batches / (found.kept + found.missing)
-    return StepInFlightView(kept=found.kept * each, moved=found.moved * each, done_again=found.missing * each)
+    return StepInFlightView(
+        kept=found.kept * each,
+        moved=found.moved * each,
+        done_again=found.missing * each,
+        dropped=found.dropped * each,
+    )
 
 
 def vm_view(job: Job, vm: Vm, costs: Costs) -> VmView:

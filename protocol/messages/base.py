@@ -15,7 +15,7 @@ from ..unknown_values import or_else
 PROTOCOL = 1
 # Raised when trainers of two versions could not form a generation, or train in it, together: what they say to
 # each other, and in which order, is no matter of the manager's.
-TRAINER_PROTOCOL = 6  # before links are made, members compare what they are about to do
+TRAINER_PROTOCOL = 7  # members that are short of memory say so, and are sent no partial sums
 KEEPS_STEPS = 5  # the first protocol whose trainers keep what they have of a step over generations
 
 

@@ -84,11 +84,13 @@ class Failure(Message):
 
 class KeptContributions(Message):
     """What a generation took over of the step that was cut off, in contributions of a micro-batch to a sum of
-    gradients. `moved`: those of the kept ones that were sent to another worker."""
+    gradients. `moved`: those of the kept ones that were sent to another worker; `dropped`: those that members
+    short of memory dropped, some of which others may have had."""
 
     kept: Count
     moved: Count
     missing: Count
+    dropped: Count = 0
 
 
 class Formed(Message):

@@ -23,11 +23,11 @@ RECIPE = Recipe(
 
 
 def test_what_was_kept_is_told_in_micro_batches_also_of_morphs_of_before() -> None:
-    kept = KeptContributions(kept=48, moved=8, missing=16)
+    kept = KeptContributions(kept=48, moved=8, missing=16, dropped=4)
     formed = Formed(generation=1, step=3, rung="peers", phases_s={}, in_flight=kept)
     facts = [planned(1, "v0.0"), opened(1), GenerationFormed(at=3.0, number=1, formed=formed, lost_steps=0)]
     state = replace(fold([*facts, planned(2, "v0.0"), opened(2)]), recipe=RECIPE)
     before, now = morphs(state, {})
     assert before.in_flight is not None
-    assert before.in_flight.model_dump() == {"kept": 12.0, "moved": 2.0, "done_again": 4.0}
+    assert before.in_flight.model_dump() == {"kept": 12.0, "moved": 2.0, "done_again": 4.0, "dropped": 1.0}
     assert now.in_flight is None

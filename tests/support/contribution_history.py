@@ -35,6 +35,10 @@ class Added:
 
     counts: Counter[tuple[int, int, str]] = field(default_factory=Counter[tuple[int, int, str]])
 
+    @property
+    def size_bytes(self) -> int:
+        return 1
+
     def trim(self, pairs: Pairs) -> None:
         """Nothing is added before a contribution is."""
 
@@ -155,8 +159,6 @@ class History:
         for worker in self.workers:
             if chance.random() < 0.05:  # a new one in its place
                 worker.__init__(worker.name)
-            if worker.parcels.of is not None and chance.random() < 0.03:
-                worker.parcels.drop()  # short of memory
         members = chance.sample(self.workers, chance.randint(1, len(self.workers)))
         order = self._order([worker.name for worker in members])
         board = Board()
@@ -194,11 +196,14 @@ class History:
         """One worker's life in one generation."""
         everyone = len(order.members)
         parcels = worker.parcels
-        shown = parcels.show()
-        board.post("standing", rank, (worker.standing(), shown))
+        is_short = self.chance.random() < 0.1
+        if is_short:
+            parcels.make_room(self.chance.randint(0, 2 * len(BUCKETS)))
+        board.post("standing", rank, (worker.standing(), parcels.show(), is_short))
         yield board.full("standing", everyone)
-        standings: list[MemberState] = [state for state, _ in board.read("standing")]
-        everybodys: list[list[Parcel]] = [parcels for _, parcels in board.read("standing")]
+        standings: list[MemberState] = [state for state, _, _ in board.read("standing")]
+        everybodys: list[list[Parcel]] = [parcels for _, parcels, _ in board.read("standing")]
+        short = [number for number, (_, _, is_it) in enumerate(board.read("standing")) if is_it]
         agreement = agree(standings, num_sections=NUM_SECTIONS, checkpoints=order.checkpoints)
         if rank not in agreement.keep:
             worker.forget()
@@ -219,6 +224,7 @@ class History:
                 branch=branch,
                 hosts={bucket: order.hosts(bucket) for bucket in BUCKETS},
                 num_micro_batches=self.num_micro_batches,
+                short=short,
             )
             yield from self._copy_sections(order, board, rank, worker, agreement.holders)
         for number, move in enumerate(flight.moves):
@@ -228,6 +234,7 @@ class History:
                 board.post(f"parcel/{number}", rank, Added(Counter(parcels.sum_of(move.number).counts)))
                 yield None
             elif move.destination == rank:
+                assert not is_short, "who is short of memory is sent nothing"
                 yield board.full(f"parcel/{number}", 1)
                 total = board.read(f"parcel/{number}")[0]
                 parcels.receive(move, total, everybodys[move.member][move.number])

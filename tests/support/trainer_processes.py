@@ -12,6 +12,7 @@ import logging
 import math
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import sys
@@ -311,7 +312,8 @@ def _trainer(
     of each attempt at a step, see `Fleet.attempts`. "adds-2-times-in-5": at the first attempt of step 5 a
     backward's gradients are added twice, or "adds-0-times-in-5" never. "miscounts-5": so it seems at every
     attempt at step 5. "blocks-data-FILE": samples of
-    `models:blocking_data` do not come while the file exists. "dies-when-told": see `_die`."""
+    `models:blocking_data` do not come while the file exists. "dies-when-told": see `_die`; it dies so too if
+    it is "short-of-memory", which has no memory left most times that a generation forms."""
     from makara.worker.trainer import trainer
 
     if namespace is not None:
@@ -324,7 +326,9 @@ def _trainer(
         gc.disable()
     elif fault == "tells-attempts":
         _tell_attempts(Path(log).with_name(f"{worker}.attempts"))
-    elif fault == "dies-when-told":
+    elif fault in ("dies-when-told", "short-of-memory"):
+        if fault == "short-of-memory":
+            _be_short_of_memory(worker)
         _die(Path(log).with_name(f"{worker}.dies"))
     elif fault is not None and fault.startswith("blocks-data-"):
         os.environ["BLOCK_DATA"] = fault.removeprefix("blocks-data-")
@@ -472,6 +476,13 @@ def _add(times: int, step: int) -> None:
                 own.tally = (before[bucket] + times * (own.tally - before[bucket])) % 2**64
 
     Stepper.step, Reduction.gradient, Reduction.section_done = steps, added, noted
+
+
+def _be_short_of_memory(worker: str) -> None:
+    from makara.worker.trainer import generation
+
+    chance = random.Random(worker)
+    generation.free_bytes = lambda *_: chance.choice([math.inf, 0.0, 0.0, 0.0])
 
 
 def _miscount(step: int) -> None:

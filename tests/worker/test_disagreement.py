@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from makara.worker.execution.partial_sums import PartialSums
 from makara.worker.execution.state import ModelState
 from makara.worker.progress import ProgressCounters
 from makara.worker.recovery.joining import CheckpointLocation, MembersDisagree, join_generation
-from makara.worker.recovery.kept_step import Shown, keep_step
+from makara.worker.recovery.kept_step import Shown, keep_step, show
+from makara.worker.recovery.room import lacking_bytes
 from makara.worker.sections.ranges import RangeRuntime
 from trainer_processes import BUNDLE
 
@@ -56,7 +58,13 @@ class Session:
     def gather(self, name: str, value: Any) -> list[Any]:
         if name != "standing":
             return [value, value]
-        nothing = {"rows": [], "parcels": [], "losses": {}}  # so that the one's sums count
+        nothing = {
+            "rows": [],
+            "parcels": [],
+            "losses": {},
+            "dropped": 0,
+            "is_short": False,
+        }  # so that the one's sums count
         return [value, {**value, "in_flight": nothing}]
 
 
@@ -124,3 +132,19 @@ def test_nothing_is_kept_of_an_attempt_whose_scales_newcomers_do_not_know(
     assert (kept is not None) is is_kept
     if kept is not None:
         assert Pairs.all((0,), NUM_MICRO_BATCHES) != kept.step.missing[(0,)]
+
+
+def test_a_member_without_memory_for_what_it_lacks_shows_less_and_says_so() -> None:
+    state = cut_off()
+    chain = state.runtime.chain
+    alone = grid([Range(0, chain.num_sections)], 1, NUM_MICRO_BATCHES, generation=2)
+    session: Any = SimpleNamespace(rank=0, wanted=range(chain.num_sections))
+    everything = show(session, state, buckets(chain, alone), lambda: 0.0)
+    assert (everything["dropped"], everything["is_short"]) == (0, True)  # it lacks nothing, and has no room
+    state_bytes = sum(tensor.nbytes for tensor in state.runtime.sections[1].state()[0].values())
+    state.runtime.drop(1)
+    assert lacking_bytes(state, session.wanted, buckets(chain, alone)) == pytest.approx(state_bytes, rel=0.1)
+    found = show(session, state, buckets(chain, alone), lambda: 0.0)
+    assert found["dropped"] == len(everything["parcels"]) - len(found["parcels"]) > 0
+    ample = show(session, state, buckets(chain, alone), lambda: 1e12)
+    assert (ample["dropped"], ample["is_short"]) == (0, False)

@@ -41,6 +41,8 @@ def _seed() -> int:
 class Deaths:
     """A job in which workers die at random operations."""
 
+    fault = "dies-when-told"
+
     def __init__(self, run: Run, seed: int) -> None:
         self._run, self._chance = run, random.Random(seed)
         self._generation = 0
@@ -83,7 +85,7 @@ class Deaths:
         while len(self._living) < self._chance.choice([3, MOST_WORKERS]):
             name = f"w{self._num_started}"
             self._num_started += 1
-            self._run.fleet.start(name, fault="dies-when-told")
+            self._run.fleet.start(name, fault=self.fault)
             self._living.append(name)
 
     def _form(self) -> tuple[list[str], Plan]:
@@ -112,6 +114,12 @@ class Deaths:
         kept = fleet.reports[workers[0]].formed.in_flight  # type: ignore[union-attr]
         if kept is not None:
             self.counts.update(kept.model_dump())
+
+
+class DeathsShortOfMemory(Deaths):
+    """Members have little memory, now and then."""
+
+    fault = "short-of-memory"
 
 
 class DeathsWhileForming(Deaths):
@@ -179,6 +187,14 @@ def test_deaths_while_others_form_again_change_no_bit(
     first = _seed()
     for played in range(histories):
         _kept(DeathsWhileForming, tmp_path / str(played), model, numerics, first + played)
+
+
+@pytest.mark.parametrize("histories", [1, pytest.param(10, marks=pytest.mark.soak)])
+def test_members_short_of_memory_drop_some_and_change_no_bit(tmp_path: Path, histories: int) -> None:
+    first = _seed()
+    for played in range(histories):
+        folder = tmp_path / str(played)
+        _kept(DeathsShortOfMemory, folder, "tied weights", "exact", first + played)
 
 
 def _kept(kind: type[Deaths], folder: Path, model: str, numerics: str, seed: int) -> int:

@@ -16,7 +16,7 @@ from contribution_history import Added, History, Wrong
 from makara.morphing import in_flight
 from makara.morphing.in_flight import KeptParcel, Parcel, StepInFlight, continue_step
 from makara.pipeline.contributions import Pairs, whole_tally
-from makara.worker.execution.parcels import Bucket, Parcels
+from makara.worker.execution.parcels import Bucket, Parcels, StepId
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -173,6 +173,41 @@ def test_of_equal_ones_a_hosts_own_counts_so_that_nothing_is_sent() -> None:
     held = parcel((0, 0))
     assert not continued([held], [held], hosts=(1,)).moves
     assert [one.member for one in continued([held], [held], hosts=(2,)).moves] == [0]
+
+
+def test_who_is_short_of_memory_is_sent_nothing() -> None:
+    parcel = Parcel(4, 2, 0, "s", Pairs.all(BUCKET, 3))
+    shown: list[list[Parcel]] = [[parcel], [], []]
+
+    def found(short: list[int]) -> StepInFlight:
+        return continue_step(
+            shown, step=4, branch=2, hosts={BUCKET: [1, 2]}, num_micro_batches=3, short=short
+        )
+
+    assert [one.destination for one in found([1]).kept] == [2]
+    assert [one.destination for one in found([0]).kept] == [1]
+    assert not found([1, 2]).kept
+    assert found([1, 2]).missing[BUCKET] == Pairs.all(BUCKET, 3)
+
+
+def test_what_is_of_the_fewest_contributions_is_dropped_first() -> None:
+    parcels: Parcels[Added] = Parcels()
+    buckets: list[Bucket] = [(0,), (1,), (2,)]
+    parcels.begin(
+        StepId(4, 2, 0),
+        {bucket: Pairs.all(bucket, 3) for bucket in buckets},
+        dict.fromkeys(buckets, ""),
+        {bucket: Added() for bucket in buckets},
+    )
+    for micro_batch, section in [(0, 2), (1, 2), (0, 1)]:
+        parcels.adds((section,), micro_batch, section)
+        parcels.added(micro_batch, section)
+    assert parcels.make_room(0) == parcels.make_room(-1) == 0
+    assert len(parcels.show()) == 3
+    assert parcels.make_room(2) == 1
+    assert [len(parcel.pairs) for parcel in parcels.show()] == [2]
+    assert parcels.make_room(float("inf")) == 2
+    assert not parcels.show()
 
 
 def test_one_host_is_not_given_all() -> None:

@@ -76,6 +76,10 @@ class InFlight:
         """The pieces that this worker contributes."""
         return {micro_batch: self._pieces[micro_batch] for micro_batch in self._brings}
 
+    def size_of(self, bucket: Bucket) -> int:
+        """Bytes of a sum of the bucket's gradients."""
+        return self._sums.size_of(bucket)
+
     def show(self) -> tuple[list[Parcel], dict[int, Piece]]:
         """What this worker shows when a generation forms. Attempts after the first are begun again."""
         of, shown = self.parcels.of, self.parcels.show()

@@ -23,6 +23,9 @@ Bucket = tuple[int, ...]
 
 
 class Sum(Protocol):
+    @property
+    def size_bytes(self) -> int: ...
+
     def trim(self, pairs: Pairs, /) -> None:
         """Take out what forwards have added already, of contributions that are not in `pairs`."""
         ...
@@ -101,6 +104,18 @@ class Parcels(Generic[S]):
         """`Pairs.tally` of this worker's part of each bucket that it hosts."""
         return {bucket: held[0].tally for bucket, held in self._held.items() if held}
 
+    def make_room(self, size_bytes: float) -> int:
+        """Drop parcels, those of the fewest contributions first, until so many bytes are free. Returns the
+        number of contributions that are lost to this worker. As `show`, nothing is added until `settle`."""
+        held = [(bucket, one) for bucket, of_bucket in self._held.items() for one in of_bucket]
+        dropped: list[_Held[S]] = []
+        for bucket, one in sorted(held, key=lambda each: len(each[1].pairs)):
+            if sum(gone.total.size_bytes for gone in dropped) >= size_bytes:
+                break
+            self._held[bucket] = [other for other in self._held[bucket] if other is not one]
+            dropped.append(one)
+        return 0 if self.of is None else sum(len(one.pairs) for one in dropped)
+
     def show(self) -> list[Parcel]:
         """What this worker shows when a generation forms. Nothing is added until `settle`, or `begin`."""
         self._held = {bucket: [one for one in held if not one.is_torn] for bucket, held in self._held.items()}
@@ -110,7 +125,9 @@ class Parcels(Generic[S]):
             return []
         for one in self._shown:
             one.total.trim(one.pairs)
-        return [Parcel(of.step, of.branch, of.attempt, one.scales, one.pairs) for one in self._shown]
+        return [
+            Parcel(of.step, of.branch, of.attempt, one.scales, one.pairs, one.tally) for one in self._shown
+        ]
 
     def sum_of(self, number: int) -> S:
         """The sum of the parcel that was shown as `number`, to send it."""
@@ -119,7 +136,7 @@ class Parcels(Generic[S]):
     def receive(self, kept: KeptParcel, total: S, shown: Parcel) -> None:
         """Lay a parcel that has been received completely beside the own one."""
         assert shown.pairs == kept.pairs
-        held = _Held(kept.pairs, total, shown.scales, kept.pairs.tally)
+        held = _Held(kept.pairs, total, shown.scales, shown.tally)
         self._held.setdefault(kept.pairs.sections, []).append(held)
 
     def settle(

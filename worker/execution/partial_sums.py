@@ -30,6 +30,10 @@ class PartialSum:
         self.gradients.reset(scales)
         self.running.reset()
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
     def trim(self, pairs: Pairs) -> None:
         """Take the values of buffers out whose contributions are not in `pairs`."""
         every = (1 << self.running.num_micro_batches) - 1
@@ -82,6 +86,11 @@ class PartialSums:
         )
         made.reset(scales)
         return made
+
+    def size_of(self, bucket: Bucket) -> int:
+        """Bytes of a sum of the bucket's gradients."""
+        tensors, width = self._sections.traced.tensors, 8 if self._numerics == "exact" else 4
+        return width * sum(tensors[name].numel() for name in bucket.names)
 
 
 def hash_of_scales(names: Sequence[str], scales: Mapping[str, float], loss_scale: float) -> str:

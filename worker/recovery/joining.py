@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,10 +80,14 @@ class Phases:
 
 
 def join_generation(
-    session: Session, state: ModelState, source: CheckpointLocation, buckets: Sequence[Bucket]
+    session: Session,
+    state: ModelState,
+    source: CheckpointLocation,
+    buckets: Sequence[Bucket],
+    free: Callable[[], float] = lambda: math.inf,
 ) -> Formed:
     """Bring this member to the generation's first step; afterwards it holds exactly its range, in the agreed
-    state, and what counts of the step in flight.
+    state, and what counts of the step in flight. `free`: bytes of memory that it may still take.
 
     Its previous state is kept until all members have what they need, so that a failure before loses nothing.
     Raises `Interrupted`, `MembersDisagree` before anything is sent, `NoCheckpoint`, and what loading raises.
@@ -91,7 +96,7 @@ def join_generation(
     with session.progress.being(At.MEMBERS):
         session.rendezvous()
     phases.end("rendezvous")
-    agreement, shown = _agree(session, state)
+    agreement, shown = _agree(session, state, buckets, free)
     moves = _moves(session, agreement)
     kept = None if agreement.step is None else keep_step(session, state, agreement, shown, buckets)
     phases.end("agree")
@@ -115,7 +120,9 @@ def join_generation(
     return formed if kept is None else formed.model_copy(update={"in_flight": kept.counts})
 
 
-def _agree(session: Session, state: ModelState) -> tuple[Agreement, Sequence[Shown]]:
+def _agree(
+    session: Session, state: ModelState, buckets: Sequence[Bucket], free: Callable[[], float]
+) -> tuple[Agreement, Sequence[Shown]]:
     """Exchange states; apply or drop as agreed. Returns what each member has of the step in flight, too."""
     record = state.record
     reports = session.gather(
@@ -123,7 +130,7 @@ def _agree(session: Session, state: ModelState) -> tuple[Agreement, Sequence[Sho
         {
             "standing": _MEMBER_STATE.dump_python(state.standing(), mode="json"),
             "record": None if record is None else record.to_json(),
-            "in_flight": show(state),
+            "in_flight": show(session, state, buckets, free),
         },
     )
     agreement = agree(

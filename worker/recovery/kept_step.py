@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,21 +26,28 @@ from ..execution.parcels import StepId
 from ..execution.session import Session
 from ..execution.state import ModelState
 from ..sections.ranges import Piece
+from .room import lacking_bytes
 
 log = logging.getLogger("makara.kept_step")
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What one member has of a step in flight: parcels, and pieces of the loss by micro-batch."""
+    """What one member has of a step in flight: parcels, and pieces of the loss by micro-batch.
+
+    `dropped`: contributions of parcels that it dropped for want of memory; `is_short`: it has no memory for
+    others' parcels.
+    """
 
     parcels: Sequence[Parcel]
     losses: Mapping[int, Piece]
+    dropped: int = 0
+    is_short: bool = False
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Shown:
         losses = {int(micro_batch): Piece(*piece) for micro_batch, piece in value["losses"].items()}
-        return cls(parcels_from_json(value), losses)
+        return cls(parcels_from_json(value), losses, value["dropped"], value["is_short"])
 
 
 NOTHING_SHOWN = Shown((), {})
@@ -71,18 +78,31 @@ class KeptStep:
             kept=sum(len(one.pairs) for one in self.step.kept),
             moved=sum(len(one.pairs) for one in self.step.moves),
             missing=sum(len(pairs) for pairs in self.step.missing.values()),
+            dropped=sum(one.dropped for one in self.shown),
         )
 
     def bucket_of(self, parcel: KeptParcel) -> Bucket:
         return next(bucket for bucket in self.buckets if bucket.sections == parcel.pairs.sections)
 
 
-def show(state: ModelState) -> dict[str, Any]:
-    """What this member has of the step in flight, as JSON; it adds nothing to it before `settle_step`."""
-    parcels, losses = state.in_flight.show()
+def show(
+    session: Session, state: ModelState, buckets: Sequence[Bucket], free: Callable[[], float]
+) -> dict[str, Any]:
+    """What this member has of the step in flight, as JSON; it adds nothing to it before `settle_step`.
+
+    `free`: bytes of memory that it may still take; if the generation needs more, parcels are dropped.
+    """
+    own = [bucket for bucket in buckets if session.rank in bucket.hosts]
+    room, in_flight = free() - lacking_bytes(state, session.wanted, own), state.in_flight
+    dropped = in_flight.parcels.make_room(-room)
+    if dropped:
+        log.warning("short of memory by %.0f bytes: %d contributions to the step are dropped", -room, dropped)
+    parcels, losses = in_flight.show()
     return {
         **parcels_to_json(parcels),
         "losses": {str(number): list(piece) for number, piece in losses.items()},
+        "dropped": dropped,
+        "is_short": room < max((in_flight.size_of(bucket) for bucket in own), default=0),
     }
 
 
@@ -105,6 +125,7 @@ def keep_step(
         branch=agreement.branch,
         hosts={bucket.sections: bucket.hosts for bucket in buckets},
         num_micro_batches=plan.num_micro_batches,
+        short=[rank for rank, one in enumerate(shown) if one.is_short],
     )
     if not step.kept or step.attempt:
         return None

@@ -24,6 +24,7 @@ from ..execution.session import Session
 from ..execution.state import AppliedStep
 from ..execution.stepper import Stepper, StepResult
 from ..recovery.joining import CheckpointLocation, join_generation
+from ..recovery.room import free_bytes
 from ..recovery.saver import CheckpointTarget, Saver
 from .agent_pipe import AgentPipe
 from .model import Model
@@ -58,7 +59,8 @@ def run_generation(
     store = open_store(job.store.uri, endpoint=job.store.endpoint, region=job.store.region)
     parts = buckets(model.chain, session.plan)
     model.state.runtime.place_optimizers(on_host=session.plan.optimizer_on_host)
-    formed = join_generation(session, model.state, CheckpointLocation(store, job.job, on_trouble), parts)
+    place = CheckpointLocation(store, job.job, on_trouble)
+    formed = join_generation(session, model.state, place, parts, lambda: free_bytes(model.device, job))
     if not session.trains:
         session.leave()  # before the report, after which the manager may end a VM that only hands over
     control.report(phase=Phase.RUNNING if session.trains else Phase.LEFT, formed=formed, step=formed.step)
@@ -67,7 +69,7 @@ def run_generation(
         _publish_metrics(control, last, job)  # again, as the worker that reported it may have died
     if not session.trains:
         return GenerationOutcome.LEFT
-    place = CheckpointTarget(
+    target = CheckpointTarget(
         store,
         job.job,
         session.number,
@@ -84,7 +86,7 @@ def run_generation(
 
     board = session.courier.call(session.board, [0])
     saver = Saver(
-        place,
+        target,
         session.rank,
         session.plan.num_workers,
         board,
