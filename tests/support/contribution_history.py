@@ -82,6 +82,7 @@ class Worker:
             record,
             None,
         )
+        self.parcels.end()
 
     def forget(self) -> None:
         self.applied = self.record = self.reduced = None

@@ -42,15 +42,22 @@ def _tries_again(in_flight: InFlight) -> None:
     _attempt(in_flight, 1)
 
 
-@pytest.mark.parametrize("before", [_commits, _tries_again])
+def _commits_when_it_has_shown(in_flight: InFlight) -> None:
+    """Another member has the record of the step."""
+    _attempt(in_flight, 0)
+    assert in_flight.show()[0]
+    in_flight.end()
+
+
+@pytest.mark.parametrize("before", [_commits, _commits_when_it_has_shown, _tries_again])
 @pytest.mark.parametrize("host", [0, 1])
 def test_what_does_not_count_is_dropped(before: Callable[[InFlight], None], host: int) -> None:
     shapes = {"w0": torch.zeros(2)}
     chain: Any = SimpleNamespace(traced=SimpleNamespace(tensors=shapes), shared={}, sections=())
     in_flight = InFlight(PartialSums(chain, NUM_MICRO_BATCHES, "fast"))
     before(in_flight)
-
-    assert in_flight.show() == ([], {})
+    if before is not _commits_when_it_has_shown:
+        assert in_flight.show() == ([], {})
     nothing = StepInFlight(0, (), {USED: Pairs.all(USED, NUM_MICRO_BATCHES)})
     in_flight.settle(0, StepId(6, 1, 0), nothing, None, {}, [_hosted_by(host)], {}, 1.0)
 

@@ -130,8 +130,8 @@ def test_no_rule_can_be_left_out(leave_out: Patch, monkeypatch: pytest.MonkeyPat
     for seed in range(20_000):
         try:
             History(seed, checks_tallies=False).play()
-        except Wrong as wrong:
-            print(f"seed {seed}: {wrong}")
+        except (Wrong, IndexError) as error:  # IndexError: a parcel would count that is not there any more
+            print(f"seed {seed}: {error!r}")
             return
     pytest.fail("the rule makes no difference in 20,000 histories")
 

@@ -66,6 +66,8 @@ class Parcels(Generic[S]):
         """Of each bucket of the model, what no worker held when the generation formed."""
         self._held: dict[Bucket, list[_Held[S]]] = {}
         self._shown: list[_Held[S]] = []
+        self._received: list[_Held[S]] = []
+        """Since the last `show`, beside what is held."""
 
     def begin(
         self,
@@ -76,6 +78,7 @@ class Parcels(Generic[S]):
     ) -> None:
         """Begin a step, or another attempt, with an empty sum for each bucket that this worker hosts."""
         self.of, self.missing = of, missing
+        self._received = []
         self._held = {b: [_Held(Pairs.none(b), total, scales[b])] for b, total in empty.items()}
 
     def adds(self, bucket: Bucket, micro_batch: int, section: int) -> S | None:
@@ -107,6 +110,7 @@ class Parcels(Generic[S]):
     def make_room(self, size_bytes: float) -> int:
         """Drop parcels, those of the fewest contributions first, until so many bytes are free. Returns the
         number of contributions that are lost to this worker. As `show`, nothing is added until `settle`."""
+        self._take_in_received()
         held = [(bucket, one) for bucket, of_bucket in self._held.items() for one in of_bucket]
         dropped: list[_Held[S]] = []
         for bucket, one in sorted(held, key=lambda each: len(each[1].pairs)):
@@ -118,6 +122,7 @@ class Parcels(Generic[S]):
 
     def show(self) -> list[Parcel]:
         """What this worker shows when a generation forms. Nothing is added until `settle`, or `begin`."""
+        self._take_in_received()
         self._held = {bucket: [one for one in held if not one.is_torn] for bucket, held in self._held.items()}
         self._shown = [one for held in self._held.values() for one in held]
         of = self.of
@@ -136,8 +141,12 @@ class Parcels(Generic[S]):
     def receive(self, kept: KeptParcel, total: S, shown: Parcel) -> None:
         """Lay a parcel that has been received completely beside the own one."""
         assert shown.pairs == kept.pairs
-        held = _Held(kept.pairs, total, shown.scales, shown.tally)
-        self._held.setdefault(kept.pairs.sections, []).append(held)
+        self._received.append(_Held(kept.pairs, total, shown.scales, shown.tally))
+
+    def _take_in_received(self) -> None:
+        for one in self._received:
+            self._held.setdefault(one.pairs.sections, []).append(one)
+        self._received = []
 
     def settle(
         self,
@@ -153,11 +162,10 @@ class Parcels(Generic[S]):
         each bucket that this worker hosts; `empty` makes a sum with them.
         """
         stays = [self._shown[one.number] for one in step.kept if one.member == one.destination == rank]
-        received = [one for held in self._held.values() for one in held if not _among(one, self._shown)]
         merged: dict[Bucket, list[_Held[S]]] = {bucket: [] for bucket in scales}
-        for one in [*stays, *received]:
+        for one in [*stays, *self._received]:
             merged[one.pairs.sections].append(one)
-        self.of, self.missing, self._shown = of, step.missing, []
+        self.of, self.missing, self._shown, self._received = of, step.missing, [], []
         self._held = {}
         for bucket, parts in merged.items():
             own = parts[0] if parts else _Held(Pairs.none(bucket), empty(bucket), scales[bucket])
@@ -169,12 +177,8 @@ class Parcels(Generic[S]):
 
     def end(self) -> None:
         """The step is committed: nothing of it counts any more. The sums are there to begin another with."""
-        self.of, self._shown = None, []
+        self.of, self._shown, self._received = None, [], []
 
     def drop(self) -> None:
         """Drop everything: the state that the step continues from is gone, or memory is short."""
-        self.of, self.missing, self._held, self._shown = None, {}, {}, []
-
-
-def _among(one: object, others: list[Any]) -> bool:
-    return any(one is other for other in others)
+        self.of, self.missing, self._held, self._shown, self._received = None, {}, {}, [], []
