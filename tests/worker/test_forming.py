@@ -79,7 +79,7 @@ class Session:
                 "agreed_in": 1,
             },
             "record": None,
-            "in_flight": {"rows": [], "parcels": [], "losses": {}},
+            "in_flight": {"rows": [], "parcels": [], "losses": {}, "dropped": 0, "is_short": False},
         }
         return [value, donor]
 
