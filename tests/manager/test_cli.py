@@ -431,6 +431,9 @@ def test_a_morph_is_one_line() -> None:
     kept = {"lost_steps": 0, "in_flight": {"kept": 11.25, "moved": 2.5, "done_again": 4.75}}
     change = change.replace("1 step done again)", "11.2 of 16 micro-batches kept (2.5 moved))")
     assert describe_morph(morph | kept) == f"{change}  ms: decide 12  form 1500"
+    kept["in_flight"] |= {"dropped": 1.5}
+    change = change.replace("(2.5 moved)", "(2.5 moved, 1.5 dropped for want of memory)")
+    assert describe_morph(morph | kept) == f"{change}  ms: decide 12  form 1500"
 
 
 @pytest.mark.usefixtures("passing")

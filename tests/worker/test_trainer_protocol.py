@@ -6,6 +6,8 @@ import json
 
 from makara.checkpoint import CheckpointPart, Receipt
 from makara.morphing import MemberState
+from makara.morphing.in_flight import Parcel, parcels_from_json, parcels_to_json
+from makara.pipeline.contributions import Pairs
 from makara.protocol.messages import TRAINER_PROTOCOL, CheckpointRef
 from makara.worker.execution.commit import CommitRecord, Flag
 from makara.worker.execution.communicator import _packed, _unpacked
@@ -42,6 +44,13 @@ def test_records_and_states_are_sent_field_by_field() -> None:
         "branch": 1,
         "agreed_in": 1,
     }
+
+
+def test_partial_sums_are_shown_with_their_tallies() -> None:
+    parcel = Parcel(6, 2, 0, "s", Pairs((1, 4), (5, 5)), 9)
+    told = {"rows": ["5"], "parcels": [[6, 2, 0, "s", (1, 4), [0, 0], 9]]}
+    assert parcels_to_json([parcel]) == told
+    assert parcels_from_json(json.loads(json.dumps(told))) == [parcel]
 
 
 def test_receipts_are_sent_with_their_part() -> None:

@@ -8,15 +8,7 @@ from enum import Enum
 from typing import Any
 
 from ...checkpoint import open_store
-from ...protocol.messages import (
-    At,
-    CheckpointRef,
-    JobSettings,
-    Miscount,
-    Phase,
-    Recipe,
-    StepMetrics,
-)
+from ...protocol.messages import At, CheckpointRef, JobSettings, Miscount, Phase, Recipe, StepMetrics
 from ..execution.blocking import PeersLost
 from ..execution.buckets import buckets
 from ..execution.commit import Flag
