@@ -4,7 +4,7 @@ They run on the generation's thread for blocking calls while the compute thread 
 workers issue them in one global order: the losses, then the buckets, sections descending. They cannot
 deadlock: no operation waits for an all-reduce, so all hosts eventually issue the first unfinished one.
 Results are read only after `finish`, and nothing that outlives the attempt is changed before: a worker's own
-sums stay as they are.
+sums stay as they are. What has one host is divided in `finish`, when the activations' memory is free again.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Reduction(Sink):
         self._buffers = [bucket for bucket in self._own if bucket.buffers]
         self._num_micro_batches = num_micro_batches
         self._losses: Future[tuple[float, float, bool]] | None = None
-        self._totals: list[Future[tuple[BucketTotal, Any]]] = []
+        self._totals: list[Future[tuple[BucketTotal, Any]] | None] = []
+        """Of the own buckets, in order; None if this worker is the only host."""
 
     def begin(self, expected: Expected, loss_scale: float = 1.0) -> None:
         """Begin an attempt at the step in flight, or its rest."""
@@ -133,17 +134,22 @@ class Reduction(Sink):
         assert len(self._totals) == len(self._own), "operations are left"
         courier = self._session.courier
         idle(self._losses)
-        loss, _, has_all_losses = courier.result(self._losses)
+        loss, weight, has_all_losses = courier.result(self._losses)
         totals: list[BucketTotal] = []
-        for call in self._totals:
+        for bucket, call in zip(self._own, self._totals, strict=True):
+            if call is None:
+                own = self._in_flight.parcels.sums()[bucket.sections]
+                totals.append(self._total(bucket, own, weight, None))
+                continue
             idle(call)
             total, moment = courier.result(call)
             self._compute.adopt([*total.gradients.gradients.values(), *total.buffers.values()], moment)
             totals.append(total)
+        self.close()
         return StepTotals(loss, has_all_losses, totals)
 
     def close(self) -> None:
-        """Drop the calls of the last step, which refer to this object, and so to sums and session."""
+        """Drop the calls of the last step, which refer to this object, sums, session and results."""
         self._losses = None
         self._totals.clear()
 
@@ -161,6 +167,9 @@ class Reduction(Sink):
             bucket = self._own[len(self._totals)]
             if not self._is_complete(bucket):
                 return
+            if len(bucket.hosts) == 1:
+                self._totals.append(None)
+                continue
             own = self._in_flight.parcels.sums()[bucket.sections]
             run = partial(self._sum_bucket, bucket, own, self._losses, self._compute.moment())
             self._totals.append(courier.start(run))
@@ -182,13 +191,16 @@ class Reduction(Sink):
     ) -> tuple[BucketTotal, Any]:
         """The bucket's totals and, for another thread, the moment when they are computed."""
         _, weight, _ = losses.result()
-        over = None
-        if len(bucket.hosts) > 1:
-            over = _StagedAllReduce(self._session.hosts(bucket), self._courier)
+        over = _StagedAllReduce(self._session.hosts(bucket), self._courier)
         with self._courier.following(computed):
-            gradients = own.gradients.totals(weight * self._loss_scale, over)
-            total = BucketTotal(bucket, gradients, own.running.finalise(over))
+            total = self._total(bucket, own, weight, over)
             return total, self._courier.moment()
+
+    def _total(
+        self, bucket: Bucket, own: PartialSum, weight: float, over: _StagedAllReduce | None
+    ) -> BucketTotal:
+        gradients = own.gradients.totals(weight * self._loss_scale, over)
+        return BucketTotal(bucket, gradients, own.running.finalise(over))
 
 
 class _StagedAllReduce:
