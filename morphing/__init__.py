@@ -31,6 +31,7 @@ from .request import Candidate, Choice, Infeasible, Request
 from .reroute import Rerouted, reroute
 from .risk import Risk
 from .stages import stage_table
+from .templates import Template, TemplateStage, templates
 
 __all__ = [
     "NOTHING",
@@ -49,6 +50,8 @@ __all__ = [
     "Rung",
     "Slot",
     "MemberState",
+    "Template",
+    "TemplateStage",
     "Transfer",
     "agree",
     "balance",
@@ -61,6 +64,7 @@ __all__ = [
     "rerouted",
     "saved_bytes",
     "stage_table",
+    "templates",
     "too_deep",
     "transfers",
 ]

@@ -8,7 +8,7 @@ runs next, as it does for real workers. Begin with `minibatch`: `engine` runs th
 compiled (`backends`); `step_end` adds all-reduces, commit and optimizer.
 """
 
-from .backends import warm_up
+from .backends import Compiler, warm_up
 from .calibration.data import Calibration, InvalidCalibration, Link
 from .calibration.links import AllReduce, MeasuredWire
 from .calibration.measurements import Measurements
@@ -30,6 +30,7 @@ __all__ = [
     "Done",
     "NodeChange",
     "Closing",
+    "Compiler",
     "ClosingKind",
     "InvalidCalibration",
     "InvalidCosts",

@@ -37,7 +37,7 @@ def compile_list_schedule(*, in_memory: bool) -> Callable[..., None]:
     Where it cannot be cached, `in_memory` compiles it for this process alone; without it, raises `NotKept`.
     """
     records = (ListWorker, ListHop, ForwardTurn, Entry, Queued)
-    return _compiled(list_schedule, tuple(make(record, 0) for record in records), in_memory)
+    return compile_kernel(list_schedule, tuple(make(record, 0) for record in records), in_memory=in_memory)
 
 
 def compile_run(*, in_memory: bool) -> Callable[[State, int], None]:
@@ -52,10 +52,12 @@ def compile_run(*, in_memory: bool) -> Callable[[State, int], None]:
         turns=make(ForwardTurn, 0),
         entries=make(Entry, 0),
     )
-    return _compiled(run, (state, 0), in_memory)
+    return compile_kernel(run, (state, 0), in_memory=in_memory)
 
 
-def _compiled(function: Any, example: tuple[Any, ...], in_memory: bool) -> Any:
+def compile_kernel(function: Any, example: tuple[Any, ...], *, in_memory: bool) -> Any:
+    """Compile a function, and what it calls, for arguments like those of `example`; see
+    `compile_list_schedule`."""
     signature = tuple(numba.typeof(argument) for argument in example)
     twin = _with_compiled_callees(function, {})
     twin.__qualname__ = f"{function.__qualname__}_{_digest()}"  # numba's cache is keyed by this name
@@ -86,7 +88,7 @@ def _with_compiled_callees(function: Any, compiled: dict[Any, Any]) -> Any:
 def _digest() -> str:
     """A digest of all sources: numba itself checks only a function's own file, not those of its callees."""
     found = hashlib.sha256()
-    for name in ("pipeline", "simulator"):
+    for name in ("pipeline", "simulator", "morphing"):
         for path in sorted((Path(__file__).parent.parent / name).glob("*.py")):
             found.update(path.read_bytes())
     return found.hexdigest()[:12]
