@@ -13,7 +13,7 @@ from .balance import balance
 from .choose import choose
 from .infeasible import too_deep
 from .instead import Before, does_more, loading_s, rerouted, saved_bytes
-from .placement import Roster, Slot, place
+from .placement import Roster, Slot, place, place_in
 from .recovery import (
     NOTHING,
     Agreement,
@@ -60,6 +60,7 @@ __all__ = [
     "does_more",
     "loading_s",
     "place",
+    "place_in",
     "reroute",
     "rerouted",
     "saved_bytes",

@@ -11,8 +11,10 @@ from .infeasible import degrees_impossible, nothing_fits
 from .placement import Slot, place
 from .request import Candidate, Choice, Infeasible, Request
 from .search_space import Option, Options, megabytes
+from .unequal_search import unequal
 
-_AS_FAST = 1.01  # a narrower window, or whole backwards, if the predicted step is at most 1 % longer
+_AS_FAST = 1.01  # what is simpler is taken if the predicted step is at most 1 % longer: a narrower window,
+# whole backwards, a grid
 _WINDOWS = (2, 3, 4)  # times P (the paper's range for its networks); a window of P would not absorb jitter
 _TRIES = 3  # stop trying other D for a P after this many in a row that are not better
 _ROUNDING = 1 + 1e-6  # a simulation rounds each operation to nanoseconds, a bound does not
@@ -28,6 +30,7 @@ def choose(request: Request) -> Choice | Infeasible:
     every pipeline to themselves, or pipelines with fewer micro-batches, whichever is fastest. With recompute
     `auto`, recomputation is tried only where memory bounds the plan without it. A shape whose lower bound
     exceeds the best time is not simulated. The best shape gets the narrowest window that costs at most 1 %.
+    Unequal pipelines are taken where they cost 1 % less than the best grid.
     If no plan fits, the workers with least memory are left out; with offload `auto`, optimizer state goes to
     the host if that does not help either.
     """
@@ -42,9 +45,14 @@ def choose(request: Request) -> Choice | Infeasible:
         best = sweep.fastest()
         if best is not None:
             best = sweep.placed(sweep.narrowed(best))
-            looked_at.sort(key=_order)
             names = tuple(slot.worker for slot in best.placed)
-            return Choice(best.plan, names, best.predicted_s, best.candidate, tuple(looked_at))
+            choice = Choice(best.plan, names, best.predicted_s, best.candidate, ())
+            for other in unequal(sweep.options, best.cost_s / _AS_FAST):
+                looked_at.append(other.candidate)
+                if _cost_s(other.candidate) * _AS_FAST < _cost_s(choice.candidate):
+                    choice = other
+            looked_at.sort(key=_order)
+            return replace(choice, candidates=tuple(looked_at))
     return Infeasible(nothing_fits(request, looked_at), tuple(looked_at))
 
 
@@ -71,9 +79,7 @@ class _Found:
 
     @property
     def cost_s(self) -> float:
-        """What is compared: its predicted time with what deaths cost, and 1 % more if its backwards are
-        halves."""
-        return self.predicted_s * (1.0 + self.candidate.lost) * _handicap(self.candidate)
+        return _cost_s(self.candidate)
 
     @property
     def rank(self) -> tuple[float, int, int, bool, bool]:
@@ -86,7 +92,7 @@ class _Sweep:
     """The search over one set of workers. Every shape simulated or ruled out is appended to `looked_at`."""
 
     def __init__(self, options: Options, looked_at: list[Candidate]) -> None:
-        self._options = options
+        self.options = options
         self._request = options.request
         self._looked_at = looked_at
         self._best: _Found | None = None
@@ -94,7 +100,7 @@ class _Sweep:
 
     def fastest(self) -> _Found | None:
         """Try every P with its most promising D, then other D where they may be faster."""
-        options, fitting = self._options, list[Option]()
+        options, fitting = self.options, list[Option]()
         first = [(depth, replicas) for depth in options.depths for replicas in options.replicas(depth)]
         for shape in first:
             for found in options.of(*shape):
@@ -136,9 +142,9 @@ class _Sweep:
 
         Slow workers may change places by this, so such a plan is simulated again.
         """
-        used = self._options.roster.used(best.candidate.used)
+        used = self.options.roster.used(best.candidate.used)
         split, holding = best.option.split, self._request.holding
-        weights = self._options.calibration.state_bytes
+        weights = self.options.calibration.state_bytes
         placed = place(used, split.stages, holding, weights, slow=split.slow)
         candidate = best.candidate
         if best.option.arranged is not None:
@@ -151,8 +157,8 @@ class _Sweep:
     def _others(self) -> Iterator[tuple[float, int, int]]:
         """(least seconds, P, D) of every shape that could still beat the best."""
         assert self._best is not None, "there is something to beat"
-        for depth in self._options.depths:
-            for replicas, step_s in self._options.every_useful(depth, self._best.cost_s):
+        for depth in self.options.depths:
+            for replicas, step_s in self.options.every_useful(depth, self._best.cost_s):
                 cost_s = step_s * (1.0 + self._lost(depth, replicas, step_s))
                 if cost_s <= self._best.cost_s:
                     yield cost_s, depth, replicas
@@ -193,7 +199,7 @@ class _Sweep:
             halves=candidate.halves,
             generation=request.generation,
             optimizer_on_host=candidate.optimizer_on_host,
-            frozen=self._options.calibration.frozen,
+            frozen=self.options.calibration.frozen,
             shares=shares,
         )
         step = self._simulated(plan, slots)
@@ -227,20 +233,27 @@ class _Sweep:
 
         None if each is on a VM of its own and as fast as calibrated, because then all are interchangeable.
         """
-        roster, used = self._options.roster, option.candidate.used
-        if self._options.apart and roster.fastest == roster.slowdown(used) == 1.0:
+        roster, used = self.options.roster, option.candidate.used
+        if self.options.apart and roster.fastest == roster.slowdown(used) == 1.0:
             return None
         return place(roster.used(used), option.split.stages, {}, ())
 
     def _simulated(self, plan: Plan, slots: Sequence[Slot] | None) -> MiniBatch:
         return simulate(
             plan,
-            self._options.calibration,
+            self.options.calibration,
             vm_of=None if slots is None else [slot.vm for slot in slots],
             slowdown=None if slots is None else [slot.slowdown for slot in slots],
             seed=self._request.seed,
             timeline=False,
         )
+
+
+def _cost_s(row: Candidate) -> float:
+    """What is compared: a step's predicted time with what deaths cost, and 1 % more if its backwards are
+    halves."""
+    assert row.predicted_s is not None, "what is compared was simulated"
+    return row.predicted_s * (1.0 + row.lost) * _handicap(row)
 
 
 def _handicap(row: Candidate) -> float:

@@ -79,19 +79,27 @@ def place(
     it needs, by `weights` (bytes per section).
     """
     depth, ranks = len(stages), range(len(slots))
-    inside = _Inside(stages, weights)
-    by_speed = sorted(slots, key=speed_class)
+    spans = [stages[rank % depth] for rank in ranks]
     if slow is None:
-        placed = _filled(by_speed, ranks, holding, inside)
-    else:
-        num_fast = len(slots) - len(slots) // depth
-        placed = _filled(
-            by_speed[:num_fast],
-            [rank for rank in ranks if rank % depth != slow],
-            holding,
-            inside,
-        ) | _filled(by_speed[num_fast:], ranks[slow::depth], holding, inside)
+        return place_in(spans, slots, holding, weights)
+    inside = _Inside(spans, weights)
+    by_speed = sorted(slots, key=speed_class)
+    num_fast = len(slots) - len(slots) // depth
+    placed = _filled(
+        by_speed[:num_fast],
+        [rank for rank in ranks if rank % depth != slow],
+        holding,
+        inside,
+    ) | _filled(by_speed[num_fast:], ranks[slow::depth], holding, inside)
     return [placed[rank] for rank in ranks]
+
+
+def place_in(
+    spans: Sequence[Range], slots: Sequence[Slot], holding: Mapping[str, Range], weights: Sequence[int]
+) -> list[Slot]:
+    """Order the workers by rank, as `place` does, where rank r hosts `spans[r]`."""
+    placed = _filled(sorted(slots, key=speed_class), range(len(spans)), holding, _Inside(spans, weights))
+    return [placed[rank] for rank in range(len(spans))]
 
 
 def _filled(
@@ -111,7 +119,7 @@ def _filled(
     for _, alike in itertools.groupby(numbers, key=lambda number: by_kind[number][0]):
         members = list(alike)
         places = [ranks[starts[number] : starts[number + 1]] for number in members]
-        wants = [inside.stages_of(taken) for taken in places]
+        wants = [inside.spans_of(taken) for taken in places]
         held = [tuple(holding.get(slot.worker) for slot in groups[number]) for number in members]
         for left, right in _greedy_alike(held, wants, inside.worth):
             group = groups[members[left]]
@@ -129,19 +137,19 @@ def _kind(group: Sequence[Slot]) -> tuple[float, int, list[float]]:
 _Held = tuple[Range | None, ...]  # what each worker of a VM holds
 
 
-_Wanted = tuple[int, ...]  # the stages of consecutive ranks
+_Wanted = tuple[Range, ...]  # what consecutive ranks host
 
 
 class _Inside:
     """Assigns the workers of a VM to its consecutive ranks; memoised, because many VMs are alike."""
 
-    def __init__(self, stages: Sequence[Range], weights: Sequence[int]) -> None:
-        self._stages = stages
+    def __init__(self, spans: Sequence[Range], weights: Sequence[int]) -> None:
+        self._spans = spans
         self._sums = [0, *itertools.accumulate(weights)]
         self._solved = cache(self._solve)
 
-    def stages_of(self, ranks: Sequence[int]) -> _Wanted:
-        return tuple(rank % len(self._stages) for rank in ranks)
+    def spans_of(self, ranks: Sequence[int]) -> _Wanted:
+        return tuple(self._spans[rank] for rank in ranks)
 
     def match(self, held: _Held, wanted: _Wanted) -> Mapping[int, int]:
         """{place among the ranks: index of the worker}."""
@@ -153,15 +161,14 @@ class _Inside:
 
     def _solve(self, held: _Held, wanted: _Wanted) -> tuple[dict[int, int], int]:
         worth = {
-            (index, offset): self._kept(span, stage)
+            (index, offset): self._kept(span, own)
             for index, span in enumerate(held)
-            for offset, stage in enumerate(wanted)
+            for offset, own in enumerate(wanted)
         }
         pairs = _greedy(worth)
         return {offset: index for index, offset in pairs}, sum(worth[pair] for pair in pairs)
 
-    def _kept(self, held: Range | None, stage: int) -> int:
-        wanted = self._stages[stage]
+    def _kept(self, held: Range | None, wanted: Range) -> int:
         if held is None:
             return 0
         start, stop = max(held.start, wanted.start), min(held.stop, wanted.stop)

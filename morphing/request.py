@@ -30,6 +30,8 @@ class Request:
     recompute: Literal["auto", "on", "off"] = "auto"
     halves: Literal["auto", "on", "off"] = "auto"
     """Whether backwards are an I and a W; `auto`: where that saves time. Never if they were not measured."""
+    unequal_pipelines: Literal["auto", "off"] = "auto"
+    """Whether pipelines may be of different depth; `auto`: where that saves time."""
     optimizer_offload: Literal["auto", "on", "off"] = "auto"
     """Whether optimizer state lies in host memory; `auto`: only if there is no plan otherwise."""
     holding: Mapping[str, Range] = field(default_factory=dict[str, Range])
@@ -62,6 +64,8 @@ class Candidate:
     """One row of the sweep.
 
     A shape may have several rows, with different windows or with slow workers in different places.
+    `pipeline_parallel_degree` and `data_parallel_degree` of unequal pipelines: the depth of the deepest, and
+    their number.
     """
 
     pipeline_parallel_degree: int
@@ -86,10 +90,22 @@ class Candidate:
     """Seconds lost to deaths after which no host of some section is left, for each second of steps."""
     missing: int = 0
     """Workers of the grid that are gone, whose micro-batches their peers take (see `reroute`)."""
+    pipelines: tuple[int, ...] = ()
+    """The number of workers of each pipeline, if it is no grid."""
 
     @property
     def used(self) -> int:
+        if self.pipelines:
+            return sum(self.pipelines)
         return self.pipeline_parallel_degree * self.data_parallel_degree - self.missing
+
+    @property
+    def shape(self) -> str:
+        """As `Plan.shape`."""
+        if self.pipelines:
+            return "+".join(map(str, self.pipelines))
+        lacking = f"-{self.missing}" if self.missing else ""
+        return f"{self.pipeline_parallel_degree}x{self.data_parallel_degree}{lacking}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,18 @@ class Options:
         self.calibration: Calibration = calibration
         self.table: StageTable = stage_table(self.calibration, request.schedule)
         self.roster = Roster(request.workers, request.holding)
-        self._on_host = on_host
+        self.on_host = on_host
         self._recompute = {"on": (True,), "off": (False,), "auto": (False, True)}[request.recompute]
         # Jobs run Varuna's schedule; GPipe and 1F1B are there to be compared with as they were published.
         varuna = request.schedule is Schedule.VARUNA
         self._halves = calibration.has_halves and varuna and request.halves != "off"
         self._rings = cache(self._new_rings)
+
+    @property
+    def modes(self) -> Sequence[Mode]:
+        """How backwards may run, in a pipeline of several stages."""
+        whole = [Mode(recompute) for recompute in self._recompute]
+        return [*whole, _HALVES] if self._may_split(2, all(self._recompute)) else whole
 
     @cached_property
     def depths(self) -> Sequence[int]:
@@ -107,7 +113,7 @@ class Options:
         """The options of a shape, and candidates rejected because they do not fit."""
         found: list[Option | Candidate] = []
         for recompute in self._recompute:
-            whole = self._fitting(depth, replicas, _Mode(recompute))
+            whole = self._fitting(depth, replicas, Mode(recompute))
             split = self._fitting(depth, replicas, _HALVES) if self._may_split(depth, recompute) else []
             found += split if split and self.request.halves == "on" else [*whole, *split]
             unbounded = any(isinstance(one, Option) and one.candidate.window is None for one in whole)
@@ -126,7 +132,7 @@ class Options:
     def _least_s(self, depth: int, replicas: int) -> tuple[float, float]:
         """Lower bounds (without all-reduces, of the whole step) of a shape's options, in seconds."""
         fullest = -(-self.request.num_micro_batches // replicas)
-        modes = [_Mode(recompute) for recompute in self._recompute]
+        modes = [Mode(recompute) for recompute in self._recompute]
         if self._may_split(depth, all(self._recompute)):
             modes.append(_HALVES)
         bounds = [shape.bound for mode in modes if (shape := self._shape(depth, replicas, mode))]
@@ -152,21 +158,21 @@ class Options:
         """Whether the first `count` workers have different speeds."""
         return count > self.roster.num_fast
 
-    def _fitting(self, depth: int, replicas: int, mode: _Mode) -> list[Option | Candidate]:
+    def _fitting(self, depth: int, replicas: int, mode: Mode) -> list[Option | Candidate]:
         """The options; a rejected candidate if whole backwards do not fit, nothing if halves do not."""
         count = depth * replicas
-        candidate = Candidate(depth, replicas, mode.recompute, self._on_host, mode.halves)
+        candidate = Candidate(depth, replicas, mode.recompute, self.on_host, mode.halves)
         shape = self._shape(depth, replicas, mode)
         if shape is None:
             if mode.halves:
                 return []
-            why = f"no split into {depth} stages fits into {megabytes(self._capacity(count))}"
+            why = f"no split into {depth} stages fits into {megabytes(self.capacity(count))}"
             return [replace(candidate, rejected=why)]
         if not self._mixed(count):
             return [self._alike(candidate, shape)]
         found: list[Option | Candidate] = [self._arranged(candidate, shape.split)]
         if count - self.roster.num_fast <= replicas and depth > 1:
-            capacity, slowdown = self._capacity(count), self.roster.slowdown(count)
+            capacity, slowdown = self.capacity(count), self.roster.slowdown(count)
             uneven = _splits(self.table, capacity, mode.recompute, slowdown).get(depth)
             if uneven is not None and _limit(self.table, uneven, mode, capacity) != 0:
                 found.append(self._arranged(replace(candidate, slow_stage=uneven.slow), uneven))
@@ -178,13 +184,13 @@ class Options:
         fullest = -(-self.request.num_micro_batches // replicas)
         least_s = shape.bound.step_ns(fullest, self._rings(replicas)) / 1e9
         candidate = replace(candidate, window=_window(shape.limit, fullest))
-        return Option(candidate, shape.split, self._capacity(candidate.used), least_s, None)
+        return Option(candidate, shape.split, self.capacity(candidate.used), least_s, None)
 
     def _arranged(self, candidate: Candidate, split: Split) -> Option:
         """The option of workers of different speeds: placed, with splits of the micro-batches to try."""
         depth, replicas = candidate.pipeline_parallel_degree, candidate.data_parallel_degree
-        capacity = self._capacity(candidate.used)
-        mode = _Mode(candidate.recompute, candidate.halves)
+        capacity = self.capacity(candidate.used)
+        mode = Mode(candidate.recompute, candidate.halves)
         limit = _limit(self.table, split, mode, capacity)
         slots = place(self.roster.used(candidate.used), split.stages, {}, (), slow=split.slow)
         factors = [
@@ -214,25 +220,26 @@ class Options:
         candidate = replace(candidate, window=_window(limit, max(map(max, deals))))
         return Option(candidate, split, capacity, least_ns / 1e9, Arranged(slots, deals))
 
-    def _capacity(self, count: int) -> int:
+    def capacity(self, count: int) -> int:
+        """Bytes that a plan may use of each of the first `count` workers."""
         limit = self.request.memory_limit_bytes
         capacity = self.roster.memory_bytes(count)
         return capacity if limit is None else min(capacity, limit)
 
-    def _shape(self, depth: int, replicas: int, mode: _Mode) -> _Shape | None:
+    def _shape(self, depth: int, replicas: int, mode: Mode) -> _Shape | None:
         """The shape's split and bound, as if all workers were as fast as the fastest."""
-        capacity = self._capacity(depth * replicas)
+        capacity = self.capacity(depth * replicas)
         return _shape(self.table, depth, capacity, mode, self.roster.fastest)
 
 
-class _Mode(NamedTuple):
+class Mode(NamedTuple):
     """How the backwards of a shape run."""
 
     recompute: bool
     halves: bool = False
 
 
-_HALVES = _Mode(recompute=False, halves=True)
+_HALVES = Mode(recompute=False, halves=True)
 
 
 class _Shape(NamedTuple):
@@ -245,7 +252,7 @@ class _Shape(NamedTuple):
 
 # Neither depends on the number of workers, so a job computes them once.
 @lru_cache(maxsize=1024)
-def _shape(table: StageTable, depth: int, capacity: int, mode: _Mode, slowdown: float) -> _Shape | None:
+def _shape(table: StageTable, depth: int, capacity: int, mode: Mode, slowdown: float) -> _Shape | None:
     """None if no split fits. Halves take the split of whole backwards, since I and W take about as long as
     B."""
     split = _splits(table, capacity, mode.recompute, None).get(depth)
@@ -269,7 +276,7 @@ def _splits(table: StageTable, capacity: int, recompute: bool, slowdown: float |
     return balance(table, table.num_sections, recompute=recompute, fits=fits, slowdown=slowdown)
 
 
-def _limit(table: StageTable, split: Split, mode: _Mode, capacity: int) -> int | None:
+def _limit(table: StageTable, split: Split, mode: Mode, capacity: int) -> int | None:
     """Micro-batches that the tightest stage can have in flight; None if memory does not bound them, 0 if not
     one fits."""
     limits: list[int] = []

@@ -9,7 +9,7 @@ both ask the same policy (`policy.decide`), so what is predicted is what runs.
 from .components import Component, components
 from .dispatcher import Dispatcher, check_order, peak_in_flight
 from .operations import Kind, Operation
-from .plan import Hop, InvalidPlan, Path, Plan, Range, Schedule, grid
+from .plan import Hop, InvalidPlan, Path, Plan, Range, Schedule, dealt, grid
 from .schedules import InvalidOrder, Orders, orders
 from .traffic import Message, Traffic, messages, output_of, own_part
 
@@ -30,6 +30,7 @@ __all__ = [
     "Traffic",
     "check_order",
     "components",
+    "dealt",
     "grid",
     "messages",
     "orders",

@@ -155,8 +155,8 @@ class Plan:
 
     @property
     def shape(self) -> str:
-        """`PxD` for a grid of equal ranges, `PxD-n` for one without n workers whose work others do, else the
-        depths of the pipelines joined by `+`."""
+        """`PxD` for a grid of equal ranges, `PxD-n` for one without n workers whose work others do; else the
+        workers of the pipelines joined by `+`, or where these share workers, the depths of the paths."""
         return _shape([[(hop.worker, hop.range.start) for hop in path.hops] for path in self.paths])
 
     def to_json(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def grid(
             tuple(Hop(replica * depth + stage, span) for stage, span in enumerate(stages)),
             micro_batches,
         )
-        for replica, micro_batches in enumerate(_dealt(replicas, num_micro_batches, shares))
+        for replica, micro_batches in enumerate(dealt(_shares(replicas, num_micro_batches, shares)))
     )
     return Plan(
         num_sections=stages[-1].stop if stages else 0,
@@ -279,19 +279,24 @@ def grid(
     )
 
 
-def _dealt(replicas: int, num_micro_batches: int, shares: Sequence[int] | None) -> list[tuple[int, ...]]:
-    """The micro-batches of each replica."""
+def _shares(replicas: int, num_micro_batches: int, shares: Sequence[int] | None) -> Sequence[int]:
     if shares is None:
-        return [tuple(range(replica, num_micro_batches, replicas)) for replica in range(replicas)]
+        each, more = divmod(num_micro_batches, replicas)
+        return [each + (replica < more) for replica in range(replicas)]
     if len(shares) != replicas or sum(shares) != num_micro_batches or min(shares) < 1:
         raise InvalidPlan(
             f"shares: expected {replicas}, each at least 1, that add up to {num_micro_batches}, got {shares}"
         )
-    turns = sorted((turn, replica) for replica, share in enumerate(shares) for turn in range(share))
-    dealt: list[list[int]] = [[] for _ in shares]
-    for micro_batch, (_, replica) in enumerate(turns):
-        dealt[replica].append(micro_batch)
-    return [tuple(taken) for taken in dealt]
+    return shares
+
+
+def dealt(shares: Sequence[int]) -> list[tuple[int, ...]]:
+    """The micro-batches of each pipeline, dealt round-robin among those that still lack some."""
+    turns = sorted((turn, pipeline) for pipeline, share in enumerate(shares) for turn in range(share))
+    taken: list[list[int]] = [[] for _ in shares]
+    for micro_batch, (_, pipeline) in enumerate(turns):
+        taken[pipeline].append(micro_batch)
+    return [tuple(numbers) for numbers in taken]
 
 
 def _shape(pipelines: Sequence[Sequence[tuple[int, int]]]) -> str:
@@ -306,7 +311,25 @@ def _shape(pipelines: Sequence[Sequence[tuple[int, int]]]) -> str:
         replicas = max(map(len, stages))
         missing = len(stages) * replicas - len(used)
         return f"{len(stages)}x{replicas}" + (f"-{missing}" if missing else "")
-    return "+".join(str(depth) for depth in depths)
+    groups = _unconnected(pipelines)
+    counts = [len({worker for worker, _ in hops}) for hops in groups]
+    if all(len(hops) == count for hops, count in zip(groups, counts, strict=True)):
+        return "+".join(map(str, counts))
+    return "+".join(map(str, depths))
+
+
+def _unconnected(pipelines: Sequence[Sequence[tuple[int, int]]]) -> list[set[tuple[int, int]]]:
+    """The (worker, first section) of paths that have workers in common, together."""
+    groups: list[set[tuple[int, int]]] = []
+    for hops in pipelines:
+        group, others = set(hops), list[set[tuple[int, int]]]()
+        for other in groups:
+            if {worker for worker, _ in other}.isdisjoint(worker for worker, _ in group):
+                others.append(other)
+            else:
+                group |= other
+        groups = [*others, group]
+    return groups
 
 
 def _check(plan: Plan) -> None:

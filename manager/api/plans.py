@@ -14,7 +14,7 @@ from ..core import worth
 from ..core.rules.planning import slot_of
 from ..core.state import Generation
 from ..service.planning import request_of
-from ..service.ranking import Ranking, rank, shape
+from ..service.ranking import Ranking, rank
 from ..service.runtime import Job
 from ..service.service import Service
 from ..service.views import measured_s
@@ -130,7 +130,7 @@ def _rows(
         )
 
     ranked = () if isinstance(ranking, Infeasible) else ranking.rows
-    rows = [row(candidate, shape(candidate), candidate.used) for candidate in ranked]
+    rows = [row(candidate, candidate.shape, candidate.used) for candidate in ranked]
     if current.predicted_s is not None and not any(row.running for row in rows):
         running = Candidate(
             pipeline_parallel_degree=max(len(path.hops) for path in plan.paths),

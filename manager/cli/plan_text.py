@@ -10,7 +10,7 @@ from ...simulator import Calibration
 from ...simulator.units import seconds, size
 from ..replay import Prices
 from ..service.planning import offload
-from ..service.ranking import Ranking, shape
+from ..service.ranking import Ranking
 from ..spec.job_spec import JobSpec
 from .calibration.table import aligned
 
@@ -57,6 +57,7 @@ def request(spec: JobSpec, calibration: Calibration, cluster: PricedVms) -> Requ
         data_parallel_degree=parallelism.data_parallel_degree,
         recompute=parallelism.recompute,
         halves=parallelism.halves,
+        unequal_pipelines=parallelism.unequal_pipelines,
         optimizer_offload=offload(spec),
     )
 
@@ -102,7 +103,7 @@ def _cells(rows: Sequence[Candidate], spec: JobSpec, cluster: PricedVms) -> list
         assert row.predicted_s is not None, "only what was simulated is ranked"
         cells.append(
             [
-                shape(row),
+                row.shape,
                 seconds(row.predicted_s),
                 f"{batch / row.predicted_s:#.4g}",
                 f"{row.used}",

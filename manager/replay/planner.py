@@ -6,7 +6,7 @@ import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from ...morphing import Roster, Slot, place
+from ...morphing import Roster, Slot, place_in
 from ...pipeline import Plan, Range
 from ..core.commands import ComputePlan, WorkerSlot
 from ..core.events import PlanComputed
@@ -19,7 +19,7 @@ class _Known:
     """An answer, and which of its ranks shared a VM."""
 
     answer: PlanComputed
-    stages: tuple[Range, ...]
+    ranges: tuple[Range, ...]
     together: tuple[int, ...]
 
 
@@ -49,8 +49,8 @@ class CachedPlanner:
             if again is not None:
                 return again
         began = time.perf_counter()
-        grids_alone = command.model_copy(update={"lasts_s": None})
-        answer = compute_plan(state, grids_alone, lambda: now)
+        not_rerouted = command.model_copy(update={"lasts_s": None})
+        answer = compute_plan(state, not_rerouted, lambda: now)
         self.asked_s += time.perf_counter() - began
         self.num_asked += 1
         self._known[key] = _remembered(answer, command)
@@ -73,8 +73,7 @@ def _remembered(answer: PlanComputed, command: ComputePlan) -> _Known:
         return _Known(answer, (), ())
     plan = Plan.from_json(answer.plan)
     vm_of = {slot.worker: slot.vm for slot in command.workers}
-    stages = tuple(hop.range for hop in plan.paths[0].hops)
-    return _Known(answer, stages, _together([vm_of[worker] for worker in answer.workers]))
+    return _Known(answer, plan.ranges, _together([vm_of[worker] for worker in answer.workers]))
 
 
 def _again(known: _Known, state: JobState, command: ComputePlan, now: float) -> PlanComputed | None:
@@ -85,7 +84,7 @@ def _again(known: _Known, state: JobState, command: ComputePlan, now: float) -> 
     slots = [Slot(slot.worker, slot.vm, slot.memory_bytes) for slot in command.workers]
     held = holding(state)
     used = Roster(slots, held).used(len(known.answer.workers))
-    placed = place(used, known.stages, held, _state_bytes(state))
+    placed = place_in(known.ranges, used, held, _state_bytes(state))
     if _together([slot.vm for slot in placed]) != known.together:
         return None
     plan = {**known.answer.plan, "generation": command.generation}

@@ -193,6 +193,7 @@ def request_of(
         data_parallel_degree=parallelism.data_parallel_degree,
         recompute=parallelism.recompute,
         halves=parallelism.halves,
+        unequal_pipelines=parallelism.unequal_pipelines,
         optimizer_offload=offload(state.spec),
         memory_limit_bytes=state.spec.resources.device_memory,
         holding=holding(state),

@@ -33,7 +33,8 @@ def rank(request: Request, most_rows: int) -> Ranking | Infeasible:
         return choice
     first, others, refused = choice.candidate, list[Candidate](), list[tuple[int, str]]()
     num_skipped, most_others = 0, max(1, most_rows - 1)  # with one at least the best is compared
-    for bound_s, depth in _other_depths(request, first.pipeline_parallel_degree):
+    chosen = 0 if first.pipelines else first.pipeline_parallel_degree  # beside unequal ones every grid
+    for bound_s, depth in _other_depths(request, chosen):
         if len(others) >= most_others and inf > bound_s > _cost_s(others[most_others - 1]):
             num_skipped += 1
             continue
@@ -79,10 +80,6 @@ def _cost_s(row: Candidate) -> float:
     return _time_s(row) * (1.0 + row.lost)
 
 
-def shape(row: Candidate) -> str:
-    return f"{row.pipeline_parallel_degree}x{row.data_parallel_degree}"
-
-
 def _time_s(row: Candidate) -> float:
     assert row.predicted_s is not None, "a plan that was found was simulated"
     return row.predicted_s
@@ -90,11 +87,11 @@ def _time_s(row: Candidate) -> float:
 
 def _margin(best: Candidate, others: list[Candidate], num_workers: int) -> str:
     if not others:
-        return f"{shape(best)} is the only shape that there is a plan for."
+        return f"{best.shape} is the only shape that there is a plan for."
     other = others[0]
     less = 1 - _cost_s(best) / _cost_s(other)
-    rival = f"the next best, {shape(other)} ({_told(other)})"
-    lead = f"{shape(best)} wins: a step takes {_told(best)}"
+    rival = f"the next best, {other.shape} ({_told(other)})"
+    lead = f"{best.shape} wins: a step takes {_told(best)}"
     if less < 5e-4:
         return f"{lead}, as with {rival}, which has {_tie(best, other)}."
     reasons = _reasons(best, other) if _time_s(best) < _time_s(other) else ""
@@ -119,7 +116,7 @@ def _risky(best: Candidate, others: list[Candidate]) -> list[str]:
     row = min(faster, key=_time_s)
     more = f"{100 * (row.lost - best.lost):.1f} % more"
     return [
-        f"{shape(row)} would take {seconds(_time_s(row))}, but deaths that lose state would cost it {more}."
+        f"{row.shape} would take {seconds(_time_s(row))}, but deaths that lose state would cost it {more}."
     ]
 
 

@@ -162,7 +162,7 @@ class TrainingSpec(JobSection):
 
 
 class Parallelism(JobSection):
-    """The shape of the grid; None (`auto` in the file) leaves the choice to the planner."""
+    """The shape of plans; None (`auto` in the file) leaves the choice to the planner."""
 
     pipeline_parallel_degree: Auto = None
     data_parallel_degree: Auto = None
@@ -170,6 +170,7 @@ class Parallelism(JobSection):
     num_sections: Auto = None
     recompute: Switch = "auto"
     halves: Switch = "auto"
+    unequal_pipelines: Annotated[Literal["auto", "off"], BeforeValidator(_switch)] = "auto"
     optimizer_offload: Switch = "auto"
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from ....morphing import Choice, Infeasible, choose
 from ...replay import Prices
-from ...service.ranking import shape
 from ...spec.job_spec import JobSpec, JobSpecError
 from ..calibration.source import of_manager
 from ..calibration.table import aligned
@@ -96,7 +95,7 @@ def _plan(spec: JobSpec, quote: Mapping[str, Any], choice: Choice | Infeasible |
     about = (
         f"{hours:.1f} h and {usd(hours * quote['hourly'])} for {spec.training.steps} steps if no VM is lost"
     )
-    return f"{shape(choice.candidate)} (PxD), {seconds:.3g} s a step ({source}): {about}"
+    return f"{choice.candidate.shape} (PxD), {seconds:.3g} s a step ({source}): {about}"
 
 
 def _predicted(

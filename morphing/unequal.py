@@ -1,0 +1,223 @@
+"""Plans of unequal pipelines, which use every VM (Oobleck §4.2): how many of which template, what shares.
+
+Pipelines end together as nearly as whole micro-batches allow. For each number of pipelines the best multiset
+of templates is found exactly, under the templates' cost: by bisection of the time, with a knapsack of what
+pipelines of together so many VMs do in that time. (Oobleck enumerates all multisets.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..pipeline import Hop, Path, Plan, Schedule, dealt
+from .stages import StageTable
+from .templates import Template, templates
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """Pipelines that share a step. `shares`: the micro-batches that each takes."""
+
+    templates: tuple[Template, ...]
+    shares: tuple[int, ...]
+
+    @property
+    def time_ns(self) -> int:
+        """Until the last pipeline's last backward ends."""
+        return max(map(Template.time_ns, self.templates, self.shares))
+
+    @property
+    def num_vms(self) -> int:
+        return sum(template.num_vms for template in self.templates)
+
+
+def pool(
+    table: StageTable,
+    num_micro_batches: int,
+    num_vms: int,
+    devices_per_vm: int,
+    capacity_bytes: int,
+    *,
+    recompute: bool = False,
+    halves: bool = False,
+) -> Mapping[int, Sequence[Template]]:
+    """{number of VMs: templates, each the best for some likely share of N micro-batches}.
+
+    Those shares are N, a half of it, a quarter, ..., whatever the number of VMs; so clusters of about the
+    same size have the same templates, which are cached.
+    """
+    found: dict[int, dict[Template, None]] = {}
+    about = 1 << (num_vms - 1).bit_length()
+    for parts in range(about.bit_length()):
+        share = max(1, num_micro_batches >> parts)
+        best = _templates(table, share, about, devices_per_vm, capacity_bytes, recompute, halves)
+        for size, template in best.items():
+            if size <= num_vms:
+                found.setdefault(size, {})[template] = None
+    return {size: tuple(each) for size, each in sorted(found.items())}
+
+
+@lru_cache(maxsize=64)
+def _templates(
+    table: StageTable,
+    share: int,
+    num_vms: int,
+    devices_per_vm: int,
+    capacity_bytes: int,
+    recompute: bool,
+    halves: bool,
+) -> Mapping[int, Template]:
+    return templates(
+        table, share, num_vms, devices_per_vm, capacity_bytes, recompute=recompute, halves=halves
+    )
+
+
+def combinations(
+    choices: Mapping[int, Sequence[Template]],
+    num_vms: int,
+    num_micro_batches: int,
+    most_ns: int | None = None,
+    precision_ns: int = 1,
+) -> Iterator[Combination]:
+    """For each number of pipelines the combination on at most `num_vms` VMs that takes least.
+
+    `most_ns`: numbers of pipelines of which none takes so little are left out. `precision_ns`: less than so
+    much may a combination take longer than the best.
+    """
+    if not choices:
+        return
+    slowest = max(one.time_ns(num_micro_batches) for each in choices.values() for one in each)
+    most_ns = slowest if most_ns is None else min(most_ns, slowest)
+    counts = min(num_vms // min(choices), num_micro_batches)
+    packed = _Packed(_done_by(choices, most_ns, num_micro_batches), num_vms, counts)
+    for count in range(1, counts + 1):
+        if packed.most(count) >= num_micro_batches:
+            yield _best(choices, num_vms, num_micro_batches, count, most_ns, precision_ns)
+
+
+def _best(
+    choices: Mapping[int, Sequence[Template]],
+    num_vms: int,
+    num_micro_batches: int,
+    count: int,
+    enough: int,
+    precision_ns: int,
+) -> Combination:
+    """`enough`: nanoseconds that are known to do."""
+    too_short = 0
+    largest = num_vms - (count - 1) * min(choices)
+    usable = {size: each for size, each in choices.items() if size <= largest}
+    while enough - too_short > precision_ns:
+        middle = (too_short + enough) // 2
+        packed = _Packed(_done_by(usable, middle, num_micro_batches), num_vms, count)
+        if packed.most(count) >= num_micro_batches:
+            enough = middle
+        else:
+            too_short = middle
+    packed = _Packed(_done_by(usable, enough, num_micro_batches), num_vms, count)
+    members = sorted(packed.members(count), key=lambda one: (-one[1].num_vms, -one[0]))
+    taken = [template for _, template in members]
+    return Combination(tuple(taken), _trimmed([done for done, _ in members], taken, num_micro_batches))
+
+
+_Done = Mapping[int, tuple[int, Template]]
+"""{number of VMs: (most micro-batches that a pipeline of so many does in some time, by this template)}."""
+
+
+def _done_by(choices: Mapping[int, Sequence[Template]], time_ns: int, most: int) -> _Done:
+    found: dict[int, tuple[int, Template]] = {}
+    for size, each in choices.items():
+        number, place = max((one.done_by(time_ns), -place) for place, one in enumerate(each))
+        if number > 0:
+            found[size] = min(number, most), each[-place]
+    return found
+
+
+class _Packed:
+    """What up to `counts` pipelines on at most `num_vms` VMs do at most in some time."""
+
+    def __init__(self, done: _Done, num_vms: int, counts: int) -> None:
+        self._done = done
+        # By pipelines and VMs: the most micro-batches (-1: impossible), and the VMs of the last pipeline.
+        self._best = [[0] + [-1] * num_vms]
+        self._last = [[0] * (num_vms + 1)]
+        amounts = [(size, number) for size, (number, _) in done.items()]
+        for _ in range(counts):
+            before = self._best[-1]
+            best, last = [-1] * (num_vms + 1), [0] * (num_vms + 1)
+            for used, amount in enumerate(before):
+                if amount < 0:
+                    continue
+                for size, more in amounts:
+                    if used + size > num_vms:
+                        break
+                    if amount + more > best[used + size]:
+                        best[used + size], last[used + size] = amount + more, size
+            self._best.append(best)
+            self._last.append(last)
+
+    def most(self, count: int) -> int:
+        return max(self._best[count])
+
+    def members(self, count: int) -> list[tuple[int, Template]]:
+        """(micro-batches, template) of each of `count` pipelines that do most, on the fewest VMs."""
+        used = self._best[count].index(self.most(count))
+        found = list[tuple[int, Template]]()
+        for number in range(count, 0, -1):
+            size = self._last[number][used]
+            found.append(self._done[size])
+            used -= size
+        return found
+
+
+def _trimmed(done: Sequence[int], members: Sequence[Template], num_micro_batches: int) -> tuple[int, ...]:
+    """Shares of exactly N micro-batches: what is too much is taken from those that would end last."""
+    shares = list(done)
+    for _ in range(sum(done) - num_micro_batches):
+        larger = [number for number, share in enumerate(shares) if share > 1]
+        shares[max(larger, key=lambda number: members[number].time_ns(shares[number]))] -= 1
+    return tuple(shares)
+
+
+def plan_of(
+    combination: Combination,
+    *,
+    schedule: Schedule = Schedule.VARUNA,
+    window: int | None = None,
+    recompute: bool = False,
+    halves: bool = False,
+    generation: int = 0,
+    optimizer_on_host: bool = False,
+    frozen: int = 0,
+) -> Plan:
+    """The plan. Ranks go pipeline by pipeline, stage by stage; micro-batches are dealt round-robin among the
+    pipelines that still lack some, and within a stage to its workers in turn."""
+    stages = [stage for template in combination.templates for stage in template.stages]
+    paths, first = list[Path](), 0
+    for template, numbers in zip(combination.templates, dealt(combination.shares), strict=True):
+        widths = [stage.width for stage in template.stages]
+        firsts = [first + sum(widths[:place]) for place in range(len(widths))]
+        turns = math.lcm(*widths)
+        for turn in range(min(turns, len(numbers))):
+            hops = tuple(
+                Hop(start + turn % stage.width, stage.range)
+                for start, stage in zip(firsts, template.stages, strict=True)
+            )
+            paths.append(Path(hops, numbers[turn::turns]))
+        first += sum(widths)
+    return Plan(
+        num_sections=stages[-1].range.stop,
+        num_micro_batches=sum(combination.shares),
+        ranges=tuple(stage.range for stage in stages for _ in range(stage.width)),
+        paths=tuple(paths),
+        schedule=schedule,
+        window=window,
+        recompute=recompute,
+        generation=generation,
+        optimizer_on_host=optimizer_on_host,
+        frozen=frozen,
+        halves=halves,
+    )

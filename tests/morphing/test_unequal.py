@@ -1,0 +1,94 @@
+"""Plans of unequal pipelines beside exhaustive search."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+from calibrations import uniform
+from makara.morphing import stage_table
+from makara.morphing.templates import Template
+from makara.morphing.unequal import Combination, combinations, plan_of, pool
+from makara.pipeline import Range
+from makara.simulator import Calibration, Link, simulate
+
+AMPLE = 1 << 50
+
+
+def some_calibration(seed: int) -> Calibration:
+    rng = random.Random(seed)
+    num = rng.randint(2, 6)
+    return uniform(
+        num,
+        forward_s=tuple(rng.uniform(0.5, 1.5) for _ in range(num)),
+        backward_s=tuple(rng.uniform(1.0, 3.0) for _ in range(num)),
+        inter_vm=Link(latency_s=rng.choice([0.0, 0.2]), bytes_per_s=rng.choice([1e18, 30.0])),
+    )
+
+
+def multisets(sizes: list[int], num_vms: int, count: int) -> Iterator[tuple[int, ...]]:
+    for found in itertools.combinations_with_replacement(sizes, count):
+        if sum(found) <= num_vms:
+            yield found
+
+
+def least_ns(members: tuple[Template, ...], num: int) -> int:
+    """The best split of `num` micro-batches, one by one: the next goes where it ends first."""
+    shares = [1] * len(members)
+    for _ in range(num - len(members)):
+        ends = [one.time_ns(share + 1) for one, share in zip(members, shares, strict=True)]
+        shares[ends.index(min(ends))] += 1
+    return max(map(Template.time_ns, members, shares))
+
+
+def test_combinations_are_as_good_as_every_multiset() -> None:
+    seen = 0
+    for seed in range(150):
+        rng = random.Random(seed)
+        num_vms, num = rng.randint(1, 9), rng.randint(1, 40)
+        choices = pool(stage_table(some_calibration(seed)), num, num_vms, 1, AMPLE)
+        for count, found in enumerate(combinations(choices, num_vms, num), start=1):
+            assert len(found.templates) == count
+            assert sum(found.shares) == num
+            assert min(found.shares) >= 1
+            assert found.num_vms <= num_vms
+            best = min(
+                least_ns(members, num)
+                for sizes in multisets(list(choices), num_vms, count)
+                for members in itertools.product(*(choices[size] for size in sizes))
+            )
+            assert found.time_ns == best, (seed, count)
+            seen += 1
+    assert seen > 300
+
+
+def test_a_plan_runs_as_fast_as_its_templates_promise() -> None:
+    """Thirteen workers, a model that needs four: no grid uses them all."""
+    calibration = uniform(12)
+    table = stage_table(calibration)
+    least = min(table.memory(start, start + 3, recompute=False).least_bytes for start in (0, 3, 6))
+    capacity = max(
+        least, *(table.memory(start, start + 3, recompute=False).window(0) or 0 for start in (0, 3, 6, 9))
+    )
+    choices = pool(table, 96, 13, 1, capacity + 60)
+    assert min(choices) == 4
+    found = {len(one.templates): one for one in combinations(choices, 13, 96)}
+    best = found[3]
+    assert [one.num_vms for one in best.templates] == [5, 4, 4]
+    plan = plan_of(best)
+    assert plan.num_workers == 13
+    assert plan.shape == "5+4+4"
+    simulated = simulate(plan, calibration, timeline=False).pipeline_s
+    assert abs(best.time_ns / 1e9 / simulated - 1) < 0.05
+
+
+def test_workers_of_a_stage_take_micro_batches_in_turn() -> None:
+    choices = pool(stage_table(uniform(2)), 20, 2, 3, AMPLE)
+    found = max(combinations(choices, 2, 20), key=lambda one: len(one.templates))
+    assert isinstance(found, Combination)
+    plan = plan_of(found)
+    assert plan.num_workers == 6
+    assert plan.ranges == (Range(0, 2),) * 6
+    assert sorted(len(path.micro_batches) for path in plan.paths) == [3, 3, 3, 3, 4, 4]
+    assert simulate(plan, uniform(2), timeline=False).pipeline_s == found.time_ns / 1e9 == 4 * 6.0
