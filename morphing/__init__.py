@@ -32,6 +32,7 @@ from .reroute import Rerouted, reroute
 from .risk import Risk
 from .stages import stage_table
 from .templates import Template, TemplateStage, templates
+from .unequal import plan_of
 
 __all__ = [
     "NOTHING",
@@ -61,6 +62,7 @@ __all__ = [
     "loading_s",
     "place",
     "place_in",
+    "plan_of",
     "reroute",
     "rerouted",
     "saved_bytes",

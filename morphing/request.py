@@ -30,7 +30,7 @@ class Request:
     recompute: Literal["auto", "on", "off"] = "auto"
     halves: Literal["auto", "on", "off"] = "auto"
     """Whether backwards are an I and a W; `auto`: where that saves time. Never if they were not measured."""
-    unequal_pipelines: Literal["auto", "off"] = "auto"
+    unequal_pipelines: Literal["auto", "off"] = "off"
     """Whether pipelines may be of different depth; `auto`: where that saves time."""
     optimizer_offload: Literal["auto", "on", "off"] = "auto"
     """Whether optimizer state lies in host memory; `auto`: only if there is no plan otherwise."""

@@ -7,6 +7,7 @@ pipelines of together so many VMs do in that time. (Oobleck enumerates all multi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from functools import lru_cache
 
 from ..pipeline import Hop, Path, Plan, Schedule, dealt
 from .stages import StageTable
-from .templates import Template, templates
+from .templates import Template, TemplateStage, templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,8 @@ def _trimmed(done: Sequence[int], members: Sequence[Template], num_micro_batches
 
 
 def plan_of(
-    combination: Combination,
+    pipelines: Sequence[Sequence[TemplateStage]],
+    shares: Sequence[int],
     *,
     schedule: Schedule = Schedule.VARUNA,
     window: int | None = None,
@@ -193,25 +195,27 @@ def plan_of(
     optimizer_on_host: bool = False,
     frozen: int = 0,
 ) -> Plan:
-    """The plan. Ranks go pipeline by pipeline, stage by stage; micro-batches are dealt round-robin among the
-    pipelines that still lack some, and within a stage to its workers in turn."""
-    stages = [stage for template in combination.templates for stage in template.stages]
+    """A plan of pipelines of any depth.
+
+    Ranks go pipeline by pipeline, stage by stage. Micro-batches are dealt round-robin among the pipelines
+    that still lack some, and within a stage to its workers in turn.
+    """
     paths, first = list[Path](), 0
-    for template, numbers in zip(combination.templates, dealt(combination.shares), strict=True):
-        widths = [stage.width for stage in template.stages]
-        firsts = [first + sum(widths[:place]) for place in range(len(widths))]
+    for stages, numbers in zip(pipelines, dealt(shares), strict=True):
+        widths = [stage.width for stage in stages]
+        firsts = list(itertools.accumulate(widths, initial=first))
         turns = math.lcm(*widths)
         for turn in range(min(turns, len(numbers))):
             hops = tuple(
                 Hop(start + turn % stage.width, stage.range)
-                for start, stage in zip(firsts, template.stages, strict=True)
+                for start, stage in zip(firsts[:-1], stages, strict=True)
             )
             paths.append(Path(hops, numbers[turn::turns]))
-        first += sum(widths)
+        first = firsts[-1]
     return Plan(
-        num_sections=stages[-1].range.stop,
-        num_micro_batches=sum(combination.shares),
-        ranges=tuple(stage.range for stage in stages for _ in range(stage.width)),
+        num_sections=pipelines[0][-1].range.stop,
+        num_micro_batches=sum(shares),
+        ranges=tuple(stage.range for stages in pipelines for stage in stages for _ in range(stage.width)),
         paths=tuple(paths),
         schedule=schedule,
         window=window,

@@ -77,7 +77,8 @@ def _simulated(options: Options, combination: Combination, mode: Mode, capacity:
     ]
     window = min((limit for limit in limits if limit is not None), default=None)
     plan = plan_of(
-        combination,
+        [template.stages for template in combination.templates],
+        combination.shares,
         window=window if window is not None and window < max(combination.shares) else None,
         recompute=mode.recompute,
         halves=mode.halves,

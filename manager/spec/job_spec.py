@@ -170,7 +170,7 @@ class Parallelism(JobSection):
     num_sections: Auto = None
     recompute: Switch = "auto"
     halves: Switch = "auto"
-    unequal_pipelines: Annotated[Literal["auto", "off"], BeforeValidator(_switch)] = "auto"
+    unequal_pipelines: Annotated[Literal["auto", "off"], BeforeValidator(_switch)] = "off"
     optimizer_offload: Switch = "auto"
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from typing import Any
 
+import pytest
 from calibrations import uniform
-from makara.morphing import stage_table
+from makara.morphing import Choice, Request, Slot, choose, stage_table
 from makara.morphing.templates import Template
 from makara.morphing.unequal import Combination, combinations, plan_of, pool
 from makara.pipeline import Range
@@ -63,31 +65,78 @@ def test_combinations_are_as_good_as_every_multiset() -> None:
     assert seen > 300
 
 
+TWENTY = uniform(20, activation_bytes=(1,) * 20, cut_bytes=(0,) * 19, grad_cut_bytes=(0,) * 19)
+
+
+def thirteen() -> list[Slot]:
+    """Workers whose memory takes twenty sections in four stages, not in three."""
+    table = stage_table(TWENTY)
+
+    def least(size: int) -> list[int]:
+        return [table.memory(at, at + size, recompute=False).least_bytes for at in range(21 - size)]
+
+    capacity = min(least(7)) - 1
+    assert max(least(5)) <= capacity
+    return [Slot(f"w{number}", f"w{number}", capacity) for number in range(13)]
+
+
+def asked(**changes: object) -> Request:
+    values: dict[str, Any] = {
+        "calibration": TWENTY,
+        "num_sections": 20,
+        "num_micro_batches": 96,
+        "workers": thirteen(),
+        "generation": 5,
+        "recompute": "off",
+        "halves": "off",
+        "unequal_pipelines": "auto",
+    }
+    return Request(**(values | changes))
+
+
 def test_a_plan_runs_as_fast_as_its_templates_promise() -> None:
     """Thirteen workers, a model that needs four: no grid uses them all."""
-    calibration = uniform(12)
-    table = stage_table(calibration)
-    least = min(table.memory(start, start + 3, recompute=False).least_bytes for start in (0, 3, 6))
-    capacity = max(
-        least, *(table.memory(start, start + 3, recompute=False).window(0) or 0 for start in (0, 3, 6, 9))
-    )
-    choices = pool(table, 96, 13, 1, capacity + 60)
+    choices = pool(stage_table(TWENTY), 96, 13, 1, thirteen()[0].memory_bytes)
     assert min(choices) == 4
-    found = {len(one.templates): one for one in combinations(choices, 13, 96)}
-    best = found[3]
+    best = {len(one.templates): one for one in combinations(choices, 13, 96)}[3]
     assert [one.num_vms for one in best.templates] == [5, 4, 4]
-    plan = plan_of(best)
+    plan = plan_of([one.stages for one in best.templates], best.shares)
     assert plan.num_workers == 13
     assert plan.shape == "5+4+4"
-    simulated = simulate(plan, calibration, timeline=False).pipeline_s
-    assert abs(best.time_ns / 1e9 / simulated - 1) < 0.05
+    simulated = simulate(plan, TWENTY, timeline=False).pipeline_s
+    assert best.time_ns / 1e9 == pytest.approx(simulated, rel=0.03)
+
+
+def test_unequal_pipelines_are_chosen_where_they_beat_the_best_grid() -> None:
+    grids, best = choose(asked(unequal_pipelines="off")), choose(asked())
+    assert isinstance(grids, Choice)
+    assert isinstance(best, Choice)
+    assert grids.candidate.used < 13
+    assert best.candidate.shape == best.plan.shape == "5+4+4"
+    assert best.candidate.used == len(set(best.workers)) == 13
+    assert best.predicted_s < grids.predicted_s / 1.01
+    assert best.plan.generation == 5
+    assert max(simulate(best.plan, TWENTY, timeline=False).peak_bytes) <= thirteen()[0].memory_bytes
+    assert {row.shape for row in best.candidates} >= {grids.candidate.shape, "5+4+4"}
+    fixed = choose(asked(pipeline_parallel_degree=4))
+    assert isinstance(fixed, Choice)
+    assert fixed.candidate.shape == "4x3"
+
+
+def test_workers_stay_where_they_hold_what_unequal_pipelines_need() -> None:
+    before = choose(asked())
+    assert isinstance(before, Choice)
+    holding = dict(zip(before.workers, before.plan.ranges, strict=True))
+    again = choose(asked(workers=thirteen()[::-1], holding=holding))
+    assert isinstance(again, Choice)
+    assert dict(zip(again.workers, again.plan.ranges, strict=True)) == holding
 
 
 def test_workers_of_a_stage_take_micro_batches_in_turn() -> None:
     choices = pool(stage_table(uniform(2)), 20, 2, 3, AMPLE)
     found = max(combinations(choices, 2, 20), key=lambda one: len(one.templates))
     assert isinstance(found, Combination)
-    plan = plan_of(found)
+    plan = plan_of([one.stages for one in found.templates], found.shares)
     assert plan.num_workers == 6
     assert plan.ranges == (Range(0, 2),) * 6
     assert sorted(len(path.micro_batches) for path in plan.paths) == [3, 3, 3, 3, 4, 4]

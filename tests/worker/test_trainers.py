@@ -21,7 +21,7 @@ from makara.checkpoint import (
 from makara.checkpoint.tensors import unpack
 from makara.model.precision import Precision
 from makara.model.training import load_entrypoint
-from makara.morphing import Rerouted, reroute
+from makara.morphing import Rerouted, TemplateStage, plan_of, reroute
 from makara.pipeline.plan import Hop, Plan, Range, grid
 from makara.pipeline.plan import Path as Route
 from makara.protocol.messages import TRAINER_PROTOCOL, CheckpointRef, JobSettings, Miscount, Phase, Recipe
@@ -61,8 +61,8 @@ def reference(
 class Run:
     """One job on a fleet, and the store that its checkpoints go to."""
 
-    def __init__(self, folder: Path, **changes: object) -> None:
-        self.job: JobSettings = settings(folder, steps=STEPS, **changes)
+    def __init__(self, folder: Path, steps: int = STEPS, **changes: object) -> None:
+        self.job: JobSettings = settings(folder, steps=steps, **changes)
         self.recipe = recipe_of(self.job.entrypoint, self.job.precision)
         self.store = open_store(self.job.store.uri)
         self.fleet = Fleet(folder, self.job, self.recipe)
@@ -87,9 +87,9 @@ class Run:
         """Wait for the end; the final checkpoint's tensors."""
         self.fleet.wait_phase(Phase.FINISHED, *workers)
         checkpoint = self.published()[0]
-        assert checkpoint.step == STEPS
+        assert checkpoint.step == self.job.steps
         manifest = load_manifest(self.store, self.job.job, checkpoint)
-        assert manifest.data_position == STEPS * self.job.global_batch_size
+        assert manifest.data_position == self.job.steps * self.job.global_batch_size
         files = read_sections(self.store, self.job.job, checkpoint, range(self.recipe.num_sections))
         return {name: tensor for data in files.values() for name, tensor in unpack(data)[0].items()}
 
@@ -117,6 +117,40 @@ SHAPES = {
     "D that does not divide N": ([], 3, False),
     "2x3, uneven stages": ([5], 3, True),
 }
+
+
+def test_unequal_pipelines_end_with_the_bits_of_the_reference(run: Run) -> None:
+    """3+2, a death, 2+2 of those who live, a newcomer, 2+3."""
+
+    def form(number: int, depths: tuple[int, int], workers: Sequence[str]) -> None:
+        equal = run.plan(number, [])  # opens the generation
+        ends = [[SECTIONS * (stage + 1) // depth for stage in range(depth)] for depth in depths]
+        pipelines = [
+            tuple(TemplateStage(Range(*span), 1) for span in pairwise([0, *stops])) for stops in ends
+        ]
+        shares = [MICRO_BATCHES * depth // sum(depths) for depth in depths]
+        shares[0] += MICRO_BATCHES - sum(shares)
+        plan = plan_of(pipelines, shares, frozen=equal.frozen, generation=number)
+        assert plan.shape == {(3, 2): "3+2", (2, 2): "2x2", (2, 3): "2+3"}[depths]
+        run.fleet.prepare(plan, workers)
+        run.fleet.go(number, run.published() if number > 1 else [])
+        run.fleet.wait(lambda: all(run.fleet.formed(worker, number) for worker in workers))
+
+    run.fleet.start("w0", "w1", "w2", "w3", "w4")
+    form(1, (3, 2), ["w0", "w1", "w2", "w3", "w4"])
+    run.fleet.wait_step(2, "w0")
+    run.fleet.kill("w1")
+    living = ["w0", "w2", "w3", "w4"]
+    run.fleet.abandon(1, *living)
+    form(2, (2, 2), living)
+    run.fleet.start("w5")
+    run.fleet.wait_step(5, "w0")
+    run.fleet.abandon(2, *living)
+    form(3, (2, 3), [*living, "w5"])
+    found = run.finish(*living, "w5")
+    losses, state = reference("models:tied_gpt", "exact")
+    assert [run.fleet.losses()[step + 1] for step in range(STEPS)] == losses
+    assert_same(found, state)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
