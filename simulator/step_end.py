@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ..pipeline.plan import Plan, Range
+from ..pipeline.sum_order import sum_order
 from .cluster import NS_PER_S, Cluster, to_ns
 
 LOSS_ALLREDUCE_BYTES = 16  # per micro-batch: the sum of its loss and its weight
@@ -92,7 +93,7 @@ def end_step(plan: Plan, cluster: Cluster, groups: Sequence[AlikeWorkers], losse
 def _sum_all(
     plan: Plan, cluster: Cluster, groups: Sequence[AlikeWorkers], losses_ns: int, closed: list[Closed]
 ) -> list[int]:
-    """Simulate the all-reduces: of the losses, then of the gradients, sections descending. Return for each
+    """Simulate the all-reduces: of the losses, then of the gradients in `sum_order`. Return for each
     group when its last one ends.
 
     Each worker runs them one after the other beside its operations. A section's begins when all its hosts
@@ -105,7 +106,7 @@ def _sum_all(
     for number, group in enumerate(groups):
         for section in group.span.sections:
             hosts_of[section].append(number)
-    for section in reversed(range(plan.num_sections)):
+    for section in sum_order(plan):
         numbers = hosts_of[section]
         hosts = [groups[number] for number in numbers]
         if not numbers or (len(numbers) == 1 and len(hosts[0].workers) == 1):

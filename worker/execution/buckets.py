@@ -3,16 +3,18 @@
 A bucket is the trainable parameters used by the same sections, and the buffers of these sections that
 training changes. Its hosts are the workers that host any of those sections; buckets with the same hosts share
 a process group. All workers go through the buckets in one order, so that collectives of different groups
-cannot deadlock: by lowest section, descending, which is the order in which backwards complete them.
+cannot deadlock: in the order of their section (`pipeline.sum_order`), then those of several sections by the
+lowest, descending.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...model.partition.partition import Sections
 from ...pipeline.plan import Plan
+from ...pipeline.sum_order import sum_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,13 @@ def buckets(sections: Sections, plan: Plan) -> list[Bucket]:
         buffers.setdefault(used, []).append(name)
     return [
         Bucket(used, tuple(names.get(used, ())), _hosts(plan, used), tuple(buffers.get(used, ())))
-        for used in sorted({*names, *buffers}, key=lambda used: (used[0], used), reverse=True)
+        for used in _ordered({*names, *buffers}, plan)
     ]
+
+
+def _ordered(every: Collection[tuple[int, ...]], plan: Plan) -> list[tuple[int, ...]]:
+    alone = [(section,) for section in sum_order(plan) if (section,) in every]
+    return alone + sorted((used for used in every if len(used) > 1), reverse=True)
 
 
 def _hosts(plan: Plan, sections: Sequence[int]) -> tuple[int, ...]:
