@@ -217,13 +217,14 @@ def _verify(api: Client, job: dict[str, Any], run: Path, console: Console) -> bo
 
 def _next_steps(run: Path, job: dict[str, Any], console: Console) -> None:
     home = run / "home"
+    makara = "makara" if shutil.which("makara") else Path(sys.argv[0])  # its environment may not be active
     console.print("\nwhat to try next:")
     console.print(
-        f"  makara server --home {home}        # the same manager again, with this job in its history"
+        f"  {makara} server --home {home}        # the same manager again, with this job in its history"
     )
-    console.print(f"  makara events {job['job']} --home {home}   # what it decided, and why")
+    console.print(f"  {makara} events {job['job']} --home {home}   # what it decided, and why")
     console.print(
-        f"  makara apply -f {run / 'gpt' / 'job.yaml'}   # your own changes, on a manager of your own"
+        f"  {makara} apply -f {run / 'gpt' / 'job.yaml'}   # your own changes, on a manager of your own"
     )
 
 
