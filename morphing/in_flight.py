@@ -7,12 +7,22 @@ agreed on the state that they continue from (`recovery.agree`): parcels of any o
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..pipeline.contributions import Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class StepId:
+    """A step in flight: `step` steps are committed before it; see `Parcel`."""
+
+    step: int
+    branch: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,10 @@ class Parcel:
     tally: int = 0
     """`Pairs.tally` with each contribution as often as it was added. It stays with the sum, so that the next
     commit's check sees what went wrong before (0 where nobody checks)."""
+
+    @property
+    def of(self) -> StepId:
+        return StepId(self.step, self.branch, self.attempt)
 
 
 def parcels_to_json(parcels: Sequence[Parcel]) -> dict[str, Any]:
@@ -102,15 +116,18 @@ def continue_step(
     branch: int,
     hosts: Mapping[tuple[int, ...], Sequence[int]],
     num_micro_batches: int,
-    short: Collection[int] = (),
+    room: Mapping[int, float] = {},
+    sizes: Mapping[tuple[int, ...], int] = {},
 ) -> StepInFlight:
     """Choose what counts of the parcels that each member showed.
 
     `hosts`: of each bucket, by its sections, the members that will sum it. Parcels can be added only if their
     scales are the same; if holders' scales differ anywhere, nothing counts and the step begins again. Of each
     bucket the largest parcel counts first, then the next that is disjoint from those taken. Among equal ones
-    those of hosts come first, which need not be sent, then lower ranks. Members that are `short` of memory
-    are sent none; what only they could take does not count.
+    those of hosts come first, which need not be sent, then lower ranks.
+
+    `room`: bytes that a member may take, where that is bounded; `sizes`: of each bucket, those that a parcel
+    takes. What no host has room for does not count.
     """
     current = [
         (member, number, parcel)
@@ -124,21 +141,24 @@ def continue_step(
     kept: list[KeptParcel] = []
     missing = dict(whole)
     incoming: Counter[int] = Counter()
+    left = dict(room)
     of_bucket: dict[tuple[int, ...], list[tuple[int, int, Parcel]]] = {sections: [] for sections in hosts}
     for one in current:
         of_bucket[one[2].pairs.sections].append(one)
     for sections, own_hosts in hosts.items():
-        takers = [host for host in own_hosts if host not in short]
+        size = sizes.get(sections, 0)
         for member, number, parcel in _by_worth(of_bucket[sections], own_hosts):
             if not parcel.pairs or not _is_open(parcel.pairs, missing[sections]):
                 continue
-            if member not in own_hosts and not takers:
-                continue
-            missing[sections] -= parcel.pairs
             destination = member
             if member not in own_hosts:
+                takers = [host for host in own_hosts if left.get(host, math.inf) >= size]
+                if not takers:
+                    continue
                 destination = min(takers, key=lambda host: (incoming[host], host))
                 incoming[destination] += 1
+                left[destination] = left.get(destination, math.inf) - size
+            missing[sections] -= parcel.pairs
             kept.append(KeptParcel(member, number, destination, parcel.pairs))
     attempt = current[0][2].attempt if current else 0
     return StepInFlight(attempt, tuple(kept), missing)

@@ -7,14 +7,16 @@ VMs host each section, and on how many VMs are lost at once: clouds take them in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
+from operator import add
 
 from ..pipeline import Plan
 
 _NEGLIGIBLE = 1e-7  # of all losses, those of more VMs than are looked at
+_WIDEST = 8  # hosts of a section, where sections share some: that more die together is not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +51,21 @@ class Risk:
         `hosts`: for each set of VMs that host a section, which must all die for it to be lost, their number;
         no VM is in two of them. `num_vms`: all VMs that may be lost, whether the plan uses them or not.
         """
-        fatal = _lost_with(num_vms, tuple(sorted(hosts)), self.mean_size)
-        return self.losses_per_s * fatal * (self.redo_s + self.redo_steps * step_s)
+        return self._lost(_lost_with(num_vms, tuple(sorted(hosts)), self.mean_size), step_s)
 
     def lost_by(self, plan: Plan, vm_of: Sequence[str], num_vms: int, step_s: float) -> float:
-        """As `lost`, of a plan on these VMs, by rank. Sets of VMs that have some in common count as apart."""
-        sets = {frozenset(vm_of[rank] for rank in plan.hosts(k)) for k in range(plan.num_sections)}
-        return self.lost(map(len, sets), num_vms, step_s)
+        """As `lost`, of a plan on these VMs, by rank, whose sections may share some of their hosts."""
+        sets = [frozenset(vm_of[rank] for rank in plan.hosts(k)) for k in range(plan.num_sections)]
+        minimal = [one for one in dict.fromkeys(sets) if not any(other < one for other in sets)]
+        if sum(map(len, minimal)) == len(frozenset[str]().union(*minimal)):
+            return self.lost(map(len, minimal), num_vms, step_s)
+        narrow = [one for one in minimal if len(one) <= _WIDEST]
+        spared = _sparing(narrow, most=len(_weights(num_vms, self.mean_size)))
+        involved = len(frozenset[str]().union(*narrow))
+        return self._lost(_fatal(num_vms - involved, num_vms, spared, self.mean_size), step_s)
+
+    def _lost(self, fatal: float, step_s: float) -> float:
+        return self.losses_per_s * fatal * (self.redo_s + self.redo_steps * step_s)
 
 
 @lru_cache(maxsize=4096)
@@ -65,11 +75,7 @@ def _lost_with(num_vms: int, hosts: tuple[int, ...], mean_size: float) -> float:
     By inclusion and exclusion: `signs[s]` is how many of their unions have s VMs, those of an odd number of
     sets taken away.
     """
-    again = 1.0 - 1.0 / mean_size  # the probability that one more is lost
-    weights, weight = list[float](), 1.0
-    while len(weights) < num_vms and weight > _NEGLIGIBLE:
-        weights.append(weight)
-        weight *= again
+    weights = _weights(num_vms, mean_size)
     signs = [1] + [0] * len(weights)
     for number in hosts:
         for size in range(len(weights), number - 1, -1):
@@ -81,4 +87,48 @@ def _lost_with(num_vms: int, hosts: tuple[int, ...], mean_size: float) -> float:
             signs[taken] * comb(num_vms - taken, size - taken) for taken in range(size + 1) if signs[taken]
         )
         found += weight * (1.0 - spared / comb(num_vms, size))
+    return found / sum(weights)
+
+
+def _weights(num_vms: int, mean_size: float) -> list[float]:
+    """In proportion to the probabilities that 1, 2, ... VMs are lost at once."""
+    again = 1.0 - 1.0 / mean_size  # the probability that one more is lost
+    weights, weight = list[float](), 1.0
+    while len(weights) < num_vms and weight > _NEGLIGIBLE:
+        weights.append(weight)
+        weight *= again
+    return weights
+
+
+def _sparing(sets: Sequence[Set[str]], most: int) -> list[int]:
+    """How many losses of 0, 1, ... `most` of the VMs in `sets` take all of none of the sets.
+
+    The sets are gone through in order. What is lost is remembered only of VMs that later sets have as well:
+    of sections in their order, those are few.
+    """
+    last = {vm: place for place, one in enumerate(sets) for vm in one}
+    found: dict[frozenset[str], list[int]] = {frozenset(): [1] + [0] * most}
+    known = set[str]()
+    for place, one in enumerate(sets):
+        for vm in sorted(one - known):
+            found |= {lost | {vm}: [0, *numbers[:-1]] for lost, numbers in found.items()}
+        known |= one
+        over = {vm for vm in one if last[vm] == place}
+        merged: dict[frozenset[str], list[int]] = {}
+        for lost, numbers in found.items():
+            if not one <= lost:
+                before = merged.get(lost - over)
+                merged[lost - over] = numbers if before is None else [*map(add, before, numbers)]
+        found = merged
+    (spared,) = found.values()
+    return spared
+
+
+def _fatal(num_others: int, num_vms: int, spared: Sequence[int], mean_size: float) -> float:
+    """The probability that a loss is not spared: it takes so many of the involved VMs, the rest of others."""
+    weights = _weights(num_vms, mean_size)
+    found = 0.0
+    for size, weight in enumerate(weights, start=1):
+        harmless = sum(spared[part] * comb(num_others, size - part) for part in range(size + 1))
+        found += weight * (1.0 - harmless / comb(num_vms, size))
     return found / sum(weights)

@@ -163,7 +163,11 @@ def _at_stake(job: dict[str, Any]) -> list[str]:
 
 def describe_morph(morph: dict[str, Any]) -> str:
     """One line: the change of shape, its cause, where the state came from, and where the time went."""
-    phases = "  ".join(f"{name} {1000 * seconds:.0f}" for name, seconds in morph["phases_s"].items())
+    taken = {name: f"{1000 * seconds:.0f}" for name, seconds in morph["phases_s"].items()}
+    first = taken.pop("first_step", None)
+    phases = "  ".join(f"{name} {ms}" for name, ms in taken.items())
+    if first is not None:
+        phases += f"; then the {'rest of the step' if morph.get('in_flight') else 'first step'} {first}"
     change = f"{morph['before']} -> {morph['shape']}" if morph["before"] else f"start as {morph['shape']}"
     lost = f", {counted(morph['lost_steps'], 'step')} done again" if morph["lost_steps"] else ""
     where = f"step {morph['step']}, {morph['cause']}, state from {morph['rung']}{lost}{_kept(morph)}"
@@ -175,10 +179,12 @@ def _kept(morph: dict[str, Any]) -> str:
     step = morph.get("in_flight")
     if not step:
         return ""
-    total = step["kept"] + step["done_again"]
+    left = step.get("left", step.get("done_again", 0.0))
+    total = step["kept"] + left
     dropped = step.get("dropped")
     short = f", {dropped:.3g} dropped for want of memory" if dropped else ""
-    return f", {step['kept']:.3g} of {total:.0f} micro-batches kept ({step['moved']:.3g} moved{short})"
+    moved = f"{step['moved']:.3g} moved, {left:.3g} left to do{short}"
+    return f", {step['kept']:.3g} of {total:.0f} micro-batches kept ({moved})"
 
 
 def counted(number: int, what: str) -> str:

@@ -141,12 +141,25 @@ def describe(fact: dict[str, Any]) -> str:
     values |= {
         name: _time(values[name]) for name in ("vms_until", "deadline", "detected_at") if name in values
     }
+    formed = values.pop("formed", None)
+    if formed is not None:
+        values |= _of_formed(formed)
     return " ".join([fact["fact"], *(f"{name}={_short(value)}" for name, value in values.items())])
+
+
+def _of_formed(formed: dict[str, Any]) -> dict[str, object]:
+    """What a generation began with, and what of the step in flight was kept, in contributions: micro-batches
+    times sections."""
+    found: dict[str, object] = {"step": formed["step"], "rung": formed["rung"]}
+    kept = formed.get("in_flight")
+    if kept:
+        found |= {f"contributions_{name}": number for name, number in kept.items() if number}
+    return found | {"form_s": round(sum(formed["phases_s"].values()), 3)}
 
 
 def _short(value: object) -> str:
     text = " ".join(value.split()) if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 120 else text[:117] + "..."
+    return text if len(text) <= 300 else text[:297] + "..."
 
 
 _OF_VM = ("vm", "status", "notice", "detail")

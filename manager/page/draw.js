@@ -114,7 +114,8 @@ function morphTable(morphs, job) {
     for (const name of PHASES.filter((phase) => phase in morph.phases_s)) {
       const part = element("span", `phase ${name}`);
       part.style.width = `${(100 * morph.phases_s[name]) / longest}%`;
-      part.title = `${name.replace("_", " ")} ${duration(morph.phases_s[name])}`;
+      const first = morph.in_flight ? "then the rest of the step" : "then the first step";
+      part.title = `${name === "first_step" ? first : name} ${duration(morph.phases_s[name])}`;
       bar.append(part);
     }
     const changed = morph.before && morph.before !== morph.shape;
@@ -128,7 +129,7 @@ function outcome(morph, job) {
   if (morph.step === null) return morph.ended ? `given up: ${bare(morph.ended, job)}` : "under way";
   const from = { start: "from the start", peers: "state from peers", store: "state from the store" }[morph.rung];
   const again = morph.lost_steps ? `, ${plural(morph.lost_steps, "step")} again` : "";
-  const kept = morph.in_flight ? `, ${short(morph.in_flight.kept)} of ${short(morph.in_flight.kept + morph.in_flight.done_again)} micro-batches kept` : "";
+  const kept = morph.in_flight ? `, ${short(morph.in_flight.kept)} of ${short(morph.in_flight.kept + morph.in_flight.left)} micro-batches kept` : "";
   return `step ${morph.step}, ${from}${again}${kept}`;
 }
 

@@ -52,20 +52,20 @@ class SeatView(BaseModel):
 
 
 class StepInFlightView(BaseModel):
-    """What became of the step that a morph cut off, in micro-batches, counted in parts where some of a
-    micro-batch's gradients were kept. `moved`: of the kept ones, those that went to another worker;
-    `dropped`: what workers short of memory dropped."""
+    """What became of the step that a morph cut off, in micro-batches: one of which some sections' gradients
+    were kept counts in part. `moved`: of the kept ones, those that went to another worker; `left`: those that
+    were left to do, whether lost or not begun before; `dropped`: what workers short of memory dropped."""
 
     kept: float
     moved: float
-    done_again: float
+    left: float
     dropped: float
 
 
 class MorphView(BaseModel):
-    """A change of plan. `phases_s`: decide (with detection), prepare, open, form, first_step, as far as
-    known; `inside_form_s`: the phases of `form` on one worker; `in_flight`: None if nothing was kept of a
-    step."""
+    """A change of plan. `phases_s`: decide (with detection), prepare, open, form, as far as known, and
+    first_step: training again, until the first commit; `inside_form_s`: the phases of `form` on one worker;
+    `in_flight`: None if nothing was kept of a step."""
 
     generation: int
     shape: str
@@ -374,7 +374,7 @@ def step_in_flight(state: JobState, generation: Generation) -> StepInFlightView 
     return StepInFlightView(
         kept=found.kept * each,
         moved=found.moved * each,
-        done_again=found.missing * each,
+        left=found.missing * each,
         dropped=found.dropped * each,
     )
 

@@ -428,12 +428,29 @@ def test_a_morph_is_one_line() -> None:
     }  # fmt: skip
     change = "morph 3  3x2 -> 2x2  (step 40, vm1 died, state from peers, 1 step done again)"
     assert describe_morph(morph) == f"{change}  ms: decide 12  form 1500"
-    kept = {"lost_steps": 0, "in_flight": {"kept": 11.25, "moved": 2.5, "done_again": 4.75}}
-    change = change.replace("1 step done again)", "11.2 of 16 micro-batches kept (2.5 moved))")
+    kept = {"lost_steps": 0, "in_flight": {"kept": 11.25, "moved": 2.5, "left": 4.75}}
+    change = change.replace(
+        "1 step done again)", "11.2 of 16 micro-batches kept (2.5 moved, 4.75 left to do))"
+    )
     assert describe_morph(morph | kept) == f"{change}  ms: decide 12  form 1500"
     kept["in_flight"] |= {"dropped": 1.5}
-    change = change.replace("(2.5 moved)", "(2.5 moved, 1.5 dropped for want of memory)")
+    change = change.replace("4.75 left to do", "4.75 left to do, 1.5 dropped for want of memory")
     assert describe_morph(morph | kept) == f"{change}  ms: decide 12  form 1500"
+    morph["phases_s"]["first_step"] = 9.0
+    assert describe_morph(morph | kept).endswith("form 1500; then the rest of the step 9000")
+    assert describe_morph(morph).endswith("form 1500; then the first step 9000")
+
+
+def test_an_event_says_what_of_a_step_was_kept() -> None:
+    """Found: the line was cut before it."""
+    formed = {
+        "generation": 3, "step": 40, "rung": "peers", "phases_s": {"rendezvous": 0.25, "agree": 0.5},
+        "in_flight": {"kept": 588, "moved": 0, "missing": 436, "dropped": 0},
+    }  # fmt: skip
+    said = show.describe(
+        {"fact": "generation_formed", "at": 1.0, "number": 3, "formed": formed, "lost_steps": 0}
+    )
+    assert "step=40 rung=peers contributions_kept=588 contributions_missing=436 form_s=0.75" in said
 
 
 @pytest.mark.usefixtures("passing")

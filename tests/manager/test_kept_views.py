@@ -29,5 +29,5 @@ def test_what_was_kept_is_told_in_micro_batches_also_of_morphs_of_before() -> No
     state = replace(fold([*facts, planned(2, "v0.0"), opened(2)]), recipe=RECIPE)
     before, now = morphs(state, {})
     assert before.in_flight is not None
-    assert before.in_flight.model_dump() == {"kept": 12.0, "moved": 2.0, "done_again": 4.0, "dropped": 1.0}
+    assert before.in_flight.model_dump() == {"kept": 12.0, "moved": 2.0, "left": 4.0, "dropped": 1.0}
     assert now.in_flight is None

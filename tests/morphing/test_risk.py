@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from calibrations import uniform
 from makara.morphing import Choice, Request, Risk, Slot, choose
+from makara.morphing.templates import TemplateStage
+from makara.morphing.unequal import plan_of
 from makara.pipeline import Range, grid
 from makara.simulator import Link
 
@@ -37,6 +39,24 @@ def test_hosts_are_lost_as_often_as_all_losses_that_there_may_be_say(mean_size: 
                 sets = [frozenset(range(first, stop)) for first, stop in itertools.pairwise(bounds)]
                 wanted = probability(num_vms, sets, mean_size)
                 assert risk.lost(hosts, num_vms, 5.0) == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("mean_size", [1.0, 2.0, 4.0])
+def test_hosts_that_sections_share_are_lost_as_often_as_all_losses_say(mean_size: float) -> None:
+    """Found: they counted as apart, so that there were more such losses than losses, or fewer than none."""
+    chance = random.Random(20)
+    for _ in range(100):
+        depths = [chance.randint(1, 4) for _ in range(chance.randint(1, 3))]
+        cuts = [[0, *sorted(chance.sample(range(1, 4), depth - 1)), 4] for depth in depths]
+        stages = [[TemplateStage(Range(*pair), 1) for pair in itertools.pairwise(each)] for each in cuts]
+        plan = plan_of(stages, [1] * len(stages))
+        others = chance.randint(0, 2)
+        vm_of = [f"{chance.choice([rank, rank // 2])}" for rank in range(plan.num_workers)]
+        names = sorted({*vm_of, *(f"other{n}" for n in range(others))})
+        hosting = [frozenset(names.index(vm_of[rank]) for rank in plan.hosts(k)) for k in range(4)]
+        risk = Risk(losses_per_s=1.0, mean_size=mean_size, redo_s=1.0, redo_steps=0.0)
+        wanted = probability(len(names), hosting, mean_size)
+        assert risk.lost_by(plan, vm_of, len(names), 5.0) == pytest.approx(wanted, rel=1e-6, abs=1e-9)
 
 
 def test_a_plan_that_has_every_vm_once_loses_state_with_every_loss() -> None:

@@ -6,6 +6,7 @@ agreement on the state, the choice of parcels, and what a worker does with its o
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -13,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from makara.morphing import CommitProof, MemberState, agree
-from makara.morphing.in_flight import Parcel, StepInFlight, continue_step
+from makara.morphing.in_flight import Parcel, StepId, StepInFlight, continue_step
 from makara.pipeline.contributions import WORD, Pairs, whole_tally
 from makara.protocol.messages import CheckpointRef
-from makara.worker.execution.parcels import Bucket, Parcels, StepId
+from makara.worker.execution.parcels import Bucket, Parcels
 
 NUM_SECTIONS = 4
 BUCKETS: tuple[Bucket, ...] = ((0,), (1,), (2,), (3,), (0, 3))  # a parameter is tied between the ends
@@ -197,15 +198,19 @@ class History:
         """One worker's life in one generation."""
         everyone = len(order.members)
         parcels = worker.parcels
-        is_short = self.chance.random() < 0.1
-        if is_short:
+        space: float | None = None
+        if self.chance.random() < 0.1:
             parcels.make_room(self.chance.randint(0, 2 * len(BUCKETS)))
-        board.post("standing", rank, (worker.standing(), parcels.show(), is_short))
+            space = self.chance.randint(0, 2)
+        board.post("standing", rank, (worker.standing(), parcels.show(), space))
         yield board.full("standing", everyone)
         standings: list[MemberState] = [state for state, _, _ in board.read("standing")]
-        everybodys: list[list[Parcel]] = [parcels for _, parcels, _ in board.read("standing")]
-        short = [number for number, (_, _, is_it) in enumerate(board.read("standing")) if is_it]
+        room = {n: space for n, (_, _, space) in enumerate(board.read("standing")) if space is not None}
         agreement = agree(standings, num_sections=NUM_SECTIONS, checkpoints=order.checkpoints)
+        everybodys: list[list[Parcel]] = [
+            shown if number in agreement.keep else []
+            for number, (_, shown, _) in enumerate(board.read("standing"))
+        ]
         if rank not in agreement.keep:
             worker.forget()
         for application in agreement.apply:
@@ -225,7 +230,8 @@ class History:
                 branch=branch,
                 hosts={bucket: order.hosts(bucket) for bucket in BUCKETS},
                 num_micro_batches=self.num_micro_batches,
-                short=short,
+                room=room,
+                sizes=dict.fromkeys(BUCKETS, Added().size_bytes),
             )
             yield from self._copy_sections(order, board, rank, worker, agreement.holders)
         for number, move in enumerate(flight.moves):
@@ -235,7 +241,8 @@ class History:
                 board.post(f"parcel/{number}", rank, Added(Counter(parcels.sum_of(move.number).counts)))
                 yield None
             elif move.destination == rank:
-                assert not is_short, "who is short of memory is sent nothing"
+                space = math.inf if space is None else space - 1
+                assert space >= 0, "nobody is sent more than it has room for"
                 yield board.full(f"parcel/{number}", 1)
                 total = board.read(f"parcel/{number}")[0]
                 parcels.receive(move, total, everybodys[move.member][move.number])

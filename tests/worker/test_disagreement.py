@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,11 @@ import pytest
 from makara.model.partition.partition import choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.model.training import load_entrypoint
+from makara.morphing.in_flight import StepId
 from makara.morphing.recovery import Agreement
 from makara.pipeline.contributions import Pairs
 from makara.pipeline.plan import Range, grid
 from makara.worker.execution.buckets import buckets
-from makara.worker.execution.parcels import StepId
 from makara.worker.execution.partial_sums import PartialSums
 from makara.worker.execution.state import ModelState
 from makara.worker.progress import ProgressCounters
@@ -63,7 +64,7 @@ class Session:
             "parcels": [],
             "losses": {},
             "dropped": 0,
-            "is_short": False,
+            "room": None,
         }  # so that the one's sums count
         return [value, {**value, "in_flight": nothing}]
 
@@ -140,11 +141,14 @@ def test_a_member_without_memory_for_what_it_lacks_shows_less_and_says_so() -> N
     alone = grid([Range(0, chain.num_sections)], 1, NUM_MICRO_BATCHES, generation=2)
     session: Any = SimpleNamespace(rank=0, wanted=range(chain.num_sections))
     everything = show(session, state, buckets(chain, alone), lambda: 0.0)
-    assert (everything["dropped"], everything["is_short"]) == (0, True)  # it lacks nothing, and has no room
+    assert everything["dropped"] == 0  # it lacks nothing
+    assert everything["room"] < 0
     state_bytes = sum(tensor.nbytes for tensor in state.runtime.sections[1].state()[0].values())
     state.runtime.drop(1)
     assert lacking_bytes(state, session.wanted, buckets(chain, alone)) == pytest.approx(state_bytes, rel=0.1)
     found = show(session, state, buckets(chain, alone), lambda: 0.0)
     assert found["dropped"] == len(everything["parcels"]) - len(found["parcels"]) > 0
     ample = show(session, state, buckets(chain, alone), lambda: 1e12)
-    assert (ample["dropped"], ample["is_short"]) == (0, False)
+    assert ample["dropped"] == 0
+    assert 0 < ample["room"] < 1e12
+    assert show(session, state, buckets(chain, alone), lambda: math.inf)["room"] is None

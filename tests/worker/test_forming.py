@@ -79,7 +79,7 @@ class Session:
                 "agreed_in": 1,
             },
             "record": None,
-            "in_flight": {"rows": [], "parcels": [], "losses": {}, "dropped": 0, "is_short": False},
+            "in_flight": {"rows": [], "parcels": [], "losses": {}, "dropped": 0, "room": None},
         }
         return [value, donor]
 
@@ -147,7 +147,7 @@ def test_a_donor_has_left_when_the_manager_hears_of_it(
 ) -> None:
     """The manager may end its VM at once, and the others must not take that for the loss of a member."""
     said: list[str] = []
-    runtime = SimpleNamespace(place_optimizers=lambda *, on_host: None)
+    runtime = SimpleNamespace(place_optimizers=lambda *, on_host: None, discard=lambda: None)
     model: Any = SimpleNamespace(chain=None, state=SimpleNamespace(runtime=runtime, settled=None))
     session: Any = SimpleNamespace(
         plan=SimpleNamespace(optimizer_on_host=False), trains=False, leave=lambda: said.append("bye")

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from makara.morphing.in_flight import StepInFlight
+from makara.morphing.in_flight import StepId, StepInFlight
 from makara.pipeline.contributions import Pairs
 from makara.worker.execution.buckets import Bucket
 from makara.worker.execution.in_flight import InFlight
-from makara.worker.execution.parcels import StepId
 from makara.worker.execution.partial_sums import PartialSums
 
 NUM_MICRO_BATCHES = 2

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from contribution_history import Added, History, Wrong
 from makara.morphing import in_flight
-from makara.morphing.in_flight import KeptParcel, Parcel, StepInFlight, continue_step
+from makara.morphing.in_flight import KeptParcel, Parcel, StepId, StepInFlight, continue_step
 from makara.pipeline.contributions import Pairs, whole_tally
-from makara.worker.execution.parcels import Bucket, Parcels, StepId
+from makara.worker.execution.parcels import Bucket, Parcels
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -175,19 +175,50 @@ def test_of_equal_ones_a_hosts_own_counts_so_that_nothing_is_sent() -> None:
     assert [one.member for one in continued([held], [held], hosts=(2,)).moves] == [0]
 
 
-def test_who_is_short_of_memory_is_sent_nothing() -> None:
+def test_nobody_is_sent_more_than_it_has_room_for() -> None:
     parcel = Parcel(4, 2, 0, "s", Pairs.all(BUCKET, 3))
     shown: list[list[Parcel]] = [[parcel], [], []]
 
     def found(short: list[int]) -> StepInFlight:
+        hosts, room = {BUCKET: [1, 2]}, dict.fromkeys(short, 9)
         return continue_step(
-            shown, step=4, branch=2, hosts={BUCKET: [1, 2]}, num_micro_batches=3, short=short
+            shown, step=4, branch=2, hosts=hosts, num_micro_batches=3, room=room, sizes={BUCKET: 10}
         )
 
     assert [one.destination for one in found([1]).kept] == [2]
     assert [one.destination for one in found([0]).kept] == [1]
     assert not found([1, 2]).kept
     assert found([1, 2]).missing[BUCKET] == Pairs.all(BUCKET, 3)
+
+
+def test_several_sums_of_a_bucket_need_room_for_each() -> None:
+    """Found: room for one was enough for any number of them."""
+    shown = [[parcel((0, 0))], [parcel((1, 0))], [parcel((2, 0))], []]
+
+    def received(room: float) -> int:
+        found = continue_step(
+            shown,
+            step=4,
+            branch=2,
+            hosts={BUCKET: [3]},
+            num_micro_batches=3,
+            room={3: room},
+            sizes={BUCKET: 10},
+        )
+        return len(found.moves)
+
+    assert [received(room) for room in (9, 10, 29, 30)] == [0, 1, 2, 3]
+
+
+def test_what_a_newcomer_has_received_is_shown_if_the_generation_breaks() -> None:
+    """Found: it was shown by nobody, if its sender had dropped it."""
+    parcels: Parcels[Added] = Parcels()
+    given, total = parcel((0, 0), (1, 0)), Added()
+    parcels.receive(KeptParcel(0, 0, 1, given.pairs), total, given)
+    assert parcels.show() == [given]
+    later = parcel((2, 0), step=5)
+    parcels.receive(KeptParcel(0, 0, 1, later.pairs), Added(), later)
+    assert parcels.show() == [later]
 
 
 def test_what_is_of_the_fewest_contributions_is_dropped_first() -> None:

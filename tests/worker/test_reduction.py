@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from makara.morphing.in_flight import StepId
 from makara.pipeline import Kind, Operation, Plan, Range, grid, orders
 from makara.worker.execution.blocking import BlockingThread, Interrupt
 from makara.worker.execution.buckets import Bucket
 from makara.worker.execution.in_flight import InFlight
-from makara.worker.execution.parcels import StepId
 from makara.worker.execution.partial_sums import PartialSums
 from makara.worker.execution.reduction import Expected, Reduction
 from makara.worker.sections.ranges import Piece, RangeOutput

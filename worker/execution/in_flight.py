@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from ...morphing.in_flight import Parcel, StepInFlight
+from ...morphing.in_flight import KeptParcel, Parcel, StepId, StepInFlight
 from ...pipeline.contributions import Pairs
 from ...pipeline.plan import RestOfStep
 from ..sections.ranges import Piece
 from .buckets import Bucket
-from .parcels import Parcels, StepId
+from .parcels import Parcels
 from .partial_sums import PartialSum, PartialSums, hash_of_scales
 
 
@@ -77,7 +77,7 @@ class InFlight:
         return {micro_batch: self._pieces[micro_batch] for micro_batch in self._brings}
 
     def size_of(self, bucket: Bucket) -> int:
-        """Bytes of a sum of the bucket's gradients."""
+        """Bytes of a sum of the bucket, about."""
         return self._sums.size_of(bucket)
 
     def show(self) -> tuple[list[Parcel], dict[int, Piece]]:
@@ -110,11 +110,20 @@ class InFlight:
         mine = {micro_batch: losses[micro_batch][1] for micro_batch in self._brings}
         self._pieces = {m: p for m, p in self._pieces.items() if m in losses} | mine
 
-    def receive(self, bucket: Bucket, payload: bytes, scales: Mapping[str, float]) -> PartialSum:
-        """A parcel of `bucket` from a peer. Raises `Corrupt`."""
+    def receive(
+        self,
+        move: KeptParcel,
+        shown: Parcel,
+        bucket: Bucket,
+        payload: bytes,
+        scales: Mapping[str, float],
+    ) -> None:
+        """Lay a peer's parcel of `bucket`, received completely, beside the own one. Raises `Corrupt`."""
         total = self._sums.new(bucket, scales)
         total.load(payload)
-        return total
+        if self.parcels.of != shown.of:
+            self._clear()
+        self.parcels.receive(move, total, shown)
 
     def end(self) -> None:
         """Forget the step: it is committed. Memory of the sums is kept for the next."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from ...morphing.in_flight import KeptParcel, Parcel, StepInFlight
+from ...morphing.in_flight import KeptParcel, Parcel, StepId, StepInFlight
 from ...pipeline.contributions import WORD, Pairs, pair_hash
 
 Bucket = tuple[int, ...]
@@ -36,15 +36,6 @@ class Sum(Protocol):
 
 
 S = TypeVar("S", bound=Sum)
-
-
-@dataclass(frozen=True, slots=True)
-class StepId:
-    """A step in flight: `step` steps are committed before it; see `Parcel`."""
-
-    step: int
-    branch: int
-    attempt: int
 
 
 @dataclass(slots=True)
@@ -139,8 +130,11 @@ class Parcels(Generic[S]):
         return self._shown[number].total
 
     def receive(self, kept: KeptParcel, total: S, shown: Parcel) -> None:
-        """Lay a parcel that has been received completely beside the own one."""
+        """Lay a parcel that has been received completely beside the own one, if that is of the same step:
+        what is held of another is void."""
         assert shown.pairs == kept.pairs
+        if self.of != shown.of:
+            self.of, self._held = shown.of, {}
         self._received.append(_Held(kept.pairs, total, shown.scales, shown.tally))
 
     def _take_in_received(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from ...checkpoint.tensors import pack, unpack
 from ...model.partition.partition import Sections
 from ...pipeline.contributions import Pairs, micro_batches_of
-from ..sections.buffer_updates import RunningSum
+from ..sections.buffer_updates import RunningSum, running_bytes
 from ..sections.grad_sums import GradientSum, new_sum
 from .buckets import Bucket
 
@@ -88,9 +88,10 @@ class PartialSums:
         return made
 
     def size_of(self, bucket: Bucket) -> int:
-        """Bytes of a sum of the bucket's gradients."""
+        """Bytes of a sum of the bucket, about."""
         tensors, width = self._sections.traced.tensors, 8 if self._numerics == "exact" else 4
-        return width * sum(tensors[name].numel() for name in bucket.names)
+        gradients = width * sum(tensors[name].numel() for name in bucket.names)
+        return gradients + running_bytes({n: tensors[n] for n in bucket.buffers}, self._num_micro_batches)
 
 
 def hash_of_scales(names: Sequence[str], scales: Mapping[str, float], loss_scale: float) -> str:

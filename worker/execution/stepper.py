@@ -13,6 +13,7 @@ import torch
 from ...model.data import Batches
 from ...model.errors import WorkerError
 from ...model.partition.partition import CutTensor
+from ...morphing.in_flight import StepId
 from ...pipeline.contributions import whole_tally
 from ...pipeline.plan import Plan, RestOfStep
 from ...pipeline.traffic import Message, own_part
@@ -24,7 +25,6 @@ from .commit import CommitRecord, Flag, Vote, tallies_of
 from .executor import Executor, Sink, Work
 from .gloo import ProcessGroup
 from .p2p_channels import P2PChannels, values_of
-from .parcels import StepId
 from .prefetch import SOON_S, Prefetcher
 from .reduction import Expected, Reduction, StepTotals
 from .session import Session
@@ -142,6 +142,7 @@ class Stepper:
                     break
                 scales = reduced.scales
             state.reduced = None
+            del totals, reduced  # their gradients are as large as the model
             attempt, rest = attempt + 1, None
         return StepResult(record, state.apply(record), work if rest is None else None)
 

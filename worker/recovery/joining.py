@@ -37,7 +37,7 @@ from ..execution.session import Session
 from ..execution.state import ModelState
 from ..progress import ProgressCounters
 from ..sections.state import entry_owner, group_owner
-from .kept_step import NOTHING_SHOWN, KeptStep, Shown, keep_step, settle_step, show
+from .kept_step import KeptStep, Shown, keep_step, settle_step, show
 from .store_trouble import StoreTrouble
 
 log = logging.getLogger("makara.joining")
@@ -143,10 +143,8 @@ def _agree(
     for application in agreement.apply:
         if application.member == session.rank:
             state.apply(CommitRecord.from_json(reports[application.record_holder]["record"]))
-    return agreement, [
-        Shown.from_json(report["in_flight"]) if rank in agreement.keep else NOTHING_SHOWN
-        for rank, report in enumerate(reports)
-    ]
+    shown = [Shown.from_json(report["in_flight"]) for report in reports]
+    return agreement, [one if rank in agreement.keep else one.forgotten() for rank, one in enumerate(shown)]
 
 
 def _compare(
@@ -241,9 +239,9 @@ def _copy_from_peers(
             if move.member == session.rank:
                 send(number, parcels.sum_of(move.number).pack(), move.destination)
             elif move.destination == session.rank:
-                bucket = kept.bucket_of(move)
-                total = state.in_flight.receive(bucket, receive(number, move.member), state.scales())
-                parcels.receive(move, total, kept.shown[move.member].parcels[move.number])
+                bucket, shown = kept.bucket_of(move), kept.shown[move.member].parcels[move.number]
+                payload = receive(number, move.member)
+                state.in_flight.receive(move, shown, bucket, payload, state.scales())
 
 
 def _send(group: ProcessGroup, payload: bytes, peer: int, number: int, progress: ProgressCounters) -> None:

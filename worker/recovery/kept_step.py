@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...morphing.in_flight import (
     KeptParcel,
     Parcel,
+    StepId,
     StepInFlight,
     bringers,
     continue_step,
@@ -22,11 +24,10 @@ from ...pipeline.plan import Path, RestOfStep
 from ...pipeline.rest_of_step import rest_of_step
 from ...protocol.messages import KeptContributions
 from ..execution.buckets import Bucket
-from ..execution.parcels import StepId
 from ..execution.session import Session
 from ..execution.state import ModelState
 from ..sections.ranges import Piece
-from .room import lacking_bytes
+from .room import lacking_bytes, most_copied
 
 log = logging.getLogger("makara.kept_step")
 
@@ -35,22 +36,23 @@ log = logging.getLogger("makara.kept_step")
 class Shown:
     """What one member has of a step in flight: parcels, and pieces of the loss by micro-batch.
 
-    `dropped`: contributions of parcels that it dropped for want of memory; `is_short`: it has no memory for
-    others' parcels.
+    `dropped`: contributions of parcels that it dropped for want of memory; `room`: bytes that others' parcels
+    may take; None: without bound.
     """
 
     parcels: Sequence[Parcel]
     losses: Mapping[int, Piece]
     dropped: int = 0
-    is_short: bool = False
+    room: int | None = None
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Shown:
         losses = {int(micro_batch): Piece(*piece) for micro_batch, piece in value["losses"].items()}
-        return cls(parcels_from_json(value), losses, value["dropped"], value["is_short"])
+        return cls(parcels_from_json(value), losses, value["dropped"], value["room"])
 
-
-NOTHING_SHOWN = Shown((), {})
+    def forgotten(self) -> Shown:
+        """The same of a member that has dropped its state: it has as much room as it had."""
+        return replace(self, parcels=(), losses={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def show(
         **parcels_to_json(parcels),
         "losses": {str(number): list(piece) for number, piece in losses.items()},
         "dropped": dropped,
-        "is_short": room < max((in_flight.size_of(bucket) for bucket in own), default=0),
+        "room": None if math.isinf(room) else math.floor(room - most_copied(state, own)),
     }
 
 
@@ -125,7 +127,8 @@ def keep_step(
         branch=agreement.branch,
         hosts={bucket.sections: bucket.hosts for bucket in buckets},
         num_micro_batches=plan.num_micro_batches,
-        short=[rank for rank, one in enumerate(shown) if one.is_short],
+        room={rank: one.room for rank, one in enumerate(shown) if one.room is not None},
+        sizes={bucket.sections: state.in_flight.size_of(bucket) for bucket in buckets},
     )
     if not step.kept or step.attempt:
         return None

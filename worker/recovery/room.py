@@ -2,8 +2,8 @@
 
 Until all members have what they need, each holds what it held before and what it receives: sections that it
 lacks, sums of buckets that it did not sum, and others' partial sums of the step in flight beside its own. One
-that is short of memory drops partial sums before it shows them, and is sent none: some of a step done again
-costs less than a trainer that dies for want of memory.
+that is short of memory drops partial sums before it shows them, and is sent no more than it has room for: to do
+some of a step again costs less than a trainer that dies for want of memory.
 """
 
 from __future__ import annotations
@@ -47,6 +47,14 @@ def lacking_bytes(state: ModelState, wanted: Sequence[int], own: Sequence[Bucket
     return ratio * sum(_parameter_bytes(sizes, sections[index].parameters) for index in lacking) + sum(
         state.in_flight.size_of(bucket) for bucket in own if bucket.sections not in summed
     )
+
+
+def most_copied(state: ModelState, own: Sequence[Bucket]) -> int:
+    """Bytes that receiving a partial sum takes, at most, beside the sum itself: as a message, and as it is
+    read. They are the host's, and count where the sums are there too."""
+    if state.runtime.device.type == "cuda":
+        return 0
+    return 2 * max((state.in_flight.size_of(bucket) for bucket in own), default=0)
 
 
 def _parameter_bytes(sizes: Mapping[str, int], names: Sequence[str]) -> int:

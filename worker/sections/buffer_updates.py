@@ -104,6 +104,14 @@ def combine(values: Sequence[Tensor]) -> Tensor:
     return torch.where(alike, whole + 0.0, total / len(values)).to(first.dtype)
 
 
+def running_bytes(buffers: Mapping[str, Tensor], num_micro_batches: int) -> int:
+    """Bytes of a `RunningSum`."""
+    means = sum(value.numel() for value in buffers.values() if value.is_floating_point())
+    return 8 * (
+        num_micro_batches * means + sum(v.numel() for v in buffers.values() if not v.is_floating_point())
+    )
+
+
 def _spans(names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, slice]:
     spans: dict[str, slice] = {}
     start = 0

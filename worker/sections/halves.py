@@ -36,7 +36,7 @@ class _Branch:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Where a section's graphs are cut in two; the same for all of its micro-batches.
+    """Where a graph is cut in two, and all that have its form.
 
     `walk`: how the nodes are found from the roots: each is an edge of one before it.
     """

@@ -89,7 +89,7 @@ class RangeRuntime:
         self.sections: dict[int, SectionRuntime] = {}
         self._training = training
         self._seed = seed
-        self._device = device
+        self.device = torch.device(device)
         self._optimizer_on_host = False
         self._kept: dict[tuple[int, int], _Kept] = {}
 
@@ -114,7 +114,7 @@ class RangeRuntime:
             index,
             self._training,
             self._seed,
-            self._device,
+            self.device,
             initialise=initialise,
             optimizer_on_host=self._optimizer_on_host,
         )

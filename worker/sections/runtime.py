@@ -187,7 +187,7 @@ class SectionRuntime:
         leaves = saved.leaves
         if not roots or not leaves:
             return _of_inputs(leaves, [None] * len(leaves)), partial(self._second_of_first, saved, gradients)
-        split = self._split_of(roots, leaves.values())
+        split = self._split_of(roots, leaves.values(), may_differ=saved.loss is not None)
         if split is None:
             inputs, parameters = self.backward(saved, gradients)
             return inputs, lambda: parameters
@@ -203,9 +203,12 @@ class SectionRuntime:
         with _users_backward():
             return halves.weight_gradients(pending, self.trainable)
 
-    def _split_of(self, roots: Sequence[Tensor], leaves: Iterable[Tensor]) -> halves.Split | None:
-        """Where the section's graphs are cut; None if they cannot be. The first graph tells."""
-        if not self._looked_for_split:
+    def _split_of(
+        self, roots: Sequence[Tensor], leaves: Iterable[Tensor], *, may_differ: bool
+    ) -> halves.Split | None:
+        """Where a graph of the section is cut; None if it cannot be. Those of a traced section are alike, so
+        that the first tells; the user's loss may compute each micro-batch's another way."""
+        if may_differ or not self._looked_for_split:
             self._looked_for_split = True
             try:
                 self.split = halves.find_split(roots, leaves, self.trainable)

@@ -51,6 +51,7 @@ def run_generation(
     store = open_store(job.store.uri, endpoint=job.store.endpoint, region=job.store.region)
     parts = buckets(model.chain, session.plan)
     model.state.runtime.place_optimizers(on_host=session.plan.optimizer_on_host)
+    model.state.runtime.discard()  # what a step that was cut off left, before memory is looked at
     place = CheckpointLocation(store, job.job, on_trouble)
     formed = join_generation(session, model.state, place, parts, lambda: free_bytes(model.device, job))
     if not session.trains:
