@@ -2,8 +2,8 @@
 
 Until all members have what they need, each holds what it held before and what it receives: sections that it
 lacks, sums of buckets that it did not sum, and others' partial sums of the step in flight beside its own. One
-that is short of memory drops partial sums before it shows them, and is sent no more than it has room for: to do
-some of a step again costs less than a trainer that dies for want of memory.
+that is short of memory drops partial sums before it shows them, and is sent no more than it has room for: it
+costs less to do some of a step again than a trainer that dies for want of memory.
 """
 
 from __future__ import annotations
