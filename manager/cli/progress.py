@@ -184,7 +184,11 @@ def _kept(morph: dict[str, Any]) -> str:
     dropped = step.get("dropped")
     short = f", {dropped:.3g} dropped for want of memory" if dropped else ""
     moved = f"{step['moved']:.3g} moved, {left:.3g} left to do{short}"
-    return f", {step['kept']:.3g} of {total:.0f} micro-batches kept ({moved})"
+    kept = f", {step['kept']:.3g} of {total:.0f} micro-batches kept ({moved})"
+    took, undisturbed = step.get("took_s"), step.get("undisturbed_s")
+    if took is None or undisturbed is None:
+        return kept
+    return f"{kept}, the step took {took:.3g} s instead of {undisturbed:.3g}"
 
 
 def counted(number: int, what: str) -> str:

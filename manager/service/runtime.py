@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections import deque
 from collections.abc import Hashable
 from typing import NamedTuple, Protocol
@@ -42,6 +43,15 @@ class Gathered(NamedTuple):
     decided: asyncio.Future[None]
 
 
+class FirstStep(NamedTuple):
+    """The first step of a generation. `since_last_s`: since the step before it, of another generation, whose
+    steps took `before_s` each (median); None where that is not known, or steps were lost between."""
+
+    at: float
+    since_last_s: float | None = None
+    before_s: float | None = None
+
+
 class Job:
     """One job. Belongs to the manager's event loop; `lock` is held while an event is decided on."""
 
@@ -60,7 +70,8 @@ class Job:
         self.told: dict[str, Orders] = {}  # by VM, the last orders sent
         self.parts = OrderParts()
         self.recent: deque[StepMetrics] = deque(metrics, RECENT_STEPS)
-        self.first_steps: dict[int, float] = {}  # {generation: when its first step was reported}
+        self.first_steps: dict[int, FirstStep] = {}  # by generation
+        self._last_step_at: float | None = None  # when the newest step was reported
         self.lock = asyncio.Lock()
         self.gathered: Gathered | None = None
         self.beats: dict[str, ReportReceived] = {}  # by VM, since the last decision on observations
@@ -106,7 +117,14 @@ class Job:
             last = self.recent[-1] if self.recent else None
             if last is None or (step.generation, step.step) > (last.generation, last.step):
                 if last is None or step.generation > last.generation:
-                    self.first_steps[step.generation] = now
+                    self.first_steps[step.generation] = self._first_step(step, now)
                 self.recent.append(step)
+                self._last_step_at = now
                 new.append(step)
         return new
+
+    def _first_step(self, step: StepMetrics, now: float) -> FirstStep:
+        if not self.recent or self._last_step_at is None or step.step != self.recent[-1].step + 1:
+            return FirstStep(now)
+        before = [row.seconds for row in self.recent if row.generation == self.recent[-1].generation]
+        return FirstStep(now, now - self._last_step_at, statistics.median(before))

@@ -18,7 +18,7 @@ from ..core.vms import Vm
 from .activity import activity
 from .costs.views import Costs, JobCost, VmCost, not_released
 from .quarantine import STATUS
-from .runtime import Job
+from .runtime import FirstStep, Job
 from .waiting_view import WaitingView, beyond_use, unused_vms, waiting_view, waits_for_vms
 
 _MOST_ENDED = 100  # VMs that ended, in a job's view
@@ -54,12 +54,17 @@ class SeatView(BaseModel):
 class StepInFlightView(BaseModel):
     """What became of the step that a morph cut off, in micro-batches: one of which some sections' gradients
     were kept counts in part. `moved`: of the kept ones, those that went to another worker; `left`: those that
-    were left to do, whether lost or not begun before; `dropped`: what workers short of memory dropped."""
+    were left to do, whether lost or not begun before; `dropped`: what workers short of memory dropped.
+
+    `took_s`: from the step before to the commit of this one, the morph included; `undisturbed_s`: what steps
+    took before. The manager remembers them until it restarts."""
 
     kept: float
     moved: float
     left: float
     dropped: float
+    took_s: float | None = None
+    undisturbed_s: float | None = None
 
 
 class MorphView(BaseModel):
@@ -314,7 +319,7 @@ def placement(generation: Generation, workers: Mapping[str, WorkerReport]) -> li
     return seats
 
 
-def morphs(state: JobState, first_steps: Mapping[int, float]) -> list[MorphView]:
+def morphs(state: JobState, first_steps: Mapping[int, FirstStep]) -> list[MorphView]:
     """The last planned generations by number; `before` is the plan that ran when each was planned.
 
     (The history is ordered by end: a generation that never formed ends before the one that ran.)
@@ -332,14 +337,14 @@ def morphs(state: JobState, first_steps: Mapping[int, float]) -> list[MorphView]
 
 
 def _morph(
-    state: JobState, generation: Generation, before: str | None, first_step_at: float | None
+    state: JobState, generation: Generation, before: str | None, first_step: FirstStep | None
 ) -> MorphView:
     marks = {
         "decide": generation.planned_at,
         "prepare": generation.prepared_at,
         "open": generation.opened_at,
         "form": generation.formed_at,
-        "first_step": first_step_at,
+        "first_step": None if first_step is None else first_step.at,
     }
     phases: dict[str, float] = {}
     reached = generation.detected_at
@@ -356,7 +361,7 @@ def _morph(
         step=generation.formed.step if generation.formed else None,
         rung=generation.formed.rung if generation.formed else None,
         lost_steps=generation.lost_steps,
-        in_flight=step_in_flight(state, generation),
+        in_flight=step_in_flight(state, generation, first_step),
         predicted_s=generation.predicted_s,
         phases_s=phases,
         inside_form_s=dict(generation.formed.phases_s) if generation.formed else {},
@@ -365,7 +370,9 @@ def _morph(
     )
 
 
-def step_in_flight(state: JobState, generation: Generation) -> StepInFlightView | None:
+def step_in_flight(
+    state: JobState, generation: Generation, first_step: FirstStep | None = None
+) -> StepInFlightView | None:
     """What a generation that has formed kept of the step that was cut off; None: nothing."""
     found = generation.formed.in_flight if generation.formed else None
     if found is None or state.recipe is None:
@@ -376,6 +383,8 @@ def step_in_flight(state: JobState, generation: Generation) -> StepInFlightView 
         moved=found.moved * each,
         left=found.missing * each,
         dropped=found.dropped * each,
+        took_s=None if first_step is None else first_step.since_last_s,
+        undisturbed_s=None if first_step is None else first_step.before_s,
     )
 
 

@@ -436,6 +436,9 @@ def test_a_morph_is_one_line() -> None:
     kept["in_flight"] |= {"dropped": 1.5}
     change = change.replace("4.75 left to do", "4.75 left to do, 1.5 dropped for want of memory")
     assert describe_morph(morph | kept) == f"{change}  ms: decide 12  form 1500"
+    kept["in_flight"] |= {"took_s": 38.12, "undisturbed_s": 17.0}
+    change = change.replace("memory)", "memory), the step took 38.1 s instead of 17")
+    assert describe_morph(morph | kept) == f"{change}  ms: decide 12  form 1500"
     morph["phases_s"]["first_step"] = 9.0
     assert describe_morph(morph | kept).endswith("form 1500; then the rest of the step 9000")
     assert describe_morph(morph).endswith("form 1500; then the first step 9000")

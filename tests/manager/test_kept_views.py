@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from makara.manager.core.facts import GenerationFormed
 from makara.manager.core.fold import fold
+from makara.manager.service.runtime import FirstStep
 from makara.manager.service.views import morphs
 from makara.protocol.messages import Formed, KeptContributions, Recipe
 from test_state import opened, planned
@@ -27,7 +28,14 @@ def test_what_was_kept_is_told_in_micro_batches_also_of_morphs_of_before() -> No
     formed = Formed(generation=1, step=3, rung="peers", phases_s={}, in_flight=kept)
     facts = [planned(1, "v0.0"), opened(1), GenerationFormed(at=3.0, number=1, formed=formed, lost_steps=0)]
     state = replace(fold([*facts, planned(2, "v0.0"), opened(2)]), recipe=RECIPE)
-    before, now = morphs(state, {})
+    before, now = morphs(state, {1: FirstStep(9.0, 5.5, 2.0)})
     assert before.in_flight is not None
-    assert before.in_flight.model_dump() == {"kept": 12.0, "moved": 2.0, "left": 4.0, "dropped": 1.0}
+    assert before.in_flight.model_dump() == {
+        "kept": 12.0,
+        "moved": 2.0,
+        "left": 4.0,
+        "dropped": 1.0,
+        "took_s": 5.5,
+        "undisturbed_s": 2.0,
+    }
     assert now.in_flight is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from makara.manager.service.runtime import Job
+from makara.manager.service.runtime import FirstStep, Job
 from makara.protocol.messages import StepMetrics
 
 
@@ -21,7 +21,17 @@ def test_the_first_step_of_a_generation_is_timed() -> None:
     job.add_steps([step(1, 1), step(2, 1)], now=10.0)
     job.add_steps([step(2, 2), step(3, 2)], now=20.0)
     job.add_steps([step(4, 2)], now=30.0)
-    assert job.first_steps == {1: 10.0, 2: 20.0}
+    assert {number: first.at for number, first in job.first_steps.items()} == {1: 10.0, 2: 20.0}
+
+
+def test_a_step_between_generations_is_timed_from_the_step_before() -> None:
+    """But not if steps were lost in between, which are done again."""
+    job = Job("gpt", [], [])
+    job.add_steps([step(1, 1), step(2, 1)], now=10.0)
+    job.add_steps([step(3, 2)], now=12.5)
+    job.add_steps([step(4, 2)], now=13.0)
+    job.add_steps([step(3, 3)], now=20.0)
+    assert job.first_steps == {1: FirstStep(10.0), 2: FirstStep(12.5, 2.5, 0.1), 3: FirstStep(20.0)}
 
 
 def test_a_restarted_manager_takes_no_later_step_for_the_first() -> None:
