@@ -16,7 +16,7 @@ from operator import add
 from ..pipeline import Plan
 
 _NEGLIGIBLE = 1e-7  # of all losses, those of more VMs than are looked at
-_WIDEST = 8  # hosts of a section, where sections share some: that more die together is not counted
+_WIDEST = 8  # VMs of which it is remembered whether they are lost: twice the work for each more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +54,16 @@ class Risk:
         return self._lost(_lost_with(num_vms, tuple(sorted(hosts)), self.mean_size), step_s)
 
     def lost_by(self, plan: Plan, vm_of: Sequence[str], num_vms: int, step_s: float) -> float:
-        """As `lost`, of a plan on these VMs, by rank, whose sections may share some of their hosts."""
+        """As `lost`, of a plan on these VMs, by rank, whose sections may share some of their hosts. Exact,
+        but where many VMs host sections that lie far apart: there it is at most the sum over the sections."""
         sets = [frozenset(vm_of[rank] for rank in plan.hosts(k)) for k in range(plan.num_sections)]
         minimal = [one for one in dict.fromkeys(sets) if not any(other < one for other in sets)]
         if sum(map(len, minimal)) == len(frozenset[str]().union(*minimal)):
             return self.lost(map(len, minimal), num_vms, step_s)
-        narrow = [one for one in minimal if len(one) <= _WIDEST]
-        spared = _sparing(narrow, most=len(_weights(num_vms, self.mean_size)))
-        involved = len(frozenset[str]().union(*narrow))
+        if _width(minimal) > _WIDEST:
+            return self._lost(_at_most(num_vms, list(map(len, minimal)), self.mean_size), step_s)
+        spared = _sparing(minimal, most=len(_weights(num_vms, self.mean_size)))
+        involved = len(frozenset[str]().union(*minimal))
         return self._lost(_fatal(num_vms - involved, num_vms, spared, self.mean_size), step_s)
 
     def _lost(self, fatal: float, step_s: float) -> float:
@@ -104,7 +106,7 @@ def _sparing(sets: Sequence[Set[str]], most: int) -> list[int]:
     """How many losses of 0, 1, ... `most` of the VMs in `sets` take all of none of the sets.
 
     The sets are gone through in order. What is lost is remembered only of VMs that later sets have as well:
-    of sections in their order, those are few.
+    of sections in their order, those are few. It takes time in 2^`_width(sets)`.
     """
     last = {vm: place for place, one in enumerate(sets) for vm in one}
     found: dict[frozenset[str], list[int]] = {frozenset(): [1] + [0] * most}
@@ -122,6 +124,23 @@ def _sparing(sets: Sequence[Set[str]], most: int) -> list[int]:
         found = merged
     (spared,) = found.values()
     return spared
+
+
+def _width(sets: Sequence[Set[str]]) -> int:
+    """The most VMs of which `_sparing` remembers at once whether they are lost."""
+    last = {vm: place for place, one in enumerate(sets) for vm in one}
+    first = {vm: place for place, one in reversed([*enumerate(sets)]) for vm in one}
+    return max(sum(first[vm] <= place <= last[vm] for vm in last) for place in range(len(sets)))
+
+
+def _at_most(num_vms: int, hosts: Sequence[int], mean_size: float) -> float:
+    """The probability that a loss takes all of one of these sets of VMs is at most this."""
+    weights = _weights(num_vms, mean_size)
+    found = 0.0
+    for size, weight in enumerate(weights, start=1):
+        each = sum(comb(num_vms - number, size - number) for number in hosts if number <= size)
+        found += weight * min(1.0, each / comb(num_vms, size))
+    return found / sum(weights)
 
 
 def _fatal(num_others: int, num_vms: int, spared: Sequence[int], mean_size: float) -> float:

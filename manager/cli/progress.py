@@ -179,7 +179,7 @@ def _kept(morph: dict[str, Any]) -> str:
     step = morph.get("in_flight")
     if not step:
         return ""
-    left = step.get("left", step.get("done_again", 0.0))
+    left = step["left"]
     total = step["kept"] + left
     dropped = step.get("dropped")
     short = f", {dropped:.3g} dropped for want of memory" if dropped else ""

@@ -59,6 +59,17 @@ def test_hosts_that_sections_share_are_lost_as_often_as_all_losses_say(mean_size
         assert risk.lost_by(plan, vm_of, len(names), 5.0) == pytest.approx(wanted, rel=1e-6, abs=1e-9)
 
 
+def test_hosts_of_sections_that_lie_far_apart_are_priced_without_trying_all_losses() -> None:
+    """Each VM hosts an early and a late section: whether any of them is lost would have to be remembered."""
+    num_vms, depth = 60, 30
+    plan = grid([Range(k, k + 1) for k in range(depth)], 4, 4)
+    vm_of = [f"{(rank % depth) % 15 * 4 + rank // depth}" for rank in range(plan.num_workers)]
+    vm_of[0] = vm_of[-1]  # so that sections share some of their hosts, and not all
+    risk = Risk(losses_per_s=1.0, mean_size=4.0, redo_s=1.0, redo_steps=0.0)
+    apart = risk.lost([4] * 16, num_vms, 1.0)
+    assert apart / 2 < risk.lost_by(plan, vm_of, num_vms, 1.0) < 2 * apart
+
+
 def test_a_plan_that_has_every_vm_once_loses_state_with_every_loss() -> None:
     risk = Risk(losses_per_s=1.0, mean_size=4.0, redo_s=1.0, redo_steps=0.0)
     assert risk.lost([1] * 100, 100, 0.0) == pytest.approx(1.0)

@@ -10,7 +10,7 @@ import pytest
 from makara.model.partition.partition import choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.model.training import load_entrypoint
-from makara.morphing.in_flight import StepId
+from makara.morphing.in_flight import Parcel, StepId
 from makara.morphing.recovery import Agreement
 from makara.pipeline.contributions import Pairs
 from makara.pipeline.plan import Range, grid
@@ -21,7 +21,7 @@ from makara.worker.progress import ProgressCounters
 from makara.worker.recovery.joining import CheckpointLocation, MembersDisagree, join_generation
 from makara.worker.recovery.kept_step import Shown, keep_step, show
 from makara.worker.recovery.room import lacking_bytes
-from makara.worker.sections.ranges import RangeRuntime
+from makara.worker.sections.ranges import Piece, RangeRuntime
 from trainer_processes import BUNDLE
 
 NUM_MICRO_BATCHES = 4
@@ -152,3 +152,9 @@ def test_a_member_without_memory_for_what_it_lacks_shows_less_and_says_so() -> N
     assert ample["dropped"] == 0
     assert 0 < ample["room"] < 1e12
     assert show(session, state, buckets(chain, alone), lambda: math.inf)["room"] is None
+
+
+def test_a_member_that_forgets_its_state_is_still_short_of_memory() -> None:
+    """Found: it was sent sums all the same."""
+    shown = Shown([Parcel(3, 1, 0, "s", Pairs.all((0,), 2))], {0: Piece(1, 0)}, dropped=2, room=5)
+    assert shown.forgotten() == Shown((), {}, dropped=0, room=5)

@@ -147,15 +147,22 @@ def test_a_donor_has_left_when_the_manager_hears_of_it(
 ) -> None:
     """The manager may end its VM at once, and the others must not take that for the loss of a member."""
     said: list[str] = []
-    runtime = SimpleNamespace(place_optimizers=lambda *, on_host: None, discard=lambda: None)
+    runtime = SimpleNamespace(
+        place_optimizers=lambda *, on_host: None, discard=lambda: said.append("discard")
+    )
     model: Any = SimpleNamespace(chain=None, state=SimpleNamespace(runtime=runtime, settled=None))
     session: Any = SimpleNamespace(
         plan=SimpleNamespace(optimizer_on_host=False), trains=False, leave=lambda: said.append("bye")
     )
     control: Any = SimpleNamespace(report=lambda **told: said.append(told["phase"].value))
     monkeypatch.setattr(generation, "buckets", lambda chain, plan: [])
-    monkeypatch.setattr(generation, "join_generation", lambda *_: SimpleNamespace(step=3))
+
+    def join(*_: Any) -> Any:
+        said.append("join")
+        return SimpleNamespace(step=3)
+
+    monkeypatch.setattr(generation, "join_generation", join)
     job: Any = settings(tmp_path)
     outcome = generation.run_generation(session, model, job, cast(Any, None), control, lambda: 1)
     assert outcome is generation.GenerationOutcome.LEFT
-    assert said == ["bye", "left"]
+    assert said == ["discard", "join", "bye", "left"]  # activations take no memory while it forms

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...morphing.in_flight import (
@@ -51,8 +51,8 @@ class Shown:
         return cls(parcels_from_json(value), losses, value["dropped"], value["room"])
 
     def forgotten(self) -> Shown:
-        """The same of a member that has dropped its state: it has as much room as it had."""
-        return replace(self, parcels=(), losses={})
+        """The same of a member that has dropped its state: it has no less room than before."""
+        return Shown((), {}, room=self.room)
 
 
 @dataclass(frozen=True, slots=True)

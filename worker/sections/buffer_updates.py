@@ -106,10 +106,8 @@ def combine(values: Sequence[Tensor]) -> Tensor:
 
 def running_bytes(buffers: Mapping[str, Tensor], num_micro_batches: int) -> int:
     """Bytes of a `RunningSum`."""
-    means = sum(value.numel() for value in buffers.values() if value.is_floating_point())
-    return 8 * (
-        num_micro_batches * means + sum(v.numel() for v in buffers.values() if not v.is_floating_point())
-    )
+    values = buffers.values()
+    return 8 * sum(v.numel() * (num_micro_batches if v.is_floating_point() else 1) for v in values)
 
 
 def _spans(names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, slice]:
