@@ -159,7 +159,7 @@ class _Sweep:
         assert self._best is not None, "there is something to beat"
         for depth in self.options.depths:
             for replicas, step_s in self.options.every_useful(depth, self._best.cost_s):
-                cost_s = step_s * (1.0 + self._lost(depth, replicas, step_s))
+                cost_s = step_s * (1.0 + self._least_lost(depth, replicas, step_s))
                 if cost_s <= self._best.cost_s:
                     yield cost_s, depth, replicas
 
@@ -213,20 +213,28 @@ class _Sweep:
             busy_s=max(step.busy_s),
             peak_bytes=peak,
             rejected=why,
-            lost=self._lost(candidate.pipeline_parallel_degree, candidate.data_parallel_degree, step.time_s),
+            lost=self._lost(candidate, slots, step.time_s),
         )
         return _Found(option, plan, row)
 
     def _least_cost_s(self, option: Option) -> float:
         row = option.candidate
-        lost = self._lost(row.pipeline_parallel_degree, row.data_parallel_degree, option.least_s)
-        return option.least_s * (1.0 + lost) * _handicap(row)
+        least_lost = self._least_lost(row.pipeline_parallel_degree, row.data_parallel_degree, option.least_s)
+        return option.least_s * (1.0 + least_lost) * _handicap(row)
 
-    def _lost(self, depth: int, replicas: int, step_s: float) -> float:
-        """What deaths cost a grid, whose replicas are taken to be on as many VMs (see `Candidate.lost`)."""
-        if self._request.risk is None:
+    def _lost(self, row: Candidate, slots: Sequence[Slot] | None, step_s: float) -> float:
+        """What deaths cost a grid on these workers (see `Candidate.lost`)."""
+        depth = row.pipeline_parallel_degree
+        if self._request.risk is None or slots is None:
+            return self._least_lost(depth, row.data_parallel_degree, step_s)
+        hosts = [frozenset(slot.vm for slot in slots[stage::depth]) for stage in range(depth)]
+        return self._request.risk.lost_with(hosts, self._num_vms, step_s)
+
+    def _least_lost(self, depth: int, replicas: int, step_s: float) -> float:
+        """Of a grid whose workers are not placed: exact if no two share a VM, else not looked at."""
+        if self._request.risk is None or not self.options.apart:
             return 0.0
-        return self._request.risk.lost([min(replicas, self._num_vms)] * depth, self._num_vms, step_s)
+        return self._request.risk.lost([replicas] * depth, self._num_vms, step_s)
 
     def _any_placement(self, option: Option) -> Sequence[Slot] | None:
         """The option's workers as they will be placed, up to interchangeable ones.

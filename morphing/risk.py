@@ -54,10 +54,14 @@ class Risk:
         return self._lost(_lost_with(num_vms, tuple(sorted(hosts)), self.mean_size), step_s)
 
     def lost_by(self, plan: Plan, vm_of: Sequence[str], num_vms: int, step_s: float) -> float:
-        """As `lost`, of a plan on these VMs, by rank, whose sections may share some of their hosts. Exact,
-        but where many VMs host sections that lie far apart: there it is at most the sum over the sections."""
-        sets = [frozenset(vm_of[rank] for rank in plan.hosts(k)) for k in range(plan.num_sections)]
-        minimal = [one for one in dict.fromkeys(sets) if not any(other < one for other in sets)]
+        """As `lost_with`, of a plan on these VMs, by rank."""
+        hosts = [frozenset(vm_of[rank] for rank in plan.hosts(k)) for k in range(plan.num_sections)]
+        return self.lost_with(hosts, num_vms, step_s)
+
+    def lost_with(self, hosts: Sequence[frozenset[str]], num_vms: int, step_s: float) -> float:
+        """As `lost`, given the VMs that host each section or stage, which may share some of them. Exact, but
+        where many VMs host sections that lie far apart: there it is at most the sum over the sections."""
+        minimal = [one for one in dict.fromkeys(hosts) if not any(other < one for other in hosts)]
         if sum(map(len, minimal)) == len(frozenset[str]().union(*minimal)):
             return self.lost(map(len, minimal), num_vms, step_s)
         if _width(minimal) > _WIDEST:
