@@ -41,7 +41,11 @@ class Hop:
     next_here: int = NONE
     """The next hop on the same worker."""
     enters: int = 0
-    """1 at the path's first visit to the worker, where its micro-batches count against the window."""
+    """1 at the path's first visit to the worker, from whose forward its micro-batches count against the
+    window."""
+    leaves: int = 0
+    """1 where they cease to: at the WEIGHT of the path's first hop on the worker that has one, for that is
+    the last of them; if none has one, at the BACKWARD of its first visit."""
     is_frozen: int = 0
     """1 if its sections get no gradient, so its backward computes nothing."""
     is_split: int = 0
@@ -132,6 +136,7 @@ def lay_out(
             )
             visited.add(taken.worker)
             hops.append(hop)
+        _set_leaves(hops[len(hops) - len(path.hops) :])
         first_turn += len(path.micro_batches)
     for index, hop in reversed(list(enumerate(hops))):
         worker = workers[hop.worker]
@@ -141,3 +146,13 @@ def lay_out(
     for worker, end in zip(workers, ends, strict=True):
         worker.first_entry = end - worker.num_entries
     return workers, hops
+
+
+def _set_leaves(path: Sequence[Hop]) -> None:
+    leaving: dict[int, Hop] = {}
+    for hop in path:
+        before = leaving.get(hop.worker)
+        if before is None or hop.is_split > before.is_split:
+            leaving[hop.worker] = hop
+    for hop in leaving.values():
+        hop.leaves = 1

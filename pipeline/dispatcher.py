@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .operations import Kind, Operation
 from .plan import Plan
@@ -35,8 +35,9 @@ class Dispatcher:
         self._ahead = _forwards_ahead(order)
         self._enters = [*(_enters(plan, worker, task) for task in self._forwards), False]
         self._is_split = [task.kind is Kind.INPUT for task in self._backwards]
-        self._leaves = [_enters(plan, worker, task) for task in self._backwards]
-        self._leaves_at_weight = [_enters(plan, worker, task) for task in self._weights]
+        leaving = _leaving(order)
+        self._leaves = [task in leaving for task in self._backwards]
+        self._leaves_at_weight = [task in leaving for task in self._weights]
         self._is_last_hop = [_is_last_hop(plan, task) for task in self._forwards]
         self._window = len(order) if plan.window is None else plan.window
         if plan.schedule.limits_itself:
@@ -159,19 +160,26 @@ def _key(task: Operation) -> _Key:
 
 
 def peak_in_flight(order: Sequence[Operation]) -> int:
-    """The most micro-batches that are between forward and backward, or W, at once if the order is
-    followed."""
-    open_hops: dict[int, int] = {}
-    peak = 0
+    """The most micro-batches that count against the window at once if the order is followed."""
+    leaving, in_flight, peak = _leaving(order), set[int](), 0
     for task in order:
         if task.kind is Kind.FORWARD:
-            open_hops[task.micro_batch] = open_hops.get(task.micro_batch, 0) + 1
-            peak = max(peak, len(open_hops))
-        elif task.kind in (Kind.BACKWARD, Kind.WEIGHT):
-            open_hops[task.micro_batch] -= 1
-            if not open_hops[task.micro_batch]:
-                del open_hops[task.micro_batch]
+            in_flight.add(task.micro_batch)
+            peak = max(peak, len(in_flight))
+        elif task in leaving:
+            in_flight.remove(task.micro_batch)
     return peak
+
+
+def _leaving(order: Iterable[Operation]) -> set[Operation]:
+    """The operation with which each micro-batch leaves the window (see `arrays.Hop.leaves`)."""
+    last: dict[int, Operation] = {}
+    for task in order:
+        if task.kind in (Kind.BACKWARD, Kind.WEIGHT):
+            other = last.setdefault(task.micro_batch, task)
+            if (task.kind is not Kind.WEIGHT, task.stage) < (other.kind is not Kind.WEIGHT, other.stage):
+                last[task.micro_batch] = task
+    return set(last.values())
 
 
 def check_order(plan: Plan, worker: int, order: Sequence[Operation]) -> None:

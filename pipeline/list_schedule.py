@@ -278,13 +278,13 @@ def _pass_unit(workers: Array[ListWorker], hops: Array[ListHop], queues: Array[Q
             else:
                 _append_ready(worker, queues, worker.hop)
         elif worker.action == WEIGHT:
-            worker.num_in_flight -= hop.enters
+            worker.num_in_flight -= hop.leaves
         elif worker.action != RECOMPUTE:
             if hop.is_split:
                 queues[worker.first_entry + worker.num_split].split = worker.hop
                 worker.num_split += 1
             else:
-                worker.num_in_flight -= hop.enters
+                worker.num_in_flight -= hop.leaves
             if hop.before != NONE and hops[hop.before].recomputes:
                 hops[hop.before].num_gradients += 1
             elif hop.before != NONE:

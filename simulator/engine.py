@@ -131,7 +131,7 @@ def _start_operation(state: State, worker: SimWorker, chosen: int, seed: int) ->
     elif operation.action == WEIGHT:
         worker.num_weights += 1
         worker.num_weights_left -= 1
-        worker.num_in_flight -= hop.enters
+        worker.num_in_flight -= hop.leaves
         state.arrivals[hop.first_arrival + hop.num_weights].weight_ns = hop.last_weight_ns = start
         hop.num_weights += 1
     elif operation.action == BACKWARD or operation.action == INPUT:
@@ -140,7 +140,7 @@ def _start_operation(state: State, worker: SimWorker, chosen: int, seed: int) ->
         if operation.action == INPUT:
             worker.num_weights_left += 1
         else:
-            worker.num_in_flight -= hop.enters
+            worker.num_in_flight -= hop.leaves
         _pass_gradient(state, hop, start, end, seed)
     else:
         worker.num_forwards += 1

@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from makara.pipeline import (
     Dispatcher,
+    Hop,
     InvalidOrder,
     Kind,
     Operation,
+    Path,
     Plan,
+    Range,
     Schedule,
     grid,
     messages,
@@ -21,6 +24,7 @@ from makara.pipeline import (
     own_part,
     peak_in_flight,
 )
+from makara.pipeline.plan import RestOfStep
 from makara.pipeline.policy import FORWARD as FORTH
 from makara.pipeline.policy import decide
 from plans import World, crossing_plans, grids, stages
@@ -72,6 +76,26 @@ def test_running_ahead_keeps_to_the_window(plan: Plan, seed: int) -> None:
             assert peak_in_flight(ran) <= peak_in_flight(static)
         if plan.window is not None:
             assert peak_in_flight(ran) <= plan.window
+
+
+@pytest.mark.parametrize("schedule", [Schedule.VARUNA, Schedule.ONE_F_ONE_B])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_worker_visited_twice_keeps_to_the_window_where_the_first_visit_gets_no_gradient(
+    schedule: Schedule, seed: int
+) -> None:
+    """Found: a micro-batch left the window before its W, as many as there are kept their activations."""
+    hops = (Hop(0, Range(0, 1)), Hop(1, Range(1, 2)), Hop(1, Range(2, 3)))
+    ranges, micro_batches = (Range(0, 1), Range(1, 3)), tuple(range(20))
+    whole = Plan(3, 20, ranges, (Path(hops, micro_batches),), schedule, window=4, halves=True)
+    rest = RestOfStep.of(whole, (Path(hops, micro_batches, open_from=2),))
+    world = World(rest, random.Random(seed))
+    world.play()
+    for order in (world.orders[1], world.ran[1]):
+        kept, most = 0, 0
+        for task in order:
+            kept += (task.stage == 2) * ((task.kind is F) - (task.kind is Kind.WEIGHT))
+            most = max(most, kept)
+        assert most <= 4
 
 
 @given(crossing_plans(), st.integers(0, 1 << 32))
