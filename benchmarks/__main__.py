@@ -29,6 +29,7 @@ PARTS = {
     "schedules": "against each schedule of torch.distributed.pipelining, over slower wires too (15 minutes)",
     "memory": "peak resident memory of trainers, and as predicted (5 minutes)",
     "predictions": "steps of up to 24 emulated workers, as predicted and as measured (5 minutes)",
+    "unequal": "unequal pipelines of thirteen workers beside the best grid, as measured (8 minutes)",
     "choices": "whether the plan that is chosen is the fastest of all, as measured (25 minutes)",
     "halves": "I and W of transformer blocks, beside the whole backward (2 minutes)",
     "slots": "pipelines of SlipStream's figures, whole and rerouted, in slots (2 minutes)",

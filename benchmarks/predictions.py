@@ -97,7 +97,7 @@ def _rows_of(model: Emulated, cases: tuple[Case, ...]) -> list[Row]:
 
 
 def _row(model: Emulated, workers: Fleet, planner: Planner, case: Case) -> Row:
-    choice = planner.choose(case.depth, case.replicas, recompute=case.recompute)
+    choice = planner.choose(case.depth, case.replicas, recompute="on" if case.recompute else "off")
     predicted_s = planner.predicted_s(choice)
     measured = workers.run(choice.plan, case.network, STEPS, workers=choice.workers)
     return {

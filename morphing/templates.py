@@ -65,9 +65,19 @@ class Template:
     stages: tuple[TemplateStage, ...]
     lines: tuple[_Line, ...]
 
-    def time_ns(self, num_micro_batches: int) -> int:
-        """From the first forward to the end of the last backward."""
-        return max(line.time_ns(num_micro_batches) for line in self.lines)
+    @property
+    def trip_ns(self) -> int:
+        """Of one micro-batch through all stages and back."""
+        return self.lines[1].each_ns  # the first stage's bound by memory
+
+    def time_ns(self, num_micro_batches: int, window: int | None = None) -> int:
+        """From the first forward to the end of the last backward; `window`: one that all stages keep to,
+        beside what memory holds of each."""
+        found = max(line.time_ns(num_micro_batches) for line in self.lines)
+        if window is None:
+            return found
+        at_once = window * max(stage.width for stage in self.stages)
+        return max(found, num_micro_batches * self.trip_ns // at_once)
 
     def done_by(self, time_ns: int) -> int:
         """The largest number of micro-batches that take no longer."""

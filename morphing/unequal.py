@@ -30,6 +30,10 @@ class Combination:
         """Until the last pipeline's last backward ends."""
         return max(map(Template.time_ns, self.templates, self.shares))
 
+    def time_with(self, window: int | None) -> int:
+        """`time_ns`, if all workers keep to one window."""
+        return max(one.time_ns(share, window) for one, share in zip(self.templates, self.shares, strict=True))
+
     @property
     def num_vms(self) -> int:
         return sum(template.num_vms for template in self.templates)

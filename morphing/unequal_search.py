@@ -41,7 +41,8 @@ def unequal(options: Options, to_beat_s: float) -> Iterator[Choice]:
             choices, num_workers // per_vm, num, to_beat_ns, 1 + to_beat_ns // _PRECISION
         ):
             if not _is_grid(one):
-                found.append((one.time_ns, one, mode))
+                window = _window(options, one, mode, capacity)
+                found.append((one.time_with(window), one, mode))
     found.sort(key=lambda each: each[0])
     for _, combination, mode in found[:_TRIES]:
         choice = _simulated(options, combination, mode, capacity)
@@ -67,19 +68,24 @@ def _is_grid(combination: Combination) -> bool:
     return len(set(combination.templates)) == 1 and all(stage.width == 1 for stage in one.stages)
 
 
-def _simulated(options: Options, combination: Combination, mode: Mode, capacity: int) -> Choice | None:
-    """None if it does not fit."""
-    request, calibration = options.request, options.calibration
+def _window(options: Options, combination: Combination, mode: Mode, capacity: int) -> int | None:
+    """The widest window for which every stage has the memory; None if memory bounds none."""
     limits = [
         options.table.memory(stage.range.start, stage.range.stop, *mode).window(capacity)
         for template in combination.templates
         for stage in template.stages
     ]
     window = min((limit for limit in limits if limit is not None), default=None)
+    return window if window is not None and window < max(combination.shares) else None
+
+
+def _simulated(options: Options, combination: Combination, mode: Mode, capacity: int) -> Choice | None:
+    """None if it does not fit."""
+    request, calibration = options.request, options.calibration
     plan = plan_of(
         [template.stages for template in combination.templates],
         combination.shares,
-        window=window if window is not None and window < max(combination.shares) else None,
+        window=_window(options, combination, mode, capacity),
         recompute=mode.recompute,
         halves=mode.halves,
         generation=request.generation,

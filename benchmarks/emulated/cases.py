@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from makara.morphing import Choice, Request, Slot, choose
 from makara.simulator import Calibration, Link, simulate
@@ -12,7 +13,7 @@ from makara.simulator.calibration.links import AllReduce, fitted_hop
 
 from .networks import Network
 
-_MEMORY_BYTES = 1 << 40  # no concern here
+_AMPLE_BYTES = 1 << 40
 _SEEDS = 16  # of simulations with jitter; their mean counts
 
 
@@ -26,11 +27,21 @@ class Planner:
     """All-reduces as measured on this network."""
     workers: tuple[str, ...]
     num_micro_batches: int
+    memory_bytes: int = _AMPLE_BYTES
+    """Of each worker; left out, memory bounds nothing."""
 
     def choose(
-        self, depth: int | None = None, replicas: int | None = None, *, recompute: bool = False
+        self,
+        depth: int | None = None,
+        replicas: int | None = None,
+        *,
+        recompute: Literal["auto", "on", "off"] = "off",
+        unequal: bool = False,
     ) -> Choice:
-        """The plan for these workers; P and D are the planner's choice where they are left out."""
+        """The plan for these workers; P and D are the planner's choice where they are left out.
+
+        `unequal`: pipelines of different depth may be chosen.
+        """
         choice = choose(
             Request(
                 calibration=self.on_network,
@@ -40,7 +51,8 @@ class Planner:
                 generation=1,
                 pipeline_parallel_degree=depth,
                 data_parallel_degree=replicas,
-                recompute="on" if recompute else "off",
+                recompute=recompute,
+                unequal_pipelines="auto" if unequal else "off",
             )
         )
         assert isinstance(choice, Choice), choice
@@ -69,7 +81,7 @@ class Planner:
 
     @property
     def _slots(self) -> Sequence[Slot]:
-        return [Slot(worker, self.vm_of(worker), _MEMORY_BYTES) for worker in self.workers]
+        return [Slot(worker, self.vm_of(worker), self.memory_bytes) for worker in self.workers]
 
 
 def _with_hop(link: Link, sums: Sequence[AllReduce]) -> Link:

@@ -123,6 +123,29 @@ def test_unequal_pipelines_are_chosen_where_they_beat_the_best_grid() -> None:
     assert fixed.candidate.shape == "4x3"
 
 
+def test_where_memory_is_tight_unequal_pipelines_recompute_as_grids_do() -> None:
+    """Found: those without recomputation, which a window of one or two slows down, seemed the fastest, and no
+    others were simulated."""
+    bulky = uniform(
+        20,
+        gradient_bytes=(60,) * 20,
+        state_bytes=(120,) * 20,
+        activation_bytes=(50,) * 20,
+        cut_bytes=(17,) * 19,
+        grad_cut_bytes=(17,) * 19,
+    )
+    room = min(
+        stage_table(bulky).memory(start, start + 7, recompute).least_bytes
+        for start in range(14)
+        for recompute in (False, True)
+    )
+    workers = [Slot(f"w{number}", f"vm{number}", room - 1) for number in range(13)]
+    best = choose(asked(calibration=bulky, workers=workers, recompute="auto", halves="auto"))
+    assert isinstance(best, Choice)
+    assert best.plan.recompute
+    assert best.plan.shape == "5+4+4"
+
+
 def test_workers_stay_where_they_hold_what_unequal_pipelines_need() -> None:
     before = choose(asked())
     assert isinstance(before, Choice)
