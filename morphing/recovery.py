@@ -102,16 +102,15 @@ def agree(
 ) -> Agreement:
     """Agree on the newest step at which the survivors hold every section.
 
-    Only the newest branch counts. A record is valid only if its step is the holder's own or the next. A
-    member one step behind applies the step if it has the reduced gradients and some member has the record. So
-    a step that any member applied is not lost while the members at it, or able to apply it, hold all
-    sections. Otherwise an older step with all sections is taken. `checkpoints` are those that are published;
-    if one of them is newer than the step found, it is read instead.
+    Only the newest branch counts; or, where sections are missing there, the branch of those that agreed last.
+    A record is valid only if its step is the holder's own or the next. A member one step behind applies the
+    step if it has the reduced gradients and some member has the record. So a step that any member applied is
+    not lost while the members at it, or able to apply it, hold all sections. Otherwise an older step with all
+    sections is taken. `checkpoints` are those that are published; if one of them is newer than the step
+    found, it is read instead.
     """
     checkpoints = tuple(checkpoints)
-    branch = max((standing.branch for standing in standings), default=0)
-    current = [standing if _is_current(standing, branch) else NOTHING for standing in standings]
-    found = _newest(current, num_sections)
+    found, branch = _newest_branch(standings, num_sections)
     if found is None or _is_overtaken(found, standings, checkpoints):
         found = Agreement("store" if checkpoints else "start", None, None, (), (), (), {})
     held = (member for member, standing in enumerate(standings) if standing.applied_step is not None)
@@ -156,6 +155,22 @@ def _is_current(standing: MemberState, newest: int) -> bool:
     if standing.applied_step is None:
         return False
     return standing.branch == newest or (standing.reduced_by is not None and standing.reduced_by[0] == newest)
+
+
+def _newest_branch(standings: Sequence[MemberState], num_sections: int) -> tuple[Agreement | None, int]:
+    """The agreement on the newest branch, and that branch.
+
+    A member that was left out may have seen a commit of which the others, who went on without it, know
+    nothing: then the newest branch is its own. Theirs is not given up for it.
+    """
+    newest = max((standing.branch for standing in standings), default=0)
+    agreed = max((standing.agreed_in, standing.branch) for standing in standings)[1] if standings else 0
+    for branch in dict.fromkeys((newest, agreed)):
+        current = [standing if _is_current(standing, branch) else NOTHING for standing in standings]
+        found = _newest(current, num_sections)
+        if found is not None:
+            return found, branch
+    return None, newest
 
 
 def _newest(standings: Sequence[MemberState], num_sections: int) -> Agreement | None:

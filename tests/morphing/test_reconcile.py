@@ -81,6 +81,15 @@ def test_an_older_branch_does_not_stand_in_for_sections_that_the_newest_has_lost
     assert (found.rung, found.step, found.drop) == ("start", None, (0, 1))
 
 
+def test_who_was_left_out_with_a_commit_takes_nothing_from_those_who_went_on_without_it() -> None:
+    """Found: it alone was on the newest branch, so that all dropped what the others hold of every section."""
+    left_out = replace(standing(7, "01", COMMIT), branch=1, agreed_in=1)
+    went_on = [replace(standing(6, held, None, 7), reduced_by=(2, 0), agreed_in=2) for held in ("012", "3")]
+    found = agree([left_out, *went_on], num_sections=K)
+    assert (found.rung, found.step, found.keep, found.drop) == ("peers", 6, (1, 2), (0,))
+    assert (found.branch, found.record, found.apply) == (0, None, ())
+
+
 def test_who_is_yet_to_apply_the_newest_branchs_commit_is_not_left_out() -> None:
     behind = replace(standing(6, "01", None, 7), reduced_by=(2, 0), branch=1)
     found = agree([behind, replace(standing(7, "23", COMMIT), branch=2)], num_sections=K)
