@@ -188,7 +188,9 @@ def stage_costs(
                 break
             place = start * (num + 1) + stop
             window[place] = _ANY if fits is None else fits
-            work[place], trip[place] = _times_ns(table, start, stop, recompute, halves)
+            times_ns = _times_ns(table, start, stop, recompute, halves)
+            # At least 1 ns, as in simulations: sections may be calibrated as taking none.
+            work[place], trip[place] = (max(1, each_ns) for each_ns in times_ns)
     return StageCosts(work, trip, window)
 
 

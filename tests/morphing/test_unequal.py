@@ -123,6 +123,18 @@ def test_unequal_pipelines_are_chosen_where_they_beat_the_best_grid() -> None:
     assert fixed.candidate.shape == "4x3"
 
 
+@pytest.mark.parametrize("idle", [0, 3])
+def test_a_section_that_takes_no_time_may_be_a_stage_of_its_own(idle: int) -> None:
+    """Found: a division by its time."""
+    times = [1.0] * 4
+    times[idle] = 0.0
+    calibration = uniform(4, forward_s=tuple(times), backward_s=tuple(times))
+    workers = [Slot(f"w{number}", f"vm{number}", 300) for number in range(5)]
+    best = choose(asked(calibration=calibration, num_sections=4, num_micro_batches=30, workers=workers))
+    assert isinstance(best, Choice)
+    assert best.plan.shape == "3+2"
+
+
 def test_where_memory_is_tight_unequal_pipelines_recompute_as_grids_do() -> None:
     """Found: those without recomputation, which a window of one or two slows down, seemed the fastest, and no
     others were simulated."""
