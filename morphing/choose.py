@@ -149,7 +149,12 @@ class _Sweep:
         candidate = best.candidate
         if best.option.arranged is not None:
             step = self._simulated(best.plan, placed)
-            found = replace(candidate, predicted_s=step.time_s, pipeline_s=step.pipeline_s)
+            found = replace(
+                candidate,
+                predicted_s=step.time_s,
+                pipeline_s=step.pipeline_s,
+                lost=self._lost(candidate, placed, step.time_s),
+            )
             self._looked_at[self._looked_at.index(candidate)] = found
             candidate = found
         return _Found(best.option, best.plan, candidate, placed)

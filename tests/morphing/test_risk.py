@@ -151,6 +151,25 @@ def test_grids_whose_workers_share_vms_are_weighed_as_they_are_placed(per_vm: in
         assert all(0.0 <= row.lost < 0.34 for row in answer.candidates)
 
 
+def test_deaths_are_weighed_with_the_step_of_the_workers_as_they_are_placed() -> None:
+    """Found: slow workers that hold sections change places, and what deaths cost was that of before."""
+    moved = 0
+    for seed in range(40):
+        pick = random.Random(seed)
+        workers = [
+            Slot(f"w{n}", f"vm{n // 2}", 10_000, pick.choice([1.0, 1.5])) for n in range(pick.randint(2, 8))
+        ]
+        holding = {slot.worker: Range(pick.randint(0, 1), pick.randint(2, 4)) for slot in workers}
+        calibration = uniform(4, inter_vm=Link(latency_s=0.5, bytes_per_s=50.0))
+        answer = chosen(request(0, workers=workers, holding=holding, calibration=calibration, risk=RISK))
+        num_vms, vm_of = len({slot.vm for slot in workers}), {slot.worker: slot.vm for slot in workers}
+        vms = [vm_of[worker] for worker in answer.workers]
+        lost = RISK.lost_by(answer.plan, vms, num_vms, answer.predicted_s)
+        assert answer.candidate.lost == pytest.approx(lost, rel=1e-12)
+        moved += answer.candidate.lost > 0 and max(slot.slowdown for slot in workers) > 1
+    assert moved
+
+
 @pytest.mark.parametrize("per_vm", [1, 2])
 def test_no_shape_is_expected_to_take_less(per_vm: int) -> None:
     """Bounds and the order of tries hide none."""
