@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Tests at a time. Most wait for processes of their own; each copy takes about one core and 2 GB.
 JOBS ?= 2
 
-.PHONY: demo verify test soak clouds compose check format bench setup azurite clean
+.PHONY: demo verify test whole soak clouds compose check format bench setup azurite clean
 
 demo: setup
 	$(BIN)/makara demo
@@ -13,8 +13,16 @@ demo: setup
 verify: setup
 	$(BIN)/makara demo --verify
 
+PYTEST := $(BIN)/python -m pytest -q -m "not soak and not clouds and not compose" -n $(JOBS) --dist worksteal
+WHOLE := tests/end_to_end
+
+# All tests but whole jobs: minutes.
 test: setup azurite
-	$(BIN)/python -m pytest -q -m "not soak and not clouds and not compose" -n $(JOBS) --dist worksteal
+	$(PYTEST) --ignore=$(WHOLE)
+
+# Whole jobs, with real managers, VMs and trainers, and each model of the matrix at each shape: more minutes.
+whole: setup azurite
+	$(PYTEST) $(WHOLE)
 
 soak: setup azurite
 	$(BIN)/python -m pytest -q -m soak
