@@ -43,7 +43,7 @@ from makara.manager.service.service import Service
 from makara.manager.service.tokens import Scope, TokenStore
 from makara.manager.service.views import job_view
 from makara.manager.spec.placement import Attempt
-from makara.pipeline.plan import Range, grid
+from makara.pipeline import Range, grid
 from makara.protocol.messages import BootConfig, Formed, Recipe
 from makara.simulator import warm_up
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from makara.checkpoint import open_generation, open_store
 from makara.model.training import load_entrypoint
-from makara.pipeline.plan import Plan, Range, grid
+from makara.pipeline import Plan, Range, grid
 from makara.protocol.messages import JobSettings, Phase, Profile, Recipe, StoreConfig
 from makara.simulator import Calibration, simulate
 from makara.worker.agent.trainer_process import ALLOCATOR

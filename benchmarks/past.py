@@ -26,7 +26,7 @@ from makara.manager.core.facts import (
 )
 from makara.manager.core.state import JobState
 from makara.manager.spec.placement import Attempt, Market, Placement, Price
-from makara.pipeline.plan import Range, grid
+from makara.pipeline import Range, grid
 from makara.protocol.messages import CheckpointRef, Formed
 from pydantic import TypeAdapter
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 from makara.morphing import Request, Rerouted, Slot, choose, reroute
-from makara.pipeline.plan import Plan, Schedule, grid
+from makara.pipeline import Plan, Schedule, grid
 from makara.pipeline.schedules import orders
 from makara.pipeline.traffic import own_part
 from makara.simulator import simulate

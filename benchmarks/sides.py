@@ -17,7 +17,7 @@ from makara.model.data import Batches
 from makara.model.partition.flops import compute_nodes
 from makara.model.partition.partition import Sections, split
 from makara.model.tracing.trace import trace
-from makara.pipeline.plan import Plan, Range, Schedule, grid
+from makara.pipeline import Plan, Range, Schedule, grid
 from makara.protocol.messages import GenerationOrder, Member
 from makara.worker.execution.buckets import buckets
 from makara.worker.execution.commit import Flag

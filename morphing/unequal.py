@@ -30,9 +30,9 @@ class Combination:
         """Until the last pipeline's last backward ends."""
         return max(map(Template.time_ns, self.templates, self.shares))
 
-    def time_with(self, window: int | None) -> int:
-        """`time_ns`, if all workers keep to one window."""
-        return max(one.time_ns(share, window) for one, share in zip(self.templates, self.shares, strict=True))
+    def time_with(self, windows: Sequence[int | None]) -> int:
+        """`time_ns`, if all workers of each pipeline keep to its window."""
+        return max(map(Template.time_ns, self.templates, self.shares, windows))
 
     @property
     def num_vms(self) -> int:
@@ -192,20 +192,24 @@ def plan_of(
     shares: Sequence[int],
     *,
     schedule: Schedule = Schedule.VARUNA,
-    window: int | None = None,
+    windows: Sequence[int | None] | None = None,
     recompute: bool = False,
     halves: bool = False,
     generation: int = 0,
     optimizer_on_host: bool = False,
     frozen: int = 0,
 ) -> Plan:
-    """A plan of pipelines of any depth.
+    """A plan of pipelines of any depth. `windows`: of each; left out, none has any.
 
     Ranks go pipeline by pipeline, stage by stage. Micro-batches are dealt round-robin among the pipelines
     that still lack some, and within a stage to its workers in turn.
     """
     paths, first = list[Path](), 0
-    for stages, numbers in zip(pipelines, dealt(shares), strict=True):
+    every = windows or [None] * len(shares)
+    # Of the whole plan, for paths that lose their own: those of rerouted plans.
+    tightest = min((window for window in every if window is not None), default=None)
+    for stages, numbers, window in zip(pipelines, dealt(shares), every, strict=True):
+        own = window if window is not None or tightest is None else len(numbers)
         widths = [stage.width for stage in stages]
         firsts = list(itertools.accumulate(widths, initial=first))
         turns = math.lcm(*widths)
@@ -214,7 +218,7 @@ def plan_of(
                 Hop(start + turn % stage.width, stage.range)
                 for start, stage in zip(firsts[:-1], stages, strict=True)
             )
-            paths.append(Path(hops, numbers[turn::turns]))
+            paths.append(Path(hops, numbers[turn::turns], window=own))
         first = firsts[-1]
     return Plan(
         num_sections=pipelines[0][-1].range.stop,
@@ -222,7 +226,7 @@ def plan_of(
         ranges=tuple(stage.range for stages in pipelines for stage in stages for _ in range(stage.width)),
         paths=tuple(paths),
         schedule=schedule,
-        window=window,
+        window=tightest,
         recompute=recompute,
         generation=generation,
         optimizer_on_host=optimizer_on_host,

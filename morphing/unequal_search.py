@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..pipeline import Schedule
 from ..simulator import simulate
 from .placement import place_in, speed_class
 from .request import Candidate, Choice
 from .search_space import Mode, Options
+from .templates import Template
 from .unequal import Combination, combinations, plan_of, pool
 
 _TRIES = 3  # numbers of pipelines whose best combination is simulated
@@ -41,8 +42,7 @@ def unequal(options: Options, to_beat_s: float) -> Iterator[Choice]:
             choices, num_workers // per_vm, num, to_beat_ns, 1 + to_beat_ns // _PRECISION
         ):
             if not _is_grid(one):
-                window = _window(options, one, mode, capacity)
-                found.append((one.time_with(window), one, mode))
+                found.append((one.time_with(_windows(options, one, mode, capacity)), one, mode))
     found.sort(key=lambda each: each[0])
     for _, combination, mode in found[:_TRIES]:
         choice = _simulated(options, combination, mode, capacity)
@@ -68,15 +68,21 @@ def _is_grid(combination: Combination) -> bool:
     return len(set(combination.templates)) == 1 and all(stage.width == 1 for stage in one.stages)
 
 
-def _window(options: Options, combination: Combination, mode: Mode, capacity: int) -> int | None:
-    """The widest window for which every stage has the memory; None if memory bounds none."""
+def _windows(options: Options, combination: Combination, mode: Mode, capacity: int) -> Sequence[int | None]:
+    """Of each pipeline the widest for which every stage has the memory; None if memory bounds none."""
+    return [
+        _window(options, template, share, mode, capacity)
+        for template, share in zip(combination.templates, combination.shares, strict=True)
+    ]
+
+
+def _window(options: Options, template: Template, share: int, mode: Mode, capacity: int) -> int | None:
     limits = [
         options.table.memory(stage.range.start, stage.range.stop, *mode).window(capacity)
-        for template in combination.templates
         for stage in template.stages
     ]
     window = min((limit for limit in limits if limit is not None), default=None)
-    return window if window is not None and window < max(combination.shares) else None
+    return window if window is not None and window < share else None
 
 
 def _simulated(options: Options, combination: Combination, mode: Mode, capacity: int) -> Choice | None:
@@ -85,7 +91,7 @@ def _simulated(options: Options, combination: Combination, mode: Mode, capacity:
     plan = plan_of(
         [template.stages for template in combination.templates],
         combination.shares,
-        window=_window(options, combination, mode, capacity),
+        windows=_windows(options, combination, mode, capacity),
         recompute=mode.recompute,
         halves=mode.halves,
         generation=request.generation,

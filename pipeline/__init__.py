@@ -8,8 +8,9 @@ both ask the same policy (`policy.decide`), so what is predicted is what runs.
 
 from .components import Component, components
 from .dispatcher import Dispatcher, check_order, peak_in_flight
+from .grids import dealt, grid
 from .operations import Kind, Operation
-from .plan import Hop, InvalidPlan, Path, Plan, Range, Schedule, dealt, grid
+from .plan import Hop, InvalidPlan, Path, Plan, Range, Schedule
 from .schedules import InvalidOrder, Orders, orders
 from .traffic import Message, Traffic, messages, output_of, own_part
 

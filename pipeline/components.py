@@ -11,10 +11,14 @@ from .plan import Hop, Path, Plan
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Paths that share workers, and the workers that they visit, ascending; the rest is the plan's."""
+    """Paths that share workers, and the workers that they visit, ascending; the rest is the plan's.
+
+    `window`: the most micro-batches in flight on each worker; None: any number.
+    """
 
     paths: tuple[Path, ...]
     workers: tuple[int, ...]
+    window: int | None = None
     frozen: int = 0
     has_halves: bool = False
 
@@ -61,6 +65,7 @@ def components(plan: Plan) -> tuple[Component, ...]:
         Component(
             tuple(used[number] for number in group),
             tuple(sorted({worker for number in group for worker in visited[number]})),
+            plan.window if used[group[0]].window is None else used[group[0]].window,
             plan.frozen,
             plan.has_halves,
         )

@@ -39,7 +39,8 @@ class Dispatcher:
         self._leaves = [task in leaving for task in self._backwards]
         self._leaves_at_weight = [task in leaving for task in self._weights]
         self._is_last_hop = [_is_last_hop(plan, task) for task in self._forwards]
-        self._window = len(order) if plan.window is None else plan.window
+        window = plan.window_of(worker)
+        self._window = len(order) if window is None else window
         if plan.schedule.limits_itself:
             # Bounded memory is the point of 1F1B: running ahead may not exceed what its own order needs.
             self._window = min(peak_in_flight(order), self._window)

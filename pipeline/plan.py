@@ -85,14 +85,16 @@ class Hop:
 class Path:
     """Hops that tile 0..K-1 in order, and the micro-batches that take them.
 
-    In the rest of a step, which a whole plan has not: gradients reach no section below `open_from`, and of
-    the sections in `held` only those of the inputs are computed.
+    `window`: of its workers, in place of the plan's; None: the plan's. Paths that share a worker have the
+    same. In the rest of a step, which a whole plan has not: gradients reach no section below `open_from`, and
+    of the sections in `held` only those of the inputs are computed.
     """
 
     hops: tuple[Hop, ...]
     micro_batches: tuple[int, ...]
     open_from: int = 0
     held: frozenset[int] = frozenset()
+    window: int | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -108,7 +110,8 @@ class Path:
 class Plan:
     """Ranges + paths + the order of operations; workers are the ranks 0..len(ranges)-1.
 
-    `window` bounds the micro-batches in flight on a worker (forward done, backward not); None is unbounded.
+    `window` bounds the micro-batches in flight on a worker (forward done, backward not); None is unbounded. A
+    path may have a wider one.
     `recompute`: a worker keeps only the inputs of its range and runs the forward again before the backward,
     except at the last hop of a path (Varuna §3.2). `optimizer_on_host`: the optimizer's state lies in host
     memory, and the update runs there. `frozen`: the first `frozen` sections get no gradient; a hop that has
@@ -149,6 +152,12 @@ class Plan:
     def path_of(self, micro_batch: int) -> Path:
         return self._path_by_micro_batch[micro_batch]
 
+    def window_of(self, worker: int) -> int | None:
+        """The most micro-batches in flight on a worker; None: any number."""
+        own = (path for path in self.paths if path.window is not None)
+        visiting = (path.window for path in own for hop in path.hops if hop.worker == worker)
+        return next(visiting, self.window)
+
     def hosts(self, section: int) -> tuple[int, ...]:
         """The workers whose range holds `section`, ascending."""
         return tuple(worker for worker, span in enumerate(self.ranges) if section in span)
@@ -169,6 +178,7 @@ class Plan:
                     "hops": [[hop.worker, hop.range.start, hop.range.stop] for hop in path.hops],
                     "micro_batches": list(path.micro_batches),
                 }
+                | ({} if path.window is None else {"window": path.window})
                 for path in self.paths
             ],
             "schedule": self.schedule.value,
@@ -192,6 +202,7 @@ class Plan:
                     Path(
                         tuple(Hop(int(w), Range(int(start), int(stop))) for w, start, stop in path["hops"]),
                         tuple(map(operator.index, path["micro_batches"])),
+                        window=None if path.get("window") is None else int(path["window"]),
                     )
                     for path in value["paths"]
                 ),
@@ -229,74 +240,6 @@ class RestOfStep(Plan):
 def shape_of(value: Mapping[str, Any]) -> str:
     """`Plan.shape` of a plan that `Plan.to_json` wrote, without checking it again."""
     return _shape([[(worker, start) for worker, start, _ in path["hops"]] for path in value["paths"]])
-
-
-def grid(
-    stages: Sequence[Range],
-    replicas: int,
-    num_micro_batches: int,
-    *,
-    schedule: Schedule = Schedule.VARUNA,
-    window: int | None = None,
-    recompute: bool = False,
-    generation: int = 0,
-    optimizer_on_host: bool = False,
-    frozen: int = 0,
-    halves: bool = False,
-    shares: Sequence[int] | None = None,
-) -> Plan:
-    """Varuna's P×D grid: `replicas` copies of the same P ranges; worker d·P+p hosts stage p of replica d.
-
-    Micro-batch i goes to replica i mod D, so N need not be divisible by D: some paths carry one more. With
-    `shares`, replica d takes `shares[d]` micro-batches instead, dealt round-robin among the replicas that
-    still lack some. Raises `InvalidPlan` when a replica would get no micro-batch, or the shares do not add up
-    to N.
-    """
-    depth = len(stages)
-    if not 1 <= replicas <= num_micro_batches:
-        raise InvalidPlan(
-            f"replicas: {replicas} is not in 1..{num_micro_batches} (the number of micro-batches)"
-        )
-    paths = tuple(
-        Path(
-            tuple(Hop(replica * depth + stage, span) for stage, span in enumerate(stages)),
-            micro_batches,
-        )
-        for replica, micro_batches in enumerate(dealt(_shares(replicas, num_micro_batches, shares)))
-    )
-    return Plan(
-        num_sections=stages[-1].stop if stages else 0,
-        num_micro_batches=num_micro_batches,
-        ranges=tuple(stages) * replicas,
-        paths=paths,
-        schedule=schedule,
-        window=window,
-        recompute=recompute,
-        generation=generation,
-        optimizer_on_host=optimizer_on_host,
-        frozen=frozen,
-        halves=halves,
-    )
-
-
-def _shares(replicas: int, num_micro_batches: int, shares: Sequence[int] | None) -> Sequence[int]:
-    if shares is None:
-        each, more = divmod(num_micro_batches, replicas)
-        return [each + (replica < more) for replica in range(replicas)]
-    if len(shares) != replicas or sum(shares) != num_micro_batches or min(shares) < 1:
-        raise InvalidPlan(
-            f"shares: expected {replicas}, each at least 1, that add up to {num_micro_batches}, got {shares}"
-        )
-    return shares
-
-
-def dealt(shares: Sequence[int]) -> list[tuple[int, ...]]:
-    """The micro-batches of each pipeline, dealt round-robin among those that still lack some."""
-    turns = sorted((turn, pipeline) for pipeline, share in enumerate(shares) for turn in range(share))
-    taken: list[list[int]] = [[] for _ in shares]
-    for micro_batch, (_, pipeline) in enumerate(turns):
-        taken[pipeline].append(micro_batch)
-    return [tuple(numbers) for numbers in taken]
 
 
 def _shape(pipelines: Sequence[Sequence[tuple[int, int]]]) -> str:
@@ -349,8 +292,9 @@ def _carried(plan: Plan) -> list[int]:
 def _check_form(plan: Plan) -> None:
     if plan.num_sections < 1 or plan.num_micro_batches < 1 or not plan.ranges:
         raise InvalidPlan("a plan needs at least one section, one micro-batch and one worker")
-    if plan.window is not None and plan.window < 1:
-        raise InvalidPlan(f"window: {plan.window} is not a positive number of micro-batches")
+    for window in (plan.window, *(path.window for path in plan.paths)):
+        if window is not None and window < 1:
+            raise InvalidPlan(f"window: {window} is not a positive number of micro-batches")
     if not 0 <= plan.frozen < plan.num_sections:
         raise InvalidPlan(f"frozen: {plan.frozen} is not in 0..{plan.num_sections - 1}: the last is trained")
     if plan.halves and plan.schedule is Schedule.GPIPE:
@@ -362,6 +306,15 @@ def _check_form(plan: Plan) -> None:
             )
     for number, path in enumerate(plan.paths):
         _check_path(plan, number, path)
+    if any(path.window is not None for path in plan.paths):
+        _check_windows(plan)
+
+
+def _check_windows(plan: Plan) -> None:
+    windows: dict[int, int | None] = {}
+    for number, path in enumerate(plan.paths):
+        if any(windows.setdefault(hop.worker, path.window) != path.window for hop in path.hops):
+            raise InvalidPlan(f"path {number}: its window is not that of the other paths of its workers")
 
 
 def _check_path(plan: Plan, number: int, path: Path) -> None:

@@ -48,7 +48,7 @@ def rest_of_step(
         loads[place] += cost
         dealt[place].setdefault(group, []).append(micro_batch)
     paths = tuple(
-        Path(path.hops, tuple(sorted(micro_batches)), *alike[group][0])
+        Path(path.hops, tuple(sorted(micro_batches)), *alike[group][0], path.window)
         for path, groups in zip(plan.paths, dealt, strict=True)
         for group, micro_batches in sorted(groups.items(), key=lambda one: min(one[1]))
     )

@@ -80,10 +80,10 @@ def static_order(plan: Plan, component: Component, lister: Lister = INTERPRETED)
     match plan.schedule:
         case Schedule.GPIPE:
             entries = [Entry() for _ in range(num_entries)]
-            gpipe(workers, hops, turns, entries, window=plan.window, recompute=plan.recompute)
+            gpipe(workers, hops, turns, entries, window=component.window, recompute=plan.recompute)
             return StaticOrder(lister.array(ForwardTurn, turns), lister.array(Entry, entries), ())
         case Schedule.VARUNA | Schedule.ONE_F_ONE_B:
-            _set_rules(plan, hops)
+            _set_rules(plan, component.window, hops)
     arrays = (
         lister.array(ListWorker, workers),
         lister.array(ListHop, hops),
@@ -96,14 +96,14 @@ def static_order(plan: Plan, component: Component, lister: Lister = INTERPRETED)
     return StaticOrder(arrays[2], arrays[3], most_in_flight)
 
 
-def _set_rules(plan: Plan, hops: Sequence[ListHop]) -> None:
+def _set_rules(plan: Plan, window: int | None, hops: Sequence[ListHop]) -> None:
     """Set each hop's bound on micro-batches in flight, and whether it recomputes."""
     num_left = 0
     for hop in reversed(hops):
         is_last = hop.after == NONE
         num_left = 1 if is_last else num_left + 1
         limit = num_left if plan.schedule.limits_itself else sys.maxsize
-        hop.window = limit if plan.window is None else min(limit, plan.window)
+        hop.window = limit if window is None else min(limit, window)
         hop.recomputes = int(plan.recompute and not is_last and not hop.is_frozen)
 
 

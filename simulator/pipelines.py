@@ -73,6 +73,7 @@ def _likeness(plan: Plan, component: Component, cluster: Cluster) -> Hashable:
     spans = [plan.ranges[rank] for rank in ranks]
     return (
         (len(path.micro_batches), path.open_from, path.held),
+        component.window,
         component.visits if len(ranks) > len(component.workers) else None,  # None: each worker once
         tuple(hop.range.start for hop in path.hops),  # they tile the sections
         tuple((span.start, span.stop) for span in spans),
@@ -92,8 +93,8 @@ def _play(
 ) -> PlayedPipeline:
     order = kernels.static_order(plan, alike[0])
     for index, worker in enumerate(priced.workers):
-        if plan.window is not None:
-            worker.window = plan.window
+        if alike[0].window is not None:
+            worker.window = alike[0].window
         if plan.schedule.limits_itself:
             # Bounded memory is the point of 1F1B: running ahead may not exceed what its own order needs.
             worker.window = min(worker.window, order.most_in_flight[index])

@@ -25,7 +25,7 @@ class ScheduleCache:
     def __call__(self, plan: Plan, component: Component) -> StaticOrder:
         if component.signature is None:
             return static_order(plan, component, self._lister)
-        key = component.signature, plan.schedule, plan.window, plan.recompute, plan.halves
+        key = component.signature, plan.schedule, component.window, plan.recompute, plan.halves
         order = self._kept.get(key)
         if order is None:
             order = static_order(plan, component, self._lister)

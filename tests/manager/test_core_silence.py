@@ -20,7 +20,7 @@ from makara.manager.core.facts import (
 from makara.manager.core.orders import Leases, orders
 from makara.manager.service.runtime import Job
 from makara.manager.service.views import job_view
-from makara.pipeline.plan import Range, grid
+from makara.pipeline import Range, grid
 from makara.protocol.messages import Phase, Profile, WorkerReport
 
 TOLD = (

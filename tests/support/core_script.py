@@ -21,7 +21,7 @@ from makara.manager.core.events import (
 from makara.manager.core.facts import Fact, GenerationKind, GenerationPlanned, RefusalKind
 from makara.manager.core.fold import fold
 from makara.manager.core.state import JobState
-from makara.pipeline.plan import Range, grid
+from makara.pipeline import Range, grid
 from makara.protocol.messages import (
     CheckpointRef,
     DeviceInfo,

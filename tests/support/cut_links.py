@@ -18,7 +18,7 @@ from pathlib import Path
 
 from makara.checkpoint import open_generation, open_store
 from makara.model.training import load_entrypoint
-from makara.pipeline.plan import Plan, Range, grid
+from makara.pipeline import Plan, Range, grid
 from makara.protocol.messages import Phase
 from makara.worker.profiling.profiling import profile
 from trainer_processes import BUNDLE, Fleet, settings

@@ -30,7 +30,7 @@ from makara.manager.core.events import (
     WeightsExported,
 )
 from makara.manager.core.facts import RefusalKind
-from makara.pipeline.plan import Range, grid
+from makara.pipeline import Range, grid
 from rented_script import answer
 from world_checks import check_lineage
 from world_machines import RECIPE, SimTrainer, SimVm

@@ -12,8 +12,8 @@ from makara.model.tracing.trace import trace
 from makara.model.training import load_entrypoint
 from makara.morphing.in_flight import Parcel, StepId
 from makara.morphing.recovery import Agreement
+from makara.pipeline import Range, grid
 from makara.pipeline.contributions import Pairs
-from makara.pipeline.plan import Range, grid
 from makara.worker.execution.buckets import buckets
 from makara.worker.execution.partial_sums import PartialSums
 from makara.worker.execution.state import ModelState

@@ -14,7 +14,7 @@ from makara.checkpoint.stores.local import LocalStore
 from makara.model.partition.partition import choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.model.training import load_entrypoint
-from makara.pipeline.plan import Range, grid
+from makara.pipeline import Range, grid
 from makara.protocol.messages import CheckpointRef
 from makara.worker.execution.blocking import GenerationAbandoned
 from makara.worker.execution.partial_sums import PartialSums

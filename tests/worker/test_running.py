@@ -18,7 +18,7 @@ from makara.model.partition.partition import Sections, choose_cuts, split
 from makara.model.precision import Precision
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
-from makara.pipeline.plan import Range, grid
+from makara.pipeline import Range, grid
 from makara.worker.check.eager import EagerModel
 from makara.worker.execution.buckets import buckets
 from makara.worker.sections.buffer_updates import RunningSum, combine

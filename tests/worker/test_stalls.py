@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from makara.checkpoint import open_generation, open_store
 from makara.model.training import load_entrypoint
-from makara.pipeline.plan import Plan, Range, grid
+from makara.pipeline import Plan, Range, grid
 from makara.protocol.messages import At, Phase
 from makara.worker.profiling.profiling import profile
 from trainer_processes import BUNDLE, Fleet, settings

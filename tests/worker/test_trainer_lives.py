@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from makara.checkpoint import open_generation, open_store
 from makara.model.training import load_entrypoint
-from makara.pipeline.plan import Plan, Range, grid
+from makara.pipeline import Plan, Range, grid
 from makara.protocol.messages import JobSettings, Phase
 from makara.worker.profiling.profiling import profile
 from makara.worker.trainer.agent_pipe import AGENT_GONE

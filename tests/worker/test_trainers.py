@@ -22,7 +22,7 @@ from makara.checkpoint.tensors import unpack
 from makara.model.precision import Precision
 from makara.model.training import load_entrypoint
 from makara.morphing import Rerouted, TemplateStage, plan_of, reroute
-from makara.pipeline.plan import Hop, Plan, Range, grid
+from makara.pipeline import Hop, Plan, Range, grid
 from makara.pipeline.plan import Path as Route
 from makara.protocol.messages import TRAINER_PROTOCOL, CheckpointRef, JobSettings, Miscount, Phase, Recipe
 from makara.worker.profiling.profiling import profile

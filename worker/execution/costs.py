@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ...model.data import Batches, Sample
 from ...model.partition.partitioned_model import CutTensor
+from ...pipeline import Path, Plan, Range, grid
 from ...pipeline.operations import Kind, Operation
-from ...pipeline.plan import Path, Plan, Range, grid
 from ...pipeline.traffic import output_of, own_part
 from ..sections.ranges import Accumulate, RangeOutput
 from .blocking import BlockingThread, Interrupt
