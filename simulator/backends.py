@@ -88,8 +88,4 @@ class Compiler(Generic[T]):
             self._thread = None  # a later call without `wait` may still compile it
 
 
-def _all_kernels(in_memory: bool) -> Kernels:
-    return compiled(in_memory=in_memory)
-
-
-_COMPILER = Compiler(_all_kernels)
+_COMPILER = Compiler(lambda in_memory: compiled(in_memory=in_memory))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from .source_lines import FileFault
+from .validation import shown
 
 
 class InvalidTrace(FileFault):
@@ -116,11 +117,11 @@ def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
 def _event(row: list[str], line: int) -> TraceEvent:
     time, change, node = _cells(row, 3, _EVENTS, line)
     if not (time.isascii() and time.isdigit() and len(time) < 18):
-        raise InvalidTrace(f"{_shown(time)} is not a whole number of milliseconds >= 0", line)
+        raise InvalidTrace(f"{shown(time)} is not a whole number of milliseconds >= 0", line)
     if change not in list(NodeChange):
         close = difflib.get_close_matches(change.lower(), list(NodeChange), 1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise InvalidTrace(f"{_shown(change)} is neither add nor remove{hint}", line)
+        raise InvalidTrace(f"{shown(change)} is neither add nor remove{hint}", line)
     if not node:
         raise InvalidTrace("the node has no name; expected one in the third column", line)
     return TraceEvent(int(time), NodeChange(change), node)
@@ -128,7 +129,7 @@ def _event(row: list[str], line: int) -> TraceEvent:
 
 def _check_turn(event: TraceEvent, last: tuple[NodeChange, int] | None, line: int) -> None:
     """Raise `InvalidTrace` unless additions and removals of a node alternate."""
-    node = _shown(event.node)
+    node = shown(event.node)
     if event.change is NodeChange.ADD and last is not None and last[0] is NodeChange.ADD:
         raise InvalidTrace(
             f"{node} is added, but is there already, since line {last[1]}; expected its removal before", line
@@ -145,9 +146,9 @@ def _count(row: list[str], line: int) -> tuple[int, int]:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e12:
-        raise InvalidTrace(f"{_shown(time)} is not a number of seconds >= 0", line)
+        raise InvalidTrace(f"{shown(time)} is not a number of seconds >= 0", line)
     if not (count.isascii() and count.isdigit() and len(count) < 18) or int(count) > _MOST_NODES:
-        raise InvalidTrace(f"{_shown(count)} is not a number of nodes from 0 to {_MOST_NODES}", line)
+        raise InvalidTrace(f"{shown(count)} is not a number of nodes from 0 to {_MOST_NODES}", line)
     return round(seconds * 1000), int(count)
 
 
@@ -156,13 +157,7 @@ def _cells(row: list[str], number: int, form: str, line: int) -> list[str]:
     text = ",".join(cells)
     if line == 1 and not any(character.isdigit() for character in text):
         header = f", or the header {_COUNTS}" if form == _COUNTS else ""
-        raise InvalidTrace(f"{_shown(text)}: expected rows {form}{header}", line)
+        raise InvalidTrace(f"{shown(text)}: expected rows {form}{header}", line)
     if len(cells) != number:
-        raise InvalidTrace(f"{_shown(text)}: expected {number} columns ({form}), got {len(cells)}", line)
+        raise InvalidTrace(f"{shown(text)}: expected {number} columns ({form}), got {len(cells)}", line)
     return cells
-
-
-def _shown(text: str) -> str:
-    """The text as errors show it, cut to 60 characters."""
-    quoted = repr(text)
-    return quoted if len(quoted) <= 60 else f"{quoted[:57]}..."

@@ -30,9 +30,9 @@ from ...protocol.messages import (
     Welcome,
 )
 from ..service.service import Service
-from ..service.tokens import Grant, Scope, TokenRefused
+from ..service.tokens import Scope, TokenRefused
 from ..threads import CallKind
-from .auth import bearer, service_of
+from .auth import bearer, service_of, vm_of_job
 
 log = logging.getLogger("makara.manager")
 router = APIRouter(prefix="/api/v1", tags=["agents"])
@@ -218,7 +218,7 @@ def _welcome(service: Service, job: str) -> Welcome:
 async def bundle(job: str, request: Request) -> Response:
     """The job's code, for its own VMs: a tar.gz whose SHA-256 is in the orders."""
     service = service_of(request)
-    await _worker_of(request, service, job)
+    await vm_of_job(request, job, Scope.WORKER)
     data = await service.threads.run(CallKind.FILES, service.files.bundle(job).read_bytes)
     return Response(data, media_type="application/gzip")
 
@@ -227,20 +227,8 @@ async def bundle(job: str, request: Request) -> Response:
 async def secrets(job: str, request: Request) -> dict[str, str]:
     """The values of the job's secrets, for its own live VMs."""
     service = service_of(request)
-    grant = await _worker_of(request, service, job)
+    grant = await vm_of_job(request, job, Scope.WORKER)
     vm = service.jobs[job].state.vms.get(grant.vm or "")
     if vm is None or not vm.live:
         raise HTTPException(403, "this VM is no longer part of the job")
     return await service.threads.run(CallKind.FILES, service.files.secrets, job)
-
-
-async def _worker_of(request: Request, service: Service, job: str) -> Grant:
-    try:
-        grant = await service.threads.run(
-            CallKind.TOKENS, service.tokens.check, bearer(request) or "", Scope.WORKER
-        )
-    except TokenRefused as refusal:
-        raise HTTPException(401, str(refusal)) from refusal
-    if grant.job != job or job not in service.jobs:
-        raise HTTPException(403, "this token is for another job")
-    return grant

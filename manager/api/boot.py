@@ -7,9 +7,9 @@ from enum import StrEnum
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from ..boot.payload import constraints, torch_version, wheel
-from ..service.tokens import Scope, TokenRefused
+from ..service.tokens import Scope
 from ..threads import CallKind
-from .auth import bearer, service_of
+from .auth import service_of, vm_of_job
 
 router = APIRouter(prefix="/api/v1", tags=["agents"])
 
@@ -25,14 +25,7 @@ async def boot_part(job: str, part: str, request: Request) -> Response:
     """`wheel`: the worker's side of this version. `constraints`: what it needs, as pip reads it. `torch`: the
     version that this job's VMs are to have. For the VMs of this job alone."""
     service = service_of(request)
-    try:
-        grant = await service.threads.run(
-            CallKind.TOKENS, service.tokens.check, bearer(request) or "", Scope.JOIN, Scope.WORKER
-        )
-    except TokenRefused as refusal:
-        raise HTTPException(401, str(refusal)) from refusal
-    if grant.job != job or job not in service.jobs:
-        raise HTTPException(403, "this token is for another job")
+    await vm_of_job(request, job, Scope.JOIN, Scope.WORKER)
     if part not in set(BootPart):
         raise HTTPException(404, f"part: expected {', '.join(BootPart)}")
     if part == BootPart.TORCH:

@@ -24,7 +24,7 @@ from ...protocol.machines import (
     machine_id,
 )
 from ...protocol.messages import Refusal
-from ..providers.pool import MachinePool
+from ..providers.pool import MachinePool, MachineState
 from ..providers.static import StaticProvider
 from ..service.service import Service
 from ..service.tokens import TokenRefused
@@ -37,25 +37,8 @@ router = APIRouter(prefix="/api/v1/machines", tags=["machines"])
 _MALFORMED, _NOT_THIS_ONE = 4002, 4003
 
 
-class MachineView(BaseModel):
-    """Times in Unix seconds. `vm`: the VM that it runs. With None it is free if it is connected, `unwiped`
-    (why files of an ended VM could not be removed) is empty, and it is not `leaving` (`makara join` was told
-    to end)."""
-
-    machine: str
-    name: str
-    joined_at: float
-    seen_at: float
-    connected: bool
-    vm: str | None
-    unwiped: str
-    leaving: bool
-    num_cpus: int
-    memory_bytes: int
-
-
 class MachinesView(BaseModel):
-    machines: list[MachineView]
+    machines: list[MachineState]
 
 
 @router.get("")
@@ -63,7 +46,7 @@ async def machines(request: Request, _: User) -> MachinesView:
     """All machines that joined, in that order."""
     service = service_of(request)
     found = await service.threads.run(CallKind.LIST_VMS, pool_of(service).machines, owner="static")
-    return MachinesView(machines=[MachineView.model_validate(each, from_attributes=True) for each in found])
+    return MachinesView(machines=found)
 
 
 @router.delete("/{machine}", status_code=204)

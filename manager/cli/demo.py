@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -48,31 +47,16 @@ class DemoFailed(Exception):
     """The demo could not go on; the message says why and where to look."""
 
 
-@dataclass
-class DemoOptions:
-    """What the command line lets a user choose."""
-
-    folder: Path = field(default_factory=lambda: Path.cwd() / "makara-demo")
-    steps: int | None = None
-    verify: bool = False
-
-
 def demo(options: argparse.Namespace) -> int:
     """Run the demo; returns 0 if the job finished (and, with `verify`, its weights are the same)."""
-    chosen = DemoOptions(steps=options.steps, verify=options.verify)
-    if options.folder is not None:
-        chosen.folder = options.folder.expanduser().resolve()
-    return _run(chosen)
-
-
-def _run(options: DemoOptions) -> int:
+    folder: Path = (options.folder or Path("makara-demo")).expanduser().resolve()
     console = Console(highlight=False, soft_wrap=True)
     began = time.monotonic()
-    run = options.folder / time.strftime("%Y%m%d-%H%M%S")
+    run = folder / time.strftime("%Y%m%d-%H%M%S")
     job_file = _prepare(run)
     try:
         with ThreadPoolExecutor(1) as aside:
-            steps = aside.submit(_num_steps, job_file, options, console)
+            steps = aside.submit(_num_steps, job_file, options.steps, console)
             with _manager(run) as api:
                 token_file = f"{run}/home/admin.token"
                 console.print(
@@ -102,9 +86,9 @@ def _prepare(run: Path) -> Path:
     return workdir / "job.yaml"
 
 
-def _num_steps(job_file: Path, options: DemoOptions, console: Console) -> int:
-    if options.steps is not None:
-        return options.steps
+def _num_steps(job_file: Path, wanted: int | None, console: Console) -> int:
+    if wanted is not None:
+        return wanted
     spec, workdir = read_job(job_file)
     seconds = plain_step_s(workdir, spec, spec.parallelism.microbatch_size or 1)
     steps = steps_for(seconds)

@@ -9,7 +9,7 @@ from ...morphing import Candidate, Request, Slot
 from ...simulator import Calibration
 from ...simulator.units import seconds, size
 from ..replay import Prices
-from ..service.planning import offload
+from ..service.planning import request_for
 from ..service.ranking import Ranking
 from ..spec.job_spec import JobSpec
 from .calibration.table import aligned
@@ -40,26 +40,13 @@ class PricedVms:
 
 def request(spec: JobSpec, calibration: Calibration, cluster: PricedVms) -> Request:
     """The request that the manager would make to the planner if all these VMs were running."""
-    parallelism = spec.parallelism
     memory_bytes = _NO_LIMIT if cluster.memory_bytes is None else cluster.memory_bytes
     workers = [
         Slot(f"vm{vm}.{index}", f"vm{vm}", memory_bytes)
         for vm in range(cluster.num_vms)
         for index in range(cluster.workers_per_vm)
     ]
-    return Request(
-        calibration=calibration,
-        num_sections=calibration.num_sections,
-        num_micro_batches=spec.training.global_batch_size // calibration.microbatch_size,
-        workers=workers,
-        generation=1,
-        pipeline_parallel_degree=parallelism.pipeline_parallel_degree,
-        data_parallel_degree=parallelism.data_parallel_degree,
-        recompute=parallelism.recompute,
-        halves=parallelism.halves,
-        unequal_pipelines=parallelism.unequal_pipelines,
-        optimizer_offload=offload(spec),
-    )
+    return request_for(spec, calibration, workers)
 
 
 def report(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ...protocol.machines import Lease, MachineOrders, MachineReport
 from ...protocol.messages import BootConfig
+from ..spec.frozen import Frozen
 from .nonces import Nonces
 
 _KEPT_S = 3600.0  # how long ended leases are listed
@@ -49,9 +50,10 @@ class Leased:
     boot: str | None  # until the machine has it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineState:
-    """One machine, for display."""
+class MachineState(Frozen):
+    """One machine, as the API shows it; times in Unix seconds. `vm`: the VM that it runs. With None it is
+    free if it is connected, `unwiped` (why files of an ended VM could not be removed) is empty, and it is not
+    `leaving` (`makara join` was told to end)."""
 
     machine: str
     name: str

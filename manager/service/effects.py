@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -45,6 +46,7 @@ _LONGEST_DELAY_S = 10.0
 _FAILED = (CommandStuck, JobCommandFailed)
 
 
+@dataclass(kw_only=True, eq=False)
 class Effects:
     """Runs commands as tasks of the event loop, with blocking calls in threads.
 
@@ -52,61 +54,52 @@ class Effects:
     its key; `state_of` gives the job's current state. `trouble` holds, for each job, what is being retried.
     """
 
-    def __init__(
-        self,
-        *,
-        providers: Mapping[str, Provider],
-        tokens: TokenStore,
-        scratch: Path,
-        manager_url: Callable[[], str],
-        manager_ca: Callable[[], str | None] = lambda: None,
-        join_secret: bytes,
-        vm_directory: Callable[[str], Path],
-        state_of: Callable[[str], JobState],
-        open_store: Callable[[str], Store],
-        open_source: Callable[[str, StartSource], Store],
-        emit: Callable[[str, Event], Awaitable[None]],
-        mark_done: Callable[[str], Awaitable[None]],
-        fatal: Callable[[BaseException], None],
-        threads: Threads,
-        slow_call_s: float,
-        clock: Callable[[], float] = time.time,
-        store_patience_s: float = 600.0,
-    ) -> None:
+    providers: Mapping[str, Provider]
+    tokens: TokenStore
+    scratch: Path
+    manager_url: Callable[[], str]
+    manager_ca: Callable[[], str | None] = lambda: None
+    join_secret: bytes = field(repr=False)
+    vm_directory: Callable[[str], Path]
+    state_of: Callable[[str], JobState]
+    open_store: Callable[[str], Store]
+    open_source: Callable[[str, StartSource], Store]
+    emit: Callable[[str, Event], Awaitable[None]]
+    mark_done: Callable[[str], Awaitable[None]]
+    fatal: Callable[[BaseException], None]
+    threads: Threads
+    slow_call_s: float
+    clock: Callable[[], float] = time.time
+    store_patience_s: float = 600.0
+
+    def __post_init__(self) -> None:
         self.trouble: dict[str, dict[str, str]] = {}
-        self._state_of = state_of
-        self._emit = emit
-        self._mark_done = mark_done
-        self._fatal = fatal
-        self._threads = threads
-        self._slow_call_s = slow_call_s
-        self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, Command] = {}
         self._held: dict[str, list[Command]] = {}  # of jobs that are set aside; run again when resumed
         self._job_of: dict[str, str] = {}
-        self._planner = Planner(threads, state_of, clock)
+        self._planner = Planner(self.threads, self.state_of, self.clock)
         self._renting = Renting(
-            providers=providers,
-            tokens=tokens,
-            threads=threads,
-            manager_url=manager_url,
-            manager_ca=manager_ca,
-            join_secret=join_secret,
-            vm_directory=vm_directory,
-            state_of=state_of,
+            providers=self.providers,
+            tokens=self.tokens,
+            threads=self.threads,
+            manager_url=self.manager_url,
+            manager_ca=self.manager_ca,
+            join_secret=self.join_secret,
+            vm_directory=self.vm_directory,
+            state_of=self.state_of,
             persist=self._persist,
-            emit=emit,
-            clock=clock,
+            emit=self.emit,
+            clock=self.clock,
         )
         self._store = StoreCommands(
-            scratch=scratch,
-            open_store=open_store,
-            open_source=open_source,
-            state_of=state_of,
+            scratch=self.scratch,
+            open_store=self.open_store,
+            open_source=self.open_source,
+            state_of=self.state_of,
             persist=self._persist,
-            clock=clock,
-            patience_s=store_patience_s,
+            clock=self.clock,
+            patience_s=self.store_patience_s,
         )
 
     def start(self, job: str, command: Command) -> None:
@@ -120,7 +113,7 @@ class Effects:
     async def export(self, job: str, call: Callable[[], Export]) -> Export:
         """Run a requested export; only one at a time for each job."""
         async with self._store.exports[job]:
-            return await self._threads.run(CallKind.STORE, call, owner=f"{job} export")
+            return await self.threads.run(CallKind.STORE, call, owner=f"{job} export")
 
     def needs_store(self, job: str) -> bool:
         """Whether a running command of the job may read or write its store."""
@@ -167,14 +160,14 @@ class Effects:
         try:
             event = await self._result(job, command)
             if event is not None and not (isinstance(event, _FAILED) and self._is_past(job, command)):
-                await self._emit(job, event)
-            await self._mark_done(command.key)
+                await self.emit(job, event)
+            await self.mark_done(command.key)
         except asyncio.CancelledError:
             raise
         except Quarantined:
             self.hold(job, command)
         except BaseException as error:  # the journal is unusable: the manager must stop
-            self._fatal(error)
+            self.fatal(error)
         finally:
             self._tasks.pop(command.key, None)
             self._running.pop(command.key, None)
@@ -191,9 +184,7 @@ class Effects:
             if isinstance(command, HOUSEKEEPING):
                 return None  # left to the next sweep
             message = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-            return JobCommandFailed(
-                now=self._clock(), command=command.command, error=message, key=command.key
-            )
+            return JobCommandFailed(now=self.clock(), command=command.command, error=message, key=command.key)
 
     async def _released(self, job: str, command: ReleaseVm) -> Event:
         """Release a VM, retrying after any error, because the VM is billed until it is gone."""
@@ -214,7 +205,7 @@ class Effects:
 
     def _is_past(self, job: str, command: Command) -> bool:
         """Whether the command is obsolete: its job ended and went on, or no longer wants its result."""
-        state = self._state_of(job)
+        state = self.state_of(job)
         if command.ordered_after < state.continued_after:
             return True
         match command:
@@ -260,9 +251,9 @@ class Effects:
                 kind, owner = self._thread_of(job, command)
                 async with alone or contextlib.nullcontext():
                     result = await told_when_slow(
-                        self._threads.run(kind, call, owner=owner),
-                        self._slow_call_s,
-                        lambda: self._tell_trouble(job, command, f"not done after {self._slow_call_s:g} s"),
+                        self.threads.run(kind, call, owner=owner),
+                        self.slow_call_s,
+                        lambda: self._tell_trouble(job, command, f"not done after {self.slow_call_s:g} s"),
                     )
                 self._clear_trouble(job, command)
                 return result
@@ -271,7 +262,7 @@ class Effects:
                 self._tell_trouble(job, command, str(error))
                 if isinstance(command, ReleaseVm) and not isinstance(error, Throttled):
                     await self._renting.not_released(job, command.vm, str(error))
-            if not (wanted() if wanted is not None else self._state_of(job).ended is None):
+            if not (wanted() if wanted is not None else self.state_of(job).ended is None):
                 raise CommandAbandoned
             await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
             delay_s = min(2 * delay_s, longest_delay_s)

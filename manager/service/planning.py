@@ -182,22 +182,33 @@ def request_of(
     assert state.spec is not None, "only a submitted job is planned"
     assert state.recipe is not None, "a plan needs the recipe"
     assert state.calibration is not None, "a recipe comes with its calibration"
-    parallelism = state.spec.parallelism
-    return Request(
-        calibration=Calibration.from_json(state.calibration),
+    return replace(
+        request_for(state.spec, Calibration.from_json(state.calibration), _slots(workers), generation),
         num_sections=state.recipe.num_sections,
         num_micro_batches=state.recipe.num_micro_batches,
-        workers=_slots(workers),
+        memory_limit_bytes=state.spec.resources.device_memory,
+        holding=holding(state),
+        risk=Risk(**risk.model_dump()) if risk is not None else None,
+    )
+
+
+def request_for(
+    spec: JobSpec, calibration: Calibration, workers: Sequence[Slot], generation: int = 1
+) -> Request:
+    """The planner's request by a job file, for workers that hold nothing."""
+    parallelism = spec.parallelism
+    return Request(
+        calibration=calibration,
+        num_sections=calibration.num_sections,
+        num_micro_batches=spec.training.global_batch_size // calibration.microbatch_size,
+        workers=workers,
         generation=generation,
         pipeline_parallel_degree=parallelism.pipeline_parallel_degree,
         data_parallel_degree=parallelism.data_parallel_degree,
         recompute=parallelism.recompute,
         halves=parallelism.halves,
         unequal_pipelines=parallelism.unequal_pipelines,
-        optimizer_offload=offload(state.spec),
-        memory_limit_bytes=state.spec.resources.device_memory,
-        holding=holding(state),
-        risk=Risk(**risk.model_dump()) if risk is not None else None,
+        optimizer_offload=offload(spec),
     )
 
 

@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from ...model.data import Batches, Sample
+from ...model.data import Batches
 from ...model.partition.partitioned_model import CutTensor
-from ...pipeline import Path, Plan, Range, grid
+from ...pipeline import Plan, Range, grid
 from ...pipeline.operations import Kind, Operation
 from ...pipeline.traffic import output_of, own_part
-from ..sections.ranges import Accumulate, RangeOutput
+from ..sections.ranges import RangeOutput, RangeRuntime
 from .blocking import BlockingThread, Interrupt
 from .executor import Executor, Sink
 from .gloo import Listener, ProcessGroup, connect
@@ -139,54 +139,23 @@ def _ways(plan: Plan, ran: Mapping[int, Sequence[Ran]]) -> list[tuple[float, flo
     ]
 
 
-class _Resting:
+class _Resting(RangeRuntime):
     """Sleeps in place of sections; each stage is one section."""
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.ran: list[Ran] = []
 
     def needs_batch(self, start: int, stop: int) -> bool:
         return False
 
-    def forward(
-        self,
-        step: int,
-        micro_batch: int,
-        start: int,
-        stop: int,
-        inputs: Mapping[str, Tensor],
-        batch: Sample,
-        keep: bool,
-        path: Path,
-    ) -> RangeOutput:
+    def forward(self, step: int, micro_batch: int, start: int, *_: Any, **__: Any) -> RangeOutput:
         return RangeOutput(self._rest(Operation(start, Kind.FORWARD, micro_batch)), None, {})
 
     def recompute(self, micro_batch: int, start: int) -> None:
         self._rest(Operation(start, Kind.RECOMPUTE, micro_batch))
 
-    def backward(
-        self,
-        micro_batch: int,
-        start: int,
-        gradients: Mapping[str, Tensor],
-        accumulate: Accumulate,
-        section_done: Callable[[int], None] | None = None,
-    ) -> dict[str, Tensor]:
+    def backward(self, micro_batch: int, start: int, *_: Any, **__: Any) -> dict[str, Tensor]:
         return self._rest(Operation(start, Kind.BACKWARD, micro_batch))
-
-    def input_gradients(
-        self, micro_batch: int, start: int, gradients: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        return self._rest(Operation(start, Kind.INPUT, micro_batch))
-
-    def weight_gradients(
-        self,
-        micro_batch: int,
-        start: int,
-        accumulate: Accumulate,
-        section_done: Callable[[int], None] | None = None,
-    ) -> None:
-        self._rest(Operation(start, Kind.WEIGHT, micro_batch))
 
     def _rest(self, operation: Operation) -> dict[str, Tensor]:
         began = time.monotonic()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from ...pipeline.plan import Path, Plan, RestOfStep
 from ...pipeline.traffic import output_of
 from ...protocol.messages import At
 from ..progress import ProgressCounters
-from ..sections.ranges import Accumulate, RangeOutput
+from ..sections.ranges import Accumulate, RangeOutput, RangeRuntime
 from .p2p_channels import P2PChannels, Tensors
 from .prefetch import SOON_S, Prefetcher
 
@@ -34,45 +33,6 @@ class Sink:
 
     def section_done(self, micro_batch: int, section: int) -> None:
         """Called after the gradients of each section in each backward, or W."""
-
-
-class Passes(Protocol):
-    """Runs forward and backward passes of micro-batches; see `RangeRuntime`."""
-
-    def needs_batch(self, start: int, stop: int) -> bool: ...
-
-    def forward(
-        self,
-        step: int,
-        micro_batch: int,
-        start: int,
-        stop: int,
-        inputs: Mapping[str, Tensor],
-        batch: Sample,
-        keep: bool,
-        path: Path,
-    ) -> RangeOutput: ...
-
-    def recompute(self, micro_batch: int, start: int) -> None: ...
-
-    def backward(
-        self,
-        micro_batch: int,
-        start: int,
-        gradients: Mapping[str, Tensor],
-        accumulate: Accumulate,
-        section_done: Callable[[int], None] | None = None,
-    ) -> Tensors: ...
-
-    def input_gradients(self, micro_batch: int, start: int, gradients: Mapping[str, Tensor]) -> Tensors: ...
-
-    def weight_gradients(
-        self,
-        micro_batch: int,
-        start: int,
-        accumulate: Accumulate,
-        section_done: Callable[[int], None] | None = None,
-    ) -> None: ...
 
 
 @dataclass
@@ -118,7 +78,7 @@ class Executor:
         plan: Plan,
         rank: int,
         order: Sequence[Operation],
-        runtime: Passes,
+        runtime: RangeRuntime,
         lanes: P2PChannels,
         feed: Prefetcher,
         progress: ProgressCounters | None = None,
@@ -215,7 +175,7 @@ def _callbacks(sink: Sink, micro_batch: int) -> tuple[Accumulate, Callable[[int]
     return partial(sink.gradient, micro_batch), partial(sink.section_done, micro_batch)
 
 
-def batches_of(plan: Plan, order: Sequence[Operation], runtime: Passes) -> list[int]:
+def batches_of(plan: Plan, order: Sequence[Operation], runtime: RangeRuntime) -> list[int]:
     """The micro-batches whose samples a worker needs, in the order of its forwards."""
     forwards = [task for task in order if task.kind is Kind.FORWARD]
     spans = [plan.path_of(task.micro_batch).hops[task.stage].range for task in forwards]

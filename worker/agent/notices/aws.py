@@ -16,7 +16,7 @@ from typing import Any
 
 from .aws_metadata import AwsMetadata
 from .metadata import read_object
-from .notice import Countdown, Notice, Reading, Unanswered
+from .notice import Countdown, Notice, Reading, Source, Unanswered
 
 log = logging.getLogger("makara.agent")
 
@@ -26,7 +26,7 @@ _ACTION = "/latest/meta-data/spot/instance-action"
 _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 
-class AwsSource:
+class AwsSource(Source):
     period_s = 1.0
 
     def __init__(
@@ -68,9 +68,6 @@ class AwsSource:
         """The object at `path`; None if there is none now."""
         response = await self._metadata.get(path)
         return None if response is None else read_object(response)
-
-    async def acknowledge(self, notice: Notice) -> None:
-        """AWS does not wait."""
 
     async def close(self) -> None:
         await self._metadata.close()

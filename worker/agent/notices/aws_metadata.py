@@ -15,11 +15,11 @@ _TIMEOUT_S = 2.0
 _TOKEN_S = 21_600
 
 
-class AwsMetadata:
+class AwsMetadata(Metadata):
     """All methods raise `Unanswered`."""
 
     def __init__(self, url: str, steady: Callable[[], float] = time.monotonic) -> None:
-        self._metadata = Metadata(url, _TIMEOUT_S)
+        super().__init__(url, _TIMEOUT_S)
         self._steady = steady
         self._token = ""
         self._renew_at = 0.0
@@ -34,15 +34,12 @@ class AwsMetadata:
             response = await self._ask(path)
         return None if response.status_code == 404 else response
 
-    async def close(self) -> None:
-        await self._metadata.close()
-
     async def _ask(self, path: str) -> httpx.Response:
-        return await self._metadata.ask("GET", path, headers={"X-aws-ec2-metadata-token": self._token})
+        return await self.ask("GET", path, headers={"X-aws-ec2-metadata-token": self._token})
 
     async def _renew(self) -> None:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
-        response = await self._metadata.ask("PUT", "/latest/api/token", headers=headers)
+        response = await self.ask("PUT", "/latest/api/token", headers=headers)
         if response.status_code != 200:
             raise Unanswered(f"PUT /latest/api/token: HTTP {response.status_code}")
         self._token, self._renew_at = response.text, self._steady() + _TOKEN_S / 2

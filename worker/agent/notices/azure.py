@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from .metadata import Metadata, read_object
-from .notice import Countdown, Notice, Reading, Unanswered
+from .notice import Countdown, Notice, Reading, Source, Unanswered
 
 _TIMEOUT_S, _FIRST_TIMEOUT_S = 5.0, 150.0
 _EVENTS, _EVENTS_VERSION = "/metadata/scheduledevents", "2020-07-01"
@@ -34,7 +34,7 @@ class _Event:
     not_before: float | None  # Unix seconds; None: it has begun
 
 
-class AzureSource:
+class AzureSource(Source):
     period_s = 1.0
 
     def __init__(

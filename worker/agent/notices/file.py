@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ....protocol.messages import NoticeFile
-from .notice import Countdown, Notice, Reading
+from .notice import Countdown, Notice, Reading, Source
 
 NOTICE_FILE = "notice.json"
 
 
-class FileSource:
+class FileSource(Source):
     period_s = 0.25
 
     def __init__(
@@ -34,24 +34,3 @@ class FileSource:
         notice = NoticeFile.model_validate_json(data)
         passed_s = min(max(0.0, self._wall() - notice.written_at), notice.deadline_s)
         return Reading(Notice("terminate", self._countdown.left_s(notice, notice.deadline_s - passed_s)))
-
-    async def acknowledge(self, notice: Notice) -> None:
-        """Do nothing: the writer of the file does not wait."""
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-
-class NoSource:
-    """The source of a machine that has no notices."""
-
-    period_s = 3600.0
-
-    async def read(self) -> Reading:
-        return Reading()
-
-    async def acknowledge(self, notice: Notice) -> None:
-        """Do nothing."""
-
-    async def close(self) -> None:
-        """Nothing is open."""

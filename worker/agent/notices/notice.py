@@ -1,10 +1,9 @@
-"""`Notice`, `Reading`, and the protocol `Source` of all sources of notices."""
+"""`Notice`, `Reading`, and the base class `Source` of all sources of notices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 
 class Unanswered(Exception):
@@ -28,19 +27,21 @@ class Reading:
     at_risk: bool = False
 
 
-class Source(Protocol):
-    period_s: float
+class Source:
+    """Where notices come from; this one has none."""
+
+    period_s = 3600.0
     """Seconds between two readings."""
 
     async def read(self) -> Reading:
         """Read the source. Raises `Unanswered`. Bounded in time, and never blocks the event loop."""
-        ...
+        return Reading()
 
     async def acknowledge(self, notice: Notice) -> None:
-        """Tell the cloud that the VM has handed over, and that it need not wait. Raises `Unanswered`."""
-        ...
+        """Tell the cloud, if it waits, that the VM has handed over. Raises `Unanswered`."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close what is open."""
 
 
 class Countdown:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ....protocol.messages import BootConfig
 from .aws import AwsSource
 from .azure import AzureSource
-from .file import FileSource, NoSource
+from .file import FileSource
 from .notice import Notice, Reading, Source, Unanswered
 
 log = logging.getLogger("makara.agent")
@@ -145,7 +145,7 @@ def watcher_of(
         case "azure":
             source = AzureSource(boot.notices.metadata_url)
         case "none":
-            source = NoSource()
+            source = Source()
     return NoticeWatcher(source, changed, handed_over)
 
 
