@@ -342,7 +342,9 @@ def _transfer() -> TransferConfig:
 
 def _add_md5(request: Any, **_: Any) -> None:
     """Not every S3-compatible service takes the newer checksum in place of this one."""
-    request.headers["Content-MD5"] = base64.b64encode(hashlib.md5(request.body, usedforsecurity=False).digest()).decode()
+    request.headers["Content-MD5"] = base64.b64encode(
+        hashlib.md5(request.body, usedforsecurity=False).digest()
+    ).decode()
 
 
 def _reason(error: botocore.exceptions.ClientError, date: str | None) -> tuple[str, str]:
