@@ -81,6 +81,7 @@ def _lost_with(num_vms: int, hosts: tuple[int, ...], mean_size: float) -> float:
     By inclusion and exclusion: `signs[s]` is how many of their unions have s VMs, those of an odd number of
     sets taken away.
     """
+    assert sum(hosts) <= num_vms, "no VM is in two of the sets"
     weights = _weights(num_vms, mean_size)
     signs = [1] + [0] * len(weights)
     for number in hosts:
