@@ -6,12 +6,15 @@ import hashlib
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from typing import TypeVar
 
 from ..protocol.messages import CheckpointRef
 from .errors import CheckpointError, Corrupt
 from .manifest import CheckpointPart, Manifest, load_manifest
 from .safetensors_header import parse_header
 from .stores.store import Store, retrying
+
+T = TypeVar("T")
 
 _PIECE_BYTES = 64 << 20
 _NUM_PARALLEL = 4
@@ -39,29 +42,18 @@ def read_sections(
     and `on_retry` before each wait, both on any of several threads. Raises `Corrupt` or `NotFound` naming the
     key, and what `retrying` raises.
     """
+
+    def trying(call: Callable[[], T]) -> T:
+        return retrying(call, patience_s=patience_s, cancel=cancel, refusals=refusals, on_retry=on_retry)
+
     if manifest is None:
-        manifest = retrying(
-            lambda: load_manifest(store, job, checkpoint),
-            patience_s=patience_s,
-            cancel=cancel,
-            refusals=refusals,
-            on_retry=on_retry,
-        )
+        manifest = trying(lambda: load_manifest(store, job, checkpoint))
     if callable(wanted):
         parts = tuple(part for part in manifest.parts if any(wanted(name) for name in part.tensors))
     else:
         parts = manifest.parts_of(wanted)
 
-    def read(part: CheckpointPart) -> bytes:
-        return retrying(
-            lambda: read_part(store, part, on_read),
-            patience_s=patience_s,
-            cancel=cancel,
-            refusals=refusals,
-            on_retry=on_retry,
-        )
-
-    return _read_all(read, parts)
+    return _read_all(lambda part: trying(lambda: read_part(store, part, on_read)), parts)
 
 
 def read_part(store: Store, part: CheckpointPart, on_read: Callable[[], None] | None = None) -> bytes:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import ssl
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,12 @@ from ..config import CA_FILE, ConfigError, is_loopback
 
 if TYPE_CHECKING:
     import httpx  # imported where it is used, so that commands without a manager do not wait for it
+
+
+def agreed(question: str) -> bool:
+    """Ask on the terminal; only `y` and `yes` agree."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 class Unreachable(Exception):

@@ -28,7 +28,6 @@ from ..core.commands import (
 )
 from ..core.events import CommandStuck, Event, JobCommandFailed
 from ..core.state import JobState
-from ..core.vms import Vm
 from ..providers import Provider, ProviderError, Throttled
 from ..spec.start_source import StartSource
 from ..threads import CallKind, Threads, told_when_slow
@@ -79,7 +78,7 @@ class Effects:
         self._held: dict[str, list[Command]] = {}  # of jobs that are set aside; run again when resumed
         self._job_of: dict[str, str] = {}
         self._planner = Planner(self.threads, self.state_of, self.clock)
-        self._renting = Renting(
+        self.renting = Renting(
             providers=self.providers,
             tokens=self.tokens,
             threads=self.threads,
@@ -131,19 +130,6 @@ class Effects:
         for command in self._held.pop(job, []):
             self.start(job, command)
 
-    def inherit(self, command: Command) -> None:
-        """Note a command from the journal that the previous manager may have begun."""
-        if isinstance(command, RequestVm):
-            self._renting.inherit(command)
-
-    def may_appear(self, state: JobState, vm: Vm) -> bool:
-        """Whether a VM that its cloud does not list may exist all the same."""
-        return self._renting.may_appear(state, vm)
-
-    def requesting(self, vm: str) -> bool:
-        """Whether a request for this VM is in progress, so that its absence means nothing yet."""
-        return self._renting.requesting(vm)
-
     def releasing(self, vm: str) -> bool:
         return f"{vm}/release" in self._tasks
 
@@ -191,7 +177,7 @@ class Effects:
         delay_s = _FIRST_DELAY_S
         while True:
             try:
-                return await self._renting.release(job, command)
+                return await self.renting.release(job, command)
             except Exception as error:
                 told = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
                 is_first = delay_s == _FIRST_DELAY_S
@@ -199,7 +185,7 @@ class Effects:
                     "job %s: release of %s: %s; trying again", job, command.vm, told, exc_info=is_first
                 )
                 self._tell_trouble(job, command, told)
-                await self._renting.not_released(job, command.vm, told)
+                await self.renting.not_released(job, command.vm, told)
             await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 
@@ -222,7 +208,7 @@ class Effects:
     async def _carry_out(self, job: str, command: Command) -> Event | None:
         match command:
             case RequestVm():
-                return await self._renting.request(job, command)
+                return await self.renting.request(job, command)
             case ReleaseVm():
                 return await self._released(job, command)
             case ComputePlan():
@@ -261,7 +247,7 @@ class Effects:
                 log.warning("job %s: %s: %s; trying again", job, command.command, error)
                 self._tell_trouble(job, command, str(error))
                 if isinstance(command, ReleaseVm) and not isinstance(error, Throttled):
-                    await self._renting.not_released(job, command.vm, str(error))
+                    await self.renting.not_released(job, command.vm, str(error))
             if not (wanted() if wanted is not None else self.state_of(job).ended is None):
                 raise CommandAbandoned
             await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
@@ -270,7 +256,7 @@ class Effects:
     def _thread_of(self, job: str, command: Command) -> tuple[CallKind, str]:
         """The threads for `command`: those of its provider, or of the job's store for this command."""
         if isinstance(command, RequestVm | ReleaseVm):
-            return self._renting.thread_of(job, command)
+            return self.renting.thread_of(job, command)
         return CallKind.STORE, f"{job} {command.command}"
 
     def _tell_trouble(self, job: str, command: Command, what: str) -> None:

@@ -18,7 +18,7 @@ from ...checkpoint import CREDENTIALS, Export, Store
 from ..clock import SteadyClock
 from ..config import ConfigError, ServerConfig
 from ..core import Timing, can_go_on
-from ..core.commands import Command
+from ..core.commands import Command, RequestVm
 from ..core.events import (
     ContinueRequested,
     Event,
@@ -229,7 +229,8 @@ class Service:
                 fault = ValueError(f"a command in its journal cannot be read: {command.error}")
                 runtime.quarantine = runtime.quarantine or quarantine_for(fault, self.clock(), None)
                 continue
-            self.effects.inherit(command)
+            if isinstance(command, RequestVm):
+                self.effects.renting.inherit(command)
             if runtime.quarantine is not None and runtime.active:
                 self.effects.hold(job, command)
             else:

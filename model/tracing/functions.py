@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
 
 from ..torch_private.storages import storage_key, version_of
 
@@ -73,21 +74,10 @@ class _Call:
         return [result.clone() if storage_key(result) in given else result for result in results]
 
 
-class _Context:
-    """The context of a forward that has no backward; ignores what it is told."""
+class _Context(FunctionCtx):
+    """The context of a forward that has no backward."""
 
-    def __init__(self) -> None:
-        self.needs_input_grad = (True,) * 64
-
-    def save_for_backward(self, *tensors: Any) -> None: ...
-
-    def save_for_forward(self, *tensors: Any) -> None: ...
-
-    def mark_non_differentiable(self, *tensors: Any) -> None: ...
-
-    def set_materialize_grads(self, value: bool) -> None: ...
-
-    def mark_dirty(self, *tensors: Any) -> None: ...
+    needs_input_grad = (True,) * 64
 
 
 class Operators:

@@ -27,7 +27,7 @@ from ...hosting.record import VM, UpFolder, VmRecord, home_above
 from ...providers import NotAllowed, ProviderError
 from ...providers.settings import FILE, CloudSettings, read_settings
 from ...spec.placement import Attempt, Offer
-from ..client import Unreachable
+from ..client import Unreachable, agreed
 from ..costs.shown import rate
 from .down import tell
 
@@ -170,8 +170,7 @@ def _show(host: Host, offers: Sequence[Offer]) -> None:
 def _agreed() -> bool:
     if not sys.stdin.isatty():
         raise ConfigError("nobody is there to be asked whether the price is wanted; give -y")
-    print("Have it run until `makara down`? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return agreed("Have it run until `makara down`?")
 
 
 def _begin(folder: UpFolder, home: Path, host: Host, offer: Offer, patience: Patience) -> VmRecord:

@@ -13,6 +13,7 @@ from ...replay import Prices
 from ...spec.job_spec import JobSpec, JobSpecError
 from ..calibration.source import of_manager
 from ..calibration.table import aligned
+from ..client import agreed
 from ..plan_text import PricedVms, request
 from ..progress import counted
 from ..warm_up import wait_for_code
@@ -35,10 +36,7 @@ def is_wanted(options: argparse.Namespace, spec: JobSpec, quote: Mapping[str, An
     """Show plan and price on stderr, and ask, unless -y was given."""
     for line in lines(spec, quote, *_predicted(options, spec, quote)):
         print(line, file=sys.stderr)
-    if options.yes:
-        return True
-    print("Submit it? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+    if options.yes or agreed("Submit it?"):
         return True
     print("nothing was submitted", file=sys.stderr)
     return False

@@ -116,7 +116,7 @@ class ProviderWatch:
             vm.vm: vm.num_attempts
             for state in states
             for vm in state.live_vms
-            if provider_of(state, vm) == self.name and not self.effects.may_appear(state, vm)
+            if provider_of(state, vm) == self.name and not self.effects.renting.may_appear(state, vm)
         }
         self._away = {
             vm.vm: vm.num_attempts
@@ -278,12 +278,12 @@ def vanished(
         del missing[vm]
     for state in states:
         for vm in state.live_vms:
-            if provider_of(state, vm) != provider or effects.requesting(vm.vm):
+            if provider_of(state, vm) != provider or effects.renting.requesting(vm.vm):
                 continue
             if among is not None and vm.vm not in among:
                 continue
             status = present.get(vm.vm)
-            absent = status is None and not effects.may_appear(state, vm)
+            absent = status is None and not effects.renting.may_appear(state, vm)
             missing[vm.vm] = missing.get(vm.vm, 0) + 1 if absent else 0
             if status is ResourceStatus.GONE or missing[vm.vm] >= _PATIENCE:
                 found.setdefault(state.job, []).append(vm.vm)
