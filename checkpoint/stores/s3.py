@@ -1,12 +1,14 @@
-"""S3 as a store, by boto3. It uses no proxies and does not retry: callers retry visibly by
-`makara.checkpoint.retrying`.
+"""S3 as a store: the `minio` client carries the data, boto3's `put_object` makes the conditional put of a
+swap.
+
+(minio 7.2 has no conditional put in its public interface.) Both use no proxies and do not retry: callers
+retry visibly by `makara.checkpoint.retrying`.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
+import io
 import os
 import time
 from collections.abc import Generator, Iterable, Iterator
@@ -19,10 +21,14 @@ from urllib.parse import urlsplit
 import boto3
 import botocore.config
 import botocore.exceptions
-import botocore.parsers
 import botocore.session
-import urllib3.exceptions
-from boto3.s3.transfer import TransferConfig
+import certifi
+import minio
+import minio.credentials.credentials
+import minio.credentials.providers
+import urllib3
+from minio.deleteobjects import DeleteObject
+from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
 from ..errors import Conflict, NoCredentials, NotFound, StoreRefused, StoreUnavailable
 from .advice import about_answer, about_connection
@@ -33,9 +39,6 @@ from .store import Store, StoredObject, Unfinished, check_key
 _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 30.0  # of silence, not of the whole transfer
 _MAX_CONNECTIONS = 16
-_PART_BYTES = 8 << 20  # of a file's upload
-_UPLOADS = 3  # parts of a file in flight, and in memory, at a time
-_DELETIONS = 1000  # names in one request; S3's own limit
 _ABSENT = "NoSuchKey"
 _NO_UPLOAD = "NoSuchUpload"
 _SKEWED = "RequestTimeTooSkewed"
@@ -70,9 +73,8 @@ _STALE_CREDENTIALS = {
 }
 
 
-_NO_REASON = "AccessDenied"
-_BY_STATUS = {"403": _NO_REASON, "404": _ABSENT}  # an answer to HEAD has only a status, no body
-_NOT_ALLOWED = {400, 401, 403}
+_NOT_ALLOWED = {400, 401, 403}  # an answer to HEAD has only a status, no body
+_NO_REASON = "AccessDenied"  # minio's code for a 403 without a body
 
 
 class S3Store(Store):
@@ -93,7 +95,7 @@ class S3Store(Store):
         self._endpoint = endpoint
         self._region = region
         self._given = credentials
-        self._signed_in = self._sign_in()
+        self._clients = self._sign_in()
 
     @property
     def uri(self) -> str:
@@ -102,12 +104,12 @@ class S3Store(Store):
     def put(self, key: str, data: bytes) -> None:
         name = self._name(key)
         with self._translated(key):
-            self._client.put_object(Bucket=self._bucket, Key=name, Body=data)
+            self._data.put_object(self._bucket, name, io.BytesIO(data), len(data))
 
     def put_file(self, key: str, path: Path) -> None:
         name = self._name(key)
         with path.open("rb") as source, self._translated(key):
-            self._client.upload_fileobj(source, self._bucket, name, Config=_transfer())
+            self._data.put_object(self._bucket, name, source, path.stat().st_size)
 
     def get(self, key: str) -> bytes:
         name = self._name(key)
@@ -117,44 +119,47 @@ class S3Store(Store):
     def get_range(self, key: str, start: int, length: int) -> bytes:
         name = self._name(key)
         with self._translated(key):
-            return self._read(name, Range=f"bytes={start}-{start + length - 1}")[0]
+            return self._read(name, start, length)[0]
 
     def size(self, key: str) -> int:
         name = self._name(key)
         with self._translated(key):
-            return int(self._client.head_object(Bucket=self._bucket, Key=name)["ContentLength"])
+            size = self._data.stat_object(self._bucket, name).size
+        assert size is not None, "a HEAD answer without a length"
+        return size
 
     def list_objects(self, prefix: str) -> Iterator[StoredObject]:
         with self._translated(prefix):
             found = [
                 StoredObject(
-                    str(item["Key"]).removeprefix(self._prefix),
-                    item["Size"],
-                    item["LastModified"].timestamp(),
+                    str(item.object_name).removeprefix(self._prefix),
+                    int(item.size or 0),
+                    item.last_modified.timestamp() if item.last_modified is not None else 0.0,
                 )
-                for page in self._pages("list_objects_v2", prefix)
-                for item in page.get("Contents", [])
+                for item in self._data.list_objects(
+                    self._bucket, prefix=self._prefix + prefix, recursive=True
+                )
+                if not item.is_dir
             ]
         return iter(sorted(found, key=lambda stored: stored.key))
 
     def delete(self, key: str) -> None:
         name = self._name(key)
         with self._translated(key):
-            self._client.delete_object(Bucket=self._bucket, Key=name)
+            self._data.remove_object(self._bucket, name)
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        names = [{"Key": self._name(key)} for key in keys]
-        for start in range(0, len(names), _DELETIONS):
-            some = {"Objects": names[start : start + _DELETIONS], "Quiet": True}
-            with self._translated("delete"):
-                answer = self._client.delete_objects(Bucket=self._bucket, Delete=some)
-            for failed in answer.get("Errors", []):
-                raise self._answer(failed["Key"], failed["Code"], 0, failed.get("Message", ""))
+        names = [DeleteObject(self._name(key)) for key in keys]
+        with self._translated("delete"):
+            failed = list(self._data.remove_objects(self._bucket, names))
+        if failed:
+            raise self._answer(str(failed[0].name), str(failed[0].code), 0, str(failed[0].message))
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         found: list[Unfinished] = []
         with self._translated(prefix):
-            for page in self._pages("list_multipart_uploads", prefix):
+            pages = self._conditional.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
                 for upload in page.get("Uploads", []):
                     name = str(upload["Key"])
                     if name.startswith(self._prefix + prefix):
@@ -166,7 +171,9 @@ class S3Store(Store):
         name = self._name(unfinished.key)
         with self._translated(unfinished.key):
             try:
-                self._client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=unfinished.upload)
+                self._conditional.abort_multipart_upload(
+                    Bucket=self._bucket, Key=name, UploadId=unfinished.upload
+                )
             except botocore.exceptions.ClientError as error:
                 if _code(error) != _NO_UPLOAD:
                     raise
@@ -184,7 +191,7 @@ class S3Store(Store):
         condition = {"IfNoneMatch": "*"} if expected_etag is None else {"IfMatch": expected_etag}
         with self._translated(key):
             try:
-                answer = self._client.put_object(Bucket=self._bucket, Key=name, Body=data, **condition)
+                answer = self._conditional.put_object(Bucket=self._bucket, Key=name, Body=data, **condition)
             except botocore.exceptions.ClientError as error:
                 if _code(error) in _LOST_SWAP:
                     raise Conflict(f"{key} in {self.uri}: expected tag {expected_etag}: {error}") from error
@@ -192,8 +199,12 @@ class S3Store(Store):
         return str(answer["ETag"])
 
     @property
-    def _client(self) -> Any:
-        return self._signed_in.client
+    def _data(self) -> minio.Minio:
+        return self._clients.data
+
+    @property
+    def _conditional(self) -> Any:
+        return self._clients.conditional
 
     @property
     def _where(self) -> str:
@@ -202,18 +213,17 @@ class S3Store(Store):
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
 
-    def _read(self, name: str, **part: str) -> tuple[bytes, str]:
-        """Read the object, or `part` of it."""
-        answer = self._client.get_object(Bucket=self._bucket, Key=name, **part)
-        with answer["Body"] as body:
-            return body.read(), str(answer["ETag"])
+    def _read(self, name: str, start: int = 0, length: int = 0) -> tuple[bytes, str]:
+        """Read the object; `length` 0 reads to its end."""
+        response = self._data.get_object(self._bucket, name, offset=start, length=length)
+        try:
+            return response.read(), str(response.headers.get("ETag", ""))
+        finally:
+            response.close()
+            response.release_conn()
 
-    def _pages(self, listing: str, prefix: str) -> Iterable[Any]:
-        pages = self._client.get_paginator(listing)
-        return pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
-
-    def _sign_in(self) -> _SignedIn:
-        """Make a client with the current credentials. Raises `StoreRefused` if there are none, or the service
+    def _sign_in(self) -> _Clients:
+        """Make clients with the current credentials. Raises `StoreRefused` if there are none, or the service
         that issues them refuses."""
         with self._translated("credentials", renew=False):
             session = _session(self._region, self._given)
@@ -228,23 +238,39 @@ class S3Store(Store):
         with self._translated("credentials", renew=False):
             found = credentials.get_frozen_credentials()
         with self._translated("client", renew=False):
-            client = self._new_client(session, region)
-        return _SignedIn(client, (found.access_key, found.secret_key, found.token))
+            data = self._data_client(credentials, region)
+            conditional = self._conditional_client(session, region)
+        return _Clients(data, conditional, (found.access_key, found.secret_key, found.token))
 
-    def _renewed(self, used: _SignedIn) -> bool:
+    def _renewed(self, used: _Clients) -> bool:
         """Look credentials up again after those of `used` were refused; returns whether they changed. Raises
         as `_sign_in`. Several threads may do so at once: all find the same."""
-        if self._signed_in is used:
+        if self._clients is used:
             found = self._sign_in()
             if found.signature == used.signature:
                 return False
-            self._signed_in = found
+            self._clients = found
         return True
 
-    def _new_client(self, session: boto3.Session, region: str | None) -> Any:
+    def _data_client(self, credentials: Any, region: str | None) -> minio.Minio:
         url = urlsplit(self._endpoint or "https://s3.amazonaws.com")
         if url.scheme not in ("http", "https") or not url.netloc or url.path.strip("/"):
             raise StoreRefused(f"checkpoint.endpoint {self._endpoint!r}: expected http(s)://host[:port]")
+        pool = urllib3.PoolManager(
+            maxsize=_MAX_CONNECTIONS,
+            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_READ_TIMEOUT_S),
+            retries=False,
+            ca_certs=os.environ.get("SSL_CERT_FILE") or certifi.where(),
+        )
+        return minio.Minio(
+            url.netloc,
+            secure=url.scheme == "https",
+            region=region,
+            http_client=pool,
+            credentials=_Boto3Credentials(credentials),
+        )
+
+    def _conditional_client(self, session: boto3.Session, region: str | None) -> Any:
         config = botocore.config.Config(
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=_READ_TIMEOUT_S,
@@ -256,39 +282,37 @@ class S3Store(Store):
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
-        trusted = os.environ.get("SSL_CERT_FILE")  # None: as botocore does
-        client: Any = session.client(
-            "s3", endpoint_url=self._endpoint, region_name=region, config=config, verify=trusted
-        )
-        client.meta.events.register("before-sign.s3.DeleteObjects", _add_md5)
-        return client
+        return session.client("s3", endpoint_url=self._endpoint, region_name=region, config=config)
 
     @contextmanager
     def _translated(self, key: str, *, renew: bool = True) -> Generator[None]:
-        """Translate boto3's errors into ours. `renew`: look refused credentials up again (False during that
-        lookup)."""
-        used = self._signed_in if renew else None
+        """Translate either client's errors into ours. `renew`: look refused credentials up again (False
+        during that lookup)."""
+        used = self._clients if renew else None
         try:
             yield
+        except S3Error as error:
+            status = getattr(error.response, "status", 0)
+            code, message = _reason(str(error.code), str(error.message), _date(error.response))
+            raise self._answer(key, code, int(status), message, used) from error
         except botocore.exceptions.ClientError as error:
             answer: dict[str, Any] = error.response.get("ResponseMetadata", {})
             date = answer.get("HTTPHeaders", {}).get("date")
-            code, message = _reason(error, date)
+            code, message = _reason(_code(error), str(error), date)
             raise self._answer(key, code, int(answer.get("HTTPStatusCode", 0)), message, used) from error
-        except (botocore.exceptions.IncompleteReadError, botocore.parsers.ResponseParserError) as error:
-            raise StoreUnavailable(f"{self._where}: {key}: {error}") from error
-        except (
-            botocore.exceptions.HTTPClientError,
-            botocore.exceptions.ConnectionError,
-            urllib3.exceptions.HTTPError,
-            OSError,
-        ) as error:
+        except (botocore.exceptions.HTTPClientError, botocore.exceptions.ConnectionError) as error:
             raise StoreUnavailable(f"{self._where}: {key}: {error}{about_connection()}") from error
-        except (botocore.exceptions.BotoCoreError, ValueError) as error:  # malformed names and endpoints
+        except botocore.exceptions.BotoCoreError as error:
+            raise StoreRefused(f"{self._where}: {key}: {error}") from error
+        except (ServerError, InvalidResponseError) as error:
+            raise StoreUnavailable(f"{self._where}: {key}: {error}") from error
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise StoreUnavailable(f"{self._where}: {key}: {error}{about_connection()}") from error
+        except (MinioException, ValueError) as error:  # minio reports malformed names as ValueError
             raise StoreRefused(f"{self._where}: {key}: {error}") from error
 
     def _answer(
-        self, key: str, code: str, status: int, message: str, used: _SignedIn | None = None
+        self, key: str, code: str, status: int, message: str, used: _Clients | None = None
     ) -> Exception:
         if code == _ABSENT:
             return NotFound(f"{key} in {self.uri}: no such object")
@@ -304,10 +328,11 @@ class S3Store(Store):
 
 
 @dataclass(frozen=True)
-class _SignedIn:
-    """A client, and what it signs with."""
+class _Clients:
+    """Both clients, and what they sign with."""
 
-    client: Any
+    data: minio.Minio
+    conditional: Any
     signature: tuple[str, str, str | None]
 
 
@@ -332,30 +357,27 @@ def _session(region: str | None, given: S3Credentials | None) -> boto3.Session:
     )
 
 
-def _transfer() -> TransferConfig:
-    config = TransferConfig(
-        multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, max_concurrency=_UPLOADS
-    )
-    config.max_in_memory_upload_chunks = _UPLOADS
-    return config
+class _Boto3Credentials(minio.credentials.providers.Provider):
+    """boto3's credentials, renewed when boto3 renews them, so that both clients sign as the same user."""
+
+    def __init__(self, credentials: Any) -> None:
+        self._credentials = credentials
+
+    def retrieve(self) -> minio.credentials.credentials.Credentials:
+        frozen = self._credentials.get_frozen_credentials()
+        return minio.credentials.credentials.Credentials(frozen.access_key, frozen.secret_key, frozen.token)
 
 
-def _add_md5(request: Any, **_: Any) -> None:
-    """Not every S3-compatible service takes the newer checksum in place of this one."""
-    request.headers["Content-MD5"] = base64.b64encode(
-        hashlib.md5(request.body, usedforsecurity=False).digest()
-    ).decode()
-
-
-def _reason(error: botocore.exceptions.ClientError, date: str | None) -> tuple[str, str]:
+def _reason(code: str, message: str, date: str | None) -> tuple[str, str]:
     """(code, message) of a refusal answered at `date`; if this machine's clock is wrong, they say by how
     much."""
-    code = _code(error)
-    message = str(error.response.get("Error", {}).get("Message") or error)
     skew = describe_skew(date, time.time()) if code in (_SKEWED, _NO_REASON) else None
     return (code, message) if skew is None else (_SKEWED, f"{skew}: {message}")
 
 
-def _code(error: botocore.exceptions.ClientError) -> str:
-    code = str(error.response.get("Error", {}).get("Code", ""))
-    return _BY_STATUS.get(code, code)
+def _date(response: Any) -> str | None:
+    return response.headers.get("Date") if response is not None else None
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 from ...pipeline import Kind
 from ..spans import Span
@@ -39,28 +40,38 @@ _NAMES = {
 _BESIDE = (ClosingKind.LOSS_ALLREDUCE, ClosingKind.GRADIENT_ALLREDUCE)
 
 
-class Scale:
-    """Places times on the x axis."""
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of the step."""
 
-    def __init__(self, length_s: float) -> None:
-        self.length_s = length_s or 1e-9
+    name: str
+    start_s: float
+    stop_s: float
+
+    @property
+    def length_s(self) -> float:
+        return self.stop_s - self.start_s or 1e-9
 
     def x(self, at_s: float) -> float:
-        return LEFT + INNER * min(1.0, max(0.0, at_s / self.length_s))
+        """The x coordinate of a time, clipped to the window."""
+        share = (at_s - self.start_s) / self.length_s
+        return LEFT + INNER * min(1.0, max(0.0, share))
+
+    def holds(self, start_s: float, stop_s: float) -> bool:
+        return start_s < self.stop_s and stop_s > self.start_s
 
 
-def operations(lane: Lane, scale: Scale, y: float, titled: bool) -> str:
+def operations(lane: Lane, window: Window, y: float, titled: bool) -> str:
     """Draw operations one by one, with micro-batch numbers where there is room, `titled` with tooltips."""
+    seen = [span for span in lane.operations if window.holds(span.start_s, span.stop_s)]
     most_digits = len(str(max((span.operation.micro_batch for span in lane.operations), default=0)))
     parts: list[str] = []
     if not titled:
         for kind, colour in _COLOURS.items():
-            boxes = "".join(
-                _box(*_edges(span, scale), y) for span in lane.operations if span.operation.kind is kind
-            )
+            boxes = "".join(_box(*_edges(span, window), y) for span in seen if span.operation.kind is kind)
             parts.append(f'<path d="{boxes}" fill="{colour}"/>' if boxes else "")
-    for span in lane.operations:
-        start, stop = _edges(span, scale)
+    for span in seen:
+        start, stop = _edges(span, window)
         operation = span.operation
         if titled:
             name = f"{_NAMES[operation.kind]} of micro-batch {operation.micro_batch}"
@@ -77,9 +88,9 @@ def operations(lane: Lane, scale: Scale, y: float, titled: bool) -> str:
     return "".join(parts)
 
 
-def _edges(span: Span, scale: Scale) -> tuple[float, float]:
+def _edges(span: Span, window: Window) -> tuple[float, float]:
     """Left and right edge of an operation, with a small gap to the next one where there is room."""
-    start, stop = scale.x(span.start_s), scale.x(span.stop_s)
+    start, stop = window.x(span.start_s), window.x(span.stop_s)
     return start, max(stop - 0.5, start + 0.2) if stop - start > 1.5 else stop
 
 
@@ -88,10 +99,10 @@ def _box(start: float, stop: float, y: float) -> str:
     return f"M{start:.1f} {y:.1f}h{width:.2f}v{OPERATIONS}h-{width:.2f}z"
 
 
-def shares_of_time(lane: Lane, scale: Scale, y: float) -> str:
+def shares_of_time(lane: Lane, window: Window, y: float) -> str:
     """For each bin of time, draw a column of the shares of each kind of operation."""
     num_bins = int(INNER / _BIN)
-    bin_s = scale.length_s / num_bins
+    bin_s = window.length_s / num_bins
     base = [0.0] * num_bins
     parts: list[str] = []
     for kind, colour in _COLOURS.items():
@@ -120,12 +131,14 @@ def _spread(shares: list[float], start: float, stop: float) -> None:
         shares[index] += min(stop, index + 1) - max(start, index)
 
 
-def closings(lane: Lane, scale: Scale, y: float) -> str:
+def closings(lane: Lane, window: Window, y: float) -> str:
     """Draw all-reduces in a strip of their own, since they run beside operations; commit and update fill
     the lane."""
     parts: list[str] = []
     for closing in lane.closings:
-        start, stop = scale.x(closing.start_s), scale.x(closing.stop_s)
+        if not window.holds(closing.start_s, closing.stop_s):
+            continue
+        start, stop = window.x(closing.start_s), window.x(closing.stop_s)
         beside = closing.kind in _BESIDE
         top, height = (y + OPERATIONS, SUMS) if beside else (y, OPERATIONS)
         of = "" if closing.section is None else f" of section {closing.section}"
@@ -137,12 +150,12 @@ def closings(lane: Lane, scale: Scale, y: float) -> str:
     return "".join(parts)
 
 
-def memory(lane: Lane, scale: Scale, y: float, most_bytes: int) -> str:
+def memory(lane: Lane, window: Window, y: float, most_bytes: int) -> str:
     """Draw memory as an area; of changes within a pixel the largest is drawn."""
     held: dict[int, int] = {}
     before = 0
     for at_s, size_bytes in lane.memory:
-        column = round(scale.x(at_s))
+        column = round(window.x(at_s))
         held[column] = max(held.get(column, before), size_bytes)
         before = size_bytes
     points = [f"{LEFT},{y + MEMORY:.1f}"]
@@ -155,12 +168,12 @@ def memory(lane: Lane, scale: Scale, y: float, most_bytes: int) -> str:
     return f'<polygon class="m" points="{" ".join(points)}"/>'
 
 
-def axis(scale: Scale, bottom: float) -> str:
+def axis(window: Window, bottom: float) -> str:
     """Draw ticks below the lanes."""
-    unit, name = time_unit(scale.length_s)
+    unit, name = time_unit(window.stop_s)
     parts: list[str] = []
-    for moment in ticks(0.0, scale.length_s / unit, 12):
-        x = scale.x(moment * unit)
+    for moment in ticks(window.start_s / unit, window.stop_s / unit, 12):
+        x = window.x(moment * unit)
         parts.append(f'<line class="a" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom:.1f}" y2="{bottom + 4:.1f}"/>')
         parts.append(text(x, bottom + 16, f"{moment:.10g} {name}", "s", "middle"))
     return "".join(parts)

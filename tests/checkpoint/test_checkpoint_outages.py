@@ -8,27 +8,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import botocore.auth
+import minio.time
 import pytest
 from http_answers import Answer, Request, answering
 from lax_s3 import ABSENT, OLDER, PRESENT, LaxS3
-from makara.checkpoint import (
-    Cancelled,
-    Store,
-    StoreRefused,
-    StoreUnavailable,
-    check_writable,
-    open_store,
-    retrying,
-)
+from makara.checkpoint import Cancelled, StoreRefused, StoreUnavailable, check_writable, open_store, retrying
 from makara.checkpoint.stores.advice import about_answer
 from makara.checkpoint.stores.local import LocalStore
+from minio import Minio
+from minio.deleteobjects import DeleteError
+from minio.error import S3Error
 from s3_server import S3Server, free_ports
 
 
@@ -114,34 +110,28 @@ def test_credentials_that_were_replaced_are_taken_anew(
 
 
 @pytest.mark.parametrize("code", ["RequestTimeTooSkewed", "NoSuchUpload", "InternalError", "InvalidPart"])
-def test_an_answer_that_passes_is_worth_trying_again(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    error = f"<Error><Code>{code}</Code><Message>the store's own words</Message></Error>"
-    with (
-        _some_store(monkeypatch, Answer(400, error)) as store,
-        pytest.raises(StoreUnavailable, match=f"{code}: the store's own words"),
-    ):
+def test_an_answer_that_passes_is_worth_trying_again(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    store = open_store(s3_server.uri("transient"), endpoint=s3_server.endpoint)
+
+    def answer(*_: object) -> None:
+        nothing: Any = None
+        raise S3Error(nothing, code, "the store's own words", "r", "1", "h")
+
+    monkeypatch.setattr(Minio, "put_object", answer)
+    with pytest.raises(StoreUnavailable, match=f"{code}: the store's own words"):
         store.put("job/a", b"x")
 
 
-def test_a_refused_deletion_says_what_the_store_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    denied = (
-        "<DeleteResult><Error><Key>x/job/a</Key><Code>AccessDenied</Code>"
-        "<Message>not yours to delete</Message></Error></DeleteResult>"
-    )
-    with (
-        _some_store(monkeypatch, Answer(200, denied)) as store,
-        pytest.raises(StoreRefused, match="AccessDenied: not yours to delete"),
-    ):
+def test_a_refused_deletion_says_what_the_store_said(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(s3_server.uri("denied"), endpoint=s3_server.endpoint)
+    denied = DeleteError("AccessDenied", "not yours to delete", "job/a", None)
+    monkeypatch.setattr(Minio, "remove_objects", lambda *_: iter([denied]))
+    with pytest.raises(StoreRefused, match="AccessDenied: not yours to delete"):
         store.delete_many(["job/a"])
-
-
-@contextmanager
-def _some_store(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> Iterator[Store]:
-    """A store whose service always gives this answer."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    with answering(partial(_always, answer)) as endpoint:
-        yield open_store("s3://bucket/x", endpoint=endpoint)
 
 
 @pytest.mark.parametrize(("ahead_s", "words"), [(3630, r"1:00:\d\d ahead of"), (-3630, r"1:00:\d\d behind")])
@@ -168,10 +158,11 @@ def test_a_clock_that_is_wrong_is_named_and_worth_waiting_for(
 
 
 def set_wall_clock(patch: pytest.MonkeyPatch, ahead_s: int) -> None:
-    """The time of day in this process, for ours and for boto3."""
+    """The time of day in this process, for ours and for both S3 clients."""
     ahead = timedelta(seconds=ahead_s)
-    unix_time, boto_time = time.time, botocore.auth.get_current_datetime
+    unix_time, minio_time, boto_time = time.time, minio.time.utcnow, botocore.auth.get_current_datetime
     patch.setattr(time, "time", lambda: unix_time() + ahead_s)
+    patch.setattr(minio.time, "utcnow", lambda: minio_time() + ahead)
     patch.setattr(botocore.auth, "get_current_datetime", lambda: boto_time() + ahead)
 
 
