@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from ..pipeline import Plan, Schedule, grid
 from ..simulator import MiniBatch, simulate
+from .copies import demands
 from .infeasible import degrees_impossible, nothing_fits
-from .placement import Slot, place
+from .placement import Slot
 from .request import Candidate, Choice, Infeasible, Request
 from .search_space import Option, Options, megabytes
 from .unequal_search import unequal
@@ -31,6 +32,7 @@ def choose(request: Request) -> Choice | Infeasible:
     `auto`, recomputation is tried only where memory bounds the plan without it. A shape whose lower bound
     exceeds the best time is not simulated. The best shape gets the narrowest window that costs at most 1 %.
     Unequal pipelines are taken where they cost 1 % less than the best grid.
+    Where `tolerated_failures` asks for more copies of a section than the workers allow, plans have fewer.
     If no plan fits, the workers with least memory are left out; with offload `auto`, optimizer state goes to
     the host if that does not help either.
     """
@@ -39,9 +41,9 @@ def choose(request: Request) -> Choice | Infeasible:
     if reason := degrees_impossible(request):
         return Infeasible(reason)
     looked_at: list[Candidate] = []
-    for on_host, memory_bytes in _offers(request):
+    for demanded, on_host, memory_bytes in _offers(request):
         workers = [slot for slot in request.workers if slot.memory_bytes >= memory_bytes]
-        sweep = _Sweep(Options(replace(request, workers=workers), on_host), looked_at)
+        sweep = _Sweep(Options(replace(demanded, workers=workers), on_host), looked_at)
         best = sweep.fastest()
         if best is not None:
             best = sweep.placed(sweep.narrowed(best))
@@ -49,20 +51,28 @@ def choose(request: Request) -> Choice | Infeasible:
             choice = Choice(best.plan, names, best.predicted_s, best.candidate, ())
             for other in unequal(sweep.options, best.cost_s / _AS_FAST):
                 looked_at.append(other.candidate)
-                if _cost_s(other.candidate) * _AS_FAST < _cost_s(choice.candidate):
+                if other.candidate.rejected is None and _cost_s(other.candidate) * _AS_FAST < _cost_s(
+                    choice.candidate
+                ):
                     choice = other
             looked_at.sort(key=_order)
             return replace(choice, candidates=tuple(looked_at))
     return Infeasible(nothing_fits(request, looked_at), tuple(looked_at))
 
 
-def _offers(request: Request) -> list[tuple[bool, int]]:
-    """(whether optimizer state lies on the host, the least memory of the workers used), the best first."""
+def _offers(request: Request) -> list[tuple[Request, bool, int]]:
+    """(what is demanded, whether optimizer state lies on the host, the least memory of the workers used), the
+    best first."""
     places = {"on": (True,), "off": (False,), "auto": (False, True)}[request.optimizer_offload]
     if request.calibration.device_kind == "cpu":
         places = (False,)  # the device's memory is the host's: offloading would gain nothing
     sizes = sorted({slot.memory_bytes for slot in request.workers})
-    return [(on_host, memory_bytes) for on_host in places for memory_bytes in sizes]
+    return [
+        (demanded, on_host, memory_bytes)
+        for demanded in demands(request)
+        for on_host in places
+        for memory_bytes in sizes
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +152,7 @@ class _Sweep:
 
         Slow workers may change places by this, so such a plan is simulated again.
         """
-        used = self.options.roster.used(best.candidate.used)
-        split, holding = best.option.split, self._request.holding
-        weights = self.options.calibration.state_bytes
-        placed = place(used, split.stages, holding, weights, slow=split.slow)
+        placed = self.options.placed(best.candidate.used, best.option.split, keeping=True)
         candidate = best.candidate
         if best.option.arranged is not None:
             step = self._simulated(best.plan, placed)
@@ -249,7 +256,7 @@ class _Sweep:
         roster, used = self.options.roster, option.candidate.used
         if self.options.apart and roster.fastest == roster.slowdown(used) == 1.0:
             return None
-        return place(roster.used(used), option.split.stages, {}, ())
+        return self.options.placed(used, option.split, keeping=False)
 
     def _simulated(self, plan: Plan, slots: Sequence[Slot] | None) -> MiniBatch:
         return simulate(

@@ -39,6 +39,7 @@ class Roster:
             key=lambda index: (speed_class(slots[index]), slots[index].worker not in holding, index),
         )
         ordered = [slots[index] for index in self._order]
+        self.ordered: Sequence[Slot] = ordered
         self._memory_bytes = list(itertools.accumulate((slot.memory_bytes for slot in ordered), min))
         self._slowdown = list(itertools.accumulate((slot.slowdown for slot in ordered), max))
         self.fastest = min(slot.slowdown for slot in slots)

@@ -38,6 +38,8 @@ class Request:
     """{worker: the sections that it hosts already}; placement keeps them where possible."""
     risk: Risk | None = None
     """What deaths cost; None: they cost nothing that depends on the plan."""
+    tolerated_failures: int = 0
+    """Of so many VMs every set may die, and each section has a host left, where there are VMs enough."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -53,6 +55,8 @@ class Request:
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: {value} is not a whole number >= 1")
+        if self.tolerated_failures < 0:
+            raise ValueError(f"tolerated_failures: {self.tolerated_failures} is not a whole number >= 0")
         if len({slot.worker for slot in self.workers}) < len(self.workers):
             raise ValueError("workers: a worker occurs twice")
         if any(not slot.slowdown > 0 for slot in self.workers):

@@ -12,8 +12,9 @@ from ..pipeline.plan import Schedule
 from ..simulator import Calibration
 from .balance import Split, balance
 from .bounds import AllReduceCosts, Bound
+from .copies import most_copies, place_apart, too_few
 from .micro_batch_split import split_micro_batches
-from .placement import Roster, Slot, place
+from .placement import Roster, Slot
 from .request import Candidate, Request
 from .stages import StageTable, stage_table
 
@@ -56,6 +57,8 @@ class Options:
         self.table: StageTable = stage_table(self.calibration, request.schedule)
         self.roster = Roster(request.workers, request.holding)
         self.on_host = on_host
+        self.copies = request.tolerated_failures + 1
+        """The least number of VMs that host each section."""
         self._recompute = {"on": (True,), "off": (False,), "auto": (False, True)}[request.recompute]
         # Jobs run Varuna's schedule; GPipe and 1F1B are there to be compared with as they were published.
         varuna = request.schedule is Schedule.VARUNA
@@ -82,9 +85,13 @@ class Options:
         if fixed is not None:
             return [fixed] if depth * fixed <= len(self.roster) else []
         largest = min(len(self.roster) // depth, self.request.num_micro_batches)
+        if largest < self.copies:
+            return [largest]  # to be rejected
         if self._mixed(depth * largest):
             fast = min(self.roster.num_fast // depth, largest)
-            return sorted({largest, self._useful(fast)} - {0}, reverse=True)
+            return sorted(
+                {largest, max(self._useful(fast), self.copies if self.copies > 1 else 0)} - {0}, reverse=True
+            )
         return [min(self.every_useful(depth, math.inf), key=lambda found: (found[1], found[0]))[0]]
 
     def every_useful(self, depth: int, most_s: float) -> Iterator[tuple[int, float]]:
@@ -97,21 +104,25 @@ class Options:
         """
         num = self.request.num_micro_batches
         largest, enough_s = min(len(self.roster) // depth, num), most_s
-        while largest:
-            replicas = self._useful(largest)
+        while largest >= self.copies:
+            replicas = max(self._useful(largest), self.copies)
             if self.request.risk is not None and replicas < largest:
                 yield largest, self._least_s(depth, largest)[1]
             pipeline_s, step_s = self._least_s(depth, replicas)
             if math.isinf(most_s):
                 enough_s = min(enough_s, step_s)
             yield replicas, step_s
-            if pipeline_s > enough_s or math.isinf(pipeline_s) or replicas == 1:
+            if pipeline_s > enough_s or math.isinf(pipeline_s) or replicas == self.copies:
                 return
             largest = replicas - 1
 
     def of(self, depth: int, replicas: int) -> list[Option | Candidate]:
         """The options of a shape, and candidates rejected because they do not fit."""
         found: list[Option | Candidate] = []
+        copies = min(replicas, most_copies(self.request.workers, depth))
+        if copies < self.copies:
+            row = Candidate(depth, replicas, self._recompute[0], self.on_host)
+            return [replace(row, rejected=too_few(copies, self.copies))]
         for recompute in self._recompute:
             whole = self._fitting(depth, replicas, Mode(recompute))
             split = self._fitting(depth, replicas, _HALVES) if self._may_split(depth, recompute) else []
@@ -192,7 +203,7 @@ class Options:
         capacity = self.capacity(candidate.used)
         mode = Mode(candidate.recompute, candidate.halves)
         limit = _limit(self.table, split, mode, capacity)
-        slots = place(self.roster.used(candidate.used), split.stages, {}, (), slow=split.slow)
+        slots = self.placed(candidate.used, split, keeping=False)
         factors = [
             tuple(slot.slowdown for slot in slots[first : first + depth])
             for first in range(0, len(slots), depth)
@@ -220,10 +231,16 @@ class Options:
         candidate = replace(candidate, window=_window(limit, max(map(max, deals))))
         return Option(candidate, split, capacity, least_ns / 1e9, Arranged(slots, deals))
 
+    def placed(self, count: int, split: Split, *, keeping: bool) -> list[Slot]:
+        """`count` workers in rank order; `keeping`: each where it keeps most of what it holds."""
+        holding, weights = (self.request.holding, self.calibration.state_bytes) if keeping else ({}, ())
+        return place_apart(self.roster, count, split, self.copies, holding, weights)
+
     def capacity(self, count: int) -> int:
         """Bytes that a plan may use of each of the first `count` workers."""
         limit = self.request.memory_limit_bytes
-        capacity = self.roster.memory_bytes(count)
+        anyone = self.copies > 1 and not self.apart  # may be used, so that sections live on enough VMs
+        capacity = self.roster.memory_bytes(len(self.roster) if anyone else count)
         return capacity if limit is None else min(capacity, limit)
 
     def _shape(self, depth: int, replicas: int, mode: Mode) -> _Shape | None:

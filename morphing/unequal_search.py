@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..pipeline import Schedule
 from ..simulator import simulate
+from .copies import copies_of, too_few
 from .placement import place_in, speed_class
 from .request import Candidate, Choice
 from .search_space import Mode, Options
@@ -41,7 +42,7 @@ def unequal(options: Options, to_beat_s: float) -> Iterator[Choice]:
         for one in combinations(
             choices, num_workers // per_vm, num, to_beat_ns, 1 + to_beat_ns // _PRECISION
         ):
-            if not _is_grid(one):
+            if not _is_grid(one) and len(one.templates) >= options.copies:
                 found.append((one.time_with(_windows(options, one, mode, capacity)), one, mode))
     found.sort(key=lambda each: each[0])
     for _, combination, mode in found[:_TRIES]:
@@ -111,7 +112,7 @@ def _simulated(options: Options, combination: Combination, mode: Mode, capacity:
     )
     if max(step.peak_bytes) > capacity:
         return None
-    lost = 0.0
+    copies, lost = copies_of(plan, vms), 0.0
     if request.risk is not None:
         lost = request.risk.lost_by(plan, vms, len({slot.vm for slot in request.workers}), step.time_s)
     row = Candidate(
@@ -126,6 +127,7 @@ def _simulated(options: Options, combination: Combination, mode: Mode, capacity:
         busy_s=max(step.busy_s),
         peak_bytes=max(step.peak_bytes),
         lost=lost,
+        rejected=too_few(copies, options.copies) if copies < options.copies else None,
         pipelines=tuple(sum(stage.width for stage in one.stages) for one in combination.templates),
     )
     return Choice(plan, tuple(slot.worker for slot in slots), step.time_s, row, ())

@@ -208,6 +208,7 @@ def request_for(
         recompute=parallelism.recompute,
         halves=parallelism.halves,
         unequal_pipelines=parallelism.unequal_pipelines,
+        tolerated_failures=spec.resilience.tolerated_failures,
         optimizer_offload=offload(spec),
     )
 

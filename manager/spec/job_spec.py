@@ -196,6 +196,12 @@ class CheckpointSpec(JobSection):
         return seconds_of(str(self.interval))
 
 
+class Resilience(JobSection):
+    """What deaths a job is to survive without its store: of up to `tolerated_failures` VMs at once."""
+
+    tolerated_failures: Annotated[int, Field(ge=0, lt=2**16)] = 0
+
+
 class Retry(JobSection):
     """How often the job restarts after an error of its own code; preemptions are not counted."""
 
@@ -220,6 +226,7 @@ class JobSpec(JobSection):
     training: TrainingSpec
     parallelism: Annotated[Parallelism, BeforeValidator(lambda v: {} if v == "auto" else v)] = Parallelism()
     checkpoint: CheckpointSpec
+    resilience: Resilience = Resilience()
     retry: Retry = Retry()
 
     @model_validator(mode="after")
@@ -229,6 +236,7 @@ class JobSpec(JobSection):
             *resource_faults(self.resources),
             *_worker_faults(self),
             *_batch_faults(self),
+            *_copies_faults(self),
             *uri_faults(own.uri, own.endpoint, own.region),
             *start_faults(own.start_from, own.uri, own.endpoint, own.region),
         ]
@@ -243,6 +251,27 @@ def _worker_faults(spec: JobSpec) -> list[tuple[str, str]]:
     if wanted <= most:
         return []
     return [("parallelism", f"P·D = {wanted} workers, but max_nodes · workers_per_node gives {most}")]
+
+
+def _copies_faults(spec: JobSpec) -> list[tuple[str, str]]:
+    """Why each section can never live on as many VMs as `tolerated_failures` asks for."""
+    copies, resources, parallel = spec.resilience.tolerated_failures + 1, spec.resources, spec.parallelism
+    if copies == 1:
+        return []
+    depth, replicas = parallel.pipeline_parallel_degree or 1, parallel.data_parallel_degree
+    num_micro_batches = spec.training.global_batch_size // (parallel.microbatch_size or 1)
+    least = copies * -(-depth // resources.workers_per_node)
+    why = ""
+    if least > resources.max_nodes:
+        why = f"that takes {least} VMs at least, resources.max_nodes is {resources.max_nodes}"
+    elif replicas is not None and replicas < copies:
+        why = f"parallelism.data_parallel_degree is {replicas}"
+    elif num_micro_batches < copies:
+        why = f"a step has {num_micro_batches} micro-batches, and each copy takes one at least"
+    if not why:
+        return []
+    asked = copies - 1
+    return [("resilience.tolerated_failures", f"{asked} asks for {copies} VMs under each section, but {why}")]
 
 
 def _batch_faults(spec: JobSpec) -> list[tuple[str, str]]:

@@ -235,3 +235,37 @@ def test_precision_reaches_the_trainers(precision: str) -> None:
     text = JOB.replace("seed: 7", f"seed: 7, precision: {precision}")
     settings = to_settings(resolve_uri(parse_yaml(text), Path("/data")), "j1", "ab")
     assert settings.precision == precision
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"resources": {"max_nodes": 2}}, "that takes 3 VMs at least, resources.max_nodes is 2"),
+        ({"parallelism": {"data_parallel_degree": 2}}, "parallelism.data_parallel_degree is 2"),
+        ({"training": {"global_batch_size": 2}}, "a step has 2 micro-batches"),
+        ({"parallelism": {"pipeline_parallel_degree": 2}}, "that takes 6 VMs at least"),
+    ],
+)
+def test_copies_that_can_never_be_had_are_refused(change: dict[str, dict[str, int]], why: str) -> None:
+    value = {
+        "name": "copies",
+        "entrypoint": "train:build",
+        "resources": {"provider": "local", "min_nodes": 1, "max_nodes": 5},
+        "training": {"global_batch_size": 8, "steps": 3},
+        "parallelism": {},
+        "checkpoint": {"uri": "file:///tmp/x"},
+        "resilience": {"tolerated_failures": 2},
+    }
+    assert parse_spec(value).resilience.tolerated_failures == 2
+    for part, fields in change.items():
+        value[part] = {**value[part], **fields}  # pyright: ignore
+    with pytest.raises(JobSpecError) as refused:
+        parse_spec(value)
+    assert f"resilience.tolerated_failures: 2 asks for 3 VMs under each section, but {why}" in str(
+        refused.value
+    )
+
+
+def test_an_unknown_key_of_resilience_is_an_error() -> None:
+    with pytest.raises(JobSpecError, match=r"resilience\.tolerated"):
+        parse_spec({"name": "x", "entrypoint": "a:b", "resilience": {"tolerated": 1}})
