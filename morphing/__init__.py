@@ -11,6 +11,7 @@ state, to those that count, and what of the step is missing.
 
 from .balance import balance
 from .choose import choose
+from .copies import copies_in, copies_of
 from .infeasible import too_deep
 from .instead import Before, does_more, loading_s, rerouted, saved_bytes
 from .placement import Roster, Slot, place, place_in
@@ -57,6 +58,8 @@ __all__ = [
     "agree",
     "balance",
     "choose",
+    "copies_in",
+    "copies_of",
     "covers",
     "does_more",
     "loading_s",

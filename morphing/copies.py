@@ -20,13 +20,19 @@ from ..pipeline import Plan, Range, Schedule
 from ..simulator import Calibration
 from .balance import Split
 from .placement import Roster, Slot, place, place_in
-from .request import Request
+from .request import Choice, Request
 from .stages import stage_table
 
 
 def copies_of(plan: Plan, vm_of: Sequence[str]) -> int:
     """The least number of VMs that host a section of the plan; `vm_of`: the VM of each rank."""
     return min(len({vm_of[rank] for rank in plan.hosts(section)}) for section in range(plan.num_sections))
+
+
+def copies_in(choice: Choice, slots: Iterable[Slot]) -> int:
+    """`copies_of` a chosen plan; `slots`: the workers that it was chosen for."""
+    vm_of = {slot.worker: slot.vm for slot in slots}
+    return copies_of(choice.plan, [vm_of[worker] for worker in choice.workers])
 
 
 def copies_in_grid(slots: Sequence[Slot], depth: int) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...protocol.messages import Report
+from . import copies
 from .context import Context, Decision
 from .events import Batch, Event, ReportReceived
 from .fold import apply, fold
@@ -80,6 +81,7 @@ _RULES: tuple[Callable[[Context], None], ...] = (
     versions.count_tries,
     generations.prepare,
     generations.form,
+    copies.watch,
     switching.interrupt,
     drift.watch,
     drift.try_again,

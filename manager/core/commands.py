@@ -66,6 +66,8 @@ class ComputePlan(_Command):
 
     `reconsider`: the plan that runs could stay; it is predicted as well. `lasts_s`: for how long the plan is
     expected to run; None, as in commands of earlier versions: it is not one that rerouting could serve.
+    `fewer_copies_s`: for how long a rerouted plan may have fewer copies of a section than could be had, where
+    the job asks for several.
     `risk`: None, as in commands of earlier versions: deaths are not weighed.
     """
 
@@ -74,6 +76,7 @@ class ComputePlan(_Command):
     workers: tuple[WorkerSlot, ...]
     reconsider: bool = False
     lasts_s: float | None = None
+    fewer_copies_s: float = 0.0
     risk: DeathRisk | None = None
 
     @property

@@ -130,6 +130,7 @@ class Observations:
     manager_url: str = ""  # where a VM that is asked for now is to find its manager
     why_no_vm: str = ""  # why no more VMs are asked for, though more are wanted; empty if they are
     asks_singly_s: float | None = None  # one VM at a time is asked for, so long after the last unfit one
+    copies_seen: int = 0  # the generation of which it was seen on how many VMs its sections live
     newest_step: int = 0  # highest step that a member of the open generation reported, once that has formed
     usable: frozenset[Incarnation] = frozenset()  # as last seen, to notice growth
     grown_at: float = 0.0

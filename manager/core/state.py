@@ -199,6 +199,7 @@ class JobState:
     last_error: str = ""
     request_failures: int = 0  # rounds of refused requests in a row
     request_failed_at: float = 0.0
+    few_copies: int | None = None  # VMs under each section, if fewer than `resilience` asks for
     impossible: str | None = None  # why nothing runs, as last told to the user
 
     @property

@@ -23,6 +23,7 @@ class Timing:
     console_s: float = 30.0  # what the last of those wrote is waited for before a person is asked
     unused_s: float = 600.0  # a VM of a cloud without work in the plan is a reserve for so long
     grow_again_s: float = 3600.0  # after that no more VMs are asked for than the plan uses for so long
+    fewer_copies_s: float = 120.0  # a reroute may leave sections on fewer VMs than could be had for so long
     settle_s: float = 3.0  # newcomers are gathered for this long before a plan takes them in
     suspect_grace_s: float = 1.5  # a closed connection, or a broken generation without a known death
     drift: float = 1.25  # a calibration that is wrong by this factor is changed

@@ -57,6 +57,10 @@ const SAYS = {
   stacks_taken: (f) => ["Stacks", f.text ? `${f.worker}:\n${f.text}` : `${f.worker} has shown them; not kept`],
   step_miscounted: (f) => ["Step redone", `an attempt at step ${f.miscount.step + 1} did not add each micro-batch's gradients exactly once`, "bad"],
   generation_closed: (f) => [f.kind === "profile" ? "Profiling again" : `Generation ${f.number} closed`, f.reason, "warn"],
+  copies_changed: (f) =>
+    f.copies < f.wanted
+      ? ["Few copies", `some section lives on ${f.copies} of ${f.num_vms} VMs, ${f.wanted} are asked for`, "bad"]
+      : ["Copies", `each section lives on ${f.copies} VMs`, "good"],
   plan_impossible: (f) => ["No plan", f.reason, "bad"],
   checkpoint_published: (f) => ["Checkpoint published", `step ${f.checkpoint.step}`],
   checkpoint_retired: (f) => ["Checkpoint retired", `step ${f.checkpoint.step}`],

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
-from ...morphing import Before, Choice, Infeasible, Request, Risk, Slot, choose, does_more, rerouted
+from ...morphing import (
+    Before,
+    Choice,
+    Infeasible,
+    Request,
+    Risk,
+    Slot,
+    choose,
+    copies_in,
+    copies_of,
+    does_more,
+    rerouted,
+)
 from ...pipeline import Plan, Range
 from ...simulator import Calibration, InvalidCalibration, simulate
 from ..core.commands import ComputeGrowth, ComputePlan, DeathRisk, WorkerSlot
@@ -73,23 +85,38 @@ def or_rerouted(state: JobState, command: ComputePlan, answer: PlanComputed) -> 
         return answer
     request = request_of(state, command.workers, command.generation, command.risk)
     ran = Before(Plan.from_json(state.hosts_plan), [worker for worker, _ in state.hosts])
-    found = rerouted(request, ran)
+    found, lasts_s = rerouted(request, ran), command.lasts_s
     if not isinstance(found, Choice):
         return answer
+    if answer.plan is not None and _has_fewer_copies(request, found, answer.plan, answer.workers):
+        lasts_s = min(lasts_s, command.fewer_copies_s)
+        if lasts_s <= 0:
+            return answer
     if answer.plan is not None and answer.predicted_s is not None:
         chosen = _expected(request, Plan.from_json(answer.plan), answer.workers, answer.predicted_s)
         offer = _expected(request, found.plan, found.workers, found.predicted_s)
-        if not does_more(offer, chosen, command.lasts_s, request.calibration, request.holding):
+        if not does_more(offer, chosen, lasts_s, request.calibration, request.holding):
             return answer
     return answer.model_copy(
         update={
             "plan": found.plan.to_json(),
             "workers": found.workers,
             "predicted_s": found.predicted_s,
-            "best_until": answer.now + command.lasts_s,
+            "best_until": answer.now + lasts_s,
             "reason": None,
         }
     )
+
+
+def _has_fewer_copies(
+    request: Request, found: Choice, plan: Mapping[str, Any], workers: Sequence[str]
+) -> bool:
+    """Whether the rerouted plan leaves a section on fewer of the VMs that the job asks for than the other."""
+    if not request.tolerated_failures:
+        return False
+    vm_of = {slot.worker: slot.vm for slot in request.workers}
+    could_have = copies_of(Plan.from_json(plan), [vm_of[worker] for worker in workers])
+    return copies_in(found, request.workers) < min(could_have, request.tolerated_failures + 1)
 
 
 def _expected(
@@ -133,13 +160,18 @@ def compute_growth(state: JobState, command: ComputeGrowth, clock: Callable[[], 
     now = request_of(state, command.workers, generation=0)
 
     def step_s(num_more: int) -> float | None:
+        """None: there is no plan, or none with as many copies of each section as the job asks for."""
         copies = [
             slot.model_copy(update={"worker": f"{n}/{slot.worker}", "vm": f"{n}/{slot.vm}"})
             for n in range(num_more)
             for slot in command.more
         ]
-        found = choose(replace(now, workers=[*now.workers, *_slots(copies)], holding={}))
-        return None if isinstance(found, Infeasible) else found.predicted_s
+        workers = [*now.workers, *_slots(copies)]
+        found = choose(replace(now, workers=workers, holding={}))
+        if isinstance(found, Infeasible):
+            return None
+        few = now.tolerated_failures > 0 and copies_in(found, workers) <= now.tolerated_failures
+        return None if few else found.predicted_s
 
     def grown(num_more: int) -> GrowthComputed:
         return GrowthComputed(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ...morphing import Candidate, Choice, Infeasible, Request, choose
-from ...morphing.copies import copies_of, too_few
+from ...morphing.copies import copies_in, too_few
 from ...morphing.search_space import Options
 from ...simulator.units import seconds
 
@@ -33,7 +33,7 @@ def rank(request: Request, most_rows: int) -> Ranking | Infeasible:
     if isinstance(choice, Infeasible):
         return choice
     first, others, refused = choice.candidate, list[Candidate](), list[tuple[int, str]]()
-    enough = min(_copies(request, choice), request.tolerated_failures + 1)
+    enough = min(copies_in(choice, request.workers), request.tolerated_failures + 1)
     num_skipped, most_others = 0, max(1, most_rows - 1)  # with one at least the best is compared
     chosen = 0 if first.pipelines else first.pipeline_parallel_degree  # beside unequal ones every grid
     for bound_s, depth in _other_depths(request, chosen):
@@ -43,8 +43,8 @@ def rank(request: Request, most_rows: int) -> Ranking | Infeasible:
         found = choose(replace(request, pipeline_parallel_degree=depth))
         if isinstance(found, Infeasible):
             refused.append((depth, found.reason))
-        elif _copies(request, found) < enough:
-            refused.append((depth, too_few(_copies(request, found), enough)))
+        elif (copies := copies_in(found, request.workers)) < enough:
+            refused.append((depth, too_few(copies, enough)))
         else:
             others.append(found.candidate)
             others.sort(key=_order)
@@ -53,11 +53,6 @@ def rank(request: Request, most_rows: int) -> Ranking | Infeasible:
     shown = others[: most_rows - 1]
     num_slower = num_skipped + len(others) - len(shown)
     return Ranking(choice, (first, *shown), tuple(sorted(refused)), num_slower, why)
-
-
-def _copies(request: Request, choice: Choice) -> int:
-    vm_of = {slot.worker: slot.vm for slot in request.workers}
-    return copies_of(choice.plan, [vm_of[worker] for worker in choice.workers])
 
 
 def _other_depths(request: Request, chosen: int) -> list[tuple[float, int]]:

@@ -261,7 +261,17 @@ def _notes(job: Job) -> list[str]:
     choices = state.start.other_choices(bits_hash) if state.start is not None else ""
     why_no_vm = job.observations.why_no_vm if state.active else ""
     asks_no_more = f"no more VMs are asked for now: {why_no_vm}" if why_no_vm else ""
-    return [note for note in (choices, unused_vms(job), beyond_use(state), asks_no_more) if note]
+    notes = (choices, unused_vms(job), beyond_use(state), asks_no_more, _few_copies(state))
+    return [note for note in notes if note]
+
+
+def _few_copies(state: JobState) -> str:
+    """Where fewer deaths than the job file says may need a checkpoint."""
+    if state.few_copies is None or state.spec is None or not state.running:
+        return ""
+    lives = f"some section lives on {state.few_copies} VM{'s' if state.few_copies > 1 else ''} only"
+    wanted = state.spec.resilience.tolerated_failures + 1
+    return f"{lives}, resilience.tolerated_failures asks for {wanted}: there are too few VMs for now"
 
 
 def measured_s(job: Job) -> float | None:

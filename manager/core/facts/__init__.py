@@ -9,6 +9,7 @@ from pydantic import Field
 from .generations import (
     CheckpointPublished,
     CheckpointRetired,
+    CopiesChanged,
     GenerationClosed,
     GenerationFormed,
     GenerationOpened,
@@ -87,6 +88,7 @@ Fact = Annotated[
     | StepMiscounted
     | GenerationClosed
     | PlanImpossible
+    | CopiesChanged
     | CheckpointPublished
     | CheckpointRetired
     | HoldChanged

@@ -116,6 +116,16 @@ class PlanImpossible(BaseFact):
     reason: str
 
 
+class CopiesChanged(BaseFact):
+    """Each section of the generation lives on so many of its VMs; `wanted`: what the job file asks for."""
+
+    fact: Literal["copies_changed"] = "copies_changed"
+    generation: int
+    copies: int
+    wanted: int
+    num_vms: int
+
+
 class CheckpointPublished(BaseFact):
     fact: Literal["checkpoint_published"] = "checkpoint_published"
     checkpoint: CheckpointRef

@@ -12,6 +12,7 @@ from ....protocol.messages import CheckpointRef
 from ..facts import (
     CheckpointPublished,
     CheckpointRetired,
+    CopiesChanged,
     GenerationClosed,
     GenerationFormed,
     GenerationKind,
@@ -176,6 +177,10 @@ def _plan_impossible(state: JobState, fact: PlanImpossible) -> JobState:
     return state.changed(impossible=fact.reason)
 
 
+def _copies_changed(state: JobState, fact: CopiesChanged) -> JobState:
+    return state.changed(few_copies=fact.copies if fact.copies < fact.wanted else None)
+
+
 def _published(state: JobState, fact: CheckpointPublished) -> JobState:
     if fact.checkpoint in state.published:
         return state
@@ -219,6 +224,7 @@ RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
     StepMiscounted: _miscounted,
     GenerationClosed: _closed,
     PlanImpossible: _plan_impossible,
+    CopiesChanged: _copies_changed,
     CheckpointPublished: _published,
     CheckpointRetired: _retired,
 }

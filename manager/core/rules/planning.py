@@ -8,7 +8,7 @@ from typing import Any
 
 from ....pipeline.plan import Plan
 from ....protocol.messages import Phase, WorkerReport
-from .. import worth
+from .. import copies, worth
 from ..commands import ComputePlan, WorkerSlot
 from ..context import Context, has_ended, incarnation_of
 from ..events import PlanComputed
@@ -247,6 +247,8 @@ def _lasts_s(context: Context) -> float:
 def _is_worth_it(context: Context, event: PlanComputed) -> bool:
     """Whether another plan saves enough a step, and for long enough, to pay for the change."""
     state = context.state
+    if event.plan is not None and copies.gains_copies(context, event.plan, event.workers):
+        return True
     if event.predicted_s is None or not event.current_s or state.current is None:
         return False
     rest_s = worth.steps_left(context) * event.current_s
@@ -322,6 +324,7 @@ def _ask(
             workers=slots,
             reconsider=reconsider,
             lasts_s=lasts_s,
+            fewer_copies_s=copies.fewer_for_s(context),
             risk=worth.risk(state, context.now, context.timing),
         )
     )

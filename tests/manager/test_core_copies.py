@@ -1,0 +1,208 @@
+"""A job that asks for several copies of each section: deaths, reroutes, and what is said of too few."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from calibrations import FREE, uniform
+from core_script import RECIPE, Script
+from makara.manager.core.commands import ComputePlan
+from makara.manager.core.events import PlanComputed, VmTerminated
+from makara.manager.core.facts import CopiesChanged
+from makara.manager.core.state import vm_of
+from makara.manager.service.planning import compute_plan
+from makara.morphing import copies_of
+from makara.pipeline import Plan
+from makara.protocol.messages import Phase, Profile, WorkerReport
+from makara.simulator import Link
+
+SLOW = Link(latency_s=0.0, bytes_per_s=1.0)
+
+
+def started(num_vms: int, tolerated: int, per_vm: int = 1, link: Link = FREE, **changes: Any) -> Script:
+    """A job whose planner is the real one, running."""
+    script = Script()
+    start(
+        script,
+        num_vms,
+        per_vm,
+        link,
+        training={"global_batch_size": 16, "steps": 100_000},
+        resilience={"tolerated_failures": tolerated},
+        resources={"min_nodes": 1, "max_nodes": num_vms, "workers_per_node": per_vm},
+        **changes,
+    )
+    go_on(script)
+    return script
+
+
+def start(script: Script, num_vms: int, per_vm: int, link: Link, **changes: Any) -> None:
+    """VMs joined, the model profiled, and the planner asked."""
+    script.submit(**changes)
+    for _ in range(num_vms):
+        script.wait(1.0)
+        workers = [f"{vm}.{index}" for vm in script.state.vms for index in range(per_vm)]
+        script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in workers))
+    assert len(workers) == num_vms * per_vm
+    script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in workers))
+    profile = Profile(
+        recipe=RECIPE.model_copy(update={"num_micro_batches": 8}),
+        calibration=uniform(2, inter_vm=link).to_json(),
+    )
+    script.report(script.change(workers[0], profile=profile))
+    script.report(*(script.change(w, graph_hash="5ec7") for w in workers))
+    assert script.count(ComputePlan)
+
+
+def go_on(script: Script, **change: Any) -> PlanComputed:
+    """The planner answers its newest question, and the generation forms."""
+    question = script.last(ComputePlan).model_copy(update=change)
+    answer = compute_plan(script.state, question, lambda: script.now)
+    script.event(answer)
+    if script.state.planned is not None:
+        script.prepare()
+        script.open()
+        script.form()
+    return answer
+
+
+def lose(script: Script, *vms: str) -> None:
+    """The VMs die together, their peers are broken, and the planner is asked."""
+    asked, current = script.count(ComputePlan), script.state.current
+    assert current is not None
+    for vm in vms:
+        script.event(VmTerminated(now=script.now, vm=vm))
+    left = [worker for worker, _ in current.incarnations if vm_of(worker) not in vms]
+    script.report(*(script.change(worker, phase=Phase.BROKEN) for worker in left), silent=vms)
+    for _ in range(60):
+        if script.count(ComputePlan) > asked:
+            return
+        script.wait(1.0)
+        script.report()
+    raise AssertionError("the planner is not asked")
+
+
+def copies(script: Script) -> int:
+    current = script.state.current
+    assert current is not None
+    return copies_of(Plan.from_json(current.plan), [vm_of(worker) for worker, _ in current.incarnations])
+
+
+def vms(script: Script) -> list[str]:
+    """Those that live; VMs that are asked for in place of others never have a worker."""
+    return [vm.vm for vm in script.state.live_vms if f"{vm.vm}.0" in script.workers]
+
+
+def hosted(script: Script, dead: tuple[str, ...]) -> bool:
+    """Whether each section of the running plan has a host that lives on: no store is needed."""
+    current = script.state.current
+    assert current is not None
+    plan = Plan.from_json(current.plan)
+    workers = [worker for worker, _ in current.incarnations]
+    return all(
+        any(vm_of(workers[rank]) not in dead for rank in plan.hosts(section))
+        for section in range(plan.num_sections)
+    )
+
+
+def again(script: Script) -> Script:
+    """As it stands, to go on in another way."""
+    return replace(
+        script,
+        facts=list(script.facts),
+        commands=list(script.commands),
+        workers=dict(script.workers),
+        extra={worker: dict(fields) for worker, fields in script.extra.items()},
+    )
+
+
+def alike(script: Script) -> Hashable:
+    """Equal where only names of VMs and micro-batches differ."""
+    current = script.state.current
+    assert current is not None
+    ranges = Plan.from_json(current.plan).ranges
+    used: dict[str, list[tuple[int, int]]] = {vm: [] for vm in vms(script)}
+    for span, (worker, _) in zip(ranges, current.incarnations, strict=True):
+        used[vm_of(worker)].append((span.start, span.stop))
+    return tuple(sorted(tuple(sorted(held)) for held in used.values()))
+
+
+@pytest.mark.parametrize("rerouted_s", [0.0, 60.0])
+@pytest.mark.parametrize(("tolerated", "depth", "num_vms"), [(1, 1, 6), (1, 2, 7), (2, 1, 6), (2, 2, 8)])
+def test_no_deaths_between_two_changes_of_plan_need_the_store(
+    tolerated: int, depth: int, num_vms: int, rerouted_s: float
+) -> None:
+    """Every set of up to f VMs, in every order that makes a difference, down to (f+1) * n0 VMs and beyond."""
+    link = SLOW if rerouted_s else FREE  # where nothing takes time to load, no reroute does more
+    first = started(num_vms, tolerated, link=link, parallelism={"pipeline_parallel_degree": depth})
+    enough, seen, waiting = (tolerated + 1) * depth, set[Hashable](), [(first, tolerated)]
+    num_rerouted = 0
+    while waiting:
+        script, more = waiting.pop()
+        if (key := (alike(script), more)) in seen:
+            continue
+        seen.add(key)
+        for vm in vms(script):
+            assert hosted(script, (vm,)), "a death of the last host"
+            branch = again(script)
+            lose(branch, vm)
+            answer = go_on(branch, fewer_copies_s=rerouted_s)
+            assert branch.state.running
+            if len(vms(branch)) < enough:
+                assert branch.state.few_copies == copies(branch) < tolerated + 1
+                continue
+            if copies(branch) > tolerated:
+                waiting.append((branch, tolerated))
+                continue
+            assert answer.best_until is not None, "only a rerouted plan has fewer copies than can be had"
+            assert branch.state.few_copies == copies(branch)
+            num_rerouted += 1
+            if more > 1:
+                waiting.append((again(branch), more - 1))
+            wait_until(branch, answer.best_until)
+            go_on(branch)
+            assert copies(branch) > tolerated
+            assert branch.state.few_copies is None
+            waiting.append((branch, tolerated))
+    assert len(seen) > 1
+    assert (num_rerouted > 0) == (rerouted_s > 0)
+
+
+def wait_until(script: Script, when: float) -> None:
+    """Until the core has asked the planner after `when`."""
+    asked = script.count(ComputePlan)
+    script.wait(max(0.0, when - script.now) + 1.0)
+    script.report()
+    script.wait(1.0)
+    assert script.count(ComputePlan) == asked + 1, "the next change of plan does not follow"
+
+
+@pytest.mark.parametrize("tolerated", [1, 2])
+def test_vms_that_die_together_leave_a_host_of_each_section(tolerated: int) -> None:
+    for per_vm, depth in itertools.product((1, 2), (1, 2)):
+        script = started(6, tolerated, parallelism={"pipeline_parallel_degree": depth}, per_vm=per_vm)
+        assert copies(script) > tolerated
+        for dead in itertools.combinations(vms(script), tolerated):
+            assert hosted(script, dead)
+
+
+def test_too_few_vms_go_on_with_fewer_copies_and_it_is_said() -> None:
+    script = started(4, 1, parallelism={"pipeline_parallel_degree": 2})
+    assert copies(script) == 2
+    lose(script, vms(script)[0])
+    go_on(script)
+    assert copies(script) == 1
+    told = [fact for fact in script.facts if isinstance(fact, CopiesChanged)]
+    assert [(fact.copies, fact.wanted) for fact in told] == [(1, 2)]
+    assert script.state.few_copies == 1
+
+
+def test_nothing_is_said_of_copies_that_nobody_asked_for() -> None:
+    script = started(3, 0)
+    lose(script, vms(script)[0])
+    go_on(script)
+    assert not [fact for fact in script.facts if isinstance(fact, CopiesChanged)]
