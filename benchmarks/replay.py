@@ -23,10 +23,10 @@ def rows() -> list[Row]:
     warm_up(wait=True)
     calibration = Calibration.from_json(_EXAMPLE.joinpath("calibration.json").read_text())
     return [
-        *_rows("bamboo-p3.csv, 2.5 B parameters", example(calibration), ("varuna", "fixed")),
-        *_rows("30 days, up to 64 VMs, batch 512", churning(calibration, 64, 30 * 24, 600, 512), ("varuna",)),
+        *_rows("bamboo-p3.csv, 2.5 B parameters", example(calibration), ("makara", "fixed")),
+        *_rows("30 days, up to 64 VMs, batch 512", churning(calibration, 64, 30 * 24, 600, 512), ("makara",)),
         *_rows(
-            "1 day, up to 1000 VMs, 6 sections", churning(six_sections(), 1000, 24, 50, 1024), ("varuna",)
+            "1 day, up to 1000 VMs, 6 sections", churning(six_sections(), 1000, 24, 50, 1024), ("makara",)
         ),
     ]
 

@@ -128,6 +128,21 @@ def _best(
     return Combination(tuple(taken), _trimmed([done for done, _ in members], taken, num_micro_batches))
 
 
+def shared(members: Sequence[Template], num_micro_batches: int) -> Combination:
+    """These pipelines, with the shares of N micro-batches that end soonest."""
+    enough, too_short = max(one.time_ns(num_micro_batches) for one in members), 0
+    while enough - too_short > 1:
+        middle = (too_short + enough) // 2
+        if sum(one.done_by(middle) for one in members) >= num_micro_batches:
+            enough = middle
+        else:
+            too_short = middle
+    done = [min(one.done_by(enough), num_micro_batches) for one in members]
+    if 0 in done:  # the others are done before its first micro-batch: a share of one each
+        done = [max(1, number) for number in done]
+    return Combination(tuple(members), _trimmed(done, members, num_micro_batches))
+
+
 _Done = Mapping[int, tuple[int, Template]]
 """{number of VMs: (most micro-batches that a pipeline of so many does in some time, by this template)}."""
 

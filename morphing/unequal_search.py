@@ -46,7 +46,7 @@ def unequal(options: Options, to_beat_s: float) -> Iterator[Choice]:
                 found.append((one.time_with(_windows(options, one, mode, capacity)), one, mode))
     found.sort(key=lambda each: each[0])
     for _, combination, mode in found[:_TRIES]:
-        choice = _simulated(options, combination, mode, capacity)
+        choice = played(options, combination, mode)
         if choice is not None:
             yield choice
 
@@ -86,9 +86,10 @@ def _window(options: Options, template: Template, share: int, mode: Mode, capaci
     return window if window is not None and window < share else None
 
 
-def _simulated(options: Options, combination: Combination, mode: Mode, capacity: int) -> Choice | None:
-    """None if it does not fit."""
+def played(options: Options, combination: Combination, mode: Mode) -> Choice | None:
+    """The combination as a simulated plan; None if it does not fit."""
     request, calibration = options.request, options.calibration
+    capacity = options.capacity(len(request.workers))
     plan = plan_of(
         [template.stages for template in combination.templates],
         combination.shares,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ...simulator import Calibration, MorphCosts, read_availability
 from ..replay import POLICIES, Outcome, Prices, ReplayError, Scenario, replay
+from ..replay.markets import MARKETS, trace_of
 from ..replay.picture import draw
 from ..spec.job_file import read_spec
 from ..spec.job_spec import JobSpec
@@ -17,6 +19,7 @@ from .calibration.source import of_file, of_manager
 from .client import Unreachable
 from .warm_up import wait_for_code
 
+_MARKET_HOURS = 6.0  # of a made-up market, if nobody says otherwise
 _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("time", lambda o: f"{o.wall_s / 3600:.2f} h" + (", finished" if o.finished else "")),
     ("steps that count", lambda o: f"{o.steps}"),
@@ -41,7 +44,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """The options of `makara simulate`."""
     names = ", ".join(POLICIES)
     command.add_argument("-f", "--file", type=Path, required=True, help="the job file")
-    command.add_argument("--trace", type=Path, required=True, help="rows ms,add|remove,node or seconds,count")
+    nodes = command.add_mutually_exclusive_group(required=True)
+    nodes.add_argument("--trace", type=Path, help="rows ms,add|remove,node or seconds,count")
+    nodes.add_argument("--market", help=f"a made-up market: {', '.join(MARKETS)}")
     command.add_argument(
         "--calibration", type=Path, help="of the model (JSON; default: of the newest such job of the manager)"
     )
@@ -49,16 +54,20 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--costs", type=Path, help="what morphs and checkpoints cost (JSON; default: as measured)"
     )
     command.add_argument(
-        "--policy", default="varuna", help=f"one or more of {names}, with commas (%(default)s)"
+        "--policy", default="makara", help=f"one or more of {names}, with commas, or all (%(default)s)"
     )
     command.add_argument(
         "--fixed-depth", type=int, help="P of the policy fixed (default: best for max_nodes)"
     )
-    command.add_argument("--hours", type=float, help="how long (default: until the trace's last event)")
     command.add_argument(
-        "--notice", type=float, default=0.0, help="seconds of notice before a VM goes (%(default)s)"
+        "--hours", type=float, help="how long (default: until the trace's last event; of a market: 6)"
     )
-    command.add_argument("--seed", type=int, default=0, help="draws which nodes go in a series of counts")
+    command.add_argument(
+        "--notice", type=float, help="seconds of notice before a VM goes (default: 0, or the market's)"
+    )
+    command.add_argument(
+        "--seed", type=int, default=0, help="draws a market's events, or which nodes go in a series of counts"
+    )
     command.add_argument("--spot-price", type=float, help="of a VM and hour")
     command.add_argument("--on-demand-price", type=float, help="of a VM and hour")
     command.add_argument("-o", "--output", type=Path, help="write a picture (SVG)")
@@ -66,29 +75,22 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def simulate(options: argparse.Namespace) -> int:
     """Replay, print, draw. Raises `ReplayError`, `JobSpecError` or `BadFile` for a user's mistakes."""
-    spec = read_spec(options.file)
-    scenario = Scenario(
-        spec=spec,
-        calibration=_calibration(options, spec),
-        trace=read_file(options.trace, lambda text: read_availability(text, seed=options.seed)),
-        costs=read_file(options.costs, MorphCosts.from_json) if options.costs else MorphCosts(),
-        hours=options.hours,
-        notice_s=options.notice,
-    )
+    scenario = _scenario(options)
     if options.fixed_depth is not None and not 1 <= options.fixed_depth <= scenario.calibration.num_sections:
         raise ReplayError(
             f"fixed-depth: {options.fixed_depth} is not in 1..{scenario.calibration.num_sections}, "
             "the sections of the calibration"
         )
     wait_for_code()
+    policies = list(POLICIES) if options.policy == "all" else list(dict.fromkeys(options.policy.split(",")))
     outcomes = replay(
         scenario,
-        list(dict.fromkeys(options.policy.split(","))),
+        policies,
         fixed_depth=options.fixed_depth,
         prices=Prices(spot=options.spot_price, on_demand=options.on_demand_price),
     )
     if options.output is not None:
-        title = f"{scenario.spec.name} over {options.trace.name}"
+        title = f"{scenario.spec.name} over {options.market or options.trace.name}"
         try:
             options.output.write_text(draw(outcomes, title))
         except OSError as error:
@@ -98,6 +100,31 @@ def simulate(options: argparse.Namespace) -> int:
     else:
         _show(scenario, outcomes, options)
     return 0
+
+
+def _scenario(options: argparse.Namespace) -> Scenario:
+    spec = read_spec(options.file)
+    costs = read_file(options.costs, MorphCosts.from_json) if options.costs else MorphCosts()
+    hours, notice_s = options.hours, options.notice or 0.0
+    if options.market is None:
+        trace = read_file(options.trace, lambda text: read_availability(text, seed=options.seed))
+    else:
+        market = MARKETS.get(options.market)
+        if market is None:
+            raise ReplayError(f"market: {options.market!r} is unknown; known are {', '.join(MARKETS)}")
+        hours = _MARKET_HOURS if hours is None else hours
+        notice_s = market.notice_s if options.notice is None else notice_s
+        if options.costs is None:
+            costs = replace(costs, boot_s=market.boot_s)
+        trace = trace_of(market, seed=options.seed, nodes=spec.resources.max_nodes, hours=hours)
+    return Scenario(
+        spec=spec,
+        calibration=_calibration(options, spec),
+        trace=trace,
+        costs=costs,
+        hours=hours,
+        notice_s=notice_s,
+    )
 
 
 def _calibration(options: argparse.Namespace, spec: JobSpec) -> Calibration:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from ...morphing import Roster, Slot, place_in
@@ -42,22 +43,46 @@ class CachedPlanner:
         return or_rerouted(state, command, self._chosen(state, command, now))
 
     def _chosen(self, state: JobState, command: ComputePlan, now: float) -> PlanComputed:
-        key = _key(state, command)
+        not_rerouted = command.model_copy(update={"lasts_s": None})
+        return self.recalled(
+            key_of(state, command),
+            state,
+            command,
+            now,
+            lambda: compute_plan(state, not_rerouted, lambda: now),
+        )
+
+    def rerouted(self, state: JobState, command: ComputePlan, now: float) -> PlanComputed | None:
+        """The plan of before, rerouted around the workers that are gone; None where that is not possible."""
+        nothing = PlanComputed(now=now, generation=command.generation, asked=command.asked, plan=None)
+        self.num_answered += 1
+        found = or_rerouted(state, command.model_copy(update={"lasts_s": math.inf}), nothing)
+        return None if found.plan is None else found.model_copy(update={"best_until": None})
+
+    def recalled(
+        self,
+        key: Hashable,
+        state: JobState,
+        command: ComputePlan,
+        now: float,
+        compute: Callable[[], PlanComputed],
+    ) -> PlanComputed:
+        """The answer known by `key` for the workers of now, else what `compute` says."""
         known = self._known.get(key)
         if known is not None:
             again = _again(known, state, command, now)
             if again is not None:
                 return again
         began = time.perf_counter()
-        not_rerouted = command.model_copy(update={"lasts_s": None})
-        answer = compute_plan(state, not_rerouted, lambda: now)
+        answer = compute()
         self.asked_s += time.perf_counter() - began
         self.num_asked += 1
         self._known[key] = _remembered(answer, command)
         return answer
 
 
-def _key(state: JobState, command: ComputePlan) -> Hashable:
+def key_of(state: JobState, command: ComputePlan) -> Hashable:
+    """What the time of a plan for these workers depends on, within one job."""
     workers = command.workers
     assert state.spec is not None, "only a submitted job is planned"
     memory = tuple(slot.memory_bytes for slot in workers)

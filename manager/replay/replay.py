@@ -15,7 +15,7 @@ from .trace_world import JOB, TraceWorld
 
 def replay(
     scenario: Scenario,
-    policies: Sequence[str] = ("varuna",),
+    policies: Sequence[str] = ("makara",),
     *,
     fixed_depth: int | None = None,
     prices: Prices | None = None,
@@ -55,6 +55,7 @@ def _best_depth(scenario: Scenario, steady: Steady | None) -> int:
 def _outcome(
     scenario: Scenario, policy: Policy, planner: CachedPlanner, steady: Steady | None, prices: Prices
 ) -> Outcome:
+    scenario = replace(scenario, calibration=policy.model(scenario.calibration))
     world = TraceWorld(scenario, policy, planner)
     world.run()
     ledger, wall_s = world.training.ledger, world.now_ns / 1e9

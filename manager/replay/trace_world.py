@@ -166,9 +166,7 @@ class TraceWorld(World[None]):
 
     def _answer(self, command: ComputePlan) -> None:
         if self._asked is command:  # else it was asked about workers that are gone meanwhile
-            if not self.policy.keeps_state:  # what was held is not there to go on with
-                command = command.model_copy(update={"lasts_s": None})
-            self.handle(self.planner.answer(self.state, command, self.now))
+            self.handle(self.policy.answer(self.planner, self.state, command, self.now))
 
     def _open_head(self, generation: int) -> None:
         self.training.tell_progress()

@@ -27,7 +27,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Training, "explain", explained)
 
 
-def one(given: Scenario, policy: str = "varuna", **options: object) -> Outcome:
+def one(given: Scenario, policy: str = "makara", **options: object) -> Outcome:
     (outcome,) = replay(given, (policy,), **options)  # pyright: ignore[reportArgumentType]
     check_outcome(given, outcome)
     return outcome
@@ -182,7 +182,7 @@ def test_vms_of_several_workers_die_with_all_of_them() -> None:
 
 def test_the_naive_policy_always_restarts_from_the_store_at_one_depth() -> None:
     given = scenario(adds(6) + "900000,remove,n5\n" + adds(1, 1_200_000, 9), hours=0.6)
-    ours, naive = replay(given, ("varuna", "fixed"), fixed_depth=3)
+    ours, naive = replay(given, ("makara", "fixed"), fixed_depth=3)
     for outcome in (ours, naive):
         check_outcome(given, outcome)
     assert {morph.after.partition("x")[0] for morph in naive.morphs} == {"3"}
@@ -193,12 +193,15 @@ def test_the_naive_policy_always_restarts_from_the_store_at_one_depth() -> None:
 
 def test_the_naive_policy_waits_below_its_depth() -> None:
     given = scenario(adds(4) + "900000,remove,n1\n900000,remove,n2\n", hours=0.5)
-    ours, naive = replay(given, ("varuna", "fixed"), fixed_depth=4)
+    ours, naive = replay(given, ("makara", "fixed"), fixed_depth=4)
     assert naive.seconds["wait"] > 800 > ours.seconds["wait"]
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ReplayError, match="policy: 'best' is unknown; known are varuna, fixed"):
+    with pytest.raises(
+        ReplayError,
+        match="policy: 'best' is unknown; known are makara, varuna, oobleck, slipstream, bamboo, fixed",
+    ):
         replay(scenario(adds(2), hours=1.0), ("best",))
 
 
@@ -213,12 +216,12 @@ def test_random_histories_keep_their_account(seed: int) -> None:
     workers = 1 + (seed % 4 == 1)
     given = scenario(random_trace(seed), interval=interval, notice_s=notice_s, workers_per_node=workers)
     planner = CachedPlanner()
-    first = replay(given, ("varuna", "fixed"), planner=planner)
+    first = replay(given, ("makara", "fixed"), planner=planner)
     for outcome in first:
         check_outcome(given, outcome)
     assert planner.num_asked <= planner.num_answered
     if seed < 3:
-        again = replay(given, ("varuna", "fixed"))
+        again = replay(given, ("makara", "fixed"))
         assert [outcome.to_json() for outcome in again] == [outcome.to_json() for outcome in first]
 
 
@@ -242,7 +245,7 @@ def test_a_real_markets_trace() -> None:
     given = scenario(trace, interval="10m", max_nodes=32, min_nodes=2)
     planner = CachedPlanner()
     prices = Prices(spot=1.0, on_demand=3.0)
-    ours, naive = replay(given, ("varuna", "fixed"), prices=prices, planner=planner)
+    ours, naive = replay(given, ("makara", "fixed"), prices=prices, planner=planner)
     for outcome in (ours, naive):
         check_outcome(given, outcome)
         assert outcome.wall_s == pytest.approx(40_920)

@@ -266,10 +266,10 @@ def test_the_command_prints_policies_side_by_side_and_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "picture.svg"
-    options = [*files(tmp_path), "--policy", "varuna,fixed", "--spot-price", "0.9", "--output", str(picture)]
+    options = [*files(tmp_path), "--policy", "makara,fixed", "--spot-price", "0.9", "--output", str(picture)]
     assert main(options) == 0
     printed = capsys.readouterr().out
-    for expected in ("varuna", "fixed", "goodput", "steps done again", "VM-hours", "0.9 on the spot market"):
+    for expected in ("makara", "fixed", "goodput", "steps done again", "VM-hours", "0.9 on the spot market"):
         assert expected in printed
     root = ElementTree.fromstring(picture.read_text())
     assert root.tag.endswith("svg")
@@ -330,7 +330,7 @@ def test_what_does_not_go_together_names_the_field() -> None:
 
 
 def test_a_picture_is_the_same_for_the_same_outcomes_and_escapes_what_it_is_told() -> None:
-    outcomes = replay(scenario(random_trace(3)), ("varuna", "fixed"))
+    outcomes = replay(scenario(random_trace(3)), ("makara", "fixed"))
     text = draw(outcomes, "<job> & trace")
     assert text == draw(outcomes, "<job> & trace")
     root = ElementTree.fromstring(text)
