@@ -19,6 +19,7 @@ from .report import save, show
 PARTS = {
     "trace_big": "the paper's 2.5-billion-parameter GPT-2, traced and cut (half a minute)",
     "planning": "what planning and gradient sums cost (half a minute)",
+    "failures": "plans for every number of failures, templates for every number of VMs (3 minutes)",
     "replay": "a whole job over an availability trace, a month, a thousand VMs (1 minute)",
     "markets": "every policy over made-up markets, beside the chooser (half an hour; --quick: 3 minutes)",
     "manager": "a manager with 1,000 VMs in one job, 10,000 ever, through sockets (2 minutes)",

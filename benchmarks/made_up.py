@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from makara.pipeline import Range
 from makara.simulator import Calibration, Link
@@ -27,6 +28,12 @@ def model(forward_s: Sequence[float], *, jitter_s: float = 0.0) -> Calibration:
         device_kind="cuda",
         microbatch_size=1,
     )
+
+
+def in_halves(calibration: Calibration) -> Calibration:
+    """With an I and a W that take half of the backward each."""
+    half = tuple(seconds / 2 for seconds in calibration.backward_s)
+    return replace(calibration, input_s=half, weight_s=half)
 
 
 def stages(sections: int, depth: int) -> list[Range]:

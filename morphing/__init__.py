@@ -12,6 +12,7 @@ state, to those that count, and what of the step is missing.
 from .balance import balance
 from .choose import choose
 from .copies import copies_in, copies_of
+from .failures import FailurePlan, failure_plans, least_bounds_s
 from .infeasible import too_deep
 from .instead import Before, does_more, loading_s, rerouted, saved_bytes
 from .placement import Roster, Slot, place, place_in
@@ -42,6 +43,7 @@ __all__ = [
     "Before",
     "Candidate",
     "Choice",
+    "FailurePlan",
     "Infeasible",
     "NoReplica",
     "CommitProof",
@@ -62,6 +64,8 @@ __all__ = [
     "copies_of",
     "covers",
     "does_more",
+    "failure_plans",
+    "least_bounds_s",
     "loading_s",
     "place",
     "place_in",

@@ -47,10 +47,15 @@ class Bound:
         )
         """When the first stage's last backward ends."""
         self._pipeline = self._first
+        self._stages = [
+            part.backwards(window, tail_ns + first.weight_ns if part is not first else 0)
+            for part, tail_ns in zip(parts, tails_ns, strict=False)
+        ]
         if halves:
-            whole = (_Line(part.work_ns, part.lead_ns) for part in parts)
+            whole = [_Line(part.work_ns, part.lead_ns) for part in parts]
             self._first = _highest([*self._first, _Line(first.work_ns, first.lead_ns)])
             self._pipeline = _highest([*self._first, *whole])
+            self._stages = [(*lines, line) for lines, line in zip(self._stages, whole, strict=True)]
         self._forwards = last.backwards(window, -last.back_ns)
         """Time until the last forward of the last stage, which runs each backward (or its I) right after its
         forward."""
@@ -65,6 +70,12 @@ class Bound:
     def pipeline_ns(self, num_micro_batches: int) -> int:
         """Time until the last backward of a pipeline with this many micro-batches; increasing in them."""
         return max(_at(self._pipeline, num_micro_batches), self._round_trips_ns(num_micro_batches))
+
+    def stage_ns(self, stage: int, num_micro_batches: int) -> int:
+        """Time until the last backward of a pipeline one of whose workers of this stage has this many
+        micro-batches, however many the others have."""
+        latest_ns = _at(self._stages[stage], num_micro_batches)
+        return max(latest_ns, self._round_trips_ns(num_micro_batches)) if stage == 0 else latest_ns
 
     def _round_trips_ns(self, num_micro_batches: int) -> int:
         return 0 if self._window is None else num_micro_batches * self._round_trip_ns // self._window

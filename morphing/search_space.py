@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from ..pipeline.plan import Schedule
 from ..simulator import Calibration
-from .balance import Split, balance
+from .balance import Split, balance, split_micro_batches
 from .bounds import AllReduceCosts, Bound
 from .copies import most_copies, place_apart, too_few
-from .micro_batch_split import split_micro_batches
 from .placement import Roster, Slot
 from .request import Candidate, Request
 from .stages import StageTable, stage_table

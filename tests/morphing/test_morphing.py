@@ -12,9 +12,8 @@ from calibrations import frozen_beginning, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makara.morphing import Choice, Infeasible, Request, Slot, choose, place
-from makara.morphing.balance import Split, balance
+from makara.morphing.balance import Split, balance, split_micro_batches
 from makara.morphing.bounds import AllReduceCosts, Bound
-from makara.morphing.micro_batch_split import split_micro_batches
 from makara.morphing.stages import stage_table
 from makara.pipeline import Plan, Range, Schedule, grid
 from makara.simulator import Calibration, Link, simulate
