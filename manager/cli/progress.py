@@ -186,9 +186,10 @@ def _kept(morph: dict[str, Any]) -> str:
     moved = f"{step['moved']:.3g} moved, {left:.3g} left to do{short}"
     kept = f", {step['kept']:.3g} of {total:.0f} micro-batches kept ({moved})"
     took, undisturbed = step.get("took_s"), step.get("undisturbed_s")
-    if took is None or undisturbed is None:
+    if took is None:
         return kept
-    return f"{kept}, the step took {took:.3g} s instead of {undisturbed:.3g}"
+    instead = "" if undisturbed is None else f" instead of {undisturbed:.3g}"
+    return f"{kept}, the step took {took:.3g} s{instead}"
 
 
 def counted(number: int, what: str) -> str:

@@ -45,7 +45,8 @@ class Gathered(NamedTuple):
 
 class FirstStep(NamedTuple):
     """The first step of a generation. `since_last_s`: since the step before it, of another generation, whose
-    steps took `before_s` each (median); None where that is not known, or steps were lost between."""
+    steps after its first one took `before_s` each (median); None where that is not known, or steps were lost
+    between."""
 
     at: float
     since_last_s: float | None = None
@@ -127,4 +128,6 @@ class Job:
         if not self.recent or self._last_step_at is None or step.step != self.recent[-1].step + 1:
             return FirstStep(now)
         before = [row.seconds for row in self.recent if row.generation == self.recent[-1].generation]
-        return FirstStep(now, now - self._last_step_at, statistics.median(before))
+        undisturbed = before[1:]  # the first may be a rest, or have run twice
+        before_s = statistics.median(undisturbed) if undisturbed else None
+        return FirstStep(now, now - self._last_step_at, before_s)

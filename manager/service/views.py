@@ -275,9 +275,11 @@ def _few_copies(state: JobState) -> str:
 
 
 def measured_s(job: Job) -> float | None:
-    """Mean seconds of the newest generation's last steps."""
+    """Mean seconds of the newest generation's last steps, without its first one if there are others: that may
+    be the rest of a step, or have run twice."""
     newest = job.recent[-1].generation if job.recent else None
-    return _mean([metrics.seconds for metrics in job.recent if metrics.generation == newest])
+    seconds = [metrics.seconds for metrics in job.recent if metrics.generation == newest]
+    return _mean(seconds[1:] or seconds)
 
 
 def newest_step(state: JobState, last: StepMetrics | None) -> int:

@@ -31,7 +31,7 @@ class PeersLost(Interrupted):
     """Peers could not be reached; `ranks` are those known to be lost (may be empty)."""
 
     def __init__(self, ranks: Sequence[int], cause: BaseException | str) -> None:
-        super().__init__(f"lost ranks {list(ranks)}: {cause}")
+        super().__init__(f"lost ranks {list(ranks)}: {cause}" if ranks else str(cause))
         self.ranks = tuple(ranks)
 
 
