@@ -2,7 +2,7 @@
 
 `choose`: from the available workers, the model's calibration and the sections that workers hold, to the plan
 with the least predicted time per step, or the reason why there is none. `rerouted`: the plan of before
-without the workers that are gone, and `does_more`: which of the two to take. `agree` and `transfers`: from
+without the workers that are gone, and `worths`: what each is worth. `agree` and `transfers`: from
 what each member of a forming generation holds and what is published, to the newest state that covers all
 sections, who must still apply its last step, and who sends which section to whom (what a section's state is:
 `worker.sections.state`). `in_flight`: from the partial sums that each member shows of the step after that
@@ -14,7 +14,7 @@ from .choose import choose
 from .copies import copies_in, copies_of
 from .failures import FailurePlan, failure_plans, least_bounds_s
 from .infeasible import too_deep
-from .instead import Before, does_more, loading_s, rerouted, saved_bytes
+from .instead import Before, loading_s, rerouted, saved_bytes
 from .placement import Roster, Slot, place, place_in
 from .recovery import (
     NOTHING,
@@ -31,7 +31,7 @@ from .recovery import (
 )
 from .request import Candidate, Choice, Infeasible, Request
 from .reroute import Rerouted, reroute
-from .risk import Risk
+from .risk import Prospect, Risk, prospect, worths
 from .stages import stage_table
 from .templates import Template, TemplateStage, templates
 from .unequal import plan_of
@@ -50,6 +50,7 @@ __all__ = [
     "Request",
     "Risk",
     "Rerouted",
+    "Prospect",
     "Roster",
     "Rung",
     "Slot",
@@ -63,13 +64,13 @@ __all__ = [
     "copies_in",
     "copies_of",
     "covers",
-    "does_more",
     "failure_plans",
     "least_bounds_s",
     "loading_s",
     "place",
     "place_in",
     "plan_of",
+    "prospect",
     "reroute",
     "rerouted",
     "saved_bytes",
@@ -77,4 +78,5 @@ __all__ = [
     "templates",
     "too_deep",
     "transfers",
+    "worths",
 ]

@@ -1,8 +1,7 @@
-"""Whether those who live had better go on by rerouting than by the plan that is fastest for them.
+"""The plan that ran, rerouted around those who are gone, as a candidate beside the plan that is fastest.
 
 A rerouted plan is a candidate like any other, predicted by the same simulation. Nothing moves for it, so it
-begins at once; the other's workers first load what they lack. Which of them does more depends on how long it
-will run.
+begins at once; the other's workers first load what they lack. `worths` says which to take.
 """
 
 from __future__ import annotations
@@ -56,24 +55,6 @@ def rerouted(request: Request, before: Before) -> Choice | Infeasible | None:
             return replace(choice, candidates=tuple(tried))
     why = f"rerouted as {found.plan.shape}, it does not fit: {tried[-1].rejected}"
     return Infeasible(why, tuple(tried))
-
-
-def does_more(
-    one: tuple[Plan, Sequence[str], float],
-    other: tuple[Plan, Sequence[str], float],
-    lasts_s: float,
-    calibration: Calibration,
-    holding: Mapping[str, Range],
-) -> bool:
-    """Whether `one` takes more steps than `other` in `lasts_s`, loading included, or as many.
-
-    Each is a plan, its workers in rank order, and the predicted seconds of a step.
-    """
-    steps = [
-        max(0.0, lasts_s - loading_s(plan, workers, calibration, holding)) / step_s
-        for plan, workers, step_s in (one, other)
-    ]
-    return steps[0] >= steps[1]
 
 
 def loading_s(

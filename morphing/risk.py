@@ -3,10 +3,15 @@
 While each section has a host among the living, a death costs little: the others go on from what they hold. If
 the last host of a section dies, all go back to the newest checkpoint. How likely that is depends on how many
 VMs host each section, and on how many VMs are lost at once: clouds take them in groups.
+
+`worths`: the samples that plans may be expected to do for each second until the next change, less what that
+change costs. A change is a loss of VMs that the plan uses, or an end that is foreseen: others join, or the
+job is over. Losses are a Poisson process; the foreseen end is the same for all plans. See docs/choice.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,9 +41,11 @@ class Risk:
     half of a checkpoint interval."""
     redo_steps: float
     """And what of them is told in steps."""
+    form_s: float = 0.0
+    """From a death that leaves each section a host until the others step."""
 
     def __post_init__(self) -> None:
-        for name in ("losses_per_s", "redo_s", "redo_steps"):
+        for name in ("losses_per_s", "redo_s", "redo_steps", "form_s"):
             value: float = getattr(self, name)
             if not value >= 0:
                 raise ValueError(f"{name}: {value} is not a number >= 0")
@@ -59,19 +66,110 @@ class Risk:
         return self.lost_with(hosts, num_vms, step_s)
 
     def lost_with(self, hosts: Sequence[frozenset[str]], num_vms: int, step_s: float) -> float:
-        """As `lost`, given the VMs that host each section or stage, which may share some of them. Exact, but
-        where many VMs host sections that lie far apart: there it is at most the sum over the sections."""
+        """As `lost`, given the VMs that host each section or stage, which may share some of them."""
+        return self._lost(self.fatal_with(hosts, num_vms), step_s)
+
+    def touches(self, used: int, num_vms: int) -> float:
+        """The probability that a loss takes any of `used` VMs out of `num_vms`."""
+        none_of_them = [1] + [0] * len(_weights(num_vms, self.mean_size))
+        return _fatal(num_vms - used, num_vms, none_of_them, self.mean_size)
+
+    def fatal_with(self, hosts: Sequence[frozenset[str]], num_vms: int) -> float:
+        """The probability that a loss leaves some section no host. Exact, but where many VMs host sections
+        that lie far apart: there it is at most the sum over the sections."""
         minimal = [one for one in dict.fromkeys(hosts) if not any(other < one for other in hosts)]
         if sum(map(len, minimal)) == len(frozenset[str]().union(*minimal)):
-            return self.lost(map(len, minimal), num_vms, step_s)
+            return _lost_with(num_vms, tuple(sorted(map(len, minimal))), self.mean_size)
         if _width(minimal) > _WIDEST:
-            return self._lost(_at_most(num_vms, list(map(len, minimal)), self.mean_size), step_s)
+            return _at_most(num_vms, list(map(len, minimal)), self.mean_size)
         spared = _sparing(minimal, most=len(_weights(num_vms, self.mean_size)))
         involved = len(frozenset[str]().union(*minimal))
-        return self._lost(_fatal(num_vms - involved, num_vms, spared, self.mean_size), step_s)
+        return _fatal(num_vms - involved, num_vms, spared, self.mean_size)
 
     def _lost(self, fatal: float, step_s: float) -> float:
         return self.losses_per_s * fatal * (self.redo_s + self.redo_steps * step_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """What may be expected of a plan."""
+
+    samples_per_s: float
+    """As predicted for its steps."""
+    begins_s: float
+    """Seconds until it steps, beyond those that all plans take alike."""
+    changes_per_s: float = 0.0
+    """Losses that take VMs which it uses."""
+    change_s: float = 0.0
+    """Seconds of steps that such a loss costs: until others step, and what is done again then."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples_per_s", "begins_s", "changes_per_s", "change_s"):
+            value: float = getattr(self, name)
+            if not value >= 0:
+                raise ValueError(f"{name}: {value} is not a number >= 0")
+
+
+def worth(one: Prospect, best_per_s: float, ends_s: float = math.inf) -> float:
+    """Samples/s that `one` may be expected to do until the next change, less what that change costs.
+
+    g = r · u - λ · r* · L, with r, λ and L as in `Prospect`, r* `best_per_s`, and u the part of that time in
+    which it steps (see `used_part`). Negative where changes cost more than is done between them.
+    """
+    used = used_part(one.begins_s, one.changes_per_s, ends_s)
+    return one.samples_per_s * used - one.changes_per_s * best_per_s * one.change_s
+
+
+def used_part(begins_s: float, changes_per_s: float, ends_s: float) -> float:
+    """Of the time until the first loss, or `ends_s` if that is sooner, the part after `begins_s`.
+
+    (exp(-λt) - exp(-λH)) / (1 - exp(-λH)): exp(-λt) if no end is in sight, 1 - t/H if nothing is lost.
+    """
+    if begins_s <= 0:
+        return 1.0
+    if begins_s >= ends_s:
+        return 0.0
+    if (
+        changes_per_s == 0 or changes_per_s * ends_s < 1e-9
+    ):  # so small that the formula below would round to 0/0
+        return 1.0 - begins_s / ends_s
+    whole = -math.expm1(-changes_per_s * ends_s)
+    return -math.expm1(-changes_per_s * (ends_s - begins_s)) * math.exp(-changes_per_s * begins_s) / whole
+
+
+def prospect(
+    samples: float,
+    step_s: float,
+    begins_s: float,
+    hosts: Sequence[frozenset[str]],
+    num_vms: int,
+    risk: Risk | None,
+) -> Prospect:
+    """Of a plan whose steps of so many samples take `step_s`.
+
+    `hosts`: for each section, the VMs that host it, of `num_vms` that may be lost. After a loss that leaves
+    each section a host the others form again, and do the share of the step that was done on the VMs lost:
+    half a step's on average. After another, all go back to the newest checkpoint.
+    """
+    if risk is None:
+        return Prospect(samples_per_s=samples / step_s, begins_s=begins_s)
+    touched = risk.touches(len(frozenset[str]().union(*hosts)), num_vms)
+    fatal = min(touched, risk.fatal_with(hosts, num_vms))
+    share = min(1.0, risk.mean_size / (num_vms * touched)) if touched else 0.0
+    again_s = fatal * (risk.redo_s + risk.redo_steps * step_s)
+    on_s = (touched - fatal) * (risk.form_s + share * step_s / 2)
+    return Prospect(
+        samples_per_s=samples / step_s,
+        begins_s=begins_s,
+        changes_per_s=risk.losses_per_s * touched,
+        change_s=(again_s + on_s) / touched if touched else 0.0,
+    )
+
+
+def worths(prospects: Sequence[Prospect], ends_s: float = math.inf) -> list[float]:
+    """The worth of each beside the others, whose fastest is done without while a change costs time."""
+    best_per_s = max(one.samples_per_s for one in prospects)
+    return [worth(one, best_per_s, ends_s) for one in prospects]
 
 
 @lru_cache(maxsize=4096)

@@ -196,6 +196,7 @@ def _add_job_commands(commands: _Commands) -> None:
         commands, "events", _lazily("show", "events"), "what was decided about a job, and why"
     )
     events.add_argument("--since", type=int, default=0, help="sequence number to begin after")
+    events.add_argument("--why", action="store_true", help="also show, for each change, the plans weighed")
     about = "the ends of the logs of a job's VMs (of provider local)"
     logs = _add_of_job(commands, "logs", _lazily("show", "logs"), about)
     logs.add_argument("--vm", help="of this VM only")

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from .alternatives_text import alternatives_lines
 from .client import connect
 from .costs.shown import ended_vms, of_vm, rate, usd
 from .costs.shown import lines as cost_lines
@@ -101,6 +102,8 @@ def events(options: argparse.Namespace) -> int:
         print(f"{entry['sequence']:>5}  {_time(entry['at'])}  {describe(entry['fact'])}")
         for line in console_lines(entry["fact"].get("console", "")):
             print(f"       {line}")
+        for line in alternatives_lines(entry["fact"]) if options.why else ():
+            print(f"       {line}")
     return 0
 
 
@@ -135,7 +138,7 @@ def describe(fact: dict[str, Any]) -> str:
     """A fact in one line: its name, and its small values."""
     hidden = {
         "fact", "at", "spec", "plan", "calibration", "measurements", "recipe", "survey", "rows", "wires",
-        "allreduces", "traceback", "devices", "console",
+        "allreduces", "traceback", "devices", "console", "alternatives",
     }  # fmt: skip
     values = {k: v for k, v in fact.items() if k not in hidden and v not in (None, "", [], {})}
     values |= {

@@ -59,6 +59,7 @@ class DeathRisk(Frozen):
     mean_size: float
     redo_s: float
     redo_steps: float
+    form_s: float = 0.0  # 0, as in commands of earlier versions: deaths that leave state cost nothing
 
 
 class ComputePlan(_Command):
@@ -68,6 +69,7 @@ class ComputePlan(_Command):
     expected to run; None, as in commands of earlier versions: it is not one that rerouting could serve.
     `fewer_copies_s`: for how long a rerouted plan may have fewer copies of a section than could be had, where
     the job asks for several.
+    `ends_s`: when it ends though nothing is lost; None: no such end is foreseen.
     `risk`: None, as in commands of earlier versions: deaths are not weighed.
     """
 
@@ -77,6 +79,7 @@ class ComputePlan(_Command):
     reconsider: bool = False
     lasts_s: float | None = None
     fewer_copies_s: float = 0.0
+    ends_s: float | None = None
     risk: DeathRisk | None = None
 
     @property

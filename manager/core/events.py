@@ -11,6 +11,7 @@ from ...protocol.messages import CheckpointRef, Report
 from ..spec.frozen import Frozen
 from ..spec.placement import Offer
 from ..spec.start_source import StartSource
+from .alternatives import Alternative
 from .facts import RefusalKind, Resumption
 
 
@@ -132,6 +133,7 @@ class PlanComputed(Event):
     current_s: float | None = None  # what the plan that runs is now predicted to take, if that was asked
     best_until: float | None = None
     reason: str | None = None
+    alternatives: tuple[Alternative, ...] = ()  # the one taken first
 
 
 class GrowthComputed(Event):

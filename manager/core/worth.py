@@ -65,6 +65,7 @@ def risk(state: JobState, now: float, timing: Timing) -> DeathRisk:
         mean_size=max(1.0, _coarse(mean_size)),
         redo_s=_coarse((checkpoint.interval_s or 0.0) / 2 + change_s(state, timing)),
         redo_steps=((checkpoint.interval_steps or 0) + 1) / 2,
+        form_s=_coarse(change_s(state, timing)),
     )
 
 

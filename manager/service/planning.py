@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,16 +18,17 @@ from ...morphing import (
     choose,
     copies_in,
     copies_of,
-    does_more,
     rerouted,
 )
 from ...pipeline import Plan, Range
 from ...simulator import Calibration, InvalidCalibration, simulate
+from ..core.alternatives import Alternative
 from ..core.commands import ComputeGrowth, ComputePlan, DeathRisk, WorkerSlot
 from ..core.events import GrowthComputed, PlanComputed
 from ..core.state import JobState
 from ..spec.job_spec import JobSpec
 from ..threads import CallKind, Threads
+from .weighing import Offer, passed_over, weighed
 
 
 class Planner:
@@ -73,30 +75,36 @@ class Planner:
 def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
     """The best plan for the command's workers, or why there is none. Blocks; pure but for `clock`.
 
-    The plan that ran, rerouted around workers that are gone, is taken where it does more in the time for
-    which it is expected to run.
+    The plan that ran, rerouted around workers that are gone, is taken where it is worth more.
     """
     return or_rerouted(state, command, _chosen(state, command, clock))
 
 
 def or_rerouted(state: JobState, command: ComputePlan, answer: PlanComputed) -> PlanComputed:
-    """The answer, or the rerouted plan if that does more."""
+    """The answer, or the rerouted plan if that is worth as much; with what both are worth."""
     if command.lasts_s is None or not state.hosts_plan or state.calibration is None:
         return answer
     request = request_of(state, command.workers, command.generation, command.risk)
     ran = Before(Plan.from_json(state.hosts_plan), [worker for worker, _ in state.hosts])
-    found, lasts_s = rerouted(request, ran), command.lasts_s
-    if not isinstance(found, Choice):
+    found = rerouted(request, ran)
+    if found is None:
         return answer
+    if isinstance(found, Infeasible):
+        return _refused(answer, ran.plan, found.reason)
+    lasts_s, ends_s = command.lasts_s, _ends_s(command)
     if answer.plan is not None and _has_fewer_copies(request, found, answer.plan, answer.workers):
-        lasts_s = min(lasts_s, command.fewer_copies_s)
+        lasts_s, ends_s = min(lasts_s, command.fewer_copies_s), min(ends_s, command.fewer_copies_s)
         if lasts_s <= 0:
-            return answer
+            return _refused(answer, found.plan, "some section would live on fewer VMs than the job asks for")
+    offers = [Offer("rerouted", found.plan, found.workers, found.predicted_s)]
     if answer.plan is not None and answer.predicted_s is not None:
-        chosen = _expected(request, Plan.from_json(answer.plan), answer.workers, answer.predicted_s)
-        offer = _expected(request, found.plan, found.workers, found.predicted_s)
-        if not does_more(offer, chosen, lasts_s, request.calibration, request.holding):
-            return answer
+        best = Plan.from_json(answer.plan)
+        offers.append(Offer("best", best, answer.workers, answer.predicted_s))
+    alternatives = weighed(request, offers, ends_s)
+    others = tuple(one for one in answer.alternatives if one.name != "best")
+    answer = answer.model_copy(update={"alternatives": (*alternatives, *others)})
+    if alternatives[0].name != "rerouted":
+        return answer
     return answer.model_copy(
         update={
             "plan": found.plan.to_json(),
@@ -119,27 +127,24 @@ def _has_fewer_copies(
     return copies_in(found, request.workers) < min(could_have, request.tolerated_failures + 1)
 
 
-def _expected(
-    request: Request, plan: Plan, workers: Sequence[str], step_s: float
-) -> tuple[Plan, Sequence[str], float]:
-    """With what deaths cost in the time of a step."""
-    if request.risk is None:
-        return plan, workers, step_s
-    vm_of = {slot.worker: slot.vm for slot in request.workers}
-    vms = [vm_of[worker] for worker in workers]
-    lost = request.risk.lost_by(plan, vms, len(set(vm_of.values())), step_s)
-    return plan, workers, step_s * (1.0 + lost)
+def _refused(answer: PlanComputed, plan: Plan, reason: str) -> PlanComputed:
+    refused = Alternative(name="rerouted", shape=plan.shape, rejected=reason)
+    return answer.model_copy(update={"alternatives": (*answer.alternatives, refused)})
+
+
+def _ends_s(command: ComputePlan) -> float:
+    return math.inf if command.ends_s is None else command.ends_s
 
 
 def _chosen(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
     try:
-        answer = choose(request_of(state, command.workers, command.generation, command.risk))
+        request = request_of(state, command.workers, command.generation, command.risk)
+        answer = choose(request)
     except InvalidCalibration as error:
-        answer = Infeasible(f"the calibration cannot be used: {error}")
+        return _none(command, clock, f"the calibration cannot be used: {error}")
     if isinstance(answer, Infeasible):
-        return PlanComputed(
-            now=clock(), generation=command.generation, asked=command.asked, plan=None, reason=answer.reason
-        )
+        return _none(command, clock, answer.reason)
+    best = Offer("best", answer.plan, answer.workers, answer.predicted_s)
     return PlanComputed(
         now=clock(),
         generation=command.generation,
@@ -148,6 +153,13 @@ def _chosen(state: JobState, command: ComputePlan, clock: Callable[[], float]) -
         workers=answer.workers,
         predicted_s=answer.predicted_s,
         current_s=_predicted_now(state, command) if command.reconsider else None,
+        alternatives=(*weighed(request, [best], _ends_s(command)), *passed_over(answer)),
+    )
+
+
+def _none(command: ComputePlan, clock: Callable[[], float], reason: str) -> PlanComputed:
+    return PlanComputed(
+        now=clock(), generation=command.generation, asked=command.asked, plan=None, reason=reason
     )
 
 

@@ -97,7 +97,7 @@ def test_a_detached_job_is_listed_shown_and_stopped(
     assert run(manager, "apply", "-f", job_file, "--detach", "--json") == 0
     job = json.loads(capsys.readouterr().out)["job"]
     manager.wait(job, lambda view: view["step"] > 0)
-    for command in (["ps"], ["status", job], ["events", job], ["logs", job]):
+    for command in (["ps"], ["status", job], ["events", job], ["events", job, "--why"], ["logs", job]):
         assert run(manager, *command) == 0
         assert capsys.readouterr().out
         assert run(manager, *command, "--json") == 0

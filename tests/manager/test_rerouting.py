@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from core_script import Script
+from makara.manager.cli.alternatives_text import alternatives_lines
 from makara.manager.core.commands import ComputePlan
 from makara.manager.core.events import PlanComputed, VmTerminated
 from makara.manager.core.facts import GenerationPlanned
@@ -91,7 +92,7 @@ def test_a_worker_that_began_anew_holds_nothing_that_could_stay_in_place() -> No
 
 def test_another_grid_is_taken_where_it_does_more_before_the_next_change() -> None:
     script, _ = rerouted_job()
-    answer = planned(script, lasts_s=3600.0)
+    answer = planned(script, ends_s=3600.0)
     assert answer.plan is not None
     assert answer.best_until is None
     assert Plan.from_json(answer.plan).shape == "1x3"  # as fast as 1x2, and with one host more
@@ -105,9 +106,40 @@ def test_rerouting_is_taken_where_loading_would_last_longer() -> None:
     script.state = script.state.changed(calibration={**calibration, "gradient_bytes": [0, 0]})
     shapes = [
         None if answer.plan is None else Plan.from_json(answer.plan).shape
-        for answer in (planned(script, lasts_s=seconds) for seconds in (90.0, 100_000.0))
+        for answer in (planned(script, ends_s=seconds, risk=None) for seconds in (90.0, 100_000.0))
     ]
     assert shapes == ["2x2-1", "1x1"]  # alone, for sums over such a link take longer still
+
+
+def test_what_was_weighed_is_told_in_the_answer_and_in_the_fact() -> None:
+    script, _ = rerouted_job()
+    answer = planned(script, ends_s=3600.0)
+    best, other = answer.alternatives[:2]
+    assert (best.name, best.shape, other.name, other.shape) == ("best", "1x3", "rerouted", "2x2-1")
+    assert best.worth is not None
+    assert other.worth is not None
+    assert best.worth > other.worth
+    assert other.begins_s == 0.0
+    assert all(one.rejected is not None for one in answer.alternatives[2:])
+    script.event(answer)
+    fact = script.last(GenerationPlanned)
+    assert fact.alternatives == answer.alternatives
+    rows = [*alternatives_lines(fact.model_dump(mode="json"))]
+    assert rows[0].startswith("best 1x3: a step ")
+    assert rows[0].endswith(" samples/s")
+    assert rows[1].startswith("rerouted 2x2-1: a step ")
+    assert len(rows) == len(fact.alternatives)
+    before = {key: value for key, value in fact.model_dump().items() if key != "alternatives"}
+    assert GenerationPlanned.model_validate(before).alternatives == ()  # as earlier versions wrote it
+
+
+def test_why_there_is_no_reroute_is_told() -> None:
+    script, workers = rerouted_job()
+    began_anew = script.state.changed(failed={workers[1]: 1})
+    script.state = began_anew
+    refused = [one for one in planned(script).alternatives if one.name == "rerouted"]
+    assert [one.worth for one in refused] == [None]
+    assert refused[0].rejected
 
 
 def test_the_question_says_until_when_a_plan_is_expected_to_run() -> None:
@@ -120,7 +152,7 @@ def test_the_question_says_until_when_a_plan_is_expected_to_run() -> None:
 def test_a_reroute_that_lasts_longer_than_it_pays_is_reconsidered_once() -> None:
     script, _ = rerouted_job()
     before = script.count(ComputePlan)
-    rerouted = planned(script, lasts_s=0.0)  # nothing else would do any step in that time
+    rerouted = planned(script, ends_s=0.0)  # nothing else would do any step in that time
     script.event(rerouted.model_copy(update={"best_until": script.now + 30.0}))
     assert script.last(GenerationPlanned).best_until == script.now + 30.0
     script.prepare()

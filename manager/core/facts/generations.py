@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from ....protocol.messages import CheckpointRef, Formed, Miscount
+from ..alternatives import Alternative
 from .base import BaseFact
 
 
@@ -30,6 +31,9 @@ class GenerationPlanned(BaseFact):
     decided_s: float  # planning time
     saves_only: bool = False  # it takes no step, and holds after a checkpoint
     best_until: float | None = None  # if rerouted: then the planner is asked again
+    alternatives: tuple[
+        Alternative, ...
+    ] = ()  # what was weighed, the one taken first; earlier versions: none
 
 
 class GenerationPrepared(BaseFact):

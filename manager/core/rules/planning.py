@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -231,17 +232,20 @@ def _outlasted(context: Context) -> bool:
     return context.now >= current.best_until > context.observations.reconsidered_at
 
 
-def _lasts_s(context: Context) -> float:
-    """For how long a plan that begins now is expected to run: until VMs are lost again, others join in their
-    place, or the job ends."""
-    state = context.state
-    lasts_s, last = worth.lasts_s(context), worth.last_formed(state)
+def _lasts_s(context: Context, ends_s: float) -> float:
+    """For how long a plan that begins now is expected to run: until VMs are lost again, or it ends anyway."""
+    return max(0.0, min(worth.lasts_s(context), ends_s))
+
+
+def _ends_s(context: Context) -> float:
+    """When a plan that begins now ends though no VM is lost: others join in their place, or the job ends."""
+    ends_s, last = math.inf, worth.last_formed(context.state)
     if last is not None and last.predicted_s is not None:
-        lasts_s = min(lasts_s, worth.steps_left(context) * last.predicted_s)
-    join_s = worth.join_s(state)
-    if join_s and len(staying_vms(state)) < context.spec.resources.max_nodes:
-        lasts_s = min(lasts_s, join_s)
-    return max(0.0, lasts_s)
+        ends_s = worth.steps_left(context) * last.predicted_s
+    join_s = worth.join_s(context.state)
+    if join_s and len(staying_vms(context.state)) < context.spec.resources.max_nodes:
+        ends_s = min(ends_s, join_s)
+    return max(0.0, ends_s)
 
 
 def _is_worth_it(context: Context, event: PlanComputed) -> bool:
@@ -316,14 +320,15 @@ def _ask(
     # Asked again after a restart or a timeout, the question may be another: its key has the time in it.
     key = f"{state.job}/plan/{generation}/{round(context.now * 1000)}"
     slots = tuple(slot_of(state, worker) for worker, _ in usable)
-    lasts_s = None if reconsider else _lasts_s(context)
+    ends_s = _ends_s(context)
     context.command(
         ComputePlan(
             key=key,
             generation=generation,
             workers=slots,
             reconsider=reconsider,
-            lasts_s=lasts_s,
+            lasts_s=None if reconsider else _lasts_s(context, ends_s),
+            ends_s=ends_s if math.isfinite(ends_s) else None,
             fewer_copies_s=copies.fewer_for_s(context),
             risk=worth.risk(state, context.now, context.timing),
         )
@@ -383,6 +388,7 @@ def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked:
             decided_s=context.now - asked.asked_at if asked is not None else 0.0,
             saves_only=saves_only,
             best_until=event.best_until,
+            alternatives=event.alternatives,
         )
     )
     context.note(cause=None, planning=None)

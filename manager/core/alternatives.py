@@ -1,0 +1,18 @@
+"""What the planner weighed for a change: each plan with what it is worth, in its answer and in the facts."""
+
+from __future__ import annotations
+
+from ..spec.frozen import Frozen
+
+
+class Alternative(Frozen):
+    """One plan that a change could take. What is None was not looked at, since `rejected` says why not."""
+
+    name: str  # what kind of plan: "best" of all new ones, "rerouted", or "new" for the others
+    shape: str
+    step_s: float | None = None  # predicted
+    begins_s: float | None = None  # to load what its workers lack
+    changes_per_s: float | None = None  # losses of VMs that it uses
+    change_s: float | None = None  # what such a loss costs
+    worth: float | None = None  # samples/s
+    rejected: str | None = None

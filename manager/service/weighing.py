@@ -1,0 +1,75 @@
+"""What plans are worth on a job's workers, as the facts tell it (see `morphing.worths`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...morphing import Choice, Prospect, Request, loading_s, prospect, worths
+from ...pipeline import Plan
+from ..core.alternatives import Alternative
+
+_PASSED_OVER = 5  # of the plans that others were preferred to, those told
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A plan, its workers in rank order, and the predicted seconds of a step."""
+
+    name: str
+    plan: Plan
+    workers: Sequence[str]
+    step_s: float
+
+
+def weighed(request: Request, offers: Sequence[Offer], ends_s: float) -> tuple[Alternative, ...]:
+    """The offers by what they are worth, the most first; of equals, the one offered first."""
+    prospects = [_prospect(request, offer) for offer in offers]
+    values = worths(prospects, ends_s)
+    found = [
+        Alternative(
+            name=offer.name,
+            shape=offer.plan.shape,
+            step_s=offer.step_s,
+            begins_s=one.begins_s,
+            changes_per_s=one.changes_per_s,
+            change_s=one.change_s,
+            worth=value,
+        )
+        for offer, one, value in zip(offers, prospects, values, strict=True)
+    ]
+    order = sorted(range(len(found)), key=lambda place: -values[place])
+    return tuple(found[place] for place in order)
+
+
+def passed_over(choice: Choice) -> tuple[Alternative, ...]:
+    """Of the sweep's rows other than the choice's, the fastest of each shape, and why it was not taken."""
+    rows = [row for row in choice.candidates if row.shape != choice.candidate.shape]
+    rows.sort(key=lambda row: (row.rejected is not None, row.predicted_s or 0.0))
+    first = {row.shape: row for row in reversed(rows)}
+    return tuple(
+        Alternative(
+            name="new",
+            shape=row.shape,
+            step_s=row.predicted_s,
+            rejected=row.rejected or "its steps take longer, with what deaths cost",
+        )
+        for row in rows
+        if first[row.shape] is row
+    )[:_PASSED_OVER]
+
+
+def _prospect(request: Request, offer: Offer) -> Prospect:
+    vm_of = {slot.worker: slot.vm for slot in request.workers}
+    hosts = [
+        frozenset(vm_of[offer.workers[rank]] for rank in offer.plan.hosts(section))
+        for section in range(offer.plan.num_sections)
+    ]
+    return prospect(
+        request.num_micro_batches * request.calibration.microbatch_size,
+        offer.step_s,
+        loading_s(offer.plan, offer.workers, request.calibration, request.holding),
+        hosts,
+        len(set(vm_of.values())),
+        request.risk,
+    )
