@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -29,11 +29,37 @@ MODELS = {
     "batch norm": ("models:normed_mlp", "fp32"),
     "fp16": ("models:tied_gpt", "fp16"),
 }
-STEPS = 40
-"""More than pass between the deaths: a death comes up to five steps after a generation formed, and later on a
-busy machine."""
 MOST_WORKERS = 6
-NUM_DEATHS = 4
+
+
+@dataclass(frozen=True)
+class Length:
+    """Of a history; `steps`: more than pass between the breaks. A death comes up to five steps after a
+    generation formed, and later on a busy machine."""
+
+    num_breaks: int
+    steps: int
+
+
+LENGTHS = pytest.mark.parametrize(
+    ("histories", "length"),
+    [
+        pytest.param(1, Length(2, 24), id="short"),
+        pytest.param(10, Length(4, 40), id="long", marks=pytest.mark.soak),
+    ],
+)
+JOBS = pytest.mark.parametrize(
+    ("model", "numerics"),
+    [
+        ("tied weights", "exact"),
+        ("batch norm", "fast"),
+        ("fp16", "exact"),
+        pytest.param("tied weights", "fast", marks=pytest.mark.soak),
+        pytest.param("batch norm", "exact", marks=pytest.mark.soak),
+        pytest.param("fp16", "fast", marks=pytest.mark.soak),
+    ],
+)
+"""Each model and both numerics; with the marked ones, each with both."""
 
 
 def _seed() -> int:
@@ -46,8 +72,8 @@ class Deaths:
 
     fault = "dies-when-told"
 
-    def __init__(self, run: Run, seed: int) -> None:
-        self._run, self._chance = run, random.Random(seed)
+    def __init__(self, run: Run, seed: int, num_breaks: int) -> None:
+        self._run, self._chance, self._num_breaks = run, random.Random(seed), num_breaks
         self._generation = 0
         self._num_started = 0
         self._living: list[str] = []
@@ -59,7 +85,7 @@ class Deaths:
 
     def play(self) -> list[str]:
         """After some deaths, train on; returns the workers that do."""
-        for _ in range(NUM_DEATHS):
+        for _ in range(self._num_breaks):
             self._start()
             self._lose(*self._form())
             self._after_death()
@@ -156,62 +182,65 @@ def test_a_micro_batch_of_which_only_the_loss_is_missing_has_its_loss() -> None:
     assert pieces[0] == pieces[1]
 
 
-@pytest.mark.parametrize("histories", [1, pytest.param(10, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("numerics", ["exact", "fast"])
-@pytest.mark.parametrize("model", MODELS)
+@LENGTHS
+@JOBS
 def test_deaths_within_steps_cost_no_contribution_that_others_have(
-    tmp_path: Path, model: str, numerics: str, histories: int
+    tmp_path: Path, model: str, numerics: str, histories: int, length: Length
 ) -> None:
-    checked_history(Deaths, tmp_path, model, numerics, histories)
+    checked_history(Deaths, tmp_path, model, numerics, histories, length)
 
 
-def checked_history(kind: type[Deaths], folder: Path, model: str, numerics: str, histories: int) -> None:
+def checked_history(
+    kind: type[Deaths], folder: Path, model: str, numerics: str, histories: int, length: Length
+) -> None:
     """Plays so many, and goes on until one has kept something: where a lone worker always dies, none is."""
     first, kept = _seed(), 0
     for played in range(histories + 5):
         if played < histories or not kept:
-            kept += _kept(kind, folder / str(played), model, numerics, first + played)
+            kept += _kept(kind, folder / str(played), model, numerics, first + played, length)
     assert kept > 0
 
 
-@pytest.mark.parametrize("histories", [1, pytest.param(10, marks=pytest.mark.soak)])
+@LENGTHS
 @pytest.mark.parametrize(
     ("model", "numerics"),
     [
         ("tied weights", "exact"),
-        ("tied weights", "fast"),
+        pytest.param("tied weights", "fast", marks=pytest.mark.soak),
         pytest.param("batch norm", "exact", marks=pytest.mark.soak),
         pytest.param("fp16", "exact", marks=pytest.mark.soak),
     ],
 )
 def test_deaths_while_others_form_again_change_no_bit(
-    tmp_path: Path, model: str, numerics: str, histories: int
+    tmp_path: Path, model: str, numerics: str, histories: int, length: Length
 ) -> None:
     first = _seed()
     for played in range(histories):
-        _kept(DeathsWhileForming, tmp_path / str(played), model, numerics, first + played)
+        _kept(DeathsWhileForming, tmp_path / str(played), model, numerics, first + played, length)
 
 
-@pytest.mark.parametrize("histories", [1, pytest.param(10, marks=pytest.mark.soak)])
-def test_members_short_of_memory_drop_some_and_change_no_bit(tmp_path: Path, histories: int) -> None:
+@LENGTHS
+def test_members_short_of_memory_drop_some_and_change_no_bit(
+    tmp_path: Path, histories: int, length: Length
+) -> None:
     first = _seed()
     for played in range(histories):
         folder = tmp_path / str(played)
-        _kept(DeathsShortOfMemory, folder, "tied weights", "exact", first + played)
+        _kept(DeathsShortOfMemory, folder, "tied weights", "exact", first + played, length)
 
 
-def _kept(kind: type[Deaths], folder: Path, model: str, numerics: str, seed: int) -> int:
+def _kept(kind: type[Deaths], folder: Path, model: str, numerics: str, seed: int, length: Length) -> int:
     """Play one history, and check its end; the number of contributions that were kept."""
     entrypoint, precision = MODELS[model]
     print(f"seed {seed}")
     folder.mkdir()
     changes = {"entrypoint": entrypoint, "precision": precision, "numerics": numerics}
-    run = Run(folder, STEPS, **changes, checkpoint_interval_steps=2)
+    run = Run(folder, length.steps, **changes, checkpoint_interval_steps=2)
     try:
-        deaths = kind(run, seed)
+        deaths = kind(run, seed, length.num_breaks)
         state = run.finish(*deaths.play())
-        found = [run.fleet.losses()[step + 1] for step in range(STEPS)]
-        losses, expected = reference(entrypoint, numerics, STEPS, precision)
+        found = [run.fleet.losses()[step + 1] for step in range(length.steps)]
+        losses, expected = reference(entrypoint, numerics, length.steps, precision)
         if numerics == "exact":
             assert_same(state, expected)
             assert found == losses

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from makara.pipeline.plan import Plan
 from makara.protocol.messages import Phase
-from test_kept_steps import MODELS, Deaths, checked_history
-
-NUM_CHANGES = 5
+from test_kept_steps import JOBS, LENGTHS, Deaths, Length, checked_history
 
 
 class Switches(Deaths):
@@ -23,7 +20,7 @@ class Switches(Deaths):
     def play(self) -> list[str]:
         self._start()
         workers, plan = self._form()
-        for _ in range(NUM_CHANGES):
+        for _ in range(self._num_breaks + 1):
             if self._chance.random() < 0.3:
                 self._lose(workers, plan)
                 self._start()
@@ -47,10 +44,9 @@ class Switches(Deaths):
         return workers, plan
 
 
-@pytest.mark.parametrize("histories", [1, pytest.param(10, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("numerics", ["exact", "fast"])
-@pytest.mark.parametrize("model", MODELS)
+@LENGTHS
+@JOBS
 def test_a_switch_within_a_step_loses_nothing_that_members_have(
-    tmp_path: Path, model: str, numerics: str, histories: int
+    tmp_path: Path, model: str, numerics: str, histories: int, length: Length
 ) -> None:
-    checked_history(Switches, tmp_path, model, numerics, histories)
+    checked_history(Switches, tmp_path, model, numerics, histories, length)
