@@ -36,7 +36,7 @@ def test_a_step_between_generations_is_timed_from_the_step_before() -> None:
 
 
 def test_what_a_step_takes_undisturbed_is_told_without_a_generations_first_step() -> None:
-    """Found: with `exact` the first step of a job runs twice, so a step that a death cut off seemed shorter."""
+    """Found: a first step with `exact` runs twice, so one that a death cut off seemed shorter."""
     job = Job("gpt", [], [])
     slow = step(1, 1).model_copy(update={"seconds": 40.0})
     job.add_steps([slow], now=40.0)

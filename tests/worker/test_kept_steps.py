@@ -44,7 +44,7 @@ class Length:
 LENGTHS = pytest.mark.parametrize(
     ("histories", "length"),
     [
-        pytest.param(1, Length(2, 24), id="short"),
+        pytest.param(1, Length(3, 32), id="short"),
         pytest.param(10, Length(4, 40), id="long", marks=pytest.mark.soak),
     ],
 )
