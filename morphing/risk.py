@@ -129,9 +129,7 @@ def used_part(begins_s: float, changes_per_s: float, ends_s: float) -> float:
         return 1.0
     if begins_s >= ends_s:
         return 0.0
-    if (
-        changes_per_s == 0 or changes_per_s * ends_s < 1e-9
-    ):  # so small that the formula below would round to 0/0
+    if changes_per_s == 0 or changes_per_s * ends_s < 1e-9:  # the formula below would round to 0/0
         return 1.0 - begins_s / ends_s
     whole = -math.expm1(-changes_per_s * ends_s)
     return -math.expm1(-changes_per_s * (ends_s - begins_s)) * math.exp(-changes_per_s * begins_s) / whole

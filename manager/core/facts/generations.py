@@ -31,9 +31,7 @@ class GenerationPlanned(BaseFact):
     decided_s: float  # planning time
     saves_only: bool = False  # it takes no step, and holds after a checkpoint
     best_until: float | None = None  # if rerouted: then the planner is asked again
-    alternatives: tuple[
-        Alternative, ...
-    ] = ()  # what was weighed, the one taken first; earlier versions: none
+    alternatives: tuple[Alternative, ...] = ()  # the one taken first; () in journals of earlier versions
 
 
 class GenerationPrepared(BaseFact):
