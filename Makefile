@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests at a time. Most wait for processes of their own; each copy takes about one core and 2 GB.
-JOBS ?= 2
+# Tests at a time. Most wait for processes of their own; each copy takes 1 to 1.5 GB.
+JOBS ?= 4
 
 .PHONY: demo verify test whole soak clouds compose check format bench setup azurite clean
 

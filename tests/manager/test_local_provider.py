@@ -142,6 +142,7 @@ def test_a_vm_that_was_started_and_not_written_down_is_adopted(cloud: Cloud) -> 
 def test_another_process_with_the_number_of_a_dead_vm_is_left_alone(cloud: Cloud) -> None:
     cloud.start("a")
     cloud.provider.release("a")
+    assert cloud.ended.wait(30)  # from here on its watcher neither reads nor writes
     bystander = cloud.start("b")[0]
     record = json.loads((cloud.folder / "b" / "vm.json").read_text())
     record["started"] -= 100

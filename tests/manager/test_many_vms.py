@@ -192,7 +192,7 @@ def test_of_a_vm_that_is_gone_only_the_history_of_its_job_is_kept(tmp_path: Path
             service.agents.not_understood("j", first, "it says what nobody knows")
             await here.report("j", first)
             service.agents.not_understood("j", first, "it says what nobody knows")
-            holders = (job, job.observations, effects, effects._renting, service.watches["local"])
+            holders = (job, job.observations, effects, effects.renting, service.watches["local"])
             assert known_to(first, *holders) >= {
                 "connections",
                 "told",
@@ -208,7 +208,7 @@ def test_of_a_vm_that_is_gone_only_the_history_of_its_job_is_kept(tmp_path: Path
             await service.agents.disconnect("j", first, connection)
             await here.tick(1.0)
             await here.until(lambda: not effects._tasks)
-            holders = (job, job.observations, effects, effects._renting, service.watches["local"])
+            holders = (job, job.observations, effects, effects.renting, service.watches["local"])
             assert known_to(first, *holders) == set()
             assert known_to(first, job.state) == {"vms"}
             assert known_to(f"{first}.0", *holders, job.state) == set()
