@@ -17,7 +17,7 @@ from ...checkpoint import StoreUnavailable
 from ..config import is_loopback
 from ..service.service import Service
 from ..spec.job_spec import JobSpecError
-from . import agents, boot, draining, machines, prometheus, web
+from . import agents, boot, decisions, draining, machines, prometheus, web
 from . import jobs as api
 from . import plans as api_plan
 from . import tokens as api_tokens
@@ -43,7 +43,7 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="Makara", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    for module in (api, draining, api_plan, api_tokens, agents, boot, machines, web, prometheus):
+    for module in (api, draining, api_plan, decisions, api_tokens, agents, boot, machines, web, prometheus):
         app.include_router(module.router)
     app.middleware("http")(_guard)
     if is_loopback(service.config.host):

@@ -101,10 +101,6 @@ function jobCard(entry) {
   return card;
 }
 
-function badge(status) {
-  return element("span", `badge ${status}`, status);
-}
-
 // ---- what a user does --------------------------------------------------------------------------------------
 
 at("sign-in").querySelector("form").addEventListener("submit", async (event) => {

@@ -10,6 +10,10 @@ function element(tag, className, text) {
   return node;
 }
 
+function badge(status) {
+  return element("span", `badge ${status}`, status);
+}
+
 function svg(tag, attributes, text) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);

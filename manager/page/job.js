@@ -24,6 +24,7 @@ async function followJob(name, mine) {
   steps = [];
   facts = new Map();
   seats = [];
+  unfolded.clear();
   show("job");
   at("legend").replaceChildren(phaseLegend());
   drawJob();
@@ -83,6 +84,7 @@ function addFacts(added) {
   for (const entry of added) facts.set(entry.sequence, entry);
   const newest = [...facts.keys()].sort((a, b) => b - a).slice(0, 500);
   at("events").replaceChildren(...newest.map((sequence) => eventLine(facts.get(sequence), job.job)));
+  at("decisions").replaceChildren(decisionList([...facts.values()], job.job));
 }
 
 let drawing = false;

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from makara.manager.api import agents, boot, draining, machines, prometheus, web
+from makara.manager.api import agents, boot, decisions, draining, machines, prometheus, web
 from makara.manager.api import jobs as api
 from makara.manager.api import plans as api_plan
 from makara.manager.api import tokens as api_tokens
@@ -30,7 +30,7 @@ PUBLIC = {
 }
 ROUTES = [
     route
-    for module in (api, draining, api_plan, api_tokens, agents, boot, machines, prometheus, web)
+    for module in (api, draining, api_plan, decisions, api_tokens, agents, boot, machines, prometheus, web)
     for route in module.router.routes
 ]
 
