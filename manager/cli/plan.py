@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from ..spec.reading import BadFile, positive, write_file
 from .calibration.source import CalibrationSource, of_file, of_manager, of_this_machine
 from .client import Unreachable
 from .plan_text import PricedVms, report, request
+from .progress import counted
 from .warm_up import wait_for_code
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ def plan(options: argparse.Namespace) -> int:
     if not options.json:
         for line in (*_described(spec, model), ""):
             print(line)
+    print(f"planning for {counted(cluster.num_vms, 'VM')} ...", file=sys.stderr)
     wait_for_code()
     ranking = rank(request(spec, calibration, cluster), options.rows)
     if isinstance(ranking, Infeasible):

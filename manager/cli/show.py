@@ -141,9 +141,7 @@ def describe(fact: dict[str, Any]) -> str:
         "allreduces", "traceback", "devices", "console", "alternatives",
     }  # fmt: skip
     values = {k: v for k, v in fact.items() if k not in hidden and v not in (None, "", [], {})}
-    values |= {
-        name: _time(values[name]) for name in ("vms_until", "deadline", "detected_at") if name in values
-    }
+    values |= {name: _time(values[name]) for name in _TIMES if name in values}
     formed = values.pop("formed", None)
     if formed is not None:
         values |= _of_formed(formed)
@@ -156,7 +154,8 @@ def _of_formed(formed: dict[str, Any]) -> dict[str, object]:
     found: dict[str, object] = {"step": formed["step"], "rung": formed["rung"]}
     kept = formed.get("in_flight")
     if kept:
-        found |= {f"contributions_{name}": number for name, number in kept.items() if number}
+        named = {"left" if name == "missing" else name: number for name, number in kept.items() if number}
+        found |= {f"contributions_{name}": number for name, number in named.items()}
     return found | {"form_s": round(sum(formed["phases_s"].values()), 3)}
 
 
@@ -165,6 +164,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 300 else text[:297] + "..."
 
 
+_TIMES = ("vms_until", "deadline", "detected_at", "best_until")
 _OF_VM = ("vm", "status", "notice", "detail")
 
 

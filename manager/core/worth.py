@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 
+from ...protocol.messages import Formed
 from .commands import DeathRisk
 from .context import Context
 from .state import Generation, JobState
@@ -97,6 +98,10 @@ def last_formed(state: JobState) -> Generation | None:
 def change_s(state: JobState, timing: Timing) -> float:
     """For how long nothing steps while a plan changes."""
     last = last_formed(state)
-    phases_s = last.formed.phases_s if last is not None and last.formed is not None else {}
-    formed_s = sum(phase_s for name, phase_s in phases_s.items() if name != _WAITING)
-    return max(formed_s, timing.least_morph_s)
+    formed = last.formed if last is not None else None
+    return max(0.0 if formed is None else forming_s(formed), timing.least_morph_s)
+
+
+def forming_s(formed: Formed) -> float:
+    """What forming took once all had come."""
+    return sum(phase_s for name, phase_s in formed.phases_s.items() if name != _WAITING)

@@ -1,7 +1,7 @@
 "use strict";
 // Pictures drawn from values: no state, no requests.
 
-const PHASES = ["decide", "prepare", "open", "form", "first_step"];
+const PHASES = ["decide", "prepare", "open", "finish", "form", "first_step"];
 
 function element(tag, className, text) {
   const node = document.createElement(tag);

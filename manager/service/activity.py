@@ -70,18 +70,30 @@ def _expected(state: JobState) -> int:
 
 def _preparing(job: Job, planned: Generation) -> str:
     if planned.prepared_at is not None:
-        return f"{planned.shape}: its head is opened in the store"
+        return f"{planned.shape}: its head is opened in the store{_meanwhile(job)}"
     ready = sum(
         report is not None and report.prepared >= planned.number
         for report in map(job.observations.report_of, planned.members)
     )
-    return f"{planned.shape}: {ready} of {len(planned.members)} members are ready for it"
+    return f"{planned.shape}: {ready} of {len(planned.members)} members are ready for it{_meanwhile(job)}"
+
+
+def _meanwhile(job: Job) -> str:
+    current = job.state.current
+    return f"; {current.shape} steps on" if current is not None and current.formed is not None else ""
 
 
 def _forming(job: Job, current: Generation) -> str:
+    reports = [job.observations.report_of(member) for member in current.members]
+    stepping = sum(
+        report is not None and report.phase is Phase.RUNNING and report.generation < current.number
+        for report in reports
+    )
+    if stepping:
+        return f"{current.shape}: {stepping} of {len(current.members)} members finish their step first"
     formed = sum(
         report is not None and report.formed is not None and report.formed.generation >= current.number
-        for report in map(job.observations.report_of, current.members)
+        for report in reports
     )
     return f"{current.shape}: weights are loaded, {formed} of {len(current.members)} members have theirs"
 

@@ -15,6 +15,7 @@ from ...pipeline import Plan
 from ...protocol.messages import CheckpointRef, Phase, StepMetrics, WorkerReport
 from ..core.state import Generation, JobState, vm_of
 from ..core.vms import Vm
+from ..core.worth import forming_s
 from .activity import activity
 from .costs.views import Costs, JobCost, VmCost, not_released
 from .quarantine import STATUS
@@ -68,9 +69,9 @@ class StepInFlightView(BaseModel):
 
 
 class MorphView(BaseModel):
-    """A change of plan. `phases_s`: decide (with detection), prepare, open, form, as far as known, and
-    first_step: training again, until the first commit; `inside_form_s`: the phases of `form` on one worker;
-    `in_flight`: None if nothing was kept of a step."""
+    """A change of plan. `phases_s`: decide (with detection), prepare, open, finish (the plan of before ends
+    its step, if it steps), form, as far as known, and first_step: training again, until the first commit;
+    `inside_form_s`: the phases of `form` on one worker; `in_flight`: None if nothing was kept of a step."""
 
     generation: int
     shape: str
@@ -355,6 +356,7 @@ def _morph(
         "decide": generation.planned_at,
         "prepare": generation.prepared_at,
         "open": generation.opened_at,
+        "finish": _finished_at(state, generation),
         "form": generation.formed_at,
         "first_step": None if first_step is None else first_step.at,
     }
@@ -380,6 +382,15 @@ def _morph(
         total_s=reached - generation.detected_at if generation.formed_at is not None else None,
         ended=generation.end_reason or None,
     )
+
+
+def _finished_at(state: JobState, generation: Generation) -> float | None:
+    """When the plan of before had finished its step, if it still stepped as this generation was opened."""
+    if generation.formed is None or generation.formed_at is None:
+        return None
+    earlier = (g for g in state.history if g.number < generation.number and g.formed is not None)
+    stepped = any(g.ended_at == generation.opened_at for g in earlier)
+    return generation.formed_at - forming_s(generation.formed) if stepped else None
 
 
 def step_in_flight(

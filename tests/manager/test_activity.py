@@ -5,8 +5,10 @@ from __future__ import annotations
 from calibrations import uniform
 from core_script import RECIPE, Script
 from makara.manager.core.events import StopRequested
+from makara.manager.core.state import vm_of
 from makara.manager.service.activity import activity
 from makara.manager.service.runtime import Job
+from makara.manager.service.views import morphs
 from makara.protocol.messages import CheckpointRef, Phase, Profile, WorkerReport
 from test_core_calibration import begin, enter, tell
 
@@ -47,6 +49,30 @@ def test_each_wait_from_the_submission_to_the_first_step_has_words() -> None:
     assert at(script) == "workers publish a checkpoint"
     script.report(*(script.change(w, phase=Phase.HELD) for w in workers))
     assert at(script) == ""
+
+
+def test_a_plan_that_steps_until_the_next_can_is_said_to_step() -> None:
+    """Found: a job in a planned switch seemed to stand still, and the step under way counted as forming."""
+    script = Script()
+    workers = script.run(4)
+    script.extra[vm_of(workers[3])] = {
+        "notice_deadline_s": 30.0,
+        "notice": "terminate",
+        "notices_known": True,
+    }
+    script.report()
+    script.answer(2, 1)
+    assert at(script) == "2x1: 0 of 4 members are ready for it; 2x2 steps on"
+    script.prepare()
+    script.open()
+    script.report(*(script.change(w, phase=Phase.RUNNING, generation=1) for w in workers))
+    assert at(script) == "2x1: 4 of 4 members finish their step first"
+    script.wait(10.0)
+    script.form(load_s=0.5)
+    first, switched = morphs(script.state, {})
+    assert "finish" not in first.phases_s
+    assert switched.phases_s["form"] == 0.5
+    assert switched.phases_s["finish"] >= 9.5
 
 
 def test_a_calibration_counts_its_sections() -> None:

@@ -453,7 +453,7 @@ def test_an_event_says_what_of_a_step_was_kept() -> None:
     said = show.describe(
         {"fact": "generation_formed", "at": 1.0, "number": 3, "formed": formed, "lost_steps": 0}
     )
-    assert "step=40 rung=peers contributions_kept=588 contributions_missing=436 form_s=0.75" in said
+    assert "step=40 rung=peers contributions_kept=588 contributions_left=436 form_s=0.75" in said
 
 
 @pytest.mark.usefixtures("passing")
