@@ -46,8 +46,9 @@ def test_an_orphan_saves_and_then_powers_its_vm_off(
     done = power_off_shim(tmp_path, monkeypatch)
 
     async def scenario(manager: Manager, agent: Agent) -> None:
-        await manager.order("train", orphan_timeout_s=0.5)
+        await manager.order("train")
         await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+        await manager.order("train", orphan_timeout_s=0.5)
         await manager.close()
         await ends(agent)
         assert done.read_text() == "poweroff\n"
@@ -107,8 +108,9 @@ def test_an_orphan_on_azure_deletes_itself_by_its_own_identity(play: Callable[..
     service = AzureMetadata()
 
     async def scenario(manager: Manager, _agent: Agent) -> None:
-        await manager.order("train", orphan_timeout_s=0.5)
+        await manager.order("train")
         await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+        await manager.order("train", orphan_timeout_s=0.5)
         await manager.close()
         await until(lambda: bool(service.deleted))
         assert service.deleted == [f"/subscriptions/s/resourceGroups/g/{service.name}"]
