@@ -269,7 +269,8 @@ def test_the_command_prints_policies_side_by_side_and_draws(
     options = [*files(tmp_path), "--policy", "makara,fixed", "--spot-price", "0.9", "--output", str(picture)]
     assert main(options) == 0
     printed = capsys.readouterr().out
-    for expected in ("makara", "fixed", "goodput", "whole steps done again", "VM-hours", "0.9 on the spot market"):
+    said = ("makara", "fixed", "goodput", "whole steps done again", "VM-hours", "0.9 on the spot market")
+    for expected in said:
         assert expected in printed
     root = ElementTree.fromstring(picture.read_text())
     assert root.tag.endswith("svg")
