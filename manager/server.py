@@ -25,6 +25,7 @@ from .providers.opening import open_providers
 from .providers.settings import FILE as CLOUDS
 from .providers.settings import read_settings
 from .service.journal import SqliteJournal
+from .service.planning import Choose, compute_plan
 from .service.service import Service
 from .service.tokens import TokenStore
 
@@ -35,8 +36,14 @@ _KEEP_ALIVE_S = 60  # longer than httpx's 5 s, so that the client closes an idle
 _PING_S = 60.0  # agents send anyway; pings only detect connections of VMs that are gone
 
 
-def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda url, token: None) -> None:
-    """Run a manager until SIGINT or SIGTERM; its VMs live on. `on_ready` gets the URL and the admin token.
+def serve(
+    config: ServerConfig,
+    *,
+    on_ready: Callable[[str, str], None] = lambda url, token: None,
+    choose_plan: Choose = compute_plan,
+) -> None:
+    """Run a manager until SIGINT or SIGTERM; its VMs live on. `on_ready` gets the URL and the admin token;
+    for `choose_plan` see `Service`.
 
     Raises `JournalLocked` if another manager uses this home, `ConfigError` if the port is taken or
     `clouds.yaml` lacks a place where VMs of the journal may exist, and any error that stops the manager.
@@ -63,6 +70,7 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str, str], None] = lambda
             leases=timing.leases,
             clock=clock,
             clouds=read_settings(config.home),
+            choose_plan=choose_plan,
         )
         service.manager_url = config.public_url or url
         service.manager_ca = authority.certificate if authority is not None else None

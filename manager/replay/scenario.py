@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ...protocol.messages import DeviceInfo, Recipe
@@ -44,6 +44,8 @@ class Scenario:
     """How long is replayed; None: until the trace's last event."""
     notice_s: float = 0.0
     """How long before a removal the cloud says so. Traces hold no notices: this one is made up."""
+    noticed: Collection[str] | None = None
+    """The nodes whose removal the cloud announces; None: all."""
 
     def __post_init__(self) -> None:
         if not self.trace:

@@ -188,12 +188,12 @@ class TraceWorld(World[None]):
     # ---- the cloud -----------------------------------------------------------------------------------------
 
     def _schedule_trace(self) -> None:
-        notice_ns = to_ns(self.scenario.notice_s)
+        notice_ns, noticed = to_ns(self.scenario.notice_s), self.scenario.noticed
         goes_ms = self.scenario.removals() if notice_ns else {}
         for index, event in enumerate(self.scenario.trace):
             at_ns = event.time_ms * 1_000_000
             self.at(at_ns, self._come if event.change is NodeChange.ADD else self._go, event.node)
-            if index in goes_ms:
+            if index in goes_ms and (noticed is None or event.node in noticed):
                 gone_ns = goes_ms[index] * 1_000_000
                 self.at(max(at_ns, gone_ns - notice_ns), self._notice, event.node, gone_ns)
 

@@ -31,7 +31,7 @@ from ..core.state import JobState
 from ..providers import Provider, ProviderError, Throttled
 from ..spec.start_source import StartSource
 from ..threads import CallKind, Threads, told_when_slow
-from .planning import Planner
+from .planning import Choose, Planner, compute_plan
 from .quarantine import Quarantined
 from .store_commands import HOUSEKEEPING, StoreCommands
 from .tokens import TokenStore
@@ -70,6 +70,7 @@ class Effects:
     slow_call_s: float
     clock: Callable[[], float] = time.time
     store_patience_s: float = 600.0
+    choose_plan: Choose = compute_plan
 
     def __post_init__(self) -> None:
         self.trouble: dict[str, dict[str, str]] = {}
@@ -77,7 +78,7 @@ class Effects:
         self._running: dict[str, Command] = {}
         self._held: dict[str, list[Command]] = {}  # of jobs that are set aside; run again when resumed
         self._job_of: dict[str, str] = {}
-        self._planner = Planner(self.threads, self.state_of, self.clock)
+        self._planner = Planner(self.threads, self.state_of, self.clock, self.choose_plan)
         self.renting = Renting(
             providers=self.providers,
             tokens=self.tokens,

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from ...morphing import (
     Before,
@@ -30,6 +30,9 @@ from ..spec.job_spec import JobSpec
 from ..threads import CallKind, Threads
 from .weighing import Offer, passed_over, weighed
 
+Choose: TypeAlias = Callable[[JobState, ComputePlan, Callable[[], float]], PlanComputed]
+"""From a job's state, the core's question and a clock to the plan that its workers are to follow."""
+
 
 class Planner:
     """Computes plans for all jobs: one at a time for each job, and of waiting requests only the newest.
@@ -39,11 +42,16 @@ class Planner:
     """
 
     def __init__(
-        self, threads: Threads, state_of: Callable[[str], JobState], clock: Callable[[], float]
+        self,
+        threads: Threads,
+        state_of: Callable[[str], JobState],
+        clock: Callable[[], float],
+        choose_plan: Choose,
     ) -> None:
         self._threads = threads
         self._state_of = state_of
         self._clock = clock
+        self._choose_plan = choose_plan
         self._turns: dict[str, asyncio.Lock] = {}  # by job, while it has requests
         self._newest: dict[str, str] = {}  # the key of each job's newest request
 
@@ -69,7 +77,9 @@ class Planner:
         """Compute in a thread; the wait for that thread may have been long, so check for changes first."""
         state = self._state_of(job)
         superseded = self._newest.get(job) != command.key or state.last_generation >= command.generation
-        return None if superseded or state.ended is not None else compute_plan(state, command, self._clock)
+        if superseded or state.ended is not None:
+            return None
+        return self._choose_plan(state, command, self._clock)
 
 
 def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:

@@ -43,6 +43,7 @@ from .files import JobFiles
 from .job_loop import JobLoops, Outlets
 from .journal import Journal
 from .journal_text import Unreadable
+from .planning import Choose, compute_plan
 from .pubsub import Hub, LiveUpdate
 from .quarantine import Quarantined, quarantine_for
 from .runtime import RECENT_STEPS, Job
@@ -61,7 +62,8 @@ _BEATS_IN_A_LEASE = 4  # as a Kubernetes node renews its lease: every 10 s of 40
 class Service:
     """All jobs of one manager. Use: `await start()`, ..., `await close()`.
 
-    `clock` gives Unix seconds for all bounds and must not jump, like a `SteadyClock`.
+    `clock` gives Unix seconds for all bounds and must not jump, like a `SteadyClock`. `choose_plan` replaces
+    the planner's choice; benchmarks compare policies by it.
 
     `failed()` raises when the manager must stop: its journal failed or was changed by another process, or its
     settings (`clouds`) lack a place where it may have VMs. Public methods run on the event loop that called
@@ -80,6 +82,7 @@ class Service:
         clock: Callable[[], float] | None = None,
         threads: Threads | None = None,
         clouds: CloudSettings | None = None,
+        choose_plan: Choose = compute_plan,
     ) -> None:
         self.config = config
         self._clouds = clouds
@@ -120,6 +123,7 @@ class Service:
             fatal=self._fail,
             clock=self.clock,
             store_patience_s=config.store_patience_s,
+            choose_plan=choose_plan,
         )
         self.watches = {
             name: ProviderWatch(

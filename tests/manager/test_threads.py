@@ -202,28 +202,32 @@ def test_a_hung_store_holds_up_its_own_job_and_shows_as_trouble(
 GROWTH: dict[str, Any] = {"workers": (), "more": (), "most": 1, "least_gain": 0.01}
 
 
-@pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> list[str]:
-    """The keys of the questions that are computed; those of job `a` then wait at the gate."""
-    keys: list[str] = []
+class Chooser:
+    """In the planner's place: it notes the keys of its questions, and those of job `a` wait at the gate."""
 
-    def compute_plan(state: JobState, command: ComputePlan, _clock: object) -> PlanComputed:
-        keys.append(command.key)
+    def __init__(self, gate: Gate) -> None:
+        self.asked: list[str] = []
+        self._gate = gate
+
+    def __call__(self, state: JobState, command: ComputePlan, _clock: object) -> PlanComputed:
+        self.asked.append(command.key)
         if state.job == "a":
-            gate()
+            self._gate()
         return PlanComputed(
             now=0.0, generation=command.generation, asked=command.asked, plan=None, reason="none wanted"
         )
 
-    monkeypatch.setattr(planning, "compute_plan", compute_plan)
-    return keys
+
+@pytest.fixture
+def chooser(gate: Gate) -> Chooser:
+    return Chooser(gate)
 
 
 def test_questions_of_one_job_leave_a_planner_to_others_and_the_last_one_alone_is_computed(
-    tmp_path: Path, gate: Gate, computed: list[str]
+    tmp_path: Path, gate: Gate, chooser: Chooser
 ) -> None:
     async def play() -> None:
-        async with desk(tmp_path) as here:
+        async with desk(tmp_path, choose_plan=chooser) as here:
             await two_jobs(here)
             effects = here.service.effects
             effects.start("a", ComputePlan(key="a/plan/0", generation=1, workers=()))
@@ -231,20 +235,20 @@ def test_questions_of_one_job_leave_a_planner_to_others_and_the_last_one_alone_i
             for number in range(1, 5):
                 effects.start("a", ComputePlan(key=f"a/plan/{number}", generation=1, workers=()))
             effects.start("b", ComputePlan(key="b/plan/0", generation=1, workers=()))
-            await here.until(lambda: computed == ["a/plan/0", "b/plan/0"])
+            await here.until(lambda: chooser.asked == ["a/plan/0", "b/plan/0"])
             gate.opened.set()
             await here.until(lambda: not effects._tasks)
-            assert computed == ["a/plan/0", "b/plan/0", "a/plan/4"]
+            assert chooser.asked == ["a/plan/0", "b/plan/0", "a/plan/4"]
             assert not here.service.journal.pending_commands()
 
     asyncio.run(play())
 
 
 def test_a_question_that_nobody_waits_for_when_a_thread_is_free_is_not_computed(
-    tmp_path: Path, gate: Gate, computed: list[str]
+    tmp_path: Path, gate: Gate, chooser: Chooser
 ) -> None:
     async def play() -> None:
-        async with desk(tmp_path) as here:
+        async with desk(tmp_path, choose_plan=chooser) as here:
             await two_jobs(here)
             effects, threads = here.service.effects, here.service.threads
             others = [asyncio.create_task(threads.run(CallKind.PLANNING, gate)) for _ in range(2)]
@@ -258,25 +262,25 @@ def test_a_question_that_nobody_waits_for_when_a_thread_is_free_is_not_computed(
             gate.opened.set()
             await asyncio.gather(*others)
             await here.until(lambda: not effects._tasks)
-            assert computed == ["a/plan/1"]
+            assert chooser.asked == ["a/plan/1"]
 
     asyncio.run(play())
 
 
 def test_whether_more_vms_would_pay_holds_up_no_plan(
-    tmp_path: Path, gate: Gate, computed: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gate: Gate, chooser: Chooser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "compute_growth", lambda *_: gate())
 
     async def play() -> None:
-        async with desk(tmp_path) as here:
+        async with desk(tmp_path, choose_plan=chooser) as here:
             await two_jobs(here)
             effects = here.service.effects
             for job in ("a", "b"):
                 effects.start(job, ComputeGrowth(key=f"{job}/growth/0", **GROWTH))
             await here.until(lambda: gate.inside == 1)
             effects.start("b", ComputePlan(key="b/plan/0", generation=1, workers=()))
-            await here.until(lambda: computed == ["b/plan/0"])
+            await here.until(lambda: chooser.asked == ["b/plan/0"])
             gate.opened.set()
             await here.until(lambda: not effects._tasks)
 

@@ -14,6 +14,7 @@ from makara.manager.config import ServerConfig
 from makara.manager.core import Timing
 from makara.manager.providers import Provider, Resource, ResourceStatus
 from makara.manager.service.journal import SqliteJournal
+from makara.manager.service.planning import Choose, compute_plan
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
 from makara.manager.spec.job_spec import Resources, parse_spec
@@ -128,13 +129,19 @@ class Desk:
 
 @asynccontextmanager
 async def desk(
-    home: Path, provider: Provider | None = None, timing: Timing | None = None, **settings: Any
+    home: Path,
+    provider: Provider | None = None,
+    timing: Timing | None = None,
+    choose_plan: Choose = compute_plan,
+    **settings: Any,
 ) -> AsyncIterator[Desk]:
     """A service that started on `home`; closed, with its journal, in the end. `settings`: `ServerConfig`."""
     clock, provider = Clock(), provider or FakeProvider()
     journal, tokens = SqliteJournal(home / "journal.sqlite3"), TokenStore(home / "tokens.sqlite3")
     config = ServerConfig(home=home, **{"tick_s": NEVER_S, "rest_factor": 0.0, **settings})
-    service = Service(config, journal, tokens, {"local": provider}, timing=timing, clock=clock)
+    service = Service(
+        config, journal, tokens, {"local": provider}, timing=timing, clock=clock, choose_plan=choose_plan
+    )
     try:
         await service.start()
         yield Desk(service, provider, clock)
