@@ -36,6 +36,7 @@ PARTS = {
     "halves": "I and W of transformer blocks, beside the whole backward (2 minutes)",
     "slots": "pipelines of SlipStream's figures, whole and rerouted, in slots (2 minutes)",
     "morphs": "from a death to the next operation, rerouted, from peers, from the store (3 minutes)",
+    "goodput": "policies on a spot market of a few minutes, real processes beside a replay (half an hour)",
     "rests": "a death within a long step: the rest of it, as simulated and as measured (10 minutes)",
     "links": "the same over emulated links, and the simulation (3 minutes)",
 }

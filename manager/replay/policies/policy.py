@@ -36,6 +36,10 @@ class Policy:
     fixes_depth: bool = False
     """Whether P stays what it was at first; D is then what fits."""
 
+    def choose_plan(self, state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
+        """As a real manager asks its planner: of earlier answers nothing is remembered."""
+        return self.answer(CachedPlanner(), state, command, clock())
+
 
 def with_depth(spec: JobSpec, depth: int) -> JobSpec:
     """The job with P fixed to `depth`."""

@@ -1,0 +1,127 @@
+"""What a real run came to, and what its changes of plan cost, from the manager's views of the job."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from makara.simulator import MorphCosts
+
+from .player import Played
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was done in the window."""
+
+    window_s: float
+    steps: int
+    useful_s: float
+    lost_steps: int
+    shapes: tuple[str, ...]
+    """Of the plans that formed, in their order, the one at the beginning first."""
+    first_extra_s: float
+    """By how much the first whole step of a generation takes longer than those after it; the median."""
+
+    @property
+    def goodput(self) -> float:
+        return self.useful_s / self.window_s
+
+
+def began(view: Mapping[str, Any], nodes: int) -> tuple[float, int] | None:
+    """When the first step on so many VMs was done, Unix seconds, and its number; None: not yet."""
+    newest = view["morphs"][-1] if view["morphs"] else None
+    if newest is None or "first_step" not in newest["phases_s"]:
+        return None
+    if len({seat["vm"] for seat in view["placement"]}) < nodes:
+        return None
+    return newest["at"] + sum(newest["phases_s"][it] for it in _AFTER_PLANNED), newest["step"] + 1
+
+
+_AFTER_PLANNED = ("prepare", "open", "form", "first_step")
+
+
+def measured(
+    view: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], since: int, window_s: float
+) -> Measured:
+    """`steps`: those that count in the end, of all generations; those after step `since` are the window's.
+
+    A step is useful for the seconds that it took. The first of a generation may have begun in another, and
+    its seconds have the change in them: it counts as one of the others.
+    """
+    rows: dict[int, list[float]] = defaultdict(list)
+    for step in steps:
+        if step["step"] > since:
+            rows[step["generation"]].append(step["seconds"])
+    formed = {morph["generation"]: morph for morph in view["morphs"] if morph["step"] is not None}
+    first = next(number for number, morph in formed.items() if morph["step"] + 1 == since)
+    whole = {number: found if number == first else found[1:] for number, found in rows.items()}
+    pace = statistics.median(
+        seconds / formed[number]["predicted_s"] for number, found in whole.items() for seconds in found
+    )
+    useful_s, extra_s = 0.0, list[float]()
+    for number, found in rows.items():
+        usual_s = statistics.median(whole[number] or [pace * formed[number]["predicted_s"]])
+        useful_s += sum(whole[number])
+        if number != first:
+            useful_s += min(usual_s, found[0])
+            if formed[number]["in_flight"] is None and whole[number]:
+                extra_s.append(found[0] - usual_s)
+    inside = [morph for number, morph in formed.items() if number >= first]
+    return Measured(
+        window_s=window_s,
+        steps=sum(map(len, rows.values())),
+        useful_s=useful_s,
+        lost_steps=sum(morph["lost_steps"] for morph in inside[1:]),
+        shapes=tuple(morph["shape"] for morph in inside),
+        first_extra_s=statistics.median(extra_s) if extra_s else 0.0,
+    )
+
+
+Samples = Mapping[str, Sequence[float]]
+"""By cost of `MorphCosts`: what was measured of it."""
+
+
+def samples(view: Mapping[str, Any], played: Played) -> Samples:
+    """Of a run's VMs and morphs. Deaths alone tell what planning and forming take: before other morphs the
+    old plan goes on, until newcomers are gathered, and until a step ends."""
+    joined = {vm["vm"]: vm["joined_at"] for vm in view["vms"] if vm["joined_at"] is not None}
+    found: dict[str, list[float]] = defaultdict(list)
+    for vm, offered_at in played.offered_at.items():
+        found["boot_s"].append(joined[vm] - offered_at)
+    for morph in view["morphs"]:
+        phases = morph["phases_s"]
+        if "form" not in phases:
+            continue
+        detected_at = morph["at"] - phases["decide"]
+        found["prepare_s"].append(phases["prepare"])
+        found["open_s"].append(phases["open"])
+        if morph["cause"].endswith(" joined"):
+            newcomers = _vms(morph["cause"].removesuffix(" joined"))
+            found["start_s"] += [detected_at - joined[vm] for vm in newcomers if vm in played.offered_at]
+        if morph["cause"].startswith("lost "):
+            dead = [vm for vm in _vms(morph["cause"].removeprefix("lost ")) if vm in played.killed_at]
+            found["detect_s"] += [detected_at - played.killed_at[vm] for vm in dead]
+            found["plan_s"].append(phases["decide"])
+            found["form_s"].append(phases["form"] - morph["inside_form_s"]["load"])
+    return found
+
+
+def _vms(text: str) -> list[str]:
+    """The VMs of workers `<vm>.<index>` in a cause."""
+    return [word.rpartition(".")[0] if "." in word else word for word in text.replace(",", " ").split()]
+
+
+def costs(own: Samples, others: Sequence[Samples] = ()) -> MorphCosts:
+    """Medians of a run's own samples, else of those of the other runs, else the defaults."""
+    medians: dict[str, float] = {}
+    for name in MorphCosts().to_json():
+        values = own.get(name) or [value for other in others for value in other.get(name, ())]
+        if values:
+            medians[name] = max(0.0, statistics.median(values))
+    if "start_s" in medians:
+        medians["trace_s"] = 0.0  # a trainer that is ready has traced
+    return MorphCosts(**medians)
