@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from calibrations import FREE, uniform
+from calibrations import uniform
 from core_script import RECIPE, Script
 from makara.manager.core.commands import ComputePlan
-from makara.manager.core.events import PlanComputed, VmTerminated
+from makara.manager.core.events import VmTerminated
 from makara.manager.core.facts import CopiesChanged
 from makara.manager.core.state import vm_of
 from makara.manager.service.planning import compute_plan
 from makara.morphing import copies_of
 from makara.pipeline import Plan
 from makara.protocol.messages import Phase, Profile, WorkerReport
-from makara.simulator import Link
-
-SLOW = Link(latency_s=0.0, bytes_per_s=1.0)
 
 
-def started(num_vms: int, tolerated: int, per_vm: int = 1, link: Link = FREE, **changes: Any) -> Script:
+def started(num_vms: int, tolerated: int, per_vm: int = 1, **changes: Any) -> Script:
     """A job whose planner is the real one, running."""
     script = Script()
     start(
         script,
         num_vms,
         per_vm,
-        link,
         training={"global_batch_size": 16, "steps": 100_000},
         resilience={"tolerated_failures": tolerated},
         resources={"min_nodes": 1, "max_nodes": num_vms, "workers_per_node": per_vm},
@@ -40,7 +34,7 @@ def started(num_vms: int, tolerated: int, per_vm: int = 1, link: Link = FREE, **
     return script
 
 
-def start(script: Script, num_vms: int, per_vm: int, link: Link, **changes: Any) -> None:
+def start(script: Script, num_vms: int, per_vm: int, **changes: Any) -> None:
     """VMs joined, the model profiled, and the planner asked."""
     script.submit(**changes)
     for _ in range(num_vms):
@@ -51,23 +45,20 @@ def start(script: Script, num_vms: int, per_vm: int, link: Link, **changes: Any)
     script.report(*(WorkerReport(worker=w, incarnation=1, phase=Phase.IDLE) for w in workers))
     profile = Profile(
         recipe=RECIPE.model_copy(update={"num_micro_batches": 8}),
-        calibration=uniform(2, inter_vm=link).to_json(),
+        calibration=uniform(2).to_json(),
     )
     script.report(script.change(workers[0], profile=profile))
     script.report(*(script.change(w, graph_hash="5ec7") for w in workers))
     assert script.count(ComputePlan)
 
 
-def go_on(script: Script, **change: Any) -> PlanComputed:
+def go_on(script: Script) -> None:
     """The planner answers its newest question, and the generation forms."""
-    question = script.last(ComputePlan).model_copy(update=change)
-    answer = compute_plan(script.state, question, lambda: script.now)
-    script.event(answer)
+    script.event(compute_plan(script.state, script.last(ComputePlan), lambda: script.now))
     if script.state.planned is not None:
         script.prepare()
         script.open()
         script.form()
-    return answer
 
 
 def lose(script: Script, *vms: str) -> None:
@@ -107,78 +98,6 @@ def hosted(script: Script, dead: tuple[str, ...]) -> bool:
         any(vm_of(workers[rank]) not in dead for rank in plan.hosts(section))
         for section in range(plan.num_sections)
     )
-
-
-def again(script: Script) -> Script:
-    """As it stands, to go on in another way."""
-    return replace(
-        script,
-        facts=list(script.facts),
-        commands=list(script.commands),
-        workers=dict(script.workers),
-        extra={worker: dict(fields) for worker, fields in script.extra.items()},
-    )
-
-
-def alike(script: Script) -> Hashable:
-    """Equal where only names of VMs and micro-batches differ."""
-    current = script.state.current
-    assert current is not None
-    ranges = Plan.from_json(current.plan).ranges
-    used: dict[str, list[tuple[int, int]]] = {vm: [] for vm in vms(script)}
-    for span, (worker, _) in zip(ranges, current.incarnations, strict=True):
-        used[vm_of(worker)].append((span.start, span.stop))
-    return tuple(sorted(tuple(sorted(held)) for held in used.values()))
-
-
-@pytest.mark.parametrize("rerouted_s", [0.0, 60.0])
-@pytest.mark.parametrize(("tolerated", "depth", "num_vms"), [(1, 1, 6), (1, 2, 7), (2, 1, 6), (2, 2, 8)])
-def test_no_deaths_between_two_changes_of_plan_need_the_store(
-    tolerated: int, depth: int, num_vms: int, rerouted_s: float
-) -> None:
-    """Every set of up to f VMs, in every order that makes a difference, down to (f+1) * n0 VMs and beyond."""
-    link = SLOW if rerouted_s else FREE  # where nothing takes time to load, no reroute does more
-    first = started(num_vms, tolerated, link=link, parallelism={"pipeline_parallel_degree": depth})
-    enough, seen, waiting = (tolerated + 1) * depth, set[Hashable](), [(first, tolerated)]
-    num_rerouted = 0
-    while waiting:
-        script, more = waiting.pop()
-        if (key := (alike(script), more)) in seen:
-            continue
-        seen.add(key)
-        for vm in vms(script):
-            assert hosted(script, (vm,)), "a death of the last host"
-            branch = again(script)
-            lose(branch, vm)
-            answer = go_on(branch, fewer_copies_s=rerouted_s)
-            assert branch.state.running
-            if len(vms(branch)) < enough:
-                assert branch.state.few_copies == copies(branch) < tolerated + 1
-                continue
-            if copies(branch) > tolerated:
-                waiting.append((branch, tolerated))
-                continue
-            assert answer.best_until is not None, "only a rerouted plan has fewer copies than can be had"
-            assert branch.state.few_copies == copies(branch)
-            num_rerouted += 1
-            if more > 1:
-                waiting.append((again(branch), more - 1))
-            wait_until(branch, answer.best_until)
-            go_on(branch)
-            assert copies(branch) > tolerated
-            assert branch.state.few_copies is None
-            waiting.append((branch, tolerated))
-    assert len(seen) > 1
-    assert (num_rerouted > 0) == (rerouted_s > 0)
-
-
-def wait_until(script: Script, when: float) -> None:
-    """Until the core has asked the planner after `when`."""
-    asked = script.count(ComputePlan)
-    script.wait(max(0.0, when - script.now) + 1.0)
-    script.report()
-    script.wait(1.0)
-    assert script.count(ComputePlan) == asked + 1, "the next change of plan does not follow"
 
 
 @pytest.mark.parametrize("tolerated", [1, 2])

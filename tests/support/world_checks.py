@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from makara.manager.core.facts import (
     EndReason,
     Fact,
     GenerationFormed,
+    GenerationKind,
     GenerationOpened,
     GenerationPlanned,
     GenerationPrepared,
@@ -15,12 +17,15 @@ from makara.manager.core.facts import (
     VmRequested,
 )
 from makara.manager.core.fold import fold
-from makara.manager.core.state import order_of
+from makara.manager.core.state import Incarnation, order_of, vm_of
+from makara.morphing import covers
+from makara.pipeline import Range
 from makara.protocol.messages import INCARNATIONS, CheckpointRef
+from world_machines import RECIPE
 
 if TYPE_CHECKING:
     from faulty_world import FaultyWorld
-    from makara.manager.world import Beginning
+    from makara.manager.world import Beginning, Trainer
     from makara.protocol.messages import Report
     from world_machines import Group, SimTrainer
 
@@ -50,6 +55,8 @@ def _check_fact(world: FaultyWorld, fact: Fact) -> None:
     match fact:
         case GenerationPlanned() if len(dict(fact.members)) < len(fact.members):
             raise Broken(f"a worker is twice in generation {fact.number}")
+        case GenerationPlanned(kind=GenerationKind.TRAIN):
+            _check_hosts(world, fact)
         case GenerationPrepared():
             planned = world.state.planned
             waiting = dict(planned.members) if planned else {}
@@ -66,6 +73,38 @@ def _check_fact(world: FaultyWorld, fact: Fact) -> None:
             raise Broken(f"{fact.lost_steps} steps lost of {world.num_steps}")
         case _:
             pass
+
+
+def _check_hosts(world: FaultyWorld, fact: GenerationPlanned) -> None:
+    """If each section has a host that the manager can count on, each has one among the members."""
+    members = {Incarnation(*member) for member in fact.members}
+    hosts = {host: Range(*span) for host, span in world.state.hosts.items()}
+    living = {host: span for host, span in hosts.items() if _can_be_counted_on(world, host)}
+    num_sections = RECIPE.num_sections
+    if _cover(living.values(), num_sections):
+        among = [span for host, span in living.items() if host in members]
+        if not _cover(among, num_sections):
+            raise Broken(
+                f"generation {fact.number} leaves out hosts of sections that no member has: {living}"
+            )
+
+
+def _can_be_counted_on(world: FaultyWorld, host: Incarnation) -> bool:
+    """Whether it lives and is heard, and its newest report says that it holds what it hosted."""
+    vm, seen = world.vms[vm_of(host.worker)], world.observations
+    if vm.name not in world.state.vms.live:
+        return False
+    trainer = next((t for t in vm.trainers if (t.worker, t.incarnation) == host), None)
+    if trainer is None or not (vm.alive and trainer.alive and trainer.span) or vm.name in seen.unheard:
+        return False
+    report = seen.last_reports.get(vm.name)
+    told = [w for w in report.report.workers if (w.worker, w.incarnation) == host] if report else []
+    newest = max((number for number, group in world.groups.items() if group.running), default=0)
+    return (
+        trainer.agreed_in == newest
+        and any(w.generation == newest for w in told)
+        and host not in seen.left_out
+    )
 
 
 def check_heard(world: FaultyWorld, report: Report) -> None:
@@ -107,6 +146,23 @@ def check_formed(group: Group, lineage: tuple[int, ...]) -> None:
     base = group.order.checkpoints[0] if group.order.checkpoints else None
     if base is not None and len(lineage) < base.step:
         raise Broken(f"generation {group.order.number} begins at {len(lineage)}, before its base {base.step}")
+
+
+def check_rung(
+    begun: Beginning, members: Iterable[Trainer], hosts: Iterable[Trainer], num_sections: int
+) -> None:
+    """The members begin from the store, or anew, when and only when some section has no host: of those that
+    live, as the newest generation that formed left them, `hosts`."""
+    if begun.rung == "peers":
+        kept = [trainer.span for trainer in members if trainer.worker in begun.kept]
+        if not _cover(kept, num_sections):
+            raise Broken(f"state from peers that hold {kept} alone")
+    elif _cover(held := [trainer.span for trainer in hosts], num_sections):
+        raise Broken(f"state from {begun.rung}, though there are hosts of all sections: {held}")
+
+
+def _cover(spans: Iterable[Range | None], num_sections: int) -> bool:
+    return covers((span.sections for span in spans if span is not None), num_sections)
 
 
 def check_lineage(lineage: tuple[int, ...], num_steps: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from makara.manager.world import begin
 from makara.pipeline import Range
 from makara.protocol.messages import CheckpointRef, Failure, Formed, Orders, Phase
-from world_checks import check_formed, lineage_of
+from world_checks import check_formed, check_rung, lineage_of
 from world_machines import GRAPH_HASH, RECIPE, Group, SimTrainer
 from world_profiles import measure
 
@@ -78,7 +78,9 @@ def form(world: FaultyWorld, group: Group) -> None:
         shatter(world, group, [t.worker for t in members if not stands(t, group, Phase.FORMING)])
         return
     number, published = group.order.number, group.order.checkpoints
+    hosts = hosts_among(world, members, published)
     begun = begin(members, published, RECIPE.num_sections)
+    check_rung(begun, members, hosts, RECIPE.num_sections)
     lineage = lineage_of(world, members, begun)
     group.running = True
     formed = Formed(generation=number, step=len(lineage), rung=begun.rung, phases_s={"load": 0.1})
@@ -94,6 +96,16 @@ def form(world: FaultyWorld, group: Group) -> None:
     if len(lineage) == world.num_steps or group.order.saves_only:
         start_publishing(world, group)
     world.after(world.step_s, step, world, group)
+
+
+def hosts_among(
+    world: FaultyWorld, members: list[SimTrainer], published: tuple[CheckpointRef, ...]
+) -> list[SimTrainer]:
+    """The members that hold sections as the newest generation left them; none if a checkpoint is newer."""
+    newest = max((number for number, group in world.groups.items() if group.running), default=0)
+    hosts = [trainer for trainer in members if trainer.agreed_in == newest]
+    step = max((trainer.step for trainer in hosts), default=0)
+    return [] if any(ref.age_rank > (newest, step) for ref in published) else hosts
 
 
 def stands(trainer: SimTrainer, group: Group, phase: Phase) -> bool:
