@@ -11,7 +11,7 @@ state, to those that count, and what of the step is missing.
 
 from .balance import balance
 from .choose import choose
-from .copies import copies_in, copies_of
+from .copies import copies_in, copies_of, least_vms
 from .failures import FailurePlan, failure_plans, least_bounds_s
 from .infeasible import too_deep
 from .instead import Before, loading_s, rerouted, saved_bytes
@@ -66,6 +66,7 @@ __all__ = [
     "covers",
     "failure_plans",
     "least_bounds_s",
+    "least_vms",
     "loading_s",
     "place",
     "place_in",

@@ -12,9 +12,11 @@ plans have as many copies as can be had.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..pipeline import Plan, Range, Schedule
 from ..simulator import Calibration
@@ -116,18 +118,20 @@ def least_vms(
     """
     table = stage_table(calibration.with_optimizer_on_host() if on_host else calibration, schedule)
     num, modes = table.num_sections, (False, True) if recompute else (False,)
-    fewest: list[int | None] = [0, *[None] * num]  # stages of the first sections
-    for start in range(num):
-        before = fewest[start]
-        if before is None:
-            continue
-        for stop in range(start + 1, num + 1):
-            if all(table.memory(start, stop, mode).least_bytes > capacity_bytes for mode in modes):
-                break
-            known = fewest[stop]
-            fewest[stop] = before + 1 if known is None else min(known, before + 1)
-    stages = fewest[num]
-    return None if stages is None else -(-stages // workers_per_vm)
+
+    def too_large(start: int, stop: int) -> bool:
+        return all(table.memory(start, stop, mode).least_bytes > capacity_bytes for mode in modes)
+
+    stages = reached = tried = 0  # stages so far; where they may end; where the last of them may begin
+    while reached < num:
+        farthest = max(
+            start + bisect_left(range(start + 1, num + 1), True, key=partial(too_large, start))
+            for start in range(tried, reached + 1)
+        )
+        if farthest == reached:
+            return None
+        stages, tried, reached = stages + 1, reached + 1, farthest
+    return -(-stages // workers_per_vm)
 
 
 def _vms(count: int) -> str:

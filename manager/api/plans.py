@@ -11,7 +11,7 @@ from ...morphing import Candidate, Infeasible
 from ...morphing import Request as Question
 from ...pipeline import Plan
 from ..core import worth
-from ..core.rules.planning import slot_of
+from ..core.slots import slot_of
 from ..core.state import Generation
 from ..service.planning import request_of
 from ..service.ranking import Ranking, rank

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...morphing import copies_of
+from ...morphing import copies_of, least_vms
 from ...pipeline.plan import Plan
+from ...simulator import Calibration
 from . import worth
 from .context import Context
 from .facts import CopiesChanged
+from .slots import memory_bytes
 from .state import staying_vms, vm_of
 
 
@@ -27,13 +29,37 @@ def watch(context: Context) -> None:
         vms = len({vm_of(worker) for worker, _ in current.incarnations})
         context.fact(
             CopiesChanged(
-                at=context.now, generation=current.number, copies=copies, wanted=wanted, num_vms=vms
+                at=context.now,
+                generation=current.number,
+                copies=copies,
+                wanted=wanted,
+                num_vms=vms,
+                enough_vms=_enough_vms(context) if copies < wanted else None,
             )
         )
 
 
 def wanted_copies(context: Context) -> int:
     return context.spec.resilience.tolerated_failures + 1
+
+
+def _enough_vms(context: Context) -> int | None:
+    """With how many VMs, each of whose workers has what the one with least memory has, there are as many
+    copies as are wanted; None: with no number."""
+    state, spec = context.state, context.spec
+    if state.calibration is None:
+        return None
+    calibration = Calibration.from_json(state.calibration)
+    per_vm, depth = spec.resources.workers_per_node, spec.parallelism.pipeline_parallel_degree or 1
+    joined = [vm for vm in state.live_vms if vm.joined]
+    least = least_vms(
+        calibration,
+        min(memory_bytes(state, vm, index) for vm in joined for index in range(per_vm)),
+        per_vm,
+        recompute=spec.parallelism.recompute != "off",
+        on_host=calibration.device_kind != "cpu" and spec.offload != "off",
+    )
+    return None if least is None else wanted_copies(context) * max(least, -(-depth // per_vm))
 
 
 def num_copies(context: Context, plan: Mapping[str, Any], workers: Sequence[str]) -> int:

@@ -200,6 +200,7 @@ class JobState:
     request_failures: int = 0  # rounds of refused requests in a row
     request_failed_at: float = 0.0
     few_copies: int | None = None  # VMs under each section, if fewer than `resilience` asks for
+    enough_vms: int | None = None  # ... and with how many VMs that would be had, if that is known
     impossible: str | None = None  # why nothing runs, as last told to the user
 
     @property

@@ -59,7 +59,7 @@ const SAYS = {
   generation_closed: (f) => [f.kind === "profile" ? "Profiling again" : `Generation ${f.number} closed`, f.reason, "warn"],
   copies_changed: (f) =>
     f.copies < f.wanted
-      ? ["Few copies", `some section lives on ${f.copies} of ${f.num_vms} VMs, ${f.wanted} are asked for`, "bad"]
+      ? ["Few copies", `some section lives on ${f.copies} of ${f.num_vms} VMs, ${f.wanted} are asked for${f.enough_vms ? `; ${f.enough_vms} VMs like these would do` : ""}`, "bad"]
       : ["Copies", `each section lives on ${f.copies} VMs`, "good"],
   plan_impossible: (f) => ["No plan", f.reason, "bad"],
   checkpoint_published: (f) => ["Checkpoint published", `step ${f.checkpoint.step}`],

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from ...morphing import (
     Before,
@@ -263,19 +263,12 @@ def request_for(
         halves=parallelism.halves,
         unequal_pipelines=parallelism.unequal_pipelines,
         tolerated_failures=spec.resilience.tolerated_failures,
-        optimizer_offload=offload(spec),
+        optimizer_offload=spec.offload,
     )
 
 
 def _slots(workers: Iterable[WorkerSlot]) -> list[Slot]:
     return [Slot(w.worker, w.vm, w.memory_bytes, w.slowdown) for w in workers]
-
-
-def offload(spec: JobSpec) -> Literal["auto", "on", "off"]:
-    """The planner's setting for optimizer offload. With `exact`, `auto` means `off`: a device may round
-    differently than its host, so plans must not switch."""
-    wanted = spec.parallelism.optimizer_offload
-    return "off" if wanted == "auto" and spec.training.numerics == "exact" else wanted
 
 
 def holding(state: JobState) -> dict[str, Range]:

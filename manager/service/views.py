@@ -272,7 +272,17 @@ def _few_copies(state: JobState) -> str:
         return ""
     lives = f"some section lives on {state.few_copies} VM{'s' if state.few_copies > 1 else ''} only"
     wanted = state.spec.resilience.tolerated_failures + 1
-    return f"{lives}, resilience.tolerated_failures asks for {wanted}: there are too few VMs for now"
+    told = f"{lives}, resilience.tolerated_failures asks for {wanted}"
+    enough, most = state.enough_vms, state.spec.resources.max_nodes
+    num_vms = sum(vm.joined for vm in state.live_vms)
+    if enough is not None and num_vms >= enough and state.current and state.current.best_until is not None:
+        return (
+            f"{told}: the plan is the one of before, rerouted around lost VMs, until the next change of plan"
+        )
+    if enough is None:
+        return f"{told}: there are too few VMs for now"
+    more = f", resources.max_nodes is {most}" if enough > most else ""
+    return f"{told}: there are too few VMs for now, {enough} like these would do{more}"
 
 
 def measured_s(job: Job) -> float | None:

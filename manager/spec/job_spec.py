@@ -244,6 +244,13 @@ class JobSpec(JobSection):
             raise FieldFaults(faults)
         return self
 
+    @property
+    def offload(self) -> Literal["auto", "on", "off"]:
+        """The planner's setting for optimizer offload. With `exact`, `auto` means `off`: a device may round
+        differently than its host, so plans must not switch."""
+        wanted = self.parallelism.optimizer_offload
+        return "off" if wanted == "auto" and self.training.numerics == "exact" else wanted
+
 
 def _worker_faults(spec: JobSpec) -> list[tuple[str, str]]:
     most, parallel = spec.resources.most_workers, spec.parallelism

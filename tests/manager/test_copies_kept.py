@@ -75,6 +75,7 @@ def test_no_deaths_between_two_changes_of_plan_need_the_store(tolerated: int, le
                 assert after.state.running
                 assert after.state.few_copies == (after.copies if after.copies <= tolerated else None)
                 if len(after.vms) < enough:
+                    assert after.state.enough_vms == enough
                     below += 1
                     continue
                 if after.copies > tolerated:

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from branching_world import BranchingWorld
 from calibrations import uniform
 from core_script import RECIPE, Script
 from makara.manager.core.commands import ComputePlan
@@ -13,9 +14,12 @@ from makara.manager.core.events import VmTerminated
 from makara.manager.core.facts import CopiesChanged
 from makara.manager.core.state import vm_of
 from makara.manager.service.planning import compute_plan
+from makara.manager.service.runtime import Job
+from makara.manager.service.views import job_view
 from makara.morphing import copies_of
 from makara.pipeline import Plan
 from makara.protocol.messages import Phase, Profile, WorkerReport
+from makara.simulator import Link
 
 
 def started(num_vms: int, tolerated: int, per_vm: int = 1, **changes: Any) -> Script:
@@ -116,8 +120,47 @@ def test_too_few_vms_go_on_with_fewer_copies_and_it_is_said() -> None:
     go_on(script)
     assert copies(script) == 1
     told = [fact for fact in script.facts if isinstance(fact, CopiesChanged)]
-    assert [(fact.copies, fact.wanted) for fact in told] == [(1, 2)]
-    assert script.state.few_copies == 1
+    assert [(fact.copies, fact.wanted, fact.enough_vms) for fact in told] == [(1, 2, 4)]
+    assert notes(script) == [
+        "some section lives on 1 VM only, resilience.tolerated_failures asks for 2: "
+        "there are too few VMs for now, 4 like these would do"
+    ]
+
+
+def test_a_job_that_may_not_have_enough_vms_is_told_so() -> None:
+    script = started(4, 1, parallelism={"pipeline_parallel_degree": 2})
+    lose(script, vms(script)[0])
+    go_on(script)
+    assert script.state.spec is not None
+    resources = script.state.spec.resources.model_copy(update={"max_nodes": 3})
+    spec = script.state.spec.model_copy(update={"resources": resources})
+    script.state = script.state.changed(spec=spec)
+    assert notes(script)[-1].endswith("too few VMs for now, 4 like these would do, resources.max_nodes is 3")
+
+
+def test_a_rerouted_plan_with_fewer_copies_does_not_say_that_vms_are_too_few() -> None:
+    world = BranchingWorld(
+        uniform(2, inter_vm=Link(latency_s=0.0, bytes_per_s=1.0)),
+        num_vms=5,
+        training={"global_batch_size": 16, "steps": 100_000},
+        resilience={"tolerated_failures": 1},
+        resources={"min_nodes": 1},
+        parallelism={"pipeline_parallel_degree": 2},
+    )
+    world.kill(next(iter(world.vms)))
+    world.settle()
+    assert world.copies == 1
+    assert notes(world)[-1] == (
+        "some section lives on 1 VM only, resilience.tolerated_failures asks for 2: "
+        "the plan is the one of before, rerouted around lost VMs, until the next change of plan"
+    )
+
+
+def notes(told: Script | BranchingWorld) -> list[str]:
+    """As `makara status` and the page show them."""
+    job = Job("j", [], [])
+    job.state, job.observations = told.state, told.observations
+    return job_view(job, {}, 0.0).notes
 
 
 def test_nothing_is_said_of_copies_that_nobody_asked_for() -> None:

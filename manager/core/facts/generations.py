@@ -119,13 +119,17 @@ class PlanImpossible(BaseFact):
 
 
 class CopiesChanged(BaseFact):
-    """Each section of the generation lives on so many of its VMs; `wanted`: what the job file asks for."""
+    """Each section of the generation lives on so many of its VMs; `wanted`: what the job file asks for.
+
+    `enough_vms`: where these are fewer, with so many VMs as they are there would be enough.
+    """
 
     fact: Literal["copies_changed"] = "copies_changed"
     generation: int
     copies: int
     wanted: int
     num_vms: int
+    enough_vms: int | None = None  # None, as in journals of earlier versions: not known
 
 
 class CheckpointPublished(BaseFact):

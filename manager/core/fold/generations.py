@@ -178,7 +178,8 @@ def _plan_impossible(state: JobState, fact: PlanImpossible) -> JobState:
 
 
 def _copies_changed(state: JobState, fact: CopiesChanged) -> JobState:
-    return state.changed(few_copies=fact.copies if fact.copies < fact.wanted else None)
+    few = fact.copies < fact.wanted
+    return state.changed(few_copies=fact.copies if few else None, enough_vms=fact.enough_vms if few else None)
 
 
 def _published(state: JobState, fact: CheckpointPublished) -> JobState:

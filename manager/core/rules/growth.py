@@ -23,9 +23,9 @@ from ..commands import ComputeGrowth, WorkerSlot
 from ..context import Context
 from ..events import GrowthComputed, JobCommandFailed
 from ..observations import Growth
+from ..slots import memory_bytes
 from ..state import JobState, staying_vms
 from ..vms import Vm
-from . import planning
 
 _ASKED = "the planner is asked whether more of them would pay"
 _KEPT = 8  # questions: VMs that come and go lead back to earlier ones
@@ -119,8 +119,8 @@ def _holds(known: Growth, least: float) -> bool:
 
 def _slots(vm: str, workers: _Workers) -> tuple[WorkerSlot, ...]:
     return tuple(
-        WorkerSlot(worker=f"{vm}.{index}", vm=vm, memory_bytes=memory_bytes, slowdown=slowdown)
-        for index, (memory_bytes, slowdown) in enumerate(workers)
+        WorkerSlot(worker=f"{vm}.{index}", vm=vm, memory_bytes=each_bytes, slowdown=slowdown)
+        for index, (each_bytes, slowdown) in enumerate(workers)
     )
 
 
@@ -149,10 +149,10 @@ def _expected(context: Context, kind: _Kind | None, joined: Mapping[str, _Worker
     slowdown = statistics.median([slowdown for _, slowdown in alike or everyone] or [1.0])
     ended = [vm for vm in state.vms.ended(-_REMEMBERED) if vm.devices and _kind_of(vm) == kind]
     known = alike or [worker for vm in ended for worker in _known(state, vm)]
-    memory_bytes = _offered_bytes(context, kind)
-    if known or memory_bytes is None:
-        memory_bytes = min((each_bytes for each_bytes, _ in known or everyone), default=0)
-    return ((memory_bytes, slowdown),) * context.spec.resources.workers_per_node
+    least_bytes = _offered_bytes(context, kind)
+    if known or least_bytes is None:
+        least_bytes = min((each_bytes for each_bytes, _ in known or everyone), default=0)
+    return ((least_bytes, slowdown),) * context.spec.resources.workers_per_node
 
 
 def _offered_bytes(context: Context, kind: _Kind | None) -> int | None:
@@ -183,6 +183,5 @@ def _known(state: JobState, vm: Vm) -> _Workers:
         worker = f"{vm.vm}.{index}"
         if worker not in state.unfit:
             slow = state.slow.get(worker)
-            memory_bytes = planning.memory_bytes(state, vm, index)
-            found.append((memory_bytes, slow.slowdown if slow is not None else 1.0))
+            found.append((memory_bytes(state, vm, index), slow.slowdown if slow is not None else 1.0))
     return tuple(found)

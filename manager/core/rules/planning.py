@@ -10,12 +10,13 @@ from typing import Any
 from ....pipeline.plan import Plan
 from ....protocol.messages import Phase, WorkerReport
 from .. import copies, worth
-from ..commands import ComputePlan, WorkerSlot
+from ..commands import ComputePlan
 from ..context import Context, has_ended, incarnation_of
 from ..events import PlanComputed
 from ..facts import GenerationPlanned, HoldChanged, PlanImpossible
 from ..observations import Planning
-from ..state import Generation, Incarnation, JobState, staying_vms, vm_of
+from ..slots import slot_of
+from ..state import Generation, Incarnation, staying_vms, vm_of
 from ..vms import Vm, VmStatus
 from . import breaks, fitness, versions
 
@@ -335,24 +336,6 @@ def _ask(
     )
     asked = Planning(generation, frozenset(usable), context.now, cause, detected_at, reconsider)
     context.note(planning=asked)
-
-
-def slot_of(state: JobState, worker: str) -> WorkerSlot:
-    """A worker as the planner is told of it."""
-    vm, slow = state.vms[vm_of(worker)], state.slow.get(worker)
-    return WorkerSlot(
-        worker=worker,
-        vm=vm.vm,
-        memory_bytes=memory_bytes(state, vm, int(worker.rpartition(".")[2])),
-        slowdown=slow.slowdown if slow is not None else 1.0,
-    )
-
-
-def memory_bytes(state: JobState, vm: Vm, index: int) -> int:
-    """What the worker of this index on a VM that has joined may use."""
-    assert state.spec is not None, "plans are made for submitted jobs"
-    has = int(vm.devices[min(index, len(vm.devices) - 1)]["memory_bytes"])
-    return min(has, state.spec.resources.device_memory or has)
 
 
 def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked: Planning | None) -> None:
