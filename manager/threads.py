@@ -31,6 +31,7 @@ class CallKind(StrEnum):
     PLANNING = "planning"
     GROWTH = "growth"  # whether more VMs would pay; separate, so that it delays no plan
     RANKING = "ranking"  # of plans, for the API
+    AHEAD = "ahead"  # what the planner may be asked next
     LIST_VMS = "list_vms"  # by provider
     OFFERS = "offers"  # by provider
     CHECK_WISH = "check_wish"  # by provider: checks of a job before it is accepted
@@ -52,6 +53,7 @@ class ThreadBounds:
     planning: int = 2  # it keeps a core busy; more would only slow the event loop
     growth: int = 1
     ranking: int = 1
+    ahead: int = 1
     list_vms: int = 1
     offers: int = 1
     check_wish: int = 4

@@ -31,7 +31,8 @@ from ..core.state import JobState
 from ..providers import Provider, ProviderError, Throttled
 from ..spec.start_source import StartSource
 from ..threads import CallKind, Threads, told_when_slow
-from .planning import Choose, Planner, compute_plan
+from .planner.planner import Planner
+from .planning import Choose, compute_plan
 from .quarantine import Quarantined
 from .store_commands import HOUSEKEEPING, StoreCommands
 from .tokens import TokenStore
@@ -78,7 +79,7 @@ class Effects:
         self._running: dict[str, Command] = {}
         self._held: dict[str, list[Command]] = {}  # of jobs that are set aside; run again when resumed
         self._job_of: dict[str, str] = {}
-        self._planner = Planner(self.threads, self.state_of, self.clock, self.choose_plan)
+        self.planner = Planner(self.threads, self.state_of, self.clock, self.choose_plan)
         self.renting = Renting(
             providers=self.providers,
             tokens=self.tokens,
@@ -213,9 +214,9 @@ class Effects:
             case ReleaseVm():
                 return await self._released(job, command)
             case ComputePlan():
-                return await self._planner.answer(job, command)
+                return await self.planner.answer(job, command)
             case ComputeGrowth():
-                return await self._planner.answer_growth(job, command)
+                return await self.planner.answer_growth(job, command)
             case _:
                 return await self._store.carry_out(job, command)
 

@@ -1,8 +1,7 @@
-"""Carries out `ComputePlan` and `ComputeGrowth`: turns a job's state into requests to `makara.morphing`."""
+"""Answers `ComputePlan` and `ComputeGrowth`: turns a job's state into requests to `makara.morphing`."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,6 @@ from ...morphing import (
     choose,
     copies_in,
     copies_of,
-    rerouted,
 )
 from ...pipeline import Plan, Range
 from ...simulator import Calibration, InvalidCalibration, simulate
@@ -27,76 +25,37 @@ from ..core.commands import ComputeGrowth, ComputePlan, DeathRisk, WorkerSlot
 from ..core.events import GrowthComputed, PlanComputed
 from ..core.state import JobState
 from ..spec.job_spec import JobSpec
-from ..threads import CallKind, Threads
+from .planner.answer_table import Search
 from .weighing import Offer, passed_over, weighed
+
+_SEARCH = Search()
 
 Choose: TypeAlias = Callable[[JobState, ComputePlan, Callable[[], float]], PlanComputed]
 """From a job's state, the core's question and a clock to the plan that its workers are to follow."""
 
 
-class Planner:
-    """Computes plans for all jobs: one at a time for each job, and of waiting requests only the newest.
-
-    A big job whose workers keep changing asks again and again; its requests wait for each other, and leave a
-    thread for other jobs. Used on the event loop.
-    """
-
-    def __init__(
-        self,
-        threads: Threads,
-        state_of: Callable[[str], JobState],
-        clock: Callable[[], float],
-        choose_plan: Choose,
-    ) -> None:
-        self._threads = threads
-        self._state_of = state_of
-        self._clock = clock
-        self._choose_plan = choose_plan
-        self._turns: dict[str, asyncio.Lock] = {}  # by job, while it has requests
-        self._newest: dict[str, str] = {}  # the key of each job's newest request
-
-    async def answer(self, job: str, command: ComputePlan) -> PlanComputed | None:
-        """Compute the plan; None if the request was obsolete when its turn came."""
-        self._newest[job] = command.key
-        turn = self._turns.setdefault(job, asyncio.Lock())  # first come, first served
-        async with turn:
-            answer = await self._threads.run(CallKind.PLANNING, self._compute, job, command)
-        if self._newest.get(job) == command.key:
-            del self._newest[job], self._turns[job]
-        return answer
-
-    async def answer_growth(self, job: str, command: ComputeGrowth) -> GrowthComputed | None:
-        """Compute whether more VMs would pay; None if the job has ended meanwhile."""
-        return await self._threads.run(CallKind.GROWTH, self._compute_growth, job, command)
-
-    def _compute_growth(self, job: str, command: ComputeGrowth) -> GrowthComputed | None:
-        state = self._state_of(job)
-        return None if state.ended is not None else compute_growth(state, command, self._clock)
-
-    def _compute(self, job: str, command: ComputePlan) -> PlanComputed | None:
-        """Compute in a thread; the wait for that thread may have been long, so check for changes first."""
-        state = self._state_of(job)
-        superseded = self._newest.get(job) != command.key or state.last_generation >= command.generation
-        if superseded or state.ended is not None:
-            return None
-        return self._choose_plan(state, command, self._clock)
-
-
-def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
+def compute_plan(
+    state: JobState,
+    command: ComputePlan,
+    clock: Callable[[], float],
+    search: Search = _SEARCH,
+) -> PlanComputed:
     """The best plan for the command's workers, or why there is none. Blocks; pure but for `clock`.
 
     The plan that ran, rerouted around workers that are gone, is taken where it is worth more.
     """
-    return or_rerouted(state, command, _chosen(state, command, clock))
+    return or_rerouted(state, command, _chosen(state, command, clock, search), search)
 
 
-def or_rerouted(state: JobState, command: ComputePlan, answer: PlanComputed) -> PlanComputed:
+def or_rerouted(
+    state: JobState, command: ComputePlan, answer: PlanComputed, search: Search = _SEARCH
+) -> PlanComputed:
     """The answer, or the rerouted plan if that is worth as much; with what both are worth."""
     if command.lasts_s is None or not state.hosts_plan or state.calibration is None:
         return answer
     request = request_of(state, command.workers, command.generation, command.risk)
     ran = Before(Plan.from_json(state.hosts_plan), [worker for worker, _ in state.hosts])
-    found = rerouted(request, ran)
+    found = search.rerouted(request, ran)
     if found is None:
         return answer
     if isinstance(found, Infeasible):
@@ -146,10 +105,12 @@ def _ends_s(command: ComputePlan) -> float:
     return math.inf if command.ends_s is None else command.ends_s
 
 
-def _chosen(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
+def _chosen(
+    state: JobState, command: ComputePlan, clock: Callable[[], float], search: Search
+) -> PlanComputed:
     try:
         request = request_of(state, command.workers, command.generation, command.risk)
-        answer = choose(request)
+        answer = search.choose(request)
     except InvalidCalibration as error:
         return _none(command, clock, f"the calibration cannot be used: {error}")
     if isinstance(answer, Infeasible):

@@ -43,6 +43,7 @@ from .files import JobFiles
 from .job_loop import JobLoops, Outlets
 from .journal import Journal
 from .journal_text import Unreadable
+from .planner.answers_ahead import AnswersAhead
 from .planning import Choose, compute_plan
 from .pubsub import Hub, LiveUpdate
 from .quarantine import Quarantined, quarantine_for
@@ -159,6 +160,7 @@ class Service:
             manager_url=lambda: self.manager_url,
         )
         self.timing = replace(timing or Timing(), leases=self.leases)
+        self._ahead = AnswersAhead(self.jobs, self.effects.planner, self.threads, self.timing)
         self._loops = JobLoops(
             Outlets(
                 append=self._append,
@@ -222,7 +224,8 @@ class Service:
                 await self.handle(job.job, ManagerStarted(now=self.clock()))
         watches = [watch.run for watch in self.watches.values()]
         closings = [watch.follow_closings for name, watch in self.watches.items() if name in CLOUDS]
-        loops = (self._tick, self._sweep, self._offers.run, *watches, *closings)
+        ahead = [self._ahead.run] if self.effects.planner.can_look_ahead else []
+        loops = (self._tick, self._sweep, self._offers.run, *ahead, *watches, *closings)
         self._tasks = [asyncio.create_task(self._guard(loop)) for loop in loops]
 
     async def _start_pending(self) -> None:

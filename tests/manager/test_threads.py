@@ -17,7 +17,8 @@ from makara.manager.core.commands import ComputeGrowth, ComputePlan, OpenHead, R
 from makara.manager.core.events import PlanComputed
 from makara.manager.core.state import JobState
 from makara.manager.providers import Resource
-from makara.manager.service import planning, store_commands
+from makara.manager.service import store_commands
+from makara.manager.service.planner import planner
 from makara.manager.threads import CallKind, CallQueue, ThreadBounds, Threads, told_when_slow
 
 
@@ -270,7 +271,7 @@ def test_a_question_that_nobody_waits_for_when_a_thread_is_free_is_not_computed(
 def test_whether_more_vms_would_pay_holds_up_no_plan(
     tmp_path: Path, gate: Gate, chooser: Chooser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "compute_growth", lambda *_: gate())
+    monkeypatch.setattr(planner, "compute_growth", lambda *_: gate())
 
     async def play() -> None:
         async with desk(tmp_path, choose_plan=chooser) as here:
@@ -293,7 +294,7 @@ def test_a_fault_while_the_planner_is_asked_about_more_vms_ends_no_job(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr(planning, "compute_growth", fail)
+    monkeypatch.setattr(planner, "compute_growth", fail)
 
     async def play() -> None:
         async with desk(tmp_path) as here:

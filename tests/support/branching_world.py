@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from core_script import RECIPE, spec
 from makara.manager.core import Decision, Timing
@@ -66,7 +66,7 @@ class BranchingWorld(World[None]):
         self.join(num_vms)
         self.settle()
 
-    def branch(self) -> BranchingWorld:
+    def branch(self) -> Self:
         """This world as it stands, to go on by itself."""
         made = copy(self)
         made.clock = Clock(self.clock.shows(0))
