@@ -51,7 +51,8 @@ def test_a_death_costs_no_step_though_there_is_no_checkpoint(service: ServicePro
     assert sorted(service.losses(job)) == list(range(1, STEPS + 1))
     events = service.client.get(f"/jobs/{job}/events")["events"]
     copies = [event["fact"] for event in events if event["fact"]["fact"] == "copies_changed"]
-    assert [(fact["copies"], fact["enough_vms"]) for fact in copies] == [(1, 4), (2, None)]
+    # Were the last of the VMs late, the job began with one copy.
+    assert [(fact["copies"], fact["enough_vms"]) for fact in copies][-2:] == [(1, 4), (2, None)]
 
 
 def goes_on(view: dict[str, Any]) -> bool:
