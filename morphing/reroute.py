@@ -38,9 +38,12 @@ def reroute(
     new_rank = {rank: number for number, rank in enumerate(survivors)}
     carried: dict[tuple[Hop, ...], list[int]] = {}
     for path, peers in zip(paths, dealt, strict=True):
+        known: dict[tuple[int, ...], list[int]] = {}
         for micro_batch, taken in zip(path.micro_batches, _turns(path, peers), strict=True):
-            hops = (Hop(new_rank[rank], span) for rank, span in zip(taken, path.spans, strict=True))
-            carried.setdefault(tuple(hops), []).append(micro_batch)
+            if taken not in known:
+                hops = (Hop(new_rank[rank], span) for rank, span in zip(taken, path.spans, strict=True))
+                known[taken] = carried.setdefault(tuple(hops), [])
+            known[taken].append(micro_batch)
     rerouted = replace(
         plan,
         ranges=tuple(plan.ranges[rank] for rank in survivors),
