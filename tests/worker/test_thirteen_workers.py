@@ -18,7 +18,7 @@ from trainer_processes import BUNDLE
 NEEDED = 4
 SECTIONS, NUM_MICRO_BATCHES = 14, 32
 STEPS = 14
-"""More than pass until the last change of plan, on a busy machine too."""
+"""More than pass until the last change of plan: nothing but steps takes time between two changes."""
 CALIBRATION = uniform(SECTIONS)
 
 
@@ -47,8 +47,12 @@ class _Job:
         self.shapes: list[str] = []
         self.used: list[int] = []
 
-    def join(self, *workers: str) -> None:
+    def boot(self, *workers: str) -> None:
+        """Start their processes, which takes longer than many steps."""
         self._run.fleet.start(*workers, fault="dies-when-told")
+
+    def join(self, *workers: str) -> None:
+        """Let those that booted take part in the next plan."""
         self.living += workers
 
     def choose(self, workers: Sequence[str]) -> Choice | Infeasible:
@@ -91,14 +95,16 @@ def test_thirteen_workers_all_train_and_deaths_and_joins_change_no_bit(tmp_path:
     run.recipe = run.fleet.recipe = profile(load_entrypoint(BUNDLE, run.job.entrypoint), run.job).recipe
     job = _Job(run)
     try:
-        job.join(*(f"w{number}" for number in range(13)))
+        first, others = [f"w{number}" for number in range(13)], ["w13", "w14", "w15"]
+        job.boot(*first, *others)
+        job.join(*first)
         assert isinstance(job.choose(job.living[: NEEDED - 1]), Infeasible)
         assert isinstance(job.choose(job.living[:NEEDED]), Choice)
         job.form()
         for number, operations in ((1, 7), (6, 23), (11, 40)):
             job.lose(f"w{number}", operations)
             job.form()
-        job.join("w13", "w14", "w15")
+        job.join(*others)
         run.fleet.abandon(4, *job.living)
         job.form()
         assert run.fleet.reports[job.living[0]].step < STEPS, "all changes came while the job ran"
