@@ -43,7 +43,8 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# All parts take about two hours: an hour of them `clouds`, half of one `choices`. One alone: make bench PARTS=planning,
+# All parts take about three hours: an hour of them `clouds`, half of one each `choices`, `markets` and
+# `goodput`. One alone: make bench PARTS=planning,
 # or PARTS="clouds --minutes 10".
 bench: setup
 	$(BIN)/python -m benchmarks $(PARTS)

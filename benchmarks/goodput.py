@@ -47,7 +47,7 @@ def _row(one: Record, market: Spot, records: Sequence[Record]) -> Row:
     policy = POLICIES[one.policy]
     others = [samples(it.view, it.played) for it in records if POLICIES[it.policy].keeps_state]
     found = costs(samples(one.view, one.played), others)
-    real = measured(one.view, one.steps, one.since, one.window_s)
+    real = measured(one.view, one.steps, one.start, one.window_s)
     told = predicted(policy, market, one.calibration, found, one.window_s)
     return {
         "policy": one.policy,

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from makara.simulator import MorphCosts
 
@@ -31,34 +31,43 @@ class Measured:
         return self.useful_s / self.window_s
 
 
-def began(view: Mapping[str, Any], nodes: int) -> tuple[float, int] | None:
-    """When the first step on so many VMs was done, Unix seconds, and its number; None: not yet."""
+class Start(NamedTuple):
+    """When a window began: right after `step`, the first of `generation`."""
+
+    at: float
+    """Unix seconds."""
+    step: int
+    generation: int
+
+
+def began(view: Mapping[str, Any], nodes: int) -> Start | None:
+    """When the first step on so many VMs was done; None: not yet."""
     newest = view["morphs"][-1] if view["morphs"] else None
     if newest is None or "first_step" not in newest["phases_s"]:
         return None
     if len({seat["vm"] for seat in view["placement"]}) < nodes:
         return None
-    return newest["at"] + sum(newest["phases_s"][it] for it in _AFTER_PLANNED), newest["step"] + 1
+    at = newest["at"] + sum(newest["phases_s"][it] for it in _AFTER_PLANNED)
+    return Start(at, newest["step"] + 1, newest["generation"])
 
 
 _AFTER_PLANNED = ("prepare", "open", "form", "first_step")
 
 
 def measured(
-    view: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], since: int, window_s: float
+    view: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], start: Start, window_s: float
 ) -> Measured:
-    """`steps`: those that count in the end, of all generations; those after step `since` are the window's.
+    """`steps`: those that count in the end, of all generations; those after `start` are the window's.
 
     A step is useful for the seconds that it took. The first of a generation may have begun in another, and
     its seconds have the change in them: it counts as one of the others.
     """
     rows: dict[int, list[float]] = defaultdict(list)
     for step in steps:
-        if step["step"] > since:
+        if step["step"] > start.step:
             rows[step["generation"]].append(step["seconds"])
     formed = {morph["generation"]: morph for morph in view["morphs"] if morph["step"] is not None}
-    first = next(number for number, morph in formed.items() if morph["step"] + 1 == since)
-    whole = {number: found if number == first else found[1:] for number, found in rows.items()}
+    whole = {number: found if number == start.generation else found[1:] for number, found in rows.items()}
     pace = statistics.median(
         seconds / formed[number]["predicted_s"] for number, found in whole.items() for seconds in found
     )
@@ -66,11 +75,11 @@ def measured(
     for number, found in rows.items():
         usual_s = statistics.median(whole[number] or [pace * formed[number]["predicted_s"]])
         useful_s += sum(whole[number])
-        if number != first:
+        if number != start.generation:
             useful_s += min(usual_s, found[0])
             if formed[number]["in_flight"] is None and whole[number]:
                 extra_s.append(found[0] - usual_s)
-    inside = [morph for number, morph in formed.items() if number >= first]
+    inside = [morph for number, morph in formed.items() if number >= start.generation]
     return Measured(
         window_s=window_s,
         steps=sum(map(len, rows.values())),

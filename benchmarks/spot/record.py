@@ -15,18 +15,17 @@ from service_process import ServiceProcess
 
 from .job import MICROBATCH_SIZE, sections
 from .market import NODES, Spot
-from .measured import began
+from .measured import Start, began
 from .player import Played, Player
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """`view` and `steps` as the manager's interface gives them at the end of the window, which began after
-    step `since`."""
+    """`view` and `steps` as the manager's interface gives them at the end of the window, all VMs included."""
 
     policy: str
     window_s: float
-    since: int
+    start: Start
     view: Mapping[str, Any]
     steps: Sequence[Mapping[str, Any]]
     calibration: Calibration
@@ -59,11 +58,11 @@ def record(policy: str, market: Spot, window_s: float, folder: Path, code: Path)
         start = began(view, NODES)
         assert start is not None, "it was waited for"
         player = Player(service, job, market)
-        view = player.play(start[0], window_s)
+        view = player.play(start.at, window_s) | service.client.get(f"/jobs/{job}/vms")
         return Record(
             policy=policy,
             window_s=window_s,
-            since=start[1],
+            start=start,
             view=view,
             steps=service.client.get(f"/jobs/{job}/metrics")["metrics"],
             calibration=Measurements.from_json(service.client.get(f"/jobs/{job}/calibration")).at(

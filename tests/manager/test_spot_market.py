@@ -19,7 +19,7 @@ from replays import scenario
 
 from benchmarks.spot.job import BATCH, NUM_MICRO_BATCHES
 from benchmarks.spot.market import NODES, NOTICE_S, WINDOW_S, Spot, spot
-from benchmarks.spot.measured import began, costs, measured, samples
+from benchmarks.spot.measured import Start, began, costs, measured, samples
 from benchmarks.spot.player import Played, Player
 from benchmarks.spot.predicted import predicted, without_start
 
@@ -146,7 +146,7 @@ def rows(*steps: tuple[int, int, float]) -> list[dict[str, Any]]:
 def test_the_window_begins_with_the_first_step_on_all_nodes() -> None:
     seats = [{"vm": "a"}, {"vm": "b"}]
     view = {"morphs": [morph(1, 0)], "placement": seats}
-    assert began(view, 2) == (pytest.approx(102.62), 1)
+    assert began(view, 2) == (pytest.approx(102.62), 1, 1)
     assert began(view, 3) is None
     assert began({"morphs": [], "placement": []}, 1) is None
     unstepped = morph(2, 4, phases_s={"decide": 0.1, "prepare": 0.1, "open": 0.1, "form": 0.1})
@@ -165,7 +165,7 @@ def test_steps_count_for_their_seconds_and_the_first_of_a_generation_as_one_of_t
     }
     steps = rows((1, 1, 9.0), (2, 1, 2.0), (3, 1, 2.2), (4, 1, 2.4), (5, 2, 7.0))
     steps += rows((6, 2, 3.0), (7, 3, 4.5), (8, 3, 4.0), (9, 5, 99.0))
-    found = measured(view, steps, since=1, window_s=40.0)
+    found = measured(view, steps, Start(0.0, 1, 1), window_s=40.0)
     pace = 2.4 / 2.0  # the median of 1, 1.1, 1.2, 1.5 and 2.0
     useful = (2.0 + 2.2 + 2.4) + (3.0 + 3.0) + (4.0 + 4.0) + pace * 2.0
     assert (found.steps, found.lost_steps) == (8, 1)
