@@ -17,7 +17,7 @@ from makara.simulator import MorphCosts, warm_up
 from .report import Row
 from .spot.job import BATCH, NUM_MICRO_BATCHES, write_code
 from .spot.market import NODES, SEED, WINDOW_S, Spot, spot
-from .spot.measured import costs, measured, samples
+from .spot.measured import costs, measured
 from .spot.predicted import Predicted, predicted
 from .spot.record import Record, record
 
@@ -40,13 +40,12 @@ def rows() -> list[Row]:
 def table(records: Sequence[Record], market: Spot) -> list[Row]:
     """One row for each policy."""
     warm_up(wait=True)
-    return [_row(one, market, records) for one in records]
+    return [_row(one, market) for one in records]
 
 
-def _row(one: Record, market: Spot, records: Sequence[Record]) -> Row:
+def _row(one: Record, market: Spot) -> Row:
     policy = POLICIES[one.policy]
-    others = [samples(it.view, it.played) for it in records if POLICIES[it.policy].keeps_state]
-    found = costs(samples(one.view, one.played), others)
+    found = costs(one.view, one.played)
     real = measured(one.view, one.steps, one.start, one.window_s)
     told = predicted(policy, market, one.calibration, found, one.window_s)
     return {

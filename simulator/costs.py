@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -72,17 +72,39 @@ class MorphCosts:
 
     @classmethod
     def of_job(cls, job: Mapping[str, Any]) -> MorphCosts:
-        """Medians over the morphs of a job that ran, without loading. Raises `InvalidCosts`."""
+        """Medians over the morphs of a job that ran, without loading, and over VMs that came while it ran.
+
+        Raises `InvalidCosts`.
+        """
         try:
             formed = [morph for morph in job["morphs"] if "form" in morph["phases_s"]]
+            # Before other changes the old plan goes on to the end of a step, and `form` has that wait in it.
+            sudden = [morph for morph in formed if morph["cause"].startswith("lost ")] or formed
+            came = list(_newcomers(job.get("vms", ()), formed))
             taken = {
+                "boot_s": [vm["joined_at"] - vm["requested_at"] for _, vm in came],
+                "start_s": [m["at"] - m["phases_s"]["decide"] - vm["joined_at"] for m, vm in came],
+                "trace_s": [0.0 for _ in came],  # whoever is ready has traced: it is in `start_s`
                 # New VMs are first gathered for some seconds, which is not planning time.
                 "plan_s": [m["phases_s"]["decide"] for m in formed if not m["cause"].endswith(" joined")],
                 "prepare_s": [m["phases_s"]["prepare"] for m in formed],
                 "open_s": [m["phases_s"]["open"] for m in formed],
-                "form_s": [max(0.0, m["phases_s"]["form"] - m["inside_form_s"]["load"]) for m in formed],
+                "form_s": [max(0.0, m["phases_s"]["form"] - m["inside_form_s"]["load"]) for m in sudden],
             }
-            medians = {name: statistics.median(values) for name, values in taken.items() if values}
+            medians = {name: max(0.0, statistics.median(found)) for name, found in taken.items() if found}
         except (AttributeError, KeyError, TypeError) as error:
             raise InvalidCosts(f"morphs: not as `makara status --json` prints them: {error!r}") from error
         return validated(medians, cls, InvalidCosts, "costs")
+
+
+def _newcomers(
+    vms: Sequence[Mapping[str, Any]], formed: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each morph that took VMs in, with each of these VMs."""
+    joined = {vm["vm"]: vm for vm in vms if vm["joined_at"] is not None}
+    for morph in formed:
+        workers, found, _ = str(morph["cause"]).partition(" joined")
+        for worker in workers.split(", ") if found else ():
+            vm = joined.get(worker.rpartition(".")[0])
+            if vm is not None:
+                yield morph, vm

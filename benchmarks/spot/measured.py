@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from makara.simulator import MorphCosts
@@ -90,47 +90,19 @@ def measured(
     )
 
 
-Samples = Mapping[str, Sequence[float]]
-"""By cost of `MorphCosts`: what was measured of it."""
+def costs(view: Mapping[str, Any], played: Played) -> MorphCosts:
+    """What the run's VMs and morphs took, and how soon its manager knew of deaths; all medians."""
+    found = MorphCosts.of_job(view)
+    known_s = [
+        morph["at"] - morph["phases_s"]["decide"] - played.killed_at[vm]
+        for morph in view["morphs"]
+        if morph["cause"].startswith("lost ")
+        for vm in _vms(morph["cause"])
+        if vm in played.killed_at
+    ]
+    return replace(found, detect_s=max(0.0, statistics.median(known_s))) if known_s else found
 
 
-def samples(view: Mapping[str, Any], played: Played) -> Samples:
-    """Of a run's VMs and morphs. Deaths alone tell what planning and forming take: before other morphs the
-    old plan goes on, until newcomers are gathered, and until a step ends."""
-    joined = {vm["vm"]: vm["joined_at"] for vm in view["vms"] if vm["joined_at"] is not None}
-    found: dict[str, list[float]] = defaultdict(list)
-    for vm, offered_at in played.offered_at.items():
-        found["boot_s"].append(joined[vm] - offered_at)
-    for morph in view["morphs"]:
-        phases = morph["phases_s"]
-        if "form" not in phases:
-            continue
-        detected_at = morph["at"] - phases["decide"]
-        found["prepare_s"].append(phases["prepare"])
-        found["open_s"].append(phases["open"])
-        if morph["cause"].endswith(" joined"):
-            newcomers = _vms(morph["cause"].removesuffix(" joined"))
-            found["start_s"] += [detected_at - joined[vm] for vm in newcomers if vm in played.offered_at]
-        if morph["cause"].startswith("lost "):
-            dead = [vm for vm in _vms(morph["cause"].removeprefix("lost ")) if vm in played.killed_at]
-            found["detect_s"] += [detected_at - played.killed_at[vm] for vm in dead]
-            found["plan_s"].append(phases["decide"])
-            found["form_s"].append(phases["form"] - morph["inside_form_s"]["load"])
-    return found
-
-
-def _vms(text: str) -> list[str]:
-    """The VMs of workers `<vm>.<index>` in a cause."""
-    return [word.rpartition(".")[0] if "." in word else word for word in text.replace(",", " ").split()]
-
-
-def costs(own: Samples, others: Sequence[Samples] = ()) -> MorphCosts:
-    """Medians of a run's own samples, else of those of the other runs, else the defaults."""
-    medians: dict[str, float] = {}
-    for name in MorphCosts().to_json():
-        values = own.get(name) or [value for other in others for value in other.get(name, ())]
-        if values:
-            medians[name] = max(0.0, statistics.median(values))
-    if "start_s" in medians:
-        medians["trace_s"] = 0.0  # a trainer that is ready has traced
-    return MorphCosts(**medians)
+def _vms(cause: str) -> list[str]:
+    """Those of the workers `<vm>.<index>` that it names."""
+    return [word.rpartition(".")[0] for word in cause.replace(",", " ").split() if "." in word]

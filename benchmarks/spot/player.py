@@ -29,8 +29,6 @@ class Manager(Protocol):
 class Played:
     """When what was done to which VM, Unix seconds."""
 
-    offered_at: dict[str, float] = field(default_factory=dict[str, float])
-    """By VM: when the node that it runs on came; not of the first nodes."""
     killed_at: dict[str, float] = field(default_factory=dict[str, float])
     """By VM: when it was killed without a word."""
     noticed_at: dict[str, float] = field(default_factory=dict[str, float])
@@ -48,7 +46,7 @@ class Player:
     played: Played = field(default_factory=Played)
 
     def __post_init__(self) -> None:
-        self._offered: dict[str, float | None] = dict.fromkeys(self.spot.first)  # nodes, and since when
+        self._offered = dict.fromkeys(self.spot.first)  # nodes, in order
         self._vm_of: dict[str, str] = {}
 
     def play(self, began: float, window_s: float) -> dict[str, Any]:
@@ -86,14 +84,12 @@ class Player:
         live = [vm["vm"] for vm in view["vms"] if vm["status"] in ("joined", "noticed")]
         self._vm_of = {node: vm for node, vm in self._vm_of.items() if vm in live}
         free = [vm for vm in live if vm not in self._vm_of.values() and vm not in self.played.noticed_at]
-        for node, since in self._offered.items():
+        for node in self._offered:
             if node not in self._vm_of and free:
-                self._vm_of[node] = vm = free.pop(0)
-                if since is not None:
-                    self.played.offered_at[vm] = since
+                self._vm_of[node] = free.pop(0)
 
     def _come(self, node: str) -> None:
-        self._offered[node] = self.clock()
+        self._offered[node] = None
         self.manager.set_capacity(len(self._offered))
 
     def _announce(self, node: str) -> None:

@@ -43,7 +43,11 @@ def _join_anew(session: Session, state: ModelState, *rest: Any) -> Formed:
         state.forget()
         environment = {**os.environ, "PYTHONPATH": str(_HERE)}
         environment.pop("MAKARA_BENCHMARK_RESTARTS")
-        subprocess.run([sys.executable, "-P", "-c", _READY], check=True, cwd=_HERE, env=environment)
+        command = [sys.executable, "-P", "-c", _READY]
+        with subprocess.Popen(command, cwd=_HERE, env=environment) as another:
+            session.interrupt.on_trip(another.kill)  # the next generation starts again
+        session.interrupt.check()
+        assert another.returncode == 0, f"{_READY}: exit status {another.returncode}"
     return _join(session, state, *rest)
 
 
