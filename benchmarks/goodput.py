@@ -7,9 +7,12 @@ changes of plan took (medians), and nothing of what came of it.
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 from makara.manager.replay import POLICIES
 from makara.simulator import MorphCosts, warm_up
@@ -23,6 +26,7 @@ from .spot.record import Record, record
 
 REAL = ("makara", "varuna", "oobleck", "slipstream", "fixed")
 """What `bamboo` has workers do twice is simulated only."""
+_APART = 0.1
 TITLE = (
     f"a spot market (seed {SEED}) of {NODES} nodes for {WINDOW_S:g} s, N={NUM_MICRO_BATCHES}, operations "
     "asleep for 20 ms and more: goodput and samples/s of real processes, and as replayed"
@@ -38,9 +42,24 @@ def rows() -> list[Row]:
 
 
 def table(records: Sequence[Record], market: Spot) -> list[Row]:
-    """One row for each policy."""
+    """One row for each policy, then what is asked of the predictions."""
     warm_up(wait=True)
-    return [_row(one, market) for one in records]
+    found = [_row(one, market) for one in records]
+    return [*found, *(judged(found, name) for name in ("goodput %", "samples/s"))]
+
+
+def judged(found: Sequence[Mapping[str, Any]], name: str) -> Row:
+    """How far predictions are from what was measured, and whether they put policies in the same order."""
+    real, told = ([row[it] for row in found] for it in (name, f"predicted {name}"))
+    pairs = [(a, b) for a, b in permutations(range(len(found)), 2) if real[a] > (1 + _APART) * real[b]]
+    return {
+        "of": name,
+        "farthest, predicted / measured": max(
+            (each / it for each, it in zip(told, real, strict=True)), key=lambda ratio: abs(math.log(ratio))
+        ),
+        f"pairs more than {100 * _APART:g} % apart": len(pairs),
+        "of them predicted in the same order": sum(told[a] > told[b] for a, b in pairs),
+    }
 
 
 def _row(one: Record, market: Spot) -> Row:

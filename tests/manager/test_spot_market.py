@@ -17,6 +17,7 @@ from makara.pipeline import Plan
 from makara.simulator import MorphCosts, NodeChange, TraceEvent
 from replays import scenario
 
+from benchmarks.goodput import judged
 from benchmarks.spot.job import BATCH, NUM_MICRO_BATCHES
 from benchmarks.spot.market import NODES, NOTICE_S, WINDOW_S, Spot, spot
 from benchmarks.spot.measured import Start, began, costs, measured
@@ -186,6 +187,17 @@ def test_costs_are_those_of_the_run_and_how_soon_its_manager_knew_of_deaths() ->
 def test_where_all_start_again_their_start_is_not_counted_as_forming_too() -> None:
     assert without_start(MorphCosts(form_s=9.0, start_s=6.0, trace_s=1.0)).form_s == 2.0
     assert without_start(MorphCosts(form_s=5.0, start_s=6.0)).form_s == 0.0
+
+
+def test_predictions_are_judged_by_the_farthest_and_by_their_order() -> None:
+    values = [(10.0, 11.0), (10.5, 9.0), (20.0, 10.0), (5.0, 5.0)]
+    rows = [{"samples/s": real, "predicted samples/s": told} for real, told in values]
+    assert judged(rows, "samples/s") == {
+        "of": "samples/s",
+        "farthest, predicted / measured": 0.5,
+        "pairs more than 10 % apart": 5,
+        "of them predicted in the same order": 4,
+    }
 
 
 # ---- what a replay says of it ------------------------------------------------------------------------------
