@@ -64,7 +64,7 @@ def measured(
     """
     rows: dict[int, list[float]] = defaultdict(list)
     for step in steps:
-        if step["step"] > start.step:
+        if start.step < step["step"] <= view["step"]:
             rows[step["generation"]].append(step["seconds"])
     formed = {morph["generation"]: morph for morph in view["morphs"] if morph["step"] is not None}
     whole = {number: found if number == start.generation else found[1:] for number, found in rows.items()}

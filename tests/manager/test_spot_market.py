@@ -155,16 +155,17 @@ def test_the_window_begins_with_the_first_step_on_all_nodes() -> None:
 
 def test_steps_count_for_their_seconds_and_the_first_of_a_generation_as_one_of_the_others() -> None:
     view = {
+        "step": 9,
         "morphs": [
             morph(1, 0),
             morph(2, 4, in_flight={"kept": 3.0}),
             morph(3, 6, lost_steps=1),
             morph(4, None),
             morph(5, 8),
-        ]
+        ],
     }
     steps = rows((1, 1, 9.0), (2, 1, 2.0), (3, 1, 2.2), (4, 1, 2.4), (5, 2, 7.0))
-    steps += rows((6, 2, 3.0), (7, 3, 4.5), (8, 3, 4.0), (9, 5, 99.0))
+    steps += rows((6, 2, 3.0), (7, 3, 4.5), (8, 3, 4.0), (9, 5, 99.0), (10, 5, 3.0))
     found = measured(view, steps, Start(0.0, 1, 1), window_s=40.0)
     pace = 2.4 / 2.0  # the median of 1, 1.1, 1.2, 1.5 and 2.0
     useful = (2.0 + 2.2 + 2.4) + (3.0 + 3.0) + (4.0 + 4.0) + pace * 2.0
