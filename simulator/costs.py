@@ -72,7 +72,8 @@ class MorphCosts:
 
     @classmethod
     def of_job(cls, job: Mapping[str, Any]) -> MorphCosts:
-        """Medians over the morphs of a job that ran, without loading, and over VMs that came while it ran.
+        """Medians over the morphs of a job that ran, without loading, and over VMs that came while it
+        ran: from when they had joined, for a request may have waited for long.
 
         Raises `InvalidCosts`.
         """
@@ -82,7 +83,6 @@ class MorphCosts:
             sudden = [morph for morph in formed if morph["cause"].startswith("lost ")] or formed
             came = list(_newcomers(job.get("vms", ()), formed))
             taken = {
-                "boot_s": [vm["joined_at"] - vm["requested_at"] for _, vm in came],
                 "start_s": [m["at"] - m["phases_s"]["decide"] - vm["joined_at"] for m, vm in came],
                 "trace_s": [0.0 for _ in came],  # whoever is ready has traced: it is in `start_s`
                 # New VMs are first gathered for some seconds, which is not planning time.

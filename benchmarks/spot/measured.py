@@ -92,7 +92,9 @@ def measured(
 
 def costs(view: Mapping[str, Any], played: Played) -> MorphCosts:
     """What the run's VMs and morphs took, and how soon its manager knew of deaths; all medians."""
-    found = MorphCosts.of_job(view)
+    boot_s = [
+        vm["joined_at"] - played.offered_at[vm["vm"]] for vm in view["vms"] if vm["vm"] in played.offered_at
+    ]
     known_s = [
         morph["at"] - morph["phases_s"]["decide"] - played.killed_at[vm]
         for morph in view["morphs"]
@@ -100,7 +102,9 @@ def costs(view: Mapping[str, Any], played: Played) -> MorphCosts:
         for vm in _vms(morph["cause"])
         if vm in played.killed_at
     ]
-    return replace(found, detect_s=max(0.0, statistics.median(known_s))) if known_s else found
+    taken = {"boot_s": boot_s, "detect_s": known_s}
+    medians = {name: max(0.0, statistics.median(found)) for name, found in taken.items() if found}
+    return replace(MorphCosts.of_job(view), **medians)
 
 
 def _vms(cause: str) -> list[str]:

@@ -31,6 +31,8 @@ class Played:
 
     killed_at: dict[str, float] = field(default_factory=dict[str, float])
     """By VM: when it was killed without a word."""
+    offered_at: dict[str, float] = field(default_factory=dict[str, float])
+    """By VM: when the node that it runs on came; not of the first nodes."""
     noticed_at: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -46,7 +48,7 @@ class Player:
     played: Played = field(default_factory=Played)
 
     def __post_init__(self) -> None:
-        self._offered = dict.fromkeys(self.spot.first)  # nodes, in order
+        self._offered: dict[str, float | None] = dict.fromkeys(self.spot.first)  # nodes, and since when
         self._vm_of: dict[str, str] = {}
 
     def play(self, began: float, window_s: float) -> dict[str, Any]:
@@ -84,12 +86,14 @@ class Player:
         live = [vm["vm"] for vm in view["vms"] if vm["status"] in ("joined", "noticed")]
         self._vm_of = {node: vm for node, vm in self._vm_of.items() if vm in live}
         free = [vm for vm in live if vm not in self._vm_of.values() and vm not in self.played.noticed_at]
-        for node in self._offered:
+        for node, since in self._offered.items():
             if node not in self._vm_of and free:
-                self._vm_of[node] = free.pop(0)
+                self._vm_of[node] = vm = free.pop(0)
+                if since is not None:
+                    self.played.offered_at[vm] = since
 
     def _come(self, node: str) -> None:
-        self._offered[node] = None
+        self._offered[node] = self.clock()
         self.manager.set_capacity(len(self._offered))
 
     def _announce(self, node: str) -> None:

@@ -114,6 +114,7 @@ def test_what_the_market_takes_and_gives_happens_at_its_time() -> None:
     ]  # fmt: skip
     assert played.killed_at == {"vm1": 1020.0, "vm12": 1040.0}
     assert played.noticed_at == {"vm0": 1035.0}
+    assert played.offered_at == {"vm12": 1030.0}
 
 
 def test_a_vm_that_is_gone_already_was_not_killed() -> None:
@@ -178,11 +179,13 @@ def test_steps_count_for_their_seconds_and_the_first_of_a_generation_as_one_of_t
 def test_costs_are_those_of_the_run_and_how_soon_its_manager_knew_of_deaths() -> None:
     lost = morph(2, 4, "lost job-vm1.0, job-vm2.0", at=1025.0)
     other = morph(3, 6, "lost job-vm7.0", at=1060.0)  # nobody killed it
-    found = costs({"morphs": [morph(1, 0), lost, other]}, Played({"job-vm1": 1024.5, "job-vm2": 1024.25}))
+    vms = [{"vm": "job-vm8", "joined_at": 1041.5}, {"vm": "job-vm0", "joined_at": 2.0}]
+    played = Played({"job-vm1": 1024.5, "job-vm2": 1024.25}, {"job-vm8": 1040.0})
+    found = costs({"morphs": [morph(1, 0), lost, other], "vms": vms}, played)
     assert found.detect_s == pytest.approx((0.25 + 0.5) / 2)
     assert (found.plan_s, found.form_s) == pytest.approx((0.25, 0.3))
-    assert found.boot_s == MorphCosts().boot_s
-    assert costs({"morphs": []}, Played()) == MorphCosts()
+    assert found.boot_s == 1.5
+    assert costs({"morphs": [], "vms": []}, Played()) == MorphCosts()
 
 
 def test_where_all_start_again_their_start_is_not_counted_as_forming_too() -> None:
