@@ -11,7 +11,7 @@ from makara.manager.replay.markets import Market, trace_of
 from makara.simulator import NodeChange, TraceEvent
 
 NODES = 8
-WINDOW_S = 185.0
+WINDOW_S = 240.0
 NOTICE_S = 10.0
 SEED = 5703
 """One of few whose events are seven seconds and more apart, and whose nodes are up before they go: so what is
