@@ -183,7 +183,7 @@ def _is_of(parcel: Parcel, step: int, branch: int) -> bool:
 
 def _is_open(pairs: Pairs, missing: Pairs) -> bool:
     """Whether no parcel taken before holds any of `pairs`."""
-    return not pairs - missing
+    return pairs <= missing
 
 
 def _compatible(parcels: Iterable[Parcel], buckets: Iterable[tuple[int, ...]]) -> bool:

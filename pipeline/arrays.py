@@ -9,9 +9,9 @@ its index.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .components import Component
 from .policy import WEIGHT
@@ -21,6 +21,19 @@ NONE = -1  # instead of an index: there is no such record
 Record = TypeVar("Record")
 Array = Sequence[Record]
 """A list of records, or an array with their fields as columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """Functions that make and read arrays of records: of interpreted code, or of compiled code."""
+
+    array: Callable[[type[Any], Sequence[Any]], Array[Any]]
+    make: Callable[[type[Any], int], Array[Any]]
+    """Makes an array of that many records with default values."""
+    read: Callable[[type[Any], Array[Any]], Sequence[Any]]
+    column: Callable[[Array[Any], str], Sequence[int]]
+    """Reads one field of all records."""
+    set_column: Callable[[Array[Any], str, Sequence[int]], None]
 
 
 @dataclass(slots=True)

@@ -58,6 +58,10 @@ class Pairs:
     def __sub__(self, other: Pairs) -> Pairs:
         return self._paired(other, (a & ~b for a, b in self._both(other)))
 
+    def __le__(self, other: Pairs) -> bool:
+        """Whether `other` holds all of these."""
+        return not any(a & ~b for a, b in self._both(other))
+
     def of_section(self, section: int) -> int:
         """The micro-batches held of a section, as bits; 0 for a section that does not use the bucket."""
         return self.micro_batches[self.sections.index(section)] if section in self.sections else 0

@@ -8,7 +8,19 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .arrays import NONE, Array, Entry, ForwardTurn, Hop, StaticOrder, Worker, action_of, hop_of, lay_out
+from .arrays import (
+    NONE,
+    Array,
+    Arrays,
+    Entry,
+    ForwardTurn,
+    Hop,
+    StaticOrder,
+    Worker,
+    action_of,
+    hop_of,
+    lay_out,
+)
 from .components import Component, components
 from .gpipe import gpipe
 from .list_schedule import ListHop, ListWorker, Queued, list_schedule
@@ -55,20 +67,26 @@ def orders(plan: Plan, only: Collection[int] | None = None) -> Orders:
 
 @dataclass(frozen=True, slots=True)
 class Lister:
-    """`list_schedule`, interpreted or compiled, with functions that make and read its arrays of records."""
+    """`list_schedule`, interpreted or compiled, and the arrays of records that it takes."""
 
     list_schedule: Callable[..., None]
-    array: Callable[[type[Any], Sequence[Any]], Array[Any]]
-    make: Callable[[type[Any], int], Array[Any]]
-    """Makes an array of that many records with default values."""
-    read: Callable[[type[Any], Array[Any]], Sequence[Any]]
+    arrays: Arrays
+
+
+def _set_attributes(records: Array[Any], name: str, values: Sequence[int]) -> None:
+    for record, value in zip(records, values, strict=True):
+        setattr(record, name, value)
 
 
 INTERPRETED = Lister(
     list_schedule,
-    array=lambda record, values: list(values),
-    make=lambda record, length: [record() for _ in range(length)],
-    read=lambda record, array: array,
+    Arrays(
+        array=lambda record, values: list(values),
+        make=lambda record, length: [record() for _ in range(length)],
+        read=lambda record, array: array,
+        column=lambda array, name: [getattr(record, name) for record in array],
+        set_column=_set_attributes,
+    ),
 )
 
 
@@ -76,24 +94,21 @@ def static_order(plan: Plan, component: Component, lister: Lister = INTERPRETED)
     """Compute the orders of a component's workers under the plan's schedule."""
     workers, hops = lay_out(component, ListWorker, ListHop)
     num_entries = sum(worker.num_entries for worker in workers)
-    turns = [ForwardTurn(micro_batch) for path in component.paths for micro_batch in path.micro_batches]
+    made = lister.arrays
+    micro_batches = [micro_batch for path in component.paths for micro_batch in path.micro_batches]
     match plan.schedule:
         case Schedule.GPIPE:
             entries = [Entry() for _ in range(num_entries)]
+            turns = [ForwardTurn(micro_batch) for micro_batch in micro_batches]
             gpipe(workers, hops, turns, entries, window=component.window, recompute=plan.recompute)
-            return StaticOrder(lister.array(ForwardTurn, turns), lister.array(Entry, entries), ())
+            return StaticOrder(made.array(ForwardTurn, turns), made.array(Entry, entries), ())
         case Schedule.VARUNA | Schedule.ONE_F_ONE_B:
             _set_rules(plan, component.window, hops)
-    arrays = (
-        lister.array(ListWorker, workers),
-        lister.array(ListHop, hops),
-        lister.array(ForwardTurn, turns),
-        lister.make(Entry, num_entries),
-        lister.make(Queued, num_entries),
-    )
-    lister.list_schedule(*arrays)
-    most_in_flight = [worker.most_in_flight for worker in lister.read(ListWorker, arrays[0])]
-    return StaticOrder(arrays[2], arrays[3], most_in_flight)
+    listed, turns = made.array(ListWorker, workers), made.make(ForwardTurn, len(micro_batches))
+    made.set_column(turns, "micro_batch", micro_batches)
+    entries, queued = made.make(Entry, num_entries), made.make(Queued, num_entries)
+    lister.list_schedule(listed, made.array(ListHop, hops), turns, entries, queued)
+    return StaticOrder(turns, entries, made.column(listed, "most_in_flight"))
 
 
 def _set_rules(plan: Plan, window: int | None, hops: Sequence[ListHop]) -> None:

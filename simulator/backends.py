@@ -19,7 +19,7 @@ from .schedule_cache import ScheduleCache
 
 T = TypeVar("T")
 
-INTERPRETED = Kernels(ScheduleCache(LISTER), run, LISTER.array, LISTER.make, LISTER.read)
+INTERPRETED = Kernels(ScheduleCache(LISTER), run, LISTER.arrays)
 
 
 def current() -> Kernels:
@@ -44,10 +44,10 @@ def compiled(*, in_memory: bool = True) -> Kernels:
     Where no cache folder can be written, `in_memory` compiles them for this process alone; without it,
     `compiling.NotKept` is raised.
     """
-    from .compiling import array, compile_list_schedule, compile_run, make, read
+    from .compiling import RECORDS, compile_list_schedule, compile_run
 
-    lister = Lister(compile_list_schedule(in_memory=in_memory), array, make, read)
-    return Kernels(ScheduleCache(lister), compile_run(in_memory=in_memory), array, make, read)
+    lister = Lister(compile_list_schedule(in_memory=in_memory), RECORDS)
+    return Kernels(ScheduleCache(lister), compile_run(in_memory=in_memory), RECORDS)
 
 
 class Compiler(Generic[T]):

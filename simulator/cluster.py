@@ -65,7 +65,7 @@ class Cluster:
         """Of I and of W."""
         if path.is_whole:
             return self._operation_ns("input_s", worker, span), self._operation_ns("weight_s", worker, span)
-        parts = list(self._backward(span, path))
+        parts = self._backward(span, path)
         input_s, weight_s = sum(each.input_s for each in parts), sum(each.weight_s for each in parts)
         return self._takes_ns(input_s, worker), self._takes_ns(weight_s, worker)
 
@@ -76,8 +76,20 @@ class Cluster:
         """At least 1 ns: the engine relies on every operation taking time."""
         return max(1, to_ns(compute_s * self.slowdown[worker] + self.calibration.operation_s))
 
-    def _backward(self, span: Range, path: Path) -> Iterator[BackwardTimes]:
-        """The parts of the range's sections that a gradient reaches, descending.
+    @cached_property
+    def _backwards(self) -> dict[tuple[Range, int, frozenset[int]], Sequence[BackwardTimes]]:
+        return {}
+
+    def _backward(self, span: Range, path: Path) -> Sequence[BackwardTimes]:
+        """The parts of the range's sections that a gradient reaches, descending."""
+        key = span, path.open_from, path.held
+        found = self._backwards.get(key)
+        if found is None:
+            found = self._backwards[key] = list(self._sections_backward(span, path))
+        return found
+
+    def _sections_backward(self, span: Range, path: Path) -> Iterator[BackwardTimes]:
+        """See `_backward`.
 
         Without measured halves, each is taken for half of the backward. Nobody waits for the I of the lowest
         open section, so it has only a W (or its whole backward, if that cannot be split).

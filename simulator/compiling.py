@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numba
 import numpy
 
-from ..pipeline.arrays import Array, Entry, ForwardTurn
+from ..pipeline.arrays import Array, Arrays, Entry, ForwardTurn
 from ..pipeline.list_schedule import ListHop, ListWorker, Queued, list_schedule
 from .engine import run
 from .fields import Arrival, Link, SimHop, SimOperation, SimWorker, State, Wire
@@ -94,7 +94,7 @@ def _digest() -> str:
     return found.hexdigest()[:12]
 
 
-def array(record: type[Record], values: Sequence[Record]) -> Array[Record]:
+def _array(record: type[Record], values: Sequence[Record]) -> Array[Record]:
     """Make an array of these records."""
     row = attrgetter(*_names(record))
     return _as_records(record, numpy.array([row(value) for value in values], numpy.int64))
@@ -107,10 +107,22 @@ def make(record: type[Record], length: int) -> Array[Record]:
     return _as_records(record, rows)
 
 
-def read(record: type[Record], held: Any) -> list[Record]:
+def _read(record: type[Record], held: Any) -> list[Record]:
     """The records of an array."""
     rows = held.view(numpy.int64).reshape(len(held), len(_names(record)))
     return [record(*row) for row in rows.tolist()]
+
+
+def _column(held: Any, name: str) -> Sequence[int]:
+    return held[name].tolist()
+
+
+def _set_column(held: Any, name: str, values: Sequence[int]) -> None:
+    held[name] = values
+
+
+RECORDS = Arrays(_array, make, _read, _column, _set_column)
+"""Of compiled code."""
 
 
 def _as_records(record: type[Any], rows: Any) -> Any:

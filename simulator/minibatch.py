@@ -27,11 +27,9 @@ class PlayedStep:
     end: StepEnd
 
 
-def simulate_minibatch(
-    plan: Plan, cluster: Cluster, kernels: Kernels, *, seed: int, keeps_operations: bool
-) -> PlayedStep:
-    """Simulate a step. `seed` draws the jitter; `keeps_operations` keeps the times of single operations."""
-    pipelines = play_pipelines(plan, cluster, kernels, seed=seed, keeps_operations=keeps_operations)
+def simulate_minibatch(plan: Plan, cluster: Cluster, kernels: Kernels, *, seed: int) -> PlayedStep:
+    """Simulate a step. `seed` draws the jitter."""
+    pipelines = play_pipelines(plan, cluster, kernels, seed=seed)
     workers = [alike for pipeline in pipelines for alike in _alike_workers(plan, cluster, pipeline)]
     workers += _unused(plan, cluster, workers)
     losses_ns = max((_losses_ns(pipeline) for pipeline in pipelines), default=0)  # no rest: all is held

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
-from ..pipeline.arrays import Array, ForwardTurn, StaticOrder
+from ..pipeline.arrays import Arrays, ForwardTurn, StaticOrder
 from ..pipeline.components import Component, components
 from ..pipeline.plan import Plan
 from .cluster import Cluster
@@ -17,7 +17,7 @@ from .pricing import Priced, price
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The code that runs once per operation, and functions that make and read its arrays of records.
+    """The code that runs once per operation, and the arrays of records that it takes.
 
     Interpreted or compiled: see `backends`.
     """
@@ -26,13 +26,10 @@ class Kernels:
     """The result is cached and shared: do not modify it."""
     run: Callable[[State, int], None]
     """`engine.run`, or the same compiled."""
-    array: Callable[[type[Any], Sequence[Any]], Array[Any]]
-    make: Callable[[type[Any], int], Array[Any]]
-    """Makes an array of that many records with default values."""
-    read: Callable[[type[Any], Array[Any]], Sequence[Any]]
+    arrays: Arrays
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlayedPipeline:
     """The simulated records of one of several equal components (`alike`)."""
 
@@ -40,14 +37,20 @@ class PlayedPipeline:
     workers: Sequence[SimWorker]
     hops: Sequence[SimHop]
     operations: Sequence[SimOperation]
-    turns: Sequence[ForwardTurn]
-    arrivals: Sequence[Arrival]
-    """`turns` and `arrivals` are empty unless `keeps_operations` was set."""
+    state: State
+    """All records. Those of single operations are many, and are read only where they are looked at."""
+    arrays: Arrays
+
+    @cached_property
+    def turns(self) -> Sequence[ForwardTurn]:
+        return self.arrays.read(ForwardTurn, self.state.turns)
+
+    @cached_property
+    def arrivals(self) -> Sequence[Arrival]:
+        return self.arrays.read(Arrival, self.state.arrivals)
 
 
-def play_pipelines(
-    plan: Plan, cluster: Cluster, kernels: Kernels, *, seed: int, keeps_operations: bool
-) -> list[PlayedPipeline]:
+def play_pipelines(plan: Plan, cluster: Cluster, kernels: Kernels, *, seed: int) -> list[PlayedPipeline]:
     """Simulate every component of the plan."""
     families: dict[Hashable, list[Component]] = {}
     for component in components(plan):
@@ -56,11 +59,11 @@ def play_pipelines(
     for family in families.values():
         priced = price(family[0], cluster)
         if not priced.has_jitter:
-            played.append(_play(plan, family, priced, seed, kernels, keeps_operations))
+            played.append(_play(plan, family, priced, seed, kernels))
             continue
         for component in family:  # each has its own jitter
             priced = price(component, cluster)
-            played.append(_play(plan, [component], priced, seed, kernels, keeps_operations))
+            played.append(_play(plan, [component], priced, seed, kernels))
     return played
 
 
@@ -84,14 +87,9 @@ def _likeness(plan: Plan, component: Component, cluster: Cluster) -> Hashable:
 
 
 def _play(
-    plan: Plan,
-    alike: Sequence[Component],
-    priced: Priced,
-    seed: int,
-    kernels: Kernels,
-    keeps_operations: bool,
+    plan: Plan, alike: Sequence[Component], priced: Priced, seed: int, kernels: Kernels
 ) -> PlayedPipeline:
-    order = kernels.static_order(plan, alike[0])
+    order, arrays = kernels.static_order(plan, alike[0]), kernels.arrays
     for index, worker in enumerate(priced.workers):
         if alike[0].window is not None:
             worker.window = alike[0].window
@@ -99,27 +97,21 @@ def _play(
             # Bounded memory is the point of 1F1B: running ahead may not exceed what its own order needs.
             worker.window = min(worker.window, order.most_in_flight[index])
     state = State(
-        workers=kernels.array(SimWorker, priced.workers),
-        hops=kernels.array(SimHop, priced.hops),
-        operations=kernels.array(SimOperation, priced.operations),
-        links=kernels.array(Link, priced.links),
-        wires=kernels.array(Wire, priced.wires),
-        arrivals=kernels.make(Arrival, sum(hop.num_turns for hop in priced.hops)),
+        workers=arrays.array(SimWorker, priced.workers),
+        hops=arrays.array(SimHop, priced.hops),
+        operations=arrays.array(SimOperation, priced.operations),
+        links=arrays.array(Link, priced.links),
+        wires=arrays.array(Wire, priced.wires),
+        arrivals=arrays.make(Arrival, sum(hop.num_turns for hop in priced.hops)),
         turns=order.turns,
         entries=order.entries,
     )
     kernels.run(state, _word(seed))
-    workers = kernels.read(SimWorker, state.workers)
+    workers = arrays.read(SimWorker, state.workers)
     done = all(w.num_backwards == w.num_entries and not w.num_weights_left for w in workers)
     assert done, "the plan came to a halt"
-    return PlayedPipeline(
-        alike,
-        workers,
-        kernels.read(SimHop, state.hops),
-        priced.operations,
-        turns=kernels.read(ForwardTurn, state.turns) if keeps_operations else (),
-        arrivals=kernels.read(Arrival, state.arrivals) if keeps_operations else (),
-    )
+    hops = arrays.read(SimHop, state.hops)
+    return PlayedPipeline(alike, workers, hops, priced.operations, state, arrays)
 
 
 def _word(seed: int) -> int:

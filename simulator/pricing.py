@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ..pipeline.arrays import NONE, lay_out, operation
 from ..pipeline.components import Component
@@ -62,6 +63,7 @@ def _operations(index: int, path: Path, hop: Hop, cluster: Cluster, is_split: bo
     return [SimOperation(index, action, takes_ns, *sizes) for action, (takes_ns, sizes) in enumerate(actions)]
 
 
+@lru_cache(maxsize=1 << 14)
 def _bytes(sizes: Sizes, span: Range) -> tuple[tuple[int, int], ...]:
     """(bytes held while it runs, bytes left) for each operation of a range.
 

@@ -40,17 +40,16 @@ class StepProgress:
 
     @cached_property
     def time_s(self) -> float:
-        return self._play(keeps_operations=False).end.end_ns / NS_PER_S
+        return self._played.end.end_ns / NS_PER_S
 
-    def _play(self, *, keeps_operations: bool) -> PlayedStep:
-        return simulate_minibatch(
-            self._plan, self._cluster, current(), seed=0, keeps_operations=keeps_operations
-        )
+    @cached_property
+    def _played(self) -> PlayedStep:
+        return simulate_minibatch(self._plan, self._cluster, current(), seed=0)
 
     @cached_property
     def _hops(self) -> list[_EndedHop]:
         """Reading them takes longer than the simulation, and most steps end undisturbed."""
-        return [ended for played in self._play(keeps_operations=True).pipelines for ended in _ended(played)]
+        return [ended for played in self._played.pipelines for ended in _ended(played)]
 
     def at(self, time_s: float) -> list[Done]:
         """What each worker has done `time_s` after the step began, in rank order."""
@@ -85,18 +84,22 @@ class _EndedHop:
 
 def _ended(pipeline: PlayedPipeline) -> Iterator[_EndedHop]:
     taken = [[(hop, path) for path in component.paths for hop in path.hops] for component in pipeline.alike]
+    column, state = pipeline.arrays.column, pipeline.state
+    backwards_before = column(state.turns, "backwards_before")
+    forward_ns, backward_ns, weight_ns = (
+        column(state.arrivals, name) for name in ("forward_ns", "backward_ns", "weight_ns")
+    )
     for index, hop in enumerate(pipeline.hops):
-        arrivals = pipeline.arrivals[hop.first_arrival : hop.first_arrival + hop.num_turns]
-        turns = pipeline.turns[hop.first_turn : hop.first_turn + hop.num_turns]
-        adds = operation(index, WEIGHT if hop.is_split else BACKWARD)
-        began_ns = [one.weight_ns if hop.is_split else one.backward_ns for one in arrivals]
-        forward_ns = pipeline.operations[operation(index, FORWARD)].takes_ns
+        turns = backwards_before[hop.first_turn : hop.first_turn + hop.num_turns]
+        arrivals = slice(hop.first_arrival, hop.first_arrival + hop.num_turns)
+        adds_ns = pipeline.operations[operation(index, WEIGHT if hop.is_split else BACKWARD)].takes_ns
+        takes_ns = pipeline.operations[operation(index, FORWARD)].takes_ns
         yield _EndedHop(
             alike=[(of[index][0].worker, of[index][1]) for of in taken],
             sections=taken[0][index][0].range.sections,
-            backwards=sorted(range(hop.num_turns), key=lambda turn: turns[turn].backwards_before),
-            added_ns=[at_ns + pipeline.operations[adds].takes_ns for at_ns in began_ns],
-            losses_ns=[one.forward_ns + forward_ns for one in arrivals] if hop.after == NONE else (),
+            backwards=sorted(range(hop.num_turns), key=turns.__getitem__),
+            added_ns=[at_ns + adds_ns for at_ns in (weight_ns if hop.is_split else backward_ns)[arrivals]],
+            losses_ns=[at_ns + takes_ns for at_ns in forward_ns[arrivals]] if hop.after == NONE else (),
         )
 
 

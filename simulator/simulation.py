@@ -58,7 +58,7 @@ def simulate(
 
 def simulate_with(kernels: Kernels, plan: Plan, cluster: Cluster, *, seed: int, timeline: bool) -> MiniBatch:
     """`simulate` with the given kernels, interpreted or compiled."""
-    step = simulate_minibatch(plan, cluster, kernels, seed=seed, keeps_operations=timeline)
+    step = simulate_minibatch(plan, cluster, kernels, seed=seed)
     lasting = _lasting_bytes(cluster, step.workers)
     update = {span: cluster.sizes.update(span) for span in lasting}
     by_worker: list[tuple[float, float, int]] = [(0.0, 0.0, 0)] * plan.num_workers

@@ -37,7 +37,7 @@ def staggered_step_s(
         raise ValueError(f"num_steps: {num_steps}, expected at least 2")
     cluster, ends_ns = cluster_of(plan, calibration, vm_of, slowdown), list[int]()
     for step in range(num_steps):
-        played = simulate_minibatch(plan, cluster, current(), seed=seed + step, keeps_operations=False)
+        played = simulate_minibatch(plan, cluster, current(), seed=seed + step)
         starts_ns = [0] * plan.num_workers
         for alike, summed_ns in zip(played.workers, played.end.summed_ns, strict=True):
             for worker in alike.workers:
