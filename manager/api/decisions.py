@@ -1,15 +1,15 @@
-"""`GET /api/v1/jobs/{job}/decisions`: what was weighed for each change of plan, and what was not taken."""
+"""`GET /api/v1/jobs/{job}/decisions`: what was weighed for each decision, and what was not taken."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
 from ..core.alternatives import Alternative
-from ..core.facts import GenerationPlanned
+from ..core.facts import GenerationPlanned, GrowthWeighed, PlanKept
 from ..service.journal import StoredFact
 from ..threads import CallKind
 from .auth import service_of
@@ -20,7 +20,8 @@ router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
 class DecisionView(BaseModel):
     """A decision and its alternatives, the one taken first. `sequence`: the number of its event;
-    `generation`: the one that was planned.
+    `generation`: the one that was planned, or goes on. `decided`: that it is `planned`, or `kept`;
+    `growth`: how many VMs more are asked for.
 
     Of each alternative: predicted seconds of a step, seconds until it steps beyond those that all take alike,
     losses for each second that take VMs which it uses, seconds that such a loss costs, and its worth in
@@ -29,7 +30,8 @@ class DecisionView(BaseModel):
 
     sequence: int
     at: float
-    generation: int
+    decided: Literal["planned", "kept", "growth"]
+    generation: int | None
     cause: str
     alternatives: tuple[Alternative, ...]
 
@@ -40,7 +42,7 @@ class DecisionsView(BaseModel):
 
 @router.get("/jobs/{job}/decisions")
 async def decisions(job: AskedJob, request: Request, since: Annotated[int, Query(ge=0)] = 0) -> DecisionsView:
-    """What was weighed for each change of plan, oldest first, after sequence number `since`."""
+    """What was weighed for each decision, oldest first, after sequence number `since`."""
     service = service_of(request)
     stored = await service.threads.run(CallKind.HISTORY, service.journal.facts, job.job, since)
     return DecisionsView(decisions=weighed_in(stored))
@@ -48,14 +50,24 @@ async def decisions(job: AskedJob, request: Request, since: Annotated[int, Query
 
 def weighed_in(history: Iterable[StoredFact]) -> list[DecisionView]:
     """The decisions of a history for which alternatives were weighed."""
-    return [
-        DecisionView(
-            sequence=stored.sequence,
-            at=fact.at,
-            generation=fact.number,
-            cause=fact.cause,
-            alternatives=fact.alternatives,
-        )
-        for stored in history
-        if isinstance(fact := stored.fact, GenerationPlanned) and fact.alternatives
-    ]
+    return [view for stored in history if (view := _decision(stored)) is not None and view.alternatives]
+
+
+def _decision(stored: StoredFact) -> DecisionView | None:
+    match fact := stored.fact:
+        case GenerationPlanned():
+            decided, generation, cause = "planned", fact.number, fact.cause
+        case PlanKept():
+            decided, generation, cause = "kept", fact.generation, fact.cause
+        case GrowthWeighed():
+            decided, generation, cause = "growth", None, "more VMs"
+        case _:
+            return None
+    return DecisionView(
+        sequence=stored.sequence,
+        at=fact.at,
+        decided=decided,
+        generation=generation,
+        cause=cause,
+        alternatives=fact.alternatives,
+    )

@@ -13,8 +13,8 @@ from ...pipeline import Plan
 from ..core import worth
 from ..core.slots import slot_of
 from ..core.state import Generation
-from ..service.planning import request_of
-from ..service.ranking import Ranking, rank
+from ..service.planning.ranking import Ranking, rank
+from ..service.planning.requests import request_of
 from ..service.runtime import Job
 from ..service.service import Service
 from ..service.views import measured_s

@@ -15,7 +15,7 @@ from ...simulator import Calibration, simulate
 from ...simulator.timeline import Timeline, chrome_trace, timeline_of
 from ...simulator.timeline import draw as draw_timeline
 from ..replay import Prices
-from ..service.ranking import Ranking, rank
+from ..service.planning.ranking import Ranking, rank
 from ..spec.job_file import read_spec
 from ..spec.job_spec import JobSpec, size_of
 from ..spec.reading import BadFile, positive, write_file

@@ -9,8 +9,8 @@ from ...morphing import Candidate, Request, Slot
 from ...simulator import Calibration
 from ...simulator.units import seconds, size
 from ..replay import Prices
-from ..service.planning import request_for
-from ..service.ranking import Ranking
+from ..service.planning.ranking import Ranking
+from ..service.planning.requests import request_for
 from ..spec.job_spec import JobSpec
 from .calibration.table import aligned
 

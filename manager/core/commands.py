@@ -65,7 +65,9 @@ class DeathRisk(Frozen):
 class ComputePlan(_Command):
     """Run the planner off the event loop for these workers; answer with `PlanComputed`.
 
-    `reconsider`: the plan that runs could stay; it is predicted as well. `lasts_s`: for how long the plan is
+    `reconsider`: the plan that runs could stay, so it is weighed as well: it goes on unless another is worth
+    more by `least_gain`, a part of what it does. `change_s`: for how long nothing steps while another forms,
+    as measured. `lasts_s`: for how long the plan is
     expected to run; None, as in commands of earlier versions: it is not one that rerouting could serve.
     `fewer_copies_s`: for how long a rerouted plan may have fewer copies of a section than could be had, where
     the job asks for several.
@@ -77,6 +79,8 @@ class ComputePlan(_Command):
     generation: int
     workers: tuple[WorkerSlot, ...]
     reconsider: bool = False
+    least_gain: float = 0.0
+    change_s: float = 0.0
     lasts_s: float | None = None
     fewer_copies_s: float = 0.0
     ends_s: float | None = None
@@ -89,10 +93,11 @@ class ComputePlan(_Command):
 
 
 class ComputeGrowth(_Command):
-    """Ask the planner for the fewest VMs more, of up to `most`, that save `least_gain` (a part) of a step;
-    answer with `GrowthComputed`.
+    """Ask the planner for the fewest VMs more, of up to `most`, that are worth more by `least_gain`, a part
+    of what is done with them; answer with `GrowthComputed`.
 
     `workers`: of the VMs that are there or on their way. `more`: those that one VM more would have.
+    `change_s`, `ends_s` and `risk` as in `ComputePlan`.
     """
 
     command: Literal["compute_growth"] = "compute_growth"
@@ -100,6 +105,9 @@ class ComputeGrowth(_Command):
     more: tuple[WorkerSlot, ...]
     most: int
     least_gain: float
+    change_s: float = 0.0
+    ends_s: float | None = None
+    risk: DeathRisk | None = None
 
 
 class OpenHead(_Command):

@@ -121,8 +121,9 @@ class Batch(Event):
 class PlanComputed(Event):
     """Answer to `ComputePlan`. `plan` None: nothing feasible, and `reason` says why.
 
-    `best_until`: the plan is the one of before, rerouted around workers that are gone, and pays for so long,
-    Unix seconds. None: it was not chosen with an end in mind.
+    `stays`: the plan that runs is worth as much, so that it goes on; `plan` is what was weighed beside it.
+    `best_until`: until then, Unix seconds, that plan pays, or the one of before, rerouted around workers that
+    are gone. None: it was not chosen with an end in mind.
     """
 
     generation: int
@@ -131,6 +132,7 @@ class PlanComputed(Event):
     workers: tuple[str, ...] = ()  # worker ids in rank order
     predicted_s: float | None = None
     current_s: float | None = None  # what the plan that runs is now predicted to take, if that was asked
+    stays: bool = False
     best_until: float | None = None
     reason: str | None = None
     alternatives: tuple[Alternative, ...] = ()  # the one taken first
@@ -139,13 +141,16 @@ class PlanComputed(Event):
 class GrowthComputed(Event):
     """Answer to the `ComputeGrowth` of this `key`. Seconds of a step; None: there is no plan.
 
-    `num_more`: the fewest VMs more that save enough, or as many as were asked about if none do.
+    `num_more`: the fewest VMs more that pay, or as many as were asked about if none do. `alternatives`: plans
+    without and with them, the one taken first.
     """
 
     key: str
     num_more: int
     step_s: float | None  # without them
     grown_s: float | None  # with them
+    pays: bool
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def gain(self) -> float:

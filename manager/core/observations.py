@@ -46,8 +46,7 @@ class Planning:
 class Growth:
     """A question to the planner whether more VMs would pay, and its answer once that is there."""
 
-    about: Hashable  # all that the answer depends on, but for `least_gain`
-    least_gain: float
+    about: Hashable  # all that the answer depends on
     key: str
     asked_at: float
     answer: GrowthComputed | None = None
@@ -137,8 +136,10 @@ class Observations:
     planning: Planning | None = None
     planned_for: frozenset[Incarnation] = frozenset()  # about which the planner has given its answer
     answered_at: float = 0.0
+    kept: Hashable = None  # what was last said to stay, and beside what
+    kept_until: float | None = None  # for how long that pays; None: whatever comes
     cause: tuple[str, float] | None = None  # why the next plan is needed, and when that was seen
-    reconsidered_at: float = 0.0  # when the planner was last asked about changed paces
+    reconsidered_at: float = 0.0  # when the planner was last asked though nothing has to change
     paces: Mapping[Incarnation, StepPace] = field(
         default_factory=lambda: _EMPTY
     )  # of the open generation's workers

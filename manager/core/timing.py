@@ -32,8 +32,8 @@ class Timing:
     recalibrate_s: float = 600.0  # at most once in so long
     slow: float = 1.25  # of a worker, compared with its peers
     recovered: float = 1.1
-    worth_it: float = 0.05  # part of a step that another plan must save, if nothing has to change
-    grow_worth_it: float = 0.01  # ... and that more VMs of a cloud must save
+    worth_it: float = 0.05  # part of what it does that another plan must be worth more, since paces are noisy
+    grow_worth_it: float = 0.01  # ... and that more VMs of a cloud must be, since they are paid for
     least_morph_s: float = 5.0  # what a change costs, at least
     between_losses_s: float = 3600.0  # of VMs, as long as nothing is known of it
     slow_retry_s: float = 1800.0  # one that no plan uses is tried again, after twice as long each time

@@ -1,48 +1,73 @@
-"""When a change of plan pays: what it saves of each step, for as long as it lasts, against what it costs.
+"""What the core knows of what a change of plan costs and is good for: see docs/choice.md.
 
-It must pay for itself twice over, for the gain is only predicted. What it costs is the time in which nothing
-steps: what the last generation took to form, once all its members were there. Until then the old plan goes
-on, however long VMs take to boot.
+A change costs the time in which nothing steps: what the last generation took to form, once all its members
+were there. Until then the old plan goes on, however long VMs take to boot. It is good until VMs are lost
+again, others join, or the job ends.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Set
 
 from ...protocol.messages import Formed
 from .commands import DeathRisk
 from .context import Context
-from .state import Generation, JobState
+from .state import Generation, JobState, staying_vms
 from .timing import Timing
 
-_TIMES = 2.0
 _PRIOR_LOSSES, _PRIOR_SIZE = 2, 2.0  # so many losses of so many VMs are taken for granted
 _WAITING = "rendezvous"  # newcomers are there while the others still step
 
 
-def least_gain(context: Context, at_least: float, lasts_s: float) -> float:
-    """The part of a step that a change must save which lasts for so long; `at_least` this, and at most 1."""
-    if lasts_s <= 0:
-        return 1.0
-    return min(1.0, max(at_least, _TIMES * change_s(context.state, context.timing) / lasts_s))
+def rest_s(context: Context) -> float:
+    """What the job's steps left take under the plan that runs, or ran last; infinite if that is not known."""
+    last = last_formed(context.state)
+    if last is None:
+        return math.inf
+    step_s = max(last.predicted_s or 0.0, context.observations.measured_s(last.number))
+    left = context.spec.training.steps - max(context.state.progress_step, context.observations.newest_step)
+    return left * step_s if step_s else math.inf
 
 
-def steps_left(context: Context) -> int:
-    return context.spec.training.steps - max(context.state.progress_step, context.observations.newest_step)
+def lasts_s(context: Context, ends_s: float) -> float:
+    """For how long a plan that begins now is expected to run: until VMs are lost again, as often as they were
+    while the job ran, or it ends anyway."""
+    return max(0.0, min(_between_losses_s(context.state, context.now, context.timing), ends_s))
 
 
-def lasts_s(context: Context) -> float:
-    """For how long a change that begins now would be of use: until VMs are lost again, or the job ends.
+def ends_s(context: Context, ready: Set[str]) -> float:
+    """When a plan that begins now ends though no VM is lost: others join, or the job ends. `ready`: the VMs
+    that it may use."""
+    return max(0.0, min(rest_s(context), _others_join_s(context, ready)))
 
-    Losses come as often as they did while the job ran. Of the job's rest, what VMs take to join is lost.
+
+def _others_join_s(context: Context, ready: Set[str]) -> float:
+    """Until VMs join beside those that are ready; infinite if none are to.
+
+    One that its cloud has made is there when others were after as long; one that is late, as much later
+    again. Where none is on its way, others come after as long as VMs take to join, or as long as none came.
     """
-    state = context.state
-    lasts_s = _between_losses_s(state, context.now, context.timing)
-    predicted_s = state.current.predicted_s if state.current is not None else None
-    if predicted_s is not None:
-        lasts_s = min(lasts_s, steps_left(context) * predicted_s - join_s(state))
-    return lasts_s
+    state, now = context.state, context.now
+    usual_s = join_s(state)
+    if not usual_s:
+        return math.inf
+    coming = [vm for vm in staying_vms(state) if vm.vm not in ready | context.observations.unheard]
+    due = [
+        now - vm.joined_at
+        if vm.joined_at is not None
+        else abs((vm.attempted_at or vm.requested_at) + usual_s - now)
+        for vm in coming
+        if vm.joined_at is not None or vm.created_at is not None
+    ]
+    if due:
+        return max(context.timing.settle_s, min(due))
+    if len(ready) >= context.spec.resources.max_nodes:
+        return math.inf
+    current = state.current
+    formed_at = current.formed_at if current is not None else None
+    return max(usual_s, 0.0 if formed_at is None else now - formed_at)
 
 
 def _between_losses_s(state: JobState, now: float, timing: Timing) -> float:
@@ -62,15 +87,15 @@ def risk(state: JobState, now: float, timing: Timing) -> DeathRisk:
     losses, checkpoint = state.losses, state.spec.checkpoint
     mean_size = (losses.num_vms + _PRIOR_LOSSES * _PRIOR_SIZE) / (losses.count + _PRIOR_LOSSES)
     return DeathRisk(
-        losses_per_s=_coarse(1.0 / _between_losses_s(state, now, timing)),
-        mean_size=max(1.0, _coarse(mean_size)),
-        redo_s=_coarse((checkpoint.interval_s or 0.0) / 2 + change_s(state, timing)),
+        losses_per_s=coarse(1.0 / _between_losses_s(state, now, timing)),
+        mean_size=max(1.0, coarse(mean_size)),
+        redo_s=coarse((checkpoint.interval_s or 0.0) / 2 + change_s(state, timing)),
         redo_steps=((checkpoint.interval_steps or 0) + 1) / 2,
-        form_s=_coarse(change_s(state, timing)),
+        form_s=coarse(change_s(state, timing)),
     )
 
 
-def _coarse(value: float) -> float:
+def coarse(value: float) -> float:
     """The nearest of the powers of the root of 2."""
     return 2.0 ** (round(2 * math.log2(value)) / 2)
 
@@ -96,10 +121,15 @@ def last_formed(state: JobState) -> Generation | None:
 
 
 def change_s(state: JobState, timing: Timing) -> float:
-    """For how long nothing steps while a plan changes."""
+    """For how long nothing steps while a plan changes that was not foreseen, at least `least_morph_s`."""
+    return max(formed_s(state), timing.least_morph_s)
+
+
+def formed_s(state: JobState) -> float:
+    """For how long nothing stepped while the last generation formed, once its members were there."""
     last = last_formed(state)
     formed = last.formed if last is not None else None
-    return max(0.0 if formed is None else forming_s(formed), timing.least_morph_s)
+    return 0.0 if formed is None else forming_s(formed)
 
 
 def forming_s(formed: Formed) -> float:

@@ -1,8 +1,8 @@
 "use strict";
-// Decisions: the plans that were weighed for each change, what each is worth, and why others were not taken.
+// Decisions: the plans that were weighed for each, what each is worth, and why others were not taken.
 
 const MOST_DECISIONS = 50;
-const KINDS = { best: "new", new: "new", rerouted: "rerouted" };
+const KINDS = { best: "new", running: "as it runs", "as many": "as many VMs" };
 const unfolded = new Set(); // sequence numbers of the decisions that are open
 
 // The newest first. `entries` are facts with their sequence numbers, in any order.
@@ -22,7 +22,7 @@ function decision(entry, job) {
   const taken = entry.fact.alternatives[0];
   const others = entry.fact.alternatives.length - 1;
   const beside = others ? `, beside ${plural(others, "other")}` : "";
-  const text = `${clock(entry.at)}  ${bare(entry.fact.cause, job)}: ${nameOf(taken)}${beside}`;
+  const text = `${clock(entry.at)}  ${bare(entry.fact.cause || "more VMs", job)}: ${nameOf(taken)}${beside}`;
   node.append(element("summary", "", text), alternativesTable(entry.fact.alternatives));
   return node;
 }
@@ -40,6 +40,6 @@ function alternativesTable(alternatives) {
     one.changes_per_s === null ? "–" : (3600 * one.changes_per_s).toPrecision(2),
     duration(one.change_s),
     one.worth === null ? "–" : `${one.worth.toPrecision(4)} samples/s`,
-    index === 0 ? badge("taken") : one.rejected || "worth less",
+    index === 0 ? badge("taken") : one.rejected || (one.worth > alternatives[0].worth ? "not worth enough more" : "worth less"),
   ]));
 }

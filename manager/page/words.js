@@ -38,6 +38,8 @@ const SAYS = {
     const guess = f.predicted_s === null ? "" : `, ${duration(f.predicted_s)} a step predicted`;
     return [`Generation ${f.number} planned`, `${f.cause}: ${plural(f.plan.ranges.length, "worker")}${guess}`, "key"];
   },
+  plan_kept: (f) => [`Generation ${f.generation} goes on`, `${f.cause}: no other plan is worth more${f.until === null ? "" : ` until ${clock(f.until)}`}`],
+  growth_weighed: (f) => ["More VMs", f.num_more ? `${f.num_more} more are worth what they cost` : "no more are worth what taking them in costs"],
   generation_prepared: (f) => [`Generation ${f.number} prepared`, "older ones can publish nothing any more"],
   generation_opened: (f) => f.kind === "profile" ? ["Profiling", `${f.endpoint} is where its workers meet`] : [`Generation ${f.number} opened`, f.checkpoints.length ? `its base is step ${f.checkpoints[0].step}` : "no checkpoint yet"],
   step_interrupted: (f) => [`Step of generation ${f.superseded} interrupted`, `to finish it in generation ${f.number}: ${f.reason}`],

@@ -12,7 +12,9 @@ from ...pipeline import Plan, Range
 from ..core.commands import ComputePlan, WorkerSlot
 from ..core.events import PlanComputed
 from ..core.state import JobState
-from ..service.planning import compute_plan, holding, or_rerouted
+from ..service.planning.answers import best_plan
+from ..service.planning.present_plan import or_present, or_rerouted
+from ..service.planning.requests import holding
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +42,15 @@ class CachedPlanner:
 
     def answer(self, state: JobState, command: ComputePlan, now: float) -> PlanComputed:
         self.num_answered += 1
-        return or_rerouted(state, command, self._chosen(state, command, now))
+        return or_present(state, command, self._chosen(state, command, now))
 
     def _chosen(self, state: JobState, command: ComputePlan, now: float) -> PlanComputed:
-        not_rerouted = command.model_copy(update={"lasts_s": None})
         return self.recalled(
             key_of(state, command),
             state,
             command,
             now,
-            lambda: compute_plan(state, not_rerouted, lambda: now),
+            lambda: best_plan(state, command, lambda: now),
         )
 
     def rerouted(self, state: JobState, command: ComputePlan, now: float) -> PlanComputed | None:

@@ -124,6 +124,9 @@ class TraceWorld(World[None]):
         ):
             due.append(observations.grown_at + TIMING.settle_s - self.now)
         due += [until - self.now for until in observations.left_out.values()]
+        if state.current is not None:
+            until = observations.kept_until or state.current.best_until
+            due += [until - self.now] if until is not None else []
         waits_ns = [
             to_ns(wait_s) + 1 for wait_s in due if wait_s > 0
         ]  # past the bound, however it is rounded

@@ -15,8 +15,8 @@ from ..core.events import ConnectionClosed, ReportReceived, VmTerminated
 from ..core.orders import OrderParts
 from ..core.state import JobState
 from .journal import StoredFact
+from .planning.ranking import Ranking
 from .quarantine import Quarantine, fold_readable
-from .ranking import Ranking
 
 RECENT_STEPS = 20
 

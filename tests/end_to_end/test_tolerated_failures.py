@@ -56,7 +56,8 @@ def test_a_death_costs_no_step_though_there_is_no_checkpoint(service: ServicePro
 
 
 def goes_on(view: dict[str, Any]) -> bool:
-    return view["status"] == "running" and len(view["placement"]) < 4 and few(view)
+    used = {seat["worker"] for seat in view["placement"]}  # rerouted, one is on several paths
+    return view["status"] == "running" and len(used) < 4 and few(view)
 
 
 def few(view: dict[str, Any]) -> bool:

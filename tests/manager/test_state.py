@@ -21,7 +21,7 @@ from makara.manager.core.facts import (
 from makara.manager.core.fold import apply, fold
 from makara.manager.core.state import JobState, Status
 from makara.manager.core.vms import VmStatus
-from makara.manager.service.planning import holding
+from makara.manager.service.planning.requests import holding
 from makara.pipeline import Range
 from makara.protocol.messages import CheckpointRef, Formed
 

@@ -173,7 +173,7 @@ class Script:
         return {"input_s": (1.5, 1.5), "weight_s": (1.5, 1.5)} if self.halves else {}
 
     def answer(
-        self, depth: int, replicas: int, *, predicted_s: float | None = None, current_s: float | None = None
+        self, depth: int, replicas: int, *, predicted_s: float | None = None, stays: bool = False
     ) -> None:
         """The planner's answer to its newest question, with the first workers asked about."""
         asked = self.last(ComputePlan)
@@ -187,7 +187,7 @@ class Script:
                 plan=plan,
                 workers=workers,
                 predicted_s=self.predicted_s if predicted_s is None else predicted_s,
-                current_s=current_s,
+                stays=stays,
             )
         )
 

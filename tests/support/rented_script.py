@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from makara.manager.core.commands import ComputeGrowth
 from makara.manager.core.events import AttemptSucceeded, Event, GrowthComputed, OffersSeen, Tick, VmTerminated
 from makara.manager.core.vms import VmStatus
 from makara.manager.spec.placement import Market, Offer, Placement, Price
+from makara.morphing.risk import used_part
 from makara.protocol.messages import Phase, Profile, Profiling, WorkerReport
 
 PLACE = Placement(provider="aws", market=Market.SPOT, region="r", zone="a", instance_type="small")
@@ -76,15 +78,29 @@ class RentedScript(Script):
 
 
 def answer(command: ComputeGrowth, step_s: StepTimes, now: float) -> GrowthComputed:
-    """What the planner says where so many VMs take so long for a step."""
+    """What the planner says where so many VMs take so long for a step, and deaths cost all plans the same."""
     num_vms = len({slot.vm for slot in command.workers})
     found = [
         GrowthComputed(
-            now=now, key=command.key, num_more=n, step_s=step_s(num_vms), grown_s=step_s(num_vms + n)
+            now=now,
+            key=command.key,
+            num_more=n,
+            step_s=step_s(num_vms),
+            grown_s=step_s(num_vms + n),
+            pays=_pays(command, step_s(num_vms), step_s(num_vms + n)),
         )
         for n in range(1, command.most + 1)
     ]
-    return next((one for one in found if one.gain >= command.least_gain), found[-1])
+    return next((one for one in found if one.pays), found[-1])
+
+
+def _pays(command: ComputeGrowth, now_s: float | None, grown_s: float | None) -> bool:
+    if now_s is None or grown_s is None:
+        return grown_s is not None
+    losses_per_s = command.risk.losses_per_s if command.risk is not None else 0.0
+    ends_s = math.inf if command.ends_s is None else command.ends_s
+    used = used_part(command.change_s, losses_per_s, ends_s)
+    return used * now_s / grown_s > 1.0 + command.least_gain * now_s / grown_s
 
 
 def running(

@@ -126,7 +126,8 @@ def _plan(world: FaultyWorld, command: ComputePlan) -> None:
             plan=plan,
             workers=used,
             predicted_s=12.0 / prod(_SHAPES[len(workers)]) if world.seems_slow else 1.0,
-            current_s=world.random.choice((1.0, 4.0)) if command.reconsider else None,
+            current_s=1.0 if command.reconsider else None,
+            stays=command.reconsider and world.random.random() < 0.5,
         )
     _done(world, command, answer)
 

@@ -17,6 +17,7 @@ from .generations import (
     GenerationPrepared,
     GenerationStalled,
     PlanImpossible,
+    PlanKept,
     StacksTaken,
     StepInterrupted,
     StepMiscounted,
@@ -39,6 +40,7 @@ from .vms import (
     AttemptMade,
     AttemptRefused,
     CostNoted,
+    GrowthWeighed,
     IsolationChanged,
     VmCreated,
     VmDrained,
@@ -59,6 +61,7 @@ Fact = Annotated[
     Submitted
     | StartCopied
     | VmRequested
+    | GrowthWeighed
     | AttemptMade
     | AttemptRefused
     | VmCreated
@@ -79,6 +82,7 @@ Fact = Annotated[
     | Recalibrated
     | WorkerPaced
     | GenerationPlanned
+    | PlanKept
     | GenerationPrepared
     | GenerationOpened
     | StepInterrupted

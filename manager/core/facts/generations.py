@@ -34,6 +34,17 @@ class GenerationPlanned(BaseFact):
     alternatives: tuple[Alternative, ...] = ()  # the one taken first; () in journals of earlier versions
 
 
+class PlanKept(BaseFact):
+    """Generation `generation` goes on, though another plan could take its place, or more VMs could be waited
+    for no longer: it is worth as much. `until`: when that is asked again; None: not for this cause."""
+
+    fact: Literal["plan_kept"] = "plan_kept"
+    generation: int
+    cause: str
+    until: float | None
+    alternatives: tuple[Alternative, ...]  # what goes on first
+
+
 class GenerationPrepared(BaseFact):
     """Every member is prepared; the head is being swapped, and older generations may not publish any more."""
 

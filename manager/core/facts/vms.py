@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from ...spec.placement import Attempt, Price
+from ..alternatives import Alternative
 from .base import BaseFact
 
 
@@ -27,6 +28,14 @@ class EndReason(StrEnum):
 class VmRequested(BaseFact):
     fact: Literal["vm_requested"] = "vm_requested"
     vm: str
+
+
+class GrowthWeighed(BaseFact):
+    """Whether more VMs of a cloud pay: `num_more` of them do. 0: none, of as many as were thought of."""
+
+    fact: Literal["growth_weighed"] = "growth_weighed"
+    num_more: int
+    alternatives: tuple[Alternative, ...]  # the one taken first
 
 
 class AttemptMade(BaseFact):

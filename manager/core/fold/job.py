@@ -9,12 +9,14 @@ from typing import Any
 from ...spec.job_spec import JobSpec
 from ..facts import (
     BitsFixed,
+    GrowthWeighed,
     HoldChanged,
     IsolationChanged,
     JobEnded,
     JobResumed,
     Obsolete,
     PersonNeeded,
+    PlanKept,
     RecipeFixed,
     Resumption,
     StopOrdered,
@@ -49,7 +51,7 @@ def _recipe_fixed(state: JobState, fact: RecipeFixed) -> JobState:
     )
 
 
-def _unchanged(state: JobState, fact: Obsolete) -> JobState:
+def _unchanged(state: JobState, fact: Obsolete | PlanKept | GrowthWeighed) -> JobState:
     return state
 
 
@@ -120,6 +122,8 @@ RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
     Submitted: _submitted,
     RecipeFixed: _recipe_fixed,
     Obsolete: _unchanged,
+    PlanKept: _unchanged,
+    GrowthWeighed: _unchanged,
     BitsFixed: _bits_fixed,
     HoldChanged: _hold_changed,
     IsolationChanged: _isolation_changed,

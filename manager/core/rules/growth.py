@@ -1,9 +1,10 @@
 """Whether more VMs of a cloud pay for the change that takes them in: the planner is asked before the cloud.
 
-The planner is asked for the fewest additional VMs that save enough of a step, given the VMs that exist or
-were requested. They are requested together, and then the next question follows. An answer is kept until
-something that it depends on changes; one question is asked at a time. If the planner fails, as many VMs are
-requested as the job may have.
+The planner is asked for the fewest additional VMs that are worth more than what taking them in costs
+(docs/choice.md), given the VMs that exist or were requested: 1 % more, since a cloud is paid for them. They
+are requested together, and then the next question follows. An answer is kept until something that it depends
+on changes; one question is asked at a time. If the planner fails, as many VMs are requested as the job may
+have.
 
 The planner is not asked before a job has run, nor for VMs up to `min_nodes`. A VM that replaces a lost one
 counts as an additional VM.
@@ -11,17 +12,19 @@ counts as an additional VM.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from ...spec.placement import Placement
 from .. import worth
-from ..commands import ComputeGrowth, WorkerSlot
+from ..commands import ComputeGrowth, DeathRisk, WorkerSlot
 from ..context import Context
 from ..events import GrowthComputed, JobCommandFailed
+from ..facts import GrowthWeighed
 from ..observations import Growth
 from ..slots import memory_bytes
 from ..state import JobState, staying_vms
@@ -42,6 +45,9 @@ def take(context: Context) -> None:
     event, growth = context.event, context.observations.growth
     if isinstance(event, GrowthComputed):
         answered = [replace(it, answer=event) if it.key == event.key else it for it in growth]
+        if any(it.key == event.key and it.answer is None for it in growth) and event.alternatives:
+            num_more = event.num_more if event.pays else 0
+            context.fact(GrowthWeighed(at=context.now, num_more=num_more, alternatives=event.alternatives))
     elif isinstance(event, JobCommandFailed) and event.command == "compute_growth":
         answered = [replace(it, failed=True) if it.key == event.key else it for it in growth]
     else:
@@ -58,26 +64,25 @@ def may_rent(context: Context, placement: Placement, most: int) -> tuple[int, st
     if num_lacking > 0:
         return min(num_lacking, most), ""
     present, more = _workers(context, placement)
-    sizes = tuple(sorted(Counter(present).items()))
-    about = (sizes, more, most, state.recipe_version, state.recalibrated_at)
-    least = worth.least_gain(context, context.timing.grow_worth_it, worth.lasts_s(context))
+    sizes, price = tuple(sorted(Counter(present).items())), _price(context)
+    about = (sizes, more, most, price, state.recipe_version, state.recalibrated_at)
     known = next((it for it in context.observations.growth if it.about == about), None)
-    if known is None or not _holds(known, least):
+    if known is None:
         if not any(_is_awaited(context, it) for it in context.observations.growth):
-            _ask(context, present, more, most, least, about)
+            _ask(context, present, more, most, price, about)
         return 0, _ASKED
     if known.answer is None:
         return (0, _ASKED) if _is_awaited(context, known) else (most, "")
-    return _judged(context, known.answer, most, least)
+    return _judged(context, known.answer, most)
 
 
-def _judged(context: Context, answer: GrowthComputed, most: int, least: float) -> tuple[int, str]:
+def _judged(context: Context, answer: GrowthComputed, most: int) -> tuple[int, str]:
     state = context.state
     if answer.step_s is None:
         return (most if answer.grown_s is None else answer.num_more), ""
     if state.current is None and state.planned is None and state.impossible is not None:
         return most, ""  # no plan works with the present VMs, though the answer assumed that one does
-    if answer.gain >= least:
+    if answer.pays:
         return answer.num_more, ""
     if answer.gain < 0.0005:
         return 0, f"no plan is faster with {answer.num_more} more"
@@ -88,20 +93,49 @@ def _judged(context: Context, answer: GrowthComputed, most: int, least: float) -
 # ---- the question ------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Price:
+    """What taking VMs in costs, and for how long it is good; coarse, so that answers hold for a while."""
+
+    change_s: float
+    ends_s: float | None
+    risk: DeathRisk
+
+
+def _price(context: Context) -> _Price:
+    """They are good from when they join until the job ends."""
+    state, timing = context.state, context.timing
+    ends_s = worth.rest_s(context) - worth.join_s(state)
+    return _Price(
+        change_s=worth.coarse(worth.change_s(state, timing)),
+        ends_s=None if math.isinf(ends_s) else worth.coarse(ends_s) if ends_s > 0 else 0.0,
+        risk=worth.risk(state, context.now, timing),
+    )
+
+
 def _ask(
     context: Context,
     present: Sequence[_Workers],
     more: _Workers,
     most: int,
-    least: float,
+    price: _Price,
     about: Hashable,
 ) -> None:
     key = f"{context.state.job}/growth/{context.state.num_facts}/{round(context.now * 1000)}"
     workers = tuple(slot for number, vm in enumerate(present) for slot in _slots(str(number), vm))
-    command = ComputeGrowth(key=key, workers=workers, more=_slots("more", more), most=most, least_gain=least)
+    command = ComputeGrowth(
+        key=key,
+        workers=workers,
+        more=_slots("more", more),
+        most=most,
+        least_gain=context.timing.grow_worth_it,
+        change_s=price.change_s,
+        ends_s=price.ends_s,
+        risk=price.risk,
+    )
     context.command(command)
     others = [it for it in context.observations.growth if it.about != about]
-    asked = Growth(about, least, key, context.now)
+    asked = Growth(about, key, context.now)
     context.note(growth=(*others, asked)[-_KEPT:])
 
 
@@ -109,12 +143,6 @@ def _is_awaited(context: Context, asked: Growth) -> bool:
     if asked.answer is not None or asked.failed:
         return False
     return context.now - asked.asked_at < context.timing.planning_timeout_s
-
-
-def _holds(known: Growth, least: float) -> bool:
-    """Whether the answer would be the same if it were asked for with this `least`."""
-    answer = known.answer
-    return answer is None or (answer.gain >= known.least_gain) == (answer.gain >= least)
 
 
 def _slots(vm: str, workers: _Workers) -> tuple[WorkerSlot, ...]:

@@ -13,10 +13,10 @@ from .. import copies, worth
 from ..commands import ComputePlan
 from ..context import Context, has_ended, incarnation_of
 from ..events import PlanComputed
-from ..facts import GenerationPlanned, HoldChanged, PlanImpossible
+from ..facts import GenerationPlanned, HoldChanged, PlanImpossible, PlanKept
 from ..observations import Planning
 from ..slots import slot_of
-from ..state import Generation, Incarnation, staying_vms, vm_of
+from ..state import Generation, Incarnation, vm_of
 from ..vms import Vm, VmStatus
 from . import breaks, fitness, versions
 
@@ -39,7 +39,8 @@ def take(context: Context) -> None:
         return
     if _awaits_members(context):
         return  # asked by the manager before
-    if asked is not None and asked.reconsider and not _is_worth_it(context, event):
+    if _stays(context, event, asked):
+        _keep(context, event, asked)
         return
     if event.plan is None:
         if asked is not None:
@@ -57,8 +58,9 @@ def _take_late(context: Context, event: PlanComputed, asked: Planning) -> None:
     """The answer to an earlier question than the one that is pending: good while its workers are there."""
     if not _wanted(context) or context.state.planned is not None or not _settled(context.state.current):
         return
-    was_reconsidered = asked.reconsider or event.current_s is not None
-    if event.plan is not None and (not was_reconsidered or _is_worth_it(context, event)):
+    if asked.reconsider and event.current_s is None:
+        return  # it was asked when nothing ran that could stay
+    if event.plan is not None and not _stays(context, event, asked):
         _accept(context, event, event.plan, asked)
 
 
@@ -97,13 +99,22 @@ def plan(context: Context) -> None:
         if not _enough(context, usable):
             return
     if need is not None:
-        _ask(context, usable, *need)
+        _ask(context, usable, *need, reconsider=_could_stay(context, incarnations))
     elif _paces_changed(context):
         context.note(reconsidered_at=context.now)
-        _ask(context, usable, "paces changed", state.paces_changed_at, reconsider=True)
+        _ask(
+            context,
+            usable,
+            "paces changed",
+            state.paces_changed_at,
+            reconsider=True,
+            least_gain=context.timing.worth_it,
+        )
     elif _outlasted(context):
         context.note(reconsidered_at=context.now)
-        _ask(context, usable, "rerouted for longer than it pays", context.now, reconsider=True)
+        _ask(
+            context, usable, "the plan has run for as long as it was chosen for", context.now, reconsider=True
+        )
     elif incarnations == context.observations.planned_for:
         _hold_if_noticed(context, "no plan does without the VMs that are under notice")
 
@@ -212,6 +223,14 @@ def _need(context: Context, incarnations: frozenset[Incarnation]) -> tuple[str, 
     return None
 
 
+def _could_stay(context: Context, incarnations: frozenset[Incarnation]) -> bool:
+    """Whether the plan that runs could go on, so that it is one of those to choose from."""
+    current = context.state.current
+    if current is None or context.state.head_generation > current.number:
+        return False
+    return incarnations.issuperset(current.incarnations)
+
+
 def _paces_changed(context: Context) -> bool:
     """Whether workers or sections turned out slower or faster than they were when the plan was made."""
     current = context.state.current
@@ -224,41 +243,40 @@ def _paces_changed(context: Context) -> bool:
 
 
 def _outlasted(context: Context) -> bool:
-    """Whether a rerouted plan has run for as long as it was chosen for, and nothing else has replaced it."""
+    """Whether a plan has run for as long as it was chosen for, or kept, and nothing else has replaced it."""
+    current, kept_until = context.state.current, context.observations.kept_until
+    if current is None or not context.state.active or context.unheard(current.incarnations):
+        return False
+    until = current.best_until if kept_until is None else kept_until
+    return until is not None and context.now >= until > context.observations.reconsidered_at
+
+
+def _stays(context: Context, event: PlanComputed, asked: Planning | None) -> bool:
+    """Whether the plan that runs goes on: no other is worth more, or has copies that are wanted."""
+    if context.state.current is None or not event.stays or (asked is not None and not asked.reconsider):
+        return False
+    return event.plan is None or not copies.gains_copies(context, event.plan, event.workers)
+
+
+def _keep(context: Context, event: PlanComputed, asked: Planning | None) -> None:
+    """Go on with what runs; say so, unless the same was said of it last."""
     current = context.state.current
-    if current is None or current.best_until is None or not context.state.active:
-        return False
-    if context.unheard(current.incarnations):
-        return False
-    return context.now >= current.best_until > context.observations.reconsidered_at
-
-
-def _lasts_s(context: Context, ends_s: float) -> float:
-    """For how long a plan that begins now is expected to run: until VMs are lost again, or it ends anyway."""
-    return max(0.0, min(worth.lasts_s(context), ends_s))
-
-
-def _ends_s(context: Context) -> float:
-    """When a plan that begins now ends though no VM is lost: others join in their place, or the job ends."""
-    ends_s, last = math.inf, worth.last_formed(context.state)
-    if last is not None and last.predicted_s is not None:
-        ends_s = worth.steps_left(context) * last.predicted_s
-    join_s = worth.join_s(context.state)
-    if join_s and len(staying_vms(context.state)) < context.spec.resources.max_nodes:
-        ends_s = min(ends_s, join_s)
-    return max(0.0, ends_s)
-
-
-def _is_worth_it(context: Context, event: PlanComputed) -> bool:
-    """Whether another plan saves enough a step, and for long enough, to pay for the change."""
-    state = context.state
-    if event.plan is not None and copies.gains_copies(context, event.plan, event.workers):
-        return True
-    if event.predicted_s is None or not event.current_s or state.current is None:
-        return False
-    rest_s = worth.steps_left(context) * event.current_s
-    gain = 1.0 - event.predicted_s / event.current_s
-    return gain >= worth.least_gain(context, context.timing.worth_it, rest_s)
+    assert current is not None, "what stays runs"
+    about = current.number, tuple((one.name, one.shape) for one in event.alternatives[:2])
+    cause, planned_for = "replanned", context.observations.planned_for
+    if asked is not None:
+        cause, planned_for = asked.cause, asked.incarnations
+    if about != context.observations.kept:
+        context.fact(
+            PlanKept(
+                at=context.now,
+                generation=current.number,
+                cause=cause,
+                until=event.best_until,
+                alternatives=event.alternatives,
+            )
+        )
+    context.note(planned_for=planned_for, cause=None, kept=about, kept_until=event.best_until)
 
 
 def _gathering(context: Context, incarnations: frozenset[Incarnation]) -> bool:
@@ -314,23 +332,26 @@ def _ask(
     cause: str,
     detected_at: float,
     *,
-    reconsider: bool = False,
+    reconsider: bool,
+    least_gain: float = 0.0,
 ) -> None:
     state = context.state
     generation = state.last_generation + 1
     # Asked again after a restart or a timeout, the question may be another: its key has the time in it.
     key = f"{state.job}/plan/{generation}/{round(context.now * 1000)}"
     slots = tuple(slot_of(state, worker) for worker, _ in usable)
-    ends_s = _ends_s(context)
+    ends_s = worth.ends_s(context, {vm_of(worker) for worker, _ in usable})
     context.command(
         ComputePlan(
             key=key,
             generation=generation,
             workers=slots,
             reconsider=reconsider,
-            lasts_s=None if reconsider else _lasts_s(context, ends_s),
+            lasts_s=None if reconsider else worth.lasts_s(context, ends_s),
             ends_s=ends_s if math.isfinite(ends_s) else None,
             fewer_copies_s=copies.fewer_for_s(context),
+            change_s=worth.formed_s(state),
+            least_gain=least_gain,
             risk=worth.risk(state, context.now, context.timing),
         )
     )
@@ -374,7 +395,7 @@ def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked:
             alternatives=event.alternatives,
         )
     )
-    context.note(cause=None, planning=None)
+    context.note(cause=None, planning=None, kept=None, kept_until=None)
 
 
 def _left_out_member(context: Context, event: PlanComputed, ready: Mapping[str, Incarnation]) -> bool:

@@ -24,7 +24,7 @@ from ....simulator import Calibration, simulate
 from ...core.commands import ComputePlan
 from ...core.events import PlanComputed
 from ...core.state import JobState
-from ...service.planning import request_of
+from ...service.planning.requests import request_of
 from ..planner import CachedPlanner, key_of
 from .policy import Policy
 from .slipstream import rerouting_until

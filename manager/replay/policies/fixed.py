@@ -11,7 +11,7 @@ from .policy import Policy
 
 def _answer(planner: CachedPlanner, state: JobState, command: ComputePlan, now: float) -> PlanComputed:
     """A grid of the job's P; what was held is not there to reroute with."""
-    return planner.answer(state, command.model_copy(update={"lasts_s": None}), now)
+    return planner.answer(state, command.model_copy(update={"lasts_s": None, "reconsider": False}), now)
 
 
 FIXED = Policy(

@@ -18,7 +18,7 @@ from ....pipeline import Plan
 from ...core.commands import ComputePlan
 from ...core.events import PlanComputed
 from ...core.state import JobState, vm_of
-from ...service.planning import request_of
+from ...service.planning.requests import request_of
 from ..planner import CachedPlanner, key_of
 from .policy import Policy
 from .varuna import fastest_grid

@@ -20,7 +20,8 @@ def fastest_grid(planner: CachedPlanner, state: JobState, command: ComputePlan, 
     assert state.spec is not None, "only a submitted job is planned"
     parallelism = state.spec.parallelism.model_copy(update={"unequal_pipelines": "off"})
     of_grids = replace(state, spec=state.spec.model_copy(update={"parallelism": parallelism}))
-    return planner.answer(of_grids, command.model_copy(update={"risk": None, "lasts_s": None}), now)
+    blind = {"risk": None, "lasts_s": None, "reconsider": False}
+    return planner.answer(of_grids, command.model_copy(update=blind), now)
 
 
 VARUNA = Policy(name="varuna", about="the fastest grid at every change", answer=fastest_grid)

@@ -5,26 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...morphing import Choice, Prospect, Request, loading_s, prospect, worths
-from ...pipeline import Plan
-from ..core.alternatives import Alternative
+from ....morphing import Choice, Prospect, Request, loading_s, prospect, worths
+from ....pipeline import Plan
+from ...core.alternatives import Alternative
 
 _PASSED_OVER = 5  # of the plans that others were preferred to, those told
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A plan, its workers in rank order, and the predicted seconds of a step."""
+    """A plan for a request, its workers in rank order, and the predicted seconds of a step.
+
+    `change_s`: for how long nothing steps until it does, at least; `runs`: it steps already.
+    """
 
     name: str
+    request: Request
     plan: Plan
     workers: Sequence[str]
     step_s: float
+    change_s: float = 0.0
+    runs: bool = False
 
 
-def weighed(request: Request, offers: Sequence[Offer], ends_s: float) -> tuple[Alternative, ...]:
-    """The offers by what they are worth, the most first; of equals, the one offered first."""
-    prospects = [_prospect(request, offer) for offer in offers]
+def weighed(offers: Sequence[Offer], ends_s: float, least_gain: float = 0.0) -> tuple[Alternative, ...]:
+    """The offers by what they are worth, the most first; of equals, the one offered first.
+
+    The first offer is put before all that are not worth more by `least_gain`, a part of what they do.
+    """
+    prospects = [_prospect(offer) for offer in offers]
     values = worths(prospects, ends_s)
     found = [
         Alternative(
@@ -38,7 +47,9 @@ def weighed(request: Request, offers: Sequence[Offer], ends_s: float) -> tuple[A
         )
         for offer, one, value in zip(offers, prospects, values, strict=True)
     ]
-    order = sorted(range(len(found)), key=lambda place: -values[place])
+    counted = [value - least_gain * one.samples_per_s for one, value in zip(prospects, values, strict=True)]
+    counted[0] = values[0]
+    order = sorted(range(len(found)), key=lambda place: -counted[place])
     return tuple(found[place] for place in order)
 
 
@@ -59,16 +70,18 @@ def passed_over(choice: Choice) -> tuple[Alternative, ...]:
     )[:_PASSED_OVER]
 
 
-def _prospect(request: Request, offer: Offer) -> Prospect:
+def _prospect(offer: Offer) -> Prospect:
+    request = offer.request
     vm_of = {slot.worker: slot.vm for slot in request.workers}
     hosts = [
         frozenset(vm_of[offer.workers[rank]] for rank in offer.plan.hosts(section))
         for section in range(offer.plan.num_sections)
     ]
+    loads_s = loading_s(offer.plan, offer.workers, request.calibration, request.holding)
     return prospect(
         request.num_micro_batches * request.calibration.microbatch_size,
         offer.step_s,
-        loading_s(offer.plan, offer.workers, request.calibration, request.holding),
+        0.0 if offer.runs else max(loads_s, offer.change_s),
         hosts,
         len(set(vm_of.values())),
         request.risk,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from ...morphing import Candidate, Choice, Infeasible, Request, choose
-from ...morphing.copies import copies_in, too_few
-from ...morphing.search_space import Options
-from ...simulator.units import seconds
+from ....morphing import Candidate, Choice, Infeasible, Request, choose
+from ....morphing.copies import copies_in, too_few
+from ....morphing.search_space import Options
+from ....simulator.units import seconds
 
 _COUNTS = 0.2  # a reason is told if it makes at least this share of the difference
 

@@ -1,0 +1,63 @@
+"""Answers `ComputePlan`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ....morphing import Infeasible
+from ....simulator import InvalidCalibration
+from ...core.commands import ComputePlan
+from ...core.events import PlanComputed
+from ...core.state import JobState
+from ..planner.answer_table import Search
+from .present_plan import or_present
+from .requests import request_of
+from .weighing import Offer, passed_over, weighed
+
+_SEARCH = Search()
+
+Choose: TypeAlias = Callable[[JobState, ComputePlan, Callable[[], float]], PlanComputed]
+"""From a job's state, the core's question and a clock to the plan that its workers are to follow."""
+
+
+def compute_plan(
+    state: JobState, command: ComputePlan, clock: Callable[[], float], search: Search = _SEARCH
+) -> PlanComputed:
+    """The best plan for the command's workers, or why there is none. Blocks; pure but for `clock`.
+
+    The plan that ran, rerouted around workers that are gone, or the one that runs is taken where it is worth
+    as much.
+    """
+    return or_present(state, command, best_plan(state, command, clock, search), search)
+
+
+def best_plan(
+    state: JobState, command: ComputePlan, clock: Callable[[], float], search: Search = _SEARCH
+) -> PlanComputed:
+    """The best new plan for the command's workers, whatever ran before."""
+    try:
+        request = request_of(state, command.workers, command.generation, command.risk)
+        answer = search.choose(request)
+    except InvalidCalibration as error:
+        return _none(command, clock, f"the calibration cannot be used: {error}")
+    if isinstance(answer, Infeasible):
+        return _none(command, clock, answer.reason)
+    best = Offer("best", request, answer.plan, answer.workers, answer.predicted_s)
+    ends_s = math.inf if command.ends_s is None else command.ends_s
+    return PlanComputed(
+        now=clock(),
+        generation=command.generation,
+        asked=command.asked,
+        plan=answer.plan.to_json(),
+        workers=answer.workers,
+        predicted_s=answer.predicted_s,
+        alternatives=(*weighed([best], ends_s), *passed_over(answer)),
+    )
+
+
+def _none(command: ComputePlan, clock: Callable[[], float], reason: str) -> PlanComputed:
+    return PlanComputed(
+        now=clock(), generation=command.generation, asked=command.asked, plan=None, reason=reason
+    )

@@ -1,0 +1,80 @@
+"""Answers `ComputeGrowth`: the fewest VMs more that pay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from ....morphing import Infeasible, choose, copies_in
+from ...core.alternatives import Alternative
+from ...core.commands import ComputeGrowth
+from ...core.events import GrowthComputed
+from ...core.state import JobState
+from .requests import request_of
+from .weighing import Offer, weighed
+
+
+def compute_growth(state: JobState, command: ComputeGrowth, clock: Callable[[], float]) -> GrowthComputed:
+    """The fewest additional VMs that are worth what taking them in costs. Blocks.
+
+    Raises `InvalidCalibration`.
+
+    More workers never make the best plan slower, because a plan may leave some out. So the number is found by
+    bisection, in as many sweeps as it has binary digits, plus two.
+    """
+    now = _offer(state, command, 0)
+
+    def grown(num_more: int) -> GrowthComputed:
+        more = _offer(state, command, num_more)
+        alternatives = _weighed(command, now, more)
+        return GrowthComputed(
+            now=clock(),
+            key=command.key,
+            num_more=num_more,
+            step_s=None if now is None else now.step_s,
+            grown_s=None if more is None else more.step_s,
+            pays=more is not None and alternatives[0].name == more.name,
+            alternatives=alternatives,
+        )
+
+    best, too_few = grown(command.most), 0
+    while best.pays and best.num_more - too_few > 1:
+        found = grown((too_few + best.num_more) // 2)
+        if found.pays:
+            best = found
+        else:
+            too_few = found.num_more
+    return best
+
+
+def _weighed(command: ComputeGrowth, now: Offer | None, more: Offer | None) -> tuple[Alternative, ...]:
+    ends_s = math.inf if command.ends_s is None else command.ends_s
+    offers = [offer for offer in (now, more) if offer is not None]
+    return weighed(offers, ends_s, command.least_gain) if offers else ()
+
+
+def _offer(state: JobState, command: ComputeGrowth, num_more: int) -> Offer | None:
+    """The best plan with so many VMs more, whose sections they load; None: there is none, or none with as
+    many copies of each section as the job asks for."""
+    more = [
+        slot.model_copy(update={"worker": f"{n}/{slot.worker}", "vm": f"{n}/{slot.vm}"})
+        for n in range(num_more)
+        for slot in command.more
+    ]
+    workers = (*command.workers, *more)
+    request = replace(request_of(state, workers, generation=0, risk=command.risk), holding={})
+    found = choose(request)
+    if isinstance(found, Infeasible):
+        return None
+    if 0 < request.tolerated_failures >= copies_in(found, request.workers):
+        return None
+    return Offer(
+        f"{num_more} more" if num_more else "as many",
+        request,
+        found.plan,
+        found.workers,
+        found.predicted_s,
+        change_s=command.change_s,
+        runs=num_more == 0,
+    )
