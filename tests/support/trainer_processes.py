@@ -39,7 +39,7 @@ from makara.protocol.messages import (
 )
 from makara.worker.execution.commit import Flag
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0  # of a wait for what may need an import of torch on a machine that others use as well
 BUNDLE = Path(__file__).parent
 # The fork server reads its import path from the environment alone, and passes over what it cannot import.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(BUNDLE), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -86,7 +86,7 @@ class Fleet:
         self._sockets: dict[str, socket.socket] = {}
         self.hold = False  # of all orders from now on
         self.saves_only = False  # of generations from now on
-        self.link_timeout_s = 10.0
+        self.link_timeout_s = 60.0
         self._version = 0
         self._abandoned = 0
         self._generations: dict[str, GenerationOrder] = {}
@@ -207,14 +207,24 @@ class Fleet:
             self.go(number, checkpoints, [worker])
         self.abandon(number - 1, *members)
 
-    def stop_within(self, worker: str, operations: int) -> None:
-        """As `kill_within`, but the trainer only stops there, until `go_on`; returns when it stands."""
-        told = self.tell_to_end(worker, f"{operations} waits")
-        self.wait(told.with_suffix(".waits").exists)
+    def stand(self, worker: str, operations: int) -> None:
+        """Have a trainer started with the fault "dies-when-told" stand still after so many operations from
+        the beginning of its next step, or rest of one, until `go_on`: the job does not end meanwhile.
 
-    def go_on(self, worker: str) -> None:
-        told = self.log.with_name(f"{worker}.dies")
-        told.with_suffix(".waits").unlink()
+        To be told before its generation goes, so that it does not matter how long the test takes.
+        """
+        self.tell_to_end(worker, f"{operations} waits")
+
+    def wait_standing(self, worker: str) -> None:
+        standing = self.log.with_name(f"{worker}.waits")
+        self.wait(standing.exists)
+
+    def go_on(self, worker: str, then: str | None = None) -> None:
+        """Have a trainer that stands go on; `then`: where it is to die or stand next, counted from there."""
+        standing = self.log.with_name(f"{worker}.waits")
+        if then is not None:
+            standing.with_suffix(".then").write_text(then)
+        standing.unlink()
 
     def tell_to_end(self, worker: str, what: str) -> Path:
         """Tell a trainer started with the fault "dies-when-told" where to die or wait: see `_die`."""
@@ -376,27 +386,36 @@ def _die(told: Path) -> None:
         return told.exists() and told.read_text() in places
 
     def steps(self: Executor, *args: Any) -> Any:
-        nonlocal left, what
         if left is None and told.exists() and not dies(*PLACES):
-            number, what = told.read_text().split()
-            left = int(number)
-            told.unlink()
+            take(told)
         return run(self, *args)
+
+    def take(order: Path) -> None:
+        nonlocal left, what
+        number, what = order.read_text().split()
+        left = int(number)
+        order.unlink()
 
     def performs(self: Executor, *args: Any) -> Any:
         nonlocal left
         if dies("rest"):
             die("rest" if self._samples is not self._samples_then else "a whole step")
-        if left == 0 and what == "dies":
-            die("a step")
-        elif left == 0:
-            left, standing = None, told.with_suffix(".waits")
-            standing.touch()
-            while standing.exists():
-                time.sleep(0.005)
-        elif left is not None:
+        while left == 0:
+            if what == "dies":
+                die("a step")
+            stand_still()
+        if left is not None:
             left -= 1
         return perform(self, *args)
+
+    def stand_still() -> None:
+        nonlocal left
+        left, standing, then = None, told.with_suffix(".waits"), told.with_suffix(".then")
+        standing.touch()
+        while standing.exists():
+            time.sleep(0.005)
+        if then.exists():
+            take(then)
 
     def gathers(self: Communicator, name: str, value: Any) -> list[Any]:
         if name == "ready" and dies("before ready"):

@@ -20,7 +20,7 @@ from makara.protocol.messages import At, Credential, Phase, Progress, Report, Re
 from makara.worker.agent.reports import metrics_backlog
 from makara.worker.agent.trainer_process import Backoff
 from managers import archive
-from scripted_manager import Manager, ends, play
+from scripted_manager import TIMEOUT_S, Manager, ends, play
 
 __all__ = ["play"]  # the fixture
 
@@ -292,7 +292,7 @@ def test_a_trainers_log_is_bounded_and_its_end_is_kept(play: Callable[..., None]
         for _ in range(8):
             version = await manager.order("train", log_bytes=3 << 20)
             await manager.worker(lambda worker, version=version: worker.step == version)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(TIMEOUT_S):
             while path.stat().st_size > 3 << 20:  # noqa: ASYNC110  (the agent looks now and then)
                 await asyncio.sleep(0.01)
         assert (manager.folder / "v1.0.log.1").stat().st_size <= 3 << 20

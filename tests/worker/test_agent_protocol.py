@@ -47,7 +47,7 @@ def call(manager: Manager, vm: str, token: str) -> ClientConnection:
 def first(connection: ClientConnection, kind: type[Any]) -> Any:
     """The next frame of a kind."""
     while True:
-        message = read_to_agent(connection.recv(timeout=30))
+        message = read_to_agent(connection.recv(timeout=300))
         if isinstance(message, kind):
             return message
 

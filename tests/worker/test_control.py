@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from makara.protocol.messages import Phase, StepMetrics, WorkerReport
 from makara.worker.trainer.agent_pipe import AGENT_GONE, AgentPipe
-from trainer_processes import CONTEXT
+from trainer_processes import CONTEXT, TIMEOUT_S
 
 STEPS = 5000  # ten times as much as a socket holds
-TIMEOUT_S = 60.0
 
 
 def _steps(connection: socket.socket, done: Connection) -> None:

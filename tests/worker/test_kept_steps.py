@@ -34,8 +34,8 @@ MOST_WORKERS = 6
 
 @dataclass(frozen=True)
 class Length:
-    """Of a history; `steps`: more than pass between the breaks. A death comes up to five steps after a
-    generation formed, and later on a busy machine."""
+    """Of a history; `steps`: more than pass between the breaks, each of which comes within six steps of its
+    generation, however slow the machine is."""
 
     num_breaks: int
     steps: int
@@ -77,6 +77,7 @@ class Deaths:
         self._generation = 0
         self._num_started = 0
         self._living: list[str] = []
+        self._stands = ""  # who stands at the first operation of the newest generation, see `_stand`
         self.shapes: set[str] = set()
         self.counts: Counter[str] = Counter()
         """Contributions kept, moved and missing, over all generations that went on with a step."""
@@ -87,15 +88,28 @@ class Deaths:
         """After some deaths, train on; returns the workers that do."""
         for _ in range(self._num_breaks):
             self._start()
-            self._lose(*self._form())
+            self._lose(self._form()[1])
             self._after_death()
         self._start()
-        return self._form()[0]
+        workers, _ = self._form()
+        self._go_on()
+        return workers
 
-    def _lose(self, workers: list[str], plan: Plan) -> None:
-        victim = self._chance.choice(workers)
-        self._run.fleet.kill_within(victim, self._chance.randrange(3 * plan.num_micro_batches))
-        self._go_on_without(victim)
+    def _stand(self, workers: list[str]) -> None:
+        """Have one of them stand at its first operation of the generation that is about to go: no step is
+        taken before it goes on."""
+        self._stands = self._chance.choice(workers)
+        self._run.fleet.stand(self._stands, 0)
+
+    def _go_on(self, then: str | None = None) -> None:
+        self._run.fleet.wait_standing(self._stands)
+        self._run.fleet.go_on(self._stands, then)
+
+    def _lose(self, plan: Plan) -> None:
+        """The one that stands dies so many operations later."""
+        self._go_on(f"{self._chance.randrange(3 * plan.num_micro_batches)} dies")
+        self._run.fleet.await_death(self._stands)
+        self._go_on_without(self._stands)
 
     def _after_death(self) -> None:
         """What a subclass has happen then."""
@@ -120,6 +134,7 @@ class Deaths:
     def _form(self) -> tuple[list[str], Plan]:
         workers, donors, plan = self._choose()
         self._run.fleet.prepare(plan, workers, donors)
+        self._stand(workers)
         self._run.fleet.go(plan.generation, self._run.published() if plan.generation > 1 else [])
         self._await_formed(workers, donors, plan)
         return workers, plan
@@ -160,8 +175,10 @@ class DeathsWhileForming(Deaths):
         victim, fleet = self._chance.choice([*workers, *donors]), self._run.fleet
         fleet.prepare(plan, workers, donors)
         fleet.tell_to_end(victim, self._chance.choice(PLACES))
+        fleet.hold = True  # where they can do without the one that dies, they take one step
         fleet.go(plan.generation, self._run.published())
         self.died[fleet.await_death(victim)] += 1
+        fleet.hold = False
         self._go_on_without(victim)
 
 

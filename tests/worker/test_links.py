@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from makara.worker.execution.links import Links, MemberIdentity
-from trainer_processes import CONTEXT
+from trainer_processes import CONTEXT, TIMEOUT_S
 
 KEY = b"of generation 3"
 
@@ -24,7 +24,7 @@ class Members:
         self.links: dict[int, Links] = {}
         self.lost: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
 
-    def add(self, *ranks: int, key: bytes = KEY, bound_s: float = 5.0) -> None:
+    def add(self, *ranks: int, key: bytes = KEY, bound_s: float = 60.0) -> None:
         for rank in ranks:
             self.links[rank] = Links(MemberIdentity(3, rank, key), f"127.0.0.{rank + 2}", bound_s)
 
@@ -55,7 +55,7 @@ def test_members_with_the_key_reach_each_other(members: Members) -> None:
 
 def test_who_does_not_answer_is_named_and_nobody_else(members: Members) -> None:
     """A listener whose queue is full drops what comes, as a firewall does."""
-    members.add(0, 1, bound_s=1.0)
+    members.add(0, 1, bound_s=4.0)
     with socket.create_server(("127.0.0.9", 0), backlog=0) as full:
         fillers = [socket.socket() for _ in range(4)]
         for filler in fillers:
@@ -94,7 +94,7 @@ def test_a_stranger_gets_nothing_and_disturbs_nobody(members: Members, text: byt
 def stranger_to(links: Links) -> socket.socket:
     """Somebody who connects and says nothing."""
     host, port = links.endpoint.split(":")
-    return socket.create_connection((host, int(port)), timeout=10.0)
+    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -137,13 +137,14 @@ def test_strangers_hold_few_connections_and_keep_no_member_away(members: Members
 
 
 def test_who_says_nothing_is_let_go_before_others_give_up(members: Members) -> None:
-    members.add(0, 1, bound_s=2.0)
+    members.add(0, 1, bound_s=8.0)
     with stranger_to(members.links[0]) as silent, socket.create_server(("127.0.0.9", 0)) as mute:
         nobody = f"127.0.0.9:{mute.getsockname()[1]}"
         with ThreadPoolExecutor() as pool:
             reaching = pool.submit(members.links[1].reach, {5: nobody})
             assert is_closed(silent)
             assert not reaching.done()
+            members.links[1].leave()  # nobody waits until it gives up
 
 
 def test_a_member_that_leaves_is_not_lost(members: Members) -> None:
@@ -169,7 +170,7 @@ def test_a_member_whose_process_dies_is_lost_at_once(members: Members) -> None:
     members.watch(0, 1)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
-    assert members.lost.get(timeout=5.0) == (0, 1)
+    assert members.lost.get(timeout=TIMEOUT_S) == (0, 1)
 
 
 def test_a_member_whose_process_dies_when_it_has_left_is_not_lost(members: Members) -> None:
@@ -188,7 +189,7 @@ def test_a_member_whose_process_dies_when_it_has_left_is_not_lost(members: Membe
 
 
 def _be_rank_one(connection, endpoint: str) -> Links:
-    links = Links(MemberIdentity(3, 1, KEY), "127.0.0.1", 5.0)
+    links = Links(MemberIdentity(3, 1, KEY), "127.0.0.1", 60.0)
     connection.send(links.endpoint)
     connection.send(links.reach({0: endpoint}))
     return links

@@ -62,7 +62,9 @@ def test_survivors_agree_about_the_last_commit(
 def test_the_only_host_of_a_section_dies_and_the_store_gives_all_of_it_back(
     run: Run, precision: Precision
 ) -> None:
-    run.fleet.start("a", "b", "c")
+    run.fleet.start("a", "c")
+    run.fleet.start("b", fault="dies-when-told")
+    run.fleet.stand("b", 69)  # in its fourth step
     run.fleet.form(run.plan(1, [2], 1), ["a", "b"])
     run.fleet.wait(lambda: any(report.published for report in run.fleet.reports.values()))
     run.fleet.kill("b")

@@ -22,20 +22,22 @@ class Switches(Deaths):
         workers, plan = self._form()
         for _ in range(self._num_breaks + 1):
             if self._chance.random() < 0.3:
-                self._lose(workers, plan)
+                self._lose(plan)
                 self._start()
                 workers, plan = self._form()
             else:
-                workers, plan = self._switch(workers, plan)
+                workers, plan = self._switch(plan)
+        self._go_on()
         return workers
 
-    def _switch(self, stepping: list[str], plan: Plan) -> tuple[list[str], Plan]:
-        chance, fleet = self._chance, self._run.fleet
-        at = chance.choice(stepping)
-        fleet.stop_within(at, chance.randrange(1 + 2 * plan.num_micro_batches // len(plan.hosts(0))))
+    def _switch(self, plan: Plan) -> tuple[list[str], Plan]:
+        chance, fleet, at = self._chance, self._run.fleet, self._stands
+        self._go_on(f"{chance.randrange(1 + 2 * plan.num_micro_batches // len(plan.hosts(0)))} waits")
+        fleet.wait_standing(at)
         self._start()
         workers, donors, plan = self._choose()
         fleet.prepare(plan, workers, donors)
+        self._stand(workers)
         members = [*workers, *donors]
         fleet.switch(self._generation, chance.sample(members, len(members)), self._run.published())
         fleet.go_on(at)

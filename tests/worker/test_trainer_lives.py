@@ -63,7 +63,7 @@ class Holdings:
             self._found.append(self._now())
             return
         most_files, most_threads = self._found[1][0] + 16, self._found[1][1] + 4
-        patience = time.monotonic() + 10
+        patience = time.monotonic() + TIMEOUT_S
         while True:
             files, threads = self._now()
             if files <= most_files and threads <= most_threads:

@@ -136,16 +136,20 @@ def test_unequal_pipelines_end_with_the_bits_of_the_reference(run: Run) -> None:
         run.fleet.go(number, run.published() if number > 1 else [])
         run.fleet.wait(lambda: all(run.fleet.formed(worker, number) for worker in workers))
 
-    run.fleet.start("w0", "w1", "w2", "w3", "w4")
+    run.fleet.start("w0", "w1", fault="dies-when-told")
+    run.fleet.start("w2", "w3", "w4")
+    run.fleet.tell_to_end("w1", "34 dies")  # in its third step: the first one is taken twice, to find a scale
     form(1, (3, 2), ["w0", "w1", "w2", "w3", "w4"])
-    run.fleet.wait_step(2, "w0")
-    run.fleet.kill("w1")
+    run.fleet.await_death("w1")
     living = ["w0", "w2", "w3", "w4"]
     run.fleet.abandon(1, *living)
+    run.fleet.stand("w0", 27)
     form(2, (2, 2), living)
     run.fleet.start("w5")
     run.fleet.wait_step(5, "w0")
     run.fleet.abandon(2, *living)
+    run.fleet.wait_standing("w0")
+    run.fleet.go_on("w0")
     form(3, (2, 3), [*living, "w5"])
     found = run.finish(*living, "w5")
     losses, state = reference("models:tied_gpt", "exact")
@@ -207,16 +211,24 @@ def test_fast_sums_give_the_losses_of_one_worker_to_1e_4(tmp_path: Path) -> None
 
 
 def test_a_planned_change_of_depth_loses_no_step_and_lets_a_donor_go(run: Run) -> None:
-    run.fleet.start("a", "b", "c")
+    run.fleet.start("a", fault="dies-when-told")
+    run.fleet.start("b", "c")
+    run.fleet.stand("a", 36)  # in its second step
     run.fleet.form(run.plan(1, [4]), ["a", "b"])
+    run.fleet.wait_standing("a")
     run.fleet.prepare(run.plan(2, [2, 5]), ["c", "a", "b"])
     run.fleet.go(2)
+    run.fleet.stand("a", 20)
+    run.fleet.go_on("a")
     run.fleet.wait(lambda: all(run.fleet.formed(worker, 2) for worker in "abc"))
     formed = run.fleet.reports["a"].formed
     assert run.fleet.reports["a"].trainer_protocol == TRAINER_PROTOCOL
     assert formed is not None
     assert formed.rung == "peers"
-    run.fleet.form(run.plan(3, []), ["b"], donors=["a", "c"])
+    run.fleet.wait_standing("a")
+    run.fleet.prepare(run.plan(3, []), ["b"], donors=["a", "c"])
+    run.fleet.go(3)
+    run.fleet.go_on("a")
     run.fleet.wait_phase(Phase.LEFT, "a", "c")
     assert_same(run.finish("b"), reference("models:tied_gpt", "exact")[1])
     assert run.steps() == list(range(1, STEPS + 1))
@@ -224,10 +236,11 @@ def test_a_planned_change_of_depth_loses_no_step_and_lets_a_donor_go(run: Run) -
 
 
 def test_a_death_is_survived_from_peers_while_each_section_has_a_host(run: Run) -> None:
-    run.fleet.start("a", "b", "c", "d")
+    run.fleet.start("a", "c", "d")
+    run.fleet.start("b", fault="dies-when-told")
+    run.fleet.tell_to_end("b", "28 dies")  # in its third step
     run.fleet.form(run.plan(1, [4], 2), ["a", "b", "c", "d"])
-    run.fleet.wait_step(2, "a")
-    run.fleet.kill("b")
+    run.fleet.await_death("b")
     run.fleet.abandon(1, "a", "c", "d")
     run.fleet.wait(
         lambda: all(
@@ -245,10 +258,12 @@ def test_a_death_is_survived_from_peers_while_each_section_has_a_host(run: Run) 
 
 def test_deaths_are_routed_around_and_nothing_moves(run: Run) -> None:
     """Three pipelines of two stages lose the second stage of one and the first stage of another."""
-    run.fleet.start(*"abcdef")
+    run.fleet.start(*"abcef")
+    run.fleet.start("d", fault="dies-when-told")
     whole = run.plan(1, [4], 3)
+    run.fleet.stand("d", 20)  # in its third step
     run.fleet.form(whole, "abcdef")
-    run.fleet.wait_step(2, "a")
+    run.fleet.wait_standing("d")
     run.fleet.kill("d", "e")
     run.fleet.abandon(1, *"abcf")
     run.fleet.wait(
@@ -271,7 +286,9 @@ def test_deaths_are_routed_around_and_nothing_moves(run: Run) -> None:
 def test_the_only_host_of_a_section_dies_and_all_go_back_to_the_checkpoint(tmp_path: Path) -> None:
     run = Run(tmp_path, checkpoint_interval_steps=2)
     try:
-        run.fleet.start("a", "b", "c")
+        run.fleet.start("a", "c")
+        run.fleet.start("b", fault="dies-when-told")
+        run.fleet.stand("b", 69)  # in its fourth step
         run.fleet.form(run.plan(1, [2, 5]), ["a", "b", "c"])
         run.fleet.wait(lambda: any(report.published for report in run.fleet.reports.values()))
         run.fleet.kill("b")
@@ -410,8 +427,11 @@ def test_survivors_that_disagree_about_the_last_commit_reach_one_state(
 
 
 def test_a_silent_peer_blocks_nobody_once_the_manager_closes_the_generation(run: Run) -> None:
-    run.fleet.start("a", "b", "c")
+    run.fleet.start("a", "c")
+    run.fleet.start("b", fault="dies-when-told")
+    run.fleet.stand("b", 10)
     run.fleet.form(run.plan(1, [3, 6]), ["a", "b", "c"])
+    run.fleet.wait_standing("b")
     run.fleet.signal(signal.SIGSTOP, "b")
     run.fleet.abandon(1, "a", "c")
     run.fleet.wait_phase(Phase.IDLE, "a", "c")
@@ -422,10 +442,13 @@ def test_a_silent_peer_blocks_nobody_once_the_manager_closes_the_generation(run:
 
 def test_a_worker_that_was_left_out_does_not_bring_back_its_own_history(run: Run) -> None:
     """It holds every section, and more steps than the others have taken since; theirs count."""
-    run.fleet.start("a")
+    run.fleet.start("a", fault="dies-when-told")
+    run.fleet.stand("a", 83)  # in its fifth step
     run.fleet.form(run.plan(1, []), ["a"])
+    run.fleet.wait_standing("a")
     run.fleet.wait_step(4, "a")
     run.fleet.abandon(1, "a")
+    run.fleet.go_on("a")
     run.fleet.wait_phase(Phase.IDLE, "a")
     run.fleet.start("b", "c")
     run.fleet.hold = True
@@ -452,7 +475,9 @@ def test_hold_publishes_a_checkpoint_and_stops_all_after_the_same_step(run: Run)
 
 
 def test_survivors_that_are_to_save_only_publish_the_last_commit_and_take_no_step(run: Run) -> None:
-    run.fleet.start("a", "b")
+    run.fleet.start("a")
+    run.fleet.start("b", fault="dies-when-told")
+    run.fleet.stand("b", 20)  # in its second step
     run.fleet.form(run.plan(1, [], 2), ["a", "b"])
     run.fleet.wait(lambda: run.fleet.has("a", step=True))
     run.fleet.kill("b")
