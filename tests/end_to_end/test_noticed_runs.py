@@ -21,6 +21,7 @@ from http_answers import Answer, Request, answering
 from makara.manager.config import ServerConfig
 from makara.manager.server import serve
 from makara.protocol.messages import NoticeSource
+from managers import port_for
 from metadata import AwsMetadata, AzureMetadata
 from service_process import ServiceProcess, wait_for
 from slow_job import BATCH, MODEL, SHAPE, STEPS, reference
@@ -39,7 +40,7 @@ class CloudService(ServiceProcess):
 
     def _spawn(self, log: Path) -> Forked:
         agent = (sys.executable, str(HERE / "cloud_agent.py"), self._source.model_dump_json())
-        config = ServerConfig(home=self.home, port=0, agent_command=agent)
+        config = ServerConfig(home=self.home, port=port_for(self.home), agent_command=agent)
         return Forked(serve, config, log=log, environment=self._environment)
 
 

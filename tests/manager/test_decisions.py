@@ -142,7 +142,8 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
 def test_a_running_job_tells_what_was_weighed_by_api_and_command(
     manager: Manager, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = manager.submit(tmp_path / "store", training={"steps": 10**6}).json()["job"]
+    changes = {"training": {"steps": 10**6}, "resources": {"min_nodes": 2}}  # nobody else will join
+    job = manager.submit(tmp_path / "store", **changes).json()["job"]
     manager.wait(job, lambda view: view["step"] > 0)
     decisions = manager.client.get(f"/jobs/{job}/decisions")["decisions"]
     assert decisions

@@ -89,6 +89,13 @@ class Life:
                 assert self.service._failure is None
                 await asyncio.sleep(0.005)
 
+    async def until_answered(self) -> None:
+        """By azure, while aws was asked."""
+        known = self.service._offers
+        async with asyncio.timeout(60):
+            while not (("j", "azure") in known._known and ("j", "aws") in known._asked_at):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
     def trouble(self) -> list[str]:
         return [
             text for name, text in self.service.effects.trouble["j"].items() if name.startswith("offers/")
@@ -121,6 +128,7 @@ def test_a_cloud_that_hangs_keeps_no_job_from_the_other(tmp_path: Path) -> None:
         life.clouds["aws"].answers.clear()
         try:
             async with life:
+                await life.until_answered()
                 await asyncio.sleep(0.2)
                 assert life.told() == [], "it is waited for, since the job wants it first"
                 life.clock.now += 31
@@ -139,11 +147,12 @@ def test_an_answer_that_comes_after_a_job_was_stopped_and_resumed_is_told(tmp_pa
         life.clouds["aws"].answers.clear()
         try:
             async with life:
-                life.service._offers._since.clear()
-                await asyncio.sleep(0.2)
+                await life.until_answered()
                 life.service._offers._since.clear()
                 life.service._offers._news.add("j")
-                await asyncio.sleep(0.1)
+                async with asyncio.timeout(60):
+                    while not life.service._offers._since:  # noqa: ASYNC110
+                        await asyncio.sleep(0.005)
                 life.clock.now += 31
                 await life.until_told("azure")
         finally:

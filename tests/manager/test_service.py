@@ -14,6 +14,7 @@ from makara.manager.cli.main import main
 from makara.manager.service.journal import SqliteJournal
 from makara.simulator import Measurements
 from managers import Manager, release_all
+from scripted_agent import END_WAITS_FOR
 
 
 @pytest.fixture
@@ -55,7 +56,9 @@ def test_what_was_measured_is_left_in_the_store_for_other_jobs(manager: Manager,
 
 
 def test_a_manager_killed_mid_run_goes_on_where_it_stood(manager: Manager, tmp_path: Path) -> None:
-    job = manager.submit(tmp_path / "store", training={"steps": 60}).json()["job"]
+    may_end = tmp_path / "may end"
+    changes = {"training": {"steps": 60}, "envs": {END_WAITS_FOR: str(may_end)}}
+    job = manager.submit(tmp_path / "store", **changes).json()["job"]
     before = manager.wait(job, lambda v: v["step"] > 3 and len(live(v)) == 2)
     url = manager.url
     manager.kill()
@@ -63,6 +66,7 @@ def test_a_manager_killed_mid_run_goes_on_where_it_stood(manager: Manager, tmp_p
     assert all(psutil.pid_exists(pid) for pid in leaders)  # training goes on
     manager.start()
     assert manager.url == url  # agents find their way back
+    may_end.touch()
     after = manager.wait(job, lambda v: v["step"] > before["step"])
     assert set(live(before)) <= {vm["vm"] for vm in after["vms"]}
     assert len(after["morphs"]) >= len(before["morphs"])

@@ -176,7 +176,7 @@ def test_a_job_trains_over_tls_and_commands_find_the_authority(
     manager: Manager, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert manager.url.startswith("https://")
-    job = manager.submit(tmp_path / "store").json()["job"]
+    job = manager.submit(tmp_path / "store", training={"steps": 10**6}).json()["job"]
     manager.wait(job, lambda view: len([vm for vm in view["vms"] if vm["joined_at"]]) == 2)
     assert cli.main(["ps", "--home", str(manager.home)]) == 0
     assert job in capsys.readouterr().out
@@ -184,6 +184,7 @@ def test_a_job_trains_over_tls_and_commands_find_the_authority(
     named = ["ps", "--server", manager.url, "--token", manager.token]
     assert cli.main([*named, *ca]) == 0
     assert cli.main(named) == 3  # the system's authorities do not know it
+    manager.client.post(f"/jobs/{job}/stop")
 
 
 def test_nobody_speaks_to_a_manager_of_another_authority(manager: Manager, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class JoinedMachine:
     def wait(self) -> int | None:
         """Until it ends by itself; its exit status."""
         assert self._process is not None
-        return self._process.wait(timeout=60)
+        return self._process.wait(timeout=300)
 
     def signal(self, number: int) -> None:
         """To `makara join` alone, without waiting for what it does."""

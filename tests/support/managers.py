@@ -19,6 +19,7 @@ from forked import Forked
 from makara.manager.cli.client import Client, Unreachable
 from makara.manager.config import ServerConfig
 from makara.manager.server import serve
+from s3_server import free_ports
 from trainer_processes import CONTEXT
 
 AGENT = Path(__file__).with_name("scripted_agent.py")
@@ -38,7 +39,12 @@ class Manager:
         agent = (sys.executable, str(AGENT))
         stores = self.stores or None
         config = ServerConfig(
-            home=self.home, port=0, agent_command=agent, tick_s=0.05, allow_stores=stores, tls=self.tls
+            home=self.home,
+            port=port_for(self.home),
+            agent_command=agent,
+            tick_s=0.05,
+            allow_stores=stores,
+            tls=self.tls,
         )
         log = Path(f"{self.home}.log")
         ours, theirs = CONTEXT.Pipe(duplex=False)
@@ -94,6 +100,14 @@ class Manager:
             self.process.send_signal(number)
             self.process.wait()
             self.process = None
+
+
+def port_for(home: Path) -> int:
+    """Of the next manager of `home`: its last one, which 0 asks for, or a free one.
+
+    No system gives that one to connections by itself, so that it is free when the manager starts again.
+    """
+    return 0 if (home / "server.json").exists() else free_ports(1)[0]
 
 
 def _serve(config: ServerConfig, ready: Connection) -> None:

@@ -32,12 +32,13 @@ from makara.protocol.messages import (
     WorkerReport,
 )
 from makara.worker.agent.agent import Agent
+from s3_server import free_ports
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosedError
 from websockets.http11 import Request, Response
 
-TIMEOUT_S = 60.0  # of a wait for what comes at once on a machine with nothing else to do
+TIMEOUT_S = 300.0  # of a wait for what comes at once on a machine with nothing else to do
 
 
 def bundle(text: str = "") -> bytes:
@@ -72,14 +73,13 @@ class Manager:
         self.sizes: list[int] = []  # of the frames that they came in
         self._changed = asyncio.Condition()
         self._server: Server | None = None
-        self._port = 0
+        (self._port,) = free_ports(1)
         self._version = 0
 
     async def open(self) -> None:
         self._server = await serve(
             self._serve, "127.0.0.1", self._port, process_request=self._answer, max_size=self.frame_limit
         )
-        self._port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         if self._server is not None:

@@ -20,6 +20,7 @@ from forked import Forked
 from makara.manager.cli import main as cli
 from makara.manager.cli.bundle import pack
 from makara.manager.cli.client import Client, Unreachable
+from managers import port_for
 
 TIMEOUT_S = 300.0
 HERE = Path(__file__).parent
@@ -76,7 +77,8 @@ class ServiceProcess:
             process.kill()
 
     def _spawn(self, log: Path) -> subprocess.Popen[bytes] | Forked:
-        server = ["server", "--home", str(self.home), "--port", "0", *self._options]
+        port = str(port_for(self.home))
+        server = ["server", "--home", str(self.home), "--port", port, *self._options]
         if self._forked:
             return Forked(cli.main, server, log=log, environment=self._environment)
         return self._run([sys.executable, "-m", "makara.manager.cli", *server], log)
