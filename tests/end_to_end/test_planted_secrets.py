@@ -118,7 +118,7 @@ class Run:
         self.user = self._token({"name": "ada"}, "user token")
         url, ca_file = self.service.client.url, self.service.home / "ca.pem"
         trust = ssl.create_default_context(cafile=ca_file)
-        self.http = httpx.Client(base_url=url, verify=trust, trust_env=False, timeout=30)
+        self.http = httpx.Client(base_url=url, verify=trust, trust_env=False, timeout=300)
         self.machine = JoinedMachine(self.service.folder / "lab", url, token, ca_file, forked=False)
         self.machine.start()
         self._opened.callback(self.machine.stop)
@@ -162,7 +162,8 @@ class Run:
         parameters = {"vm": vm} if vm else {}
         data = b""
         enough = time.monotonic() + STREAM_S
-        with self.http.stream("GET", path, headers=self.admin, params=parameters, timeout=STREAM_S) as answer:
+        bound = httpx.Timeout(300.0, read=STREAM_S if path.endswith("/stream") else 300.0)
+        with self.http.stream("GET", path, headers=self.admin, params=parameters, timeout=bound) as answer:
             try:
                 for part in answer.iter_bytes():
                     data += part

@@ -56,8 +56,7 @@ def test_a_worker_whose_data_stops_coming_is_seen_explained_and_replaced(service
     )
     service.wait(job, steps_on_two, "two workers to step")
     block.touch()
-    told = service.wait(job, lambda view: bool(view["stalled"]), "to be told of it")["stalled"]
-    assert "waiting for data" in told
+    service.wait(job, lambda view: "waiting for data" in (view["stalled"] or ""), "to be told of it")
 
     def facts(kind: str) -> list[dict[str, Any]]:
         events = service.client.get(f"/jobs/{job}/events", since=0)["events"]
@@ -65,8 +64,9 @@ def test_a_worker_whose_data_stops_coming_is_seen_explained_and_replaced(service
 
     service.wait(job, lambda _: bool(facts("worker_failed")), "the stuck trainer to be given up")
     service.end_naps()
-    stalled, failed = facts("generation_stalled")[0], facts("worker_failed")[0]
-    assert stalled["suspects"] == [failed["worker"]]
+    failed = facts("worker_failed")[0]
+    # A machine that is busy enough stands still for longer than these bounds, too.
+    (stalled,) = [each for each in facts("generation_stalled") if each["suspects"] == [failed["worker"]]]
     assert failed["kind"] == "stuck"
     stacks = {fact["worker"]: fact["text"] for fact in facts("stacks_taken")}
     assert set(stacks) == set(stalled["standing"])

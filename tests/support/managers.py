@@ -58,7 +58,7 @@ class Manager:
         ca_file = self.home / "ca.pem" if self.tls else None
         self.client = Client(self.url, self.token, ca_file)
         trust = ssl.create_default_context(cafile=ca_file) if self.tls else True
-        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=30, verify=trust)
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=300, verify=trust)
         return self
 
     def kill(self) -> None:

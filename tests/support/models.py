@@ -16,15 +16,22 @@ from torch import Tensor, nn
 
 NAP_S = 0.012
 NO_NAPS = "NO_NAPS"  # names a file; from when it exists on, nobody naps
+LONG_NAPS_FROM = (
+    "LONG_NAPS_FROM"  # a step: once it was applied, naps are long, so that the job does not end yet
+)
+LONGER = 20
 VOCABULARY = 48
 CONTEXT = 12
+
+
+_naps = 1
 
 
 @torch.library.custom_op("makara_tests::nap", mutates_args=())
 def nap(x: Tensor, seconds: float) -> Tensor:
     """A copy of `x` after `seconds` asleep; its gradient takes as long."""
     if not os.path.exists(os.environ.get(NO_NAPS, "")):
-        time.sleep(seconds)
+        time.sleep(seconds * _naps)
     return x.clone()
 
 
@@ -178,7 +185,15 @@ def masked_loss(output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Te
 def slow_gpt(nap_s: float = NAP_S) -> Training:
     """`tied_gpt` with steps long enough to be hit, nearly all of it asleep, until the file is there that
     `NO_NAPS` names in the job's environment. `nap_s` changes no bit."""
-    return dataclasses.replace(tied_gpt(), model=lambda: TiedGPT(nap_s=nap_s))
+    return dataclasses.replace(tied_gpt(), model=lambda: TiedGPT(nap_s=nap_s), schedule=_slow_schedule)
+
+
+def _slow_schedule(step: int) -> float:
+    """The learning rate's factor, as in `tied_gpt`. It is asked for when a step is applied."""
+    global _naps
+    if LONG_NAPS_FROM in os.environ and step >= int(os.environ[LONG_NAPS_FROM]):
+        _naps = LONGER
+    return min(1.0, (step + 1) / 4)
 
 
 def tied_gpt(*, dropout: float = 0.1, layers: int = 4, clip: float | None = 1.0) -> Training:

@@ -171,7 +171,7 @@ class Manager:
         except ConnectionClosedError:
             pass  # a test ended it
         if self.connection is connection:
-            self.connection = None
+            await self._note(lambda: setattr(self, "connection", None))
 
     def _keep(self, message: Report | Beat) -> None:
         if isinstance(message, Beat):

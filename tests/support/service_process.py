@@ -21,8 +21,10 @@ from makara.manager.cli import main as cli
 from makara.manager.cli.bundle import pack
 from makara.manager.cli.client import Client, Unreachable
 from managers import port_for
+from models import LONG_NAPS_FROM, NO_NAPS
 
 TIMEOUT_S = 300.0
+NUM_LONG = 5  # steps at the end of a job
 HERE = Path(__file__).parent
 _PAUSE = threading.Event()  # never set: waiting on it is how this file polls other processes
 
@@ -116,7 +118,7 @@ class ServiceProcess:
             "entrypoint": "train:build",
             "secrets": sorted(secrets or {}),
             **sections,
-            "envs": {"NO_NAPS": str(self._no_naps), **sections.get("envs", {})},
+            "envs": {**self._naps(sections), **sections.get("envs", {})},
             "resources": {"provider": "local", "max_nodes": 1, **sections.get("resources", {})},
             "checkpoint": {"uri": f"file://{self.folder}/store", **sections.get("checkpoint", {})},
         }
@@ -126,6 +128,13 @@ class ServiceProcess:
             files={"bundle": ("bundle.tar.gz", pack(workdir, max_bytes=1 << 26), "application/gzip")},
         )
         return answer["job"]
+
+    def _naps(self, sections: Mapping[str, Any]) -> dict[str, str]:
+        """The environment of `models.slow_gpt`: its last steps are long, so that a job does not end while a
+        busy machine starts processes."""
+        steps = sections.get("training", {}).get("steps", 0)
+        last = {LONG_NAPS_FROM: str(steps - NUM_LONG)} if steps > 2 * NUM_LONG else {}
+        return {NO_NAPS: str(self._no_naps), **last}
 
     def end_naps(self) -> None:
         """Steps of `models.slow_gpt` take no longer than their arithmetic from now on."""

@@ -27,7 +27,7 @@ from makara.worker.sections.ranges import configure_torch
 from shape_ranks import run_eager, run_rank, run_reference_process
 from shapes import EAGER, REFERENCE, Question, Shape
 
-_HANGS_S = 200.0  # then a process prints where its threads are, and ends
+_HANGS_S = 900.0  # then a process prints where its threads are, and ends
 
 
 def main() -> None:

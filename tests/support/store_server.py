@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-_START_LIMIT_S = 60.0
+_START_LIMIT_S = 300.0
 _STOP_LIMIT_S = 30.0
 
 

@@ -79,6 +79,7 @@ class Fleet:
         self._addresses, self._namespaces = addresses or {}, namespaces or {}
         self.log = folder / "trainers.log"
         self.reports: dict[str, WorkerReport] = {}
+        self.seen: set[tuple[str, Phase]] = set()  # which worker was in which phase
         self.metrics: list[StepMetrics] = []
         self.beats: dict[str, Progress] = {}
         self._changed = threading.Condition()
@@ -302,6 +303,7 @@ class Fleet:
         with self._changed:
             if "report" in value:
                 self.reports[worker] = WorkerReport.model_validate(value["report"])
+                self.seen.add((worker, self.reports[worker].phase))
             elif isinstance(beat := value.get("beat"), dict):
                 self.beats[worker] = Progress.model_validate(beat)
             elif "metrics" in value:

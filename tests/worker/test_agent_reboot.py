@@ -27,9 +27,9 @@ def test_its_reports_and_trainers_are_numbered_above_those_before_and_the_deaths
         assert (before.workers[0].incarnation, before.deaths) == (1, [])
         agent.cancel()
         await asyncio.gather(agent, return_exceptions=True)
+        await manager.until(lambda: manager.connection is None)  # nothing of it is still on its way
         newest = manager.reports[-1].sequence
         manager.reports.clear()
-        manager.connection = None
         again = asyncio.create_task(Agent(manager.boot()).run())
         first = await manager.report(lambda _: True)
         assert first.sequence > newest

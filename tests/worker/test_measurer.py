@@ -119,7 +119,7 @@ def test_one_that_is_at_its_survey_is_waited_for(fleet: Fleet) -> None:
     """Longer than a link may be silent: it looks at orders when it is done."""
     fleet.start("a.0", "b.0")
     begin(fleet, 1, "a.0")
-    fleet.wait_phase(Phase.PROFILING, "a.0")
+    fleet.wait(lambda: ("a.0", Phase.PROFILING) in fleet.seen)
     begin(fleet, 2, "a.0", "b.0")
     fleet.wait(lambda: ended(fleet, 2, "a.0", "b.0"))
     assert [wire.source for wire in found_by(fleet, "a.0").wires] == ["workers"]
