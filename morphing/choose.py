@@ -27,10 +27,11 @@ def choose(request: Request) -> Choice | Infeasible:
     That is the predicted time, and what deaths are expected to cost meanwhile (`Request.risk`).
 
     P runs over 1..min(K, G), and D over the useful values up to G // P and N. Stages are balanced by measured
-    time among those that fit the memory of the workers used. Slow workers are left out, get one stage in
-    every pipeline to themselves, or pipelines with fewer micro-batches, whichever is fastest. With recompute
-    `auto`, recomputation is tried only where memory bounds the plan without it. A shape whose lower bound
-    exceeds the best time is not simulated. The best shape gets the narrowest window that costs at most 1 %.
+    time among those that fit the memory of the workers used; less so where that lets more micro-batches be in
+    flight, and pass faster. Slow workers are left out, get one stage in every pipeline to themselves, or
+    pipelines with fewer micro-batches, whichever is fastest. With recompute `auto`, recomputation is tried
+    only where memory bounds the plan without it. A shape whose lower bound exceeds the best time is not
+    simulated. The best shape gets the narrowest window that costs at most 1 %.
     Unequal pipelines are taken where they cost 1 % less than the best grid.
     Where `tolerated_failures` asks for more copies of a section than the workers allow, plans have fewer.
     If no plan fits, the workers with least memory are left out; with offload `auto`, optimizer state goes to

@@ -17,6 +17,8 @@ from .placement import Roster, Slot
 from .request import Candidate, Request
 from .stages import StageTable, stage_table
 
+_MANY = 1000  # micro-batches, of which the first and the last few do not count
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -266,12 +268,30 @@ class _Shape(NamedTuple):
     bound: Bound
 
 
-# Neither depends on the number of workers, so a job computes them once.
+# None depends on the number of workers, so a job computes them once.
 @lru_cache(maxsize=1024)
 def _shape(table: StageTable, depth: int, capacity: int, mode: Mode, slowdown: float) -> _Shape | None:
-    """None if no split fits. Halves take the split of whole backwards, since I and W take about as long as
-    B."""
-    split = _splits(table, capacity, mode.recompute, None).get(depth)
+    """None if no split fits.
+
+    Where memory lets fewer micro-batches be in flight than there are stages, workers wait for each other. So
+    a split that is less balanced, but leaves room for one more, is taken if it lets them pass faster.
+    """
+    found = _balanced(table, depth, capacity, mode, slowdown, 1)
+    while found is not None and found.limit is not None and found.limit < depth:
+        roomier = _balanced(table, depth, capacity, mode, slowdown, found.limit + 1)
+        if roomier is None or roomier.bound.pace(_MANY)[1] >= found.bound.pace(_MANY)[1]:
+            break
+        found = roomier
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _balanced(
+    table: StageTable, depth: int, capacity: int, mode: Mode, slowdown: float, window: int
+) -> _Shape | None:
+    """The most balanced split with room for so many micro-batches in flight; None if there is none. Halves
+    take the split of whole backwards, since I and W take about as long as B."""
+    split = _splits(table, capacity, mode.recompute, None, window).get(depth)
     if split is None:
         return None
     limit = _limit(table, split, mode, capacity)
@@ -285,9 +305,12 @@ def _shape(table: StageTable, depth: int, capacity: int, mode: Mode, slowdown: f
 
 
 @lru_cache(maxsize=64)
-def _splits(table: StageTable, capacity: int, recompute: bool, slowdown: float | None) -> Mapping[int, Split]:
+def _splits(
+    table: StageTable, capacity: int, recompute: bool, slowdown: float | None, window: int = 1
+) -> Mapping[int, Split]:
     def fits(start: int, stop: int) -> bool:
-        return table.memory(start, stop, recompute).least_bytes <= capacity
+        room = table.memory(start, stop, recompute).window(capacity)
+        return room is None or room >= window
 
     return balance(table, table.num_sections, recompute=recompute, fits=fits, slowdown=slowdown)
 

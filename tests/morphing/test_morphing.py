@@ -369,6 +369,26 @@ def test_memory_bounds_the_window() -> None:
     assert tight.plan.window in (1, 2, 3)
 
 
+@pytest.mark.parametrize(
+    ("memory_bytes", "first", "window"), [(220, Range(0, 2), 1), (240, Range(0, 1), 2), (260, Range(0, 2), 2)]
+)
+def test_stages_are_unequal_where_that_lets_more_micro_batches_be_in_flight(
+    memory_bytes: int, first: Range, window: int
+) -> None:
+    """Two in flight of 3 and 9 s a stage pass faster than one at a time of 6 and 6 s, though not than two."""
+    calibration = uniform(
+        4,
+        activation_bytes=(10, 60, 10, 10),
+        state_bytes=(50,) * 4,
+        parameter_bytes=(10,) * 4,
+        gradient_bytes=(20,) * 4,
+    )
+    fixed = {"pipeline_parallel_degree": 2, "recompute": "off", "halves": "off"}
+    answer = chosen(choose(request(calibration, slots(2, memory_bytes), num_micro_batches=16, **fixed)))
+    assert (answer.plan.ranges[0], answer.plan.window) == (first, window)
+    assert answer.predicted_s < {1: 200.0, 2: 150.0}[window]
+
+
 @pytest.mark.parametrize(("recompute", "expected"), [("on", True), ("off", False), ("auto", False)])
 def test_recompute_is_as_asked_and_auto_only_for_memory(recompute: str, expected: bool) -> None:
     roomy = chosen(choose(request(uniform(2), slots(2), pipeline_parallel_degree=2, recompute=recompute)))
