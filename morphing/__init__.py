@@ -2,7 +2,8 @@
 
 `choose`: from the available workers, the model's calibration and the sections that workers hold, to the plan
 with the least predicted time per step, or the reason why there is none. `rerouted`: the plan of before
-without the workers that are gone, and `worths`: what each is worth. `agree` and `transfers`: from
+without the workers that are gone; `reformed`: plans around the pipelines that are whole; `worths`: what each
+is worth. `agree` and `transfers`: from
 what each member of a forming generation holds and what is published, to the newest state that covers all
 sections, who must still apply its last step, and who sends which section to whom (what a section's state is:
 `worker.sections.state`). `in_flight`: from the partial sums that each member shows of the step after that
@@ -14,7 +15,8 @@ from .choose import choose
 from .copies import copies_in, copies_of, least_vms
 from .failures import FailurePlan, failure_plans, least_bounds_s
 from .infeasible import too_deep
-from .instead import Before, loading_s, rerouted, saved_bytes
+from .keeping.instead import Before, loading_s, rerouted, saved_bytes
+from .keeping.reforming import reformed
 from .placement import Roster, Slot, place, place_in
 from .recovery import (
     NOTHING,
@@ -72,6 +74,7 @@ __all__ = [
     "place_in",
     "plan_of",
     "prospect",
+    "reformed",
     "reroute",
     "rerouted",
     "saved_bytes",

@@ -11,6 +11,9 @@ from operator import itemgetter
 from typing import TypeVar
 
 from ..pipeline import Range
+from .assignment import cheapest
+
+_FEW = 64  # VMs that are assigned exactly, in time that grows with the cube of their number
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ def _filled(
         places = [ranks[starts[number] : starts[number + 1]] for number in members]
         wants = [inside.spans_of(taken) for taken in places]
         held = [tuple(holding.get(slot.worker) for slot in groups[number]) for number in members]
-        for left, right in _greedy_alike(held, wants, inside.worth):
+        for left, right in _pairs(held, wants, inside):
             group = groups[members[left]]
             for offset, index in inside.match(held[left], wants[right]).items():
                 placed[places[right][offset]] = group[index]
@@ -160,6 +163,11 @@ class _Inside:
         """The bytes that need not move."""
         return self._solved(held, wanted)[1]
 
+    def lacking(self, held: _Held, wanted: _Wanted) -> int:
+        """The bytes that must move."""
+        needed = sum(self._sums[own.stop] - self._sums[own.start] for own in wanted)
+        return needed - self.worth(held, wanted)
+
     def _solve(self, held: _Held, wanted: _Wanted) -> tuple[dict[int, int], int]:
         worth = {
             (index, offset): self._kept(span, own)
@@ -174,6 +182,28 @@ class _Inside:
             return 0
         start, stop = max(held.start, wanted.start), min(held.stop, wanted.stop)
         return self._sums[stop] - self._sums[start] if start < stop else 0
+
+
+def _pairs(held: Sequence[_Held], wants: Sequence[_Wanted], inside: _Inside) -> list[tuple[int, int]]:
+    """Which VM takes which place, so that the fewest bytes move.
+
+    A VM that holds exactly what a place needs may as well take it: what another would keep there, it keeps
+    elsewhere. The other VMs are assigned exactly if they are few, else greedily.
+    """
+    free: dict[_Held, deque[int]] = {own: deque(places) for own, places in _indices(wants).items()}
+    pairs = list[tuple[int, int]]()
+    for index, own in enumerate(held):
+        if free.get(own):
+            pairs.append((index, free[own].popleft()))
+    taken = {index for index, _ in pairs}
+    lefts = [index for index in range(len(held)) if index not in taken]
+    rights = sorted(place for places in free.values() for place in places)
+    if len(lefts) == len(rights) <= _FEW:
+        places = cheapest([[inside.lacking(held[left], wants[right]) for right in rights] for left in lefts])
+        found = list(enumerate(places))
+    else:
+        found = _greedy_alike([held[n] for n in lefts], [wants[n] for n in rights], inside.worth)
+    return [*pairs, *((lefts[left], rights[right]) for left, right in found)]
 
 
 def _greedy(worth: Mapping[tuple[int, int], int]) -> list[tuple[int, int]]:

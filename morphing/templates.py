@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..pipeline import Range
@@ -106,7 +107,7 @@ def templates(
     ):
         if value < 1:
             raise ValueError(f"{name}: {value} is not a whole number >= 1")
-    costs = stage_costs(table, capacity_bytes, recompute=recompute, halves=halves)
+    costs = known_costs(table, capacity_bytes, recompute, halves)
     cuts = cut_costs(table.calibration)
     num, num_devices = table.num_sections, max_vms * devices_per_vm
     kernel, room = _COMPILER.ready or _INTERPRETED, _ROOM
@@ -136,6 +137,31 @@ def templates(
             stages = _stages(labels, int(fronts.first[place]))
             best[num_vms] = Template(num_vms, stages, _lines(stages, devices_per_vm, costs, cuts))
     return best
+
+
+@lru_cache(maxsize=256)
+def template_of(
+    table: StageTable,
+    stages: tuple[TemplateStage, ...],
+    devices_per_vm: int,
+    capacity_bytes: int,
+    *,
+    recompute: bool = False,
+    halves: bool = False,
+) -> Template | None:
+    """Of these stages, which use all devices of their VMs; None if one does not fit."""
+    costs = known_costs(table, capacity_bytes, recompute, halves)
+    row = table.num_sections + 1
+    if any(not costs.window[stage.range.start * row + stage.range.stop] for stage in stages):
+        return None
+    num_devices = sum(stage.width for stage in stages)
+    lines = _lines(stages, devices_per_vm, costs, cut_costs(table.calibration))
+    return Template(num_devices // devices_per_vm, stages, lines)
+
+
+@lru_cache(maxsize=16)
+def known_costs(table: StageTable, capacity_bytes: int, recompute: bool, halves: bool) -> StageCosts:
+    return stage_costs(table, capacity_bytes, recompute=recompute, halves=halves)
 
 
 def _stages(labels: Labels, label: int) -> tuple[TemplateStage, ...]:

@@ -86,21 +86,23 @@ def combinations(
     num_micro_batches: int,
     most_ns: int | None = None,
     precision_ns: int = 1,
+    beside: Sequence[Template] = (),
 ) -> Iterator[Combination]:
     """For each number of pipelines the combination on at most `num_vms` VMs that takes least.
 
     `most_ns`: numbers of pipelines of which none takes so little are left out. `precision_ns`: less than so
-    much may a combination take longer than the best.
+    much may a combination take longer than the best. `beside`: pipelines that take a part of the
+    micro-batches on other VMs; they come first in every combination.
     """
     if not choices:
         return
     slowest = max(one.time_ns(num_micro_batches) for each in choices.values() for one in each)
     most_ns = slowest if most_ns is None else min(most_ns, slowest)
-    counts = min(num_vms // min(choices), num_micro_batches)
+    counts = min(num_vms // min(choices), num_micro_batches - len(beside))
     packed = _Packed(_done_by(choices, most_ns, num_micro_batches), num_vms, counts)
     for count in range(1, counts + 1):
-        if packed.most(count) >= num_micro_batches:
-            yield _best(choices, num_vms, num_micro_batches, count, most_ns, precision_ns)
+        if _suffices(packed, count, beside, most_ns, num_micro_batches):
+            yield _best(choices, num_vms, num_micro_batches, count, most_ns, precision_ns, beside)
 
 
 def _best(
@@ -110,6 +112,7 @@ def _best(
     count: int,
     enough: int,
     precision_ns: int,
+    beside: Sequence[Template],
 ) -> Combination:
     """`enough`: nanoseconds that are known to do."""
     too_short = 0
@@ -118,14 +121,32 @@ def _best(
     while enough - too_short > precision_ns:
         middle = (too_short + enough) // 2
         packed = _Packed(_done_by(usable, middle, num_micro_batches), num_vms, count)
-        if packed.most(count) >= num_micro_batches:
+        if _suffices(packed, count, beside, middle, num_micro_batches):
             enough = middle
         else:
             too_short = middle
     packed = _Packed(_done_by(usable, enough, num_micro_batches), num_vms, count)
     members = sorted(packed.members(count), key=lambda one: (-one[1].num_vms, -one[0]))
-    taken = [template for _, template in members]
-    return Combination(tuple(taken), _trimmed([done for done, _ in members], taken, num_micro_batches))
+    taken = [*beside, *(template for _, template in members)]
+    done = [*_each_done(beside, enough, num_micro_batches), *(done for done, _ in members)]
+    shares = _trimmed(done, taken, num_micro_batches)
+    for place in range(len(beside), len(taken)):  # alike in the time of the slowest pipeline
+        size, share = taken[place].num_vms, shares[place]
+        taken[place] = min(choices[size], key=lambda one: one.time_ns(share))
+    return Combination(tuple(taken), shares)
+
+
+def _suffices(
+    packed: _Packed, count: int, beside: Sequence[Template], time_ns: int, num_micro_batches: int
+) -> bool:
+    """Whether `count` pipelines and those beside do all micro-batches in the time, each at least one."""
+    most = packed.most(count)
+    return most > 0 and most + sum(_each_done(beside, time_ns, num_micro_batches)) >= num_micro_batches
+
+
+def _each_done(templates: Sequence[Template], time_ns: int, num_micro_batches: int) -> list[int]:
+    """What each does in the time, or one: none stands still."""
+    return [max(1, min(one.done_by(time_ns), num_micro_batches)) for one in templates]
 
 
 def shared(members: Sequence[Template], num_micro_batches: int) -> Combination:
@@ -137,9 +158,7 @@ def shared(members: Sequence[Template], num_micro_batches: int) -> Combination:
             enough = middle
         else:
             too_short = middle
-    done = [min(one.done_by(enough), num_micro_batches) for one in members]
-    if 0 in done:  # the others are done before its first micro-batch: a share of one each
-        done = [max(1, number) for number in done]
+    done = _each_done(members, enough, num_micro_batches)
     return Combination(tuple(members), _trimmed(done, members, num_micro_batches))
 
 

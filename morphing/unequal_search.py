@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from ..pipeline import Schedule
 from ..simulator import simulate
 from .copies import copies_of, too_few
+from .keeping.instead import saved_bytes
 from .placement import place_in, speed_class
 from .request import Candidate, Choice
 from .search_space import Mode, Options
@@ -25,7 +26,7 @@ def unequal(options: Options, to_beat_s: float) -> Iterator[Choice]:
     None where the job fixes a degree, where workers differ in speed or VMs in size, or where pipelines that
     never stood still would hardly save a hundredth. Each has been simulated, and fits into memory.
     """
-    per_vm = _devices_per_vm(options)
+    per_vm = devices_per_vm(options)
     table, num = options.table, options.request.num_micro_batches
     num_workers = len(options.request.workers)
     to_beat_ns = int(to_beat_s * 1e9)
@@ -43,7 +44,7 @@ def unequal(options: Options, to_beat_s: float) -> Iterator[Choice]:
             choices, num_workers // per_vm, num, to_beat_ns, 1 + to_beat_ns // _PRECISION
         ):
             if not _is_grid(one) and len(one.templates) >= options.copies:
-                found.append((one.time_with(_windows(options, one, mode, capacity)), one, mode))
+                found.append((time_ns(options, one, mode, capacity), one, mode))
     found.sort(key=lambda each: each[0])
     for _, combination, mode in found[:_TRIES]:
         choice = played(options, combination, mode)
@@ -51,7 +52,7 @@ def unequal(options: Options, to_beat_s: float) -> Iterator[Choice]:
             yield choice
 
 
-def _devices_per_vm(options: Options) -> int | None:
+def devices_per_vm(options: Options) -> int | None:
     """None: unequal pipelines are not for this request."""
     request = options.request
     if request.unequal_pipelines == "off" or request.schedule is not Schedule.VARUNA:
@@ -67,6 +68,11 @@ def _is_grid(combination: Combination) -> bool:
     """Whether it has equal pipelines of one worker a stage: those are tried as grids."""
     one = combination.templates[0]
     return len(set(combination.templates)) == 1 and all(stage.width == 1 for stage in one.stages)
+
+
+def time_ns(options: Options, combination: Combination, mode: Mode, capacity: int) -> int:
+    """Until the last backward ends, with the windows that memory allows."""
+    return combination.time_with(_windows(options, combination, mode, capacity))
 
 
 def _windows(options: Options, combination: Combination, mode: Mode, capacity: int) -> Sequence[int | None]:
@@ -101,7 +107,7 @@ def played(options: Options, combination: Combination, mode: Mode) -> Choice | N
         frozen=calibration.frozen,
     )
     used = options.roster.used(plan.num_workers)
-    slots = place_in(plan.ranges, used, request.holding, calibration.state_bytes)
+    slots = place_in(plan.ranges, used, request.holding, saved_bytes(calibration))
     vms = [slot.vm for slot in slots]
     step = simulate(
         plan,

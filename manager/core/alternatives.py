@@ -8,8 +8,8 @@ from ..spec.frozen import Frozen
 class Alternative(Frozen):
     """One plan that a change could take. What is None was not looked at, since `rejected` says why not."""
 
-    # What kind of plan: "best" of all new ones, "new" for the others of these; "rerouted"; "running". Where
-    # more VMs are thought of: "as many", "2 more".
+    # What kind of plan: "best" of all new ones, "new" for the others of these; "rerouted"; "running";
+    # "reformed" around whole pipelines. Where more VMs are thought of: "as many", "2 more".
     name: str
     shape: str
     step_s: float | None = None  # predicted

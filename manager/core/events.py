@@ -122,8 +122,8 @@ class PlanComputed(Event):
     """Answer to `ComputePlan`. `plan` None: nothing feasible, and `reason` says why.
 
     `stays`: the plan that runs is worth as much, so that it goes on; `plan` is what was weighed beside it.
-    `best_until`: until then, Unix seconds, that plan pays, or the one of before, rerouted around workers that
-    are gone. None: it was not chosen with an end in mind.
+    `best_until`: until then, Unix seconds, that plan pays, or the one taken that is not the fastest, but
+    keeps more of what workers hold. None: it was not chosen with an end in mind.
     """
 
     generation: int

@@ -13,7 +13,7 @@ from ..core.commands import ComputePlan, WorkerSlot
 from ..core.events import PlanComputed
 from ..core.state import JobState
 from ..service.planning.answers import best_plan
-from ..service.planning.present_plan import or_present, or_rerouted
+from ..service.planning.present_plan import or_keeping, or_present
 from ..service.planning.requests import holding
 
 
@@ -57,7 +57,7 @@ class CachedPlanner:
         """The plan of before, rerouted around the workers that are gone; None where that is not possible."""
         nothing = PlanComputed(now=now, generation=command.generation, asked=command.asked, plan=None)
         self.num_answered += 1
-        found = or_rerouted(state, command.model_copy(update={"lasts_s": math.inf}), nothing)
+        found = or_keeping(state, command.model_copy(update={"lasts_s": math.inf}), nothing)
         return None if found.plan is None else found.model_copy(update={"best_until": None})
 
     def recalled(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -212,7 +212,7 @@ def test_deaths_that_are_told_together_are_decided_on_once() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_places_go_to_whoever_holds_most_as_if_every_pair_were_looked_at(data: st.DataObject) -> None:
+def test_workers_are_placed_so_that_no_two_would_keep_more_in_each_others_place(data: st.DataObject) -> None:
     num_sections = data.draw(st.integers(1, 6))
 
     def split() -> list[Range]:
@@ -225,24 +225,29 @@ def test_places_go_to_whoever_holds_most_as_if_every_pair_were_looked_at(data: s
     spans = data.draw(st.lists(st.sampled_from([None, *before]), min_size=num_workers, max_size=num_workers))
     holding = {slot.worker: span for slot, span in zip(slots, spans, strict=True) if span is not None}
     weights = data.draw(st.lists(st.integers(0, 4), min_size=num_sections, max_size=num_sections))
-    placed = place(slots, stages, holding, weights)
-    assert [slot.worker for slot in placed] == _place_by_pairs(slots, stages, holding, weights)
 
-
-def _place_by_pairs(
-    slots: Sequence[Slot], stages: Sequence[Range], holding: Mapping[str, Range], weights: Sequence[int]
-) -> list[str]:
     def kept(slot: Slot, rank: int) -> int:
         held, wanted = holding.get(slot.worker), stages[rank % len(stages)]
         return 0 if held is None else sum(weights[s] for s in wanted.sections if s in held)
 
+    placed = place(slots, stages, holding, weights)
+    assert sorted(slot.worker for slot in placed) == sorted(slot.worker for slot in slots)
+    for (rank, one), (other_rank, other) in itertools.combinations(enumerate(placed), 2):
+        now = kept(one, rank) + kept(other, other_rank)
+        assert now >= kept(one, other_rank) + kept(other, rank)
+    by_pairs = _kept_by_pairs(slots, kept)
+    assert sum(kept(slot, rank) for rank, slot in enumerate(placed)) >= by_pairs
+
+
+def _kept_by_pairs(slots: Sequence[Slot], kept: Callable[[Slot, int], int]) -> int:
+    """What is kept where the pair that keeps most comes first, of all pairs of a worker and a rank."""
     pairs = itertools.product(range(len(slots)), repeat=2)
     ranked = sorted(pairs, key=lambda pair: (-kept(slots[pair[0]], pair[1]), pair))
-    placed: dict[int, str] = {}
+    placed: dict[int, int] = {}
     for index, rank in ranked:
-        if rank not in placed and slots[index].worker not in placed.values():
-            placed[rank] = slots[index].worker
-    return [placed[rank] for rank in range(len(slots))]
+        if rank not in placed and index not in placed.values():
+            placed[rank] = index
+    return sum(kept(slots[index], rank) for rank, index in placed.items())
 
 
 # ---- the example -------------------------------------------------------------------------------------------

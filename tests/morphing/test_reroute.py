@@ -216,6 +216,14 @@ def test_only_what_a_worker_lacks_is_loaded() -> None:
     link = Link(latency_s=1.0, bytes_per_s=10.0)
     calibration = uniform(4, inter_vm=link)  # 50 bytes of each section, without gradient sums
     plan = grid([Range(0, 2), Range(2, 4)], 1, 4)
-    assert loading_s(plan, ["a", "b"], calibration, {"a": Range(0, 2), "b": Range(1, 4)}) == 0
-    assert loading_s(plan, ["a", "b"], calibration, {"a": Range(0, 3), "b": Range(0, 3)}) == 6
-    assert loading_s(plan, ["a", "b"], calibration, {"b": Range(2, 4)}) == 11
+    assert loading_s(plan.ranges, ["a", "b"], calibration, {"a": Range(0, 2), "b": Range(1, 4)}) == 0
+    assert loading_s(plan.ranges, ["a", "b"], calibration, {"a": Range(0, 3), "b": Range(0, 3)}) == 6
+    assert loading_s(plan.ranges, ["a", "b"], calibration, {"b": Range(2, 4)}) == 11
+
+
+def test_whoever_sends_most_is_waited_for() -> None:
+    calibration = uniform(4, inter_vm=Link(latency_s=1.0, bytes_per_s=10.0))
+    one, three = ["a", "b", "c", "d"], {"b": Range(0, 2), "c": Range(0, 2), "d": Range(0, 2)}
+    spans = grid([Range(0, 2)], 4, 4).ranges
+    assert loading_s(spans, one, calibration, {"a": Range(0, 4)}) == 1 + 30  # two sections to three workers
+    assert loading_s(spans, one, calibration, {"e": Range(0, 4), **three}) == 1 + 10  # from those of the plan

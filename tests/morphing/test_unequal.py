@@ -65,6 +65,28 @@ def test_combinations_are_as_good_as_every_multiset() -> None:
     assert seen > 300
 
 
+def test_combinations_beside_pipelines_that_stay_are_as_good_as_every_multiset() -> None:
+    seen = 0
+    for seed in range(150):
+        rng = random.Random(seed)
+        num_vms, num = rng.randint(1, 7), rng.randint(4, 40)
+        choices = pool(stage_table(some_calibration(seed)), num, num_vms, 1, AMPLE)
+        beside = tuple(rng.choice(rng.choice([*choices.values()])) for _ in range(rng.randint(1, 3)))
+        for count, found in enumerate(combinations(choices, num_vms, num, beside=beside), start=1):
+            assert found.templates[: len(beside)] == beside
+            assert len(found.templates) == len(beside) + count
+            assert sum(found.shares) == num
+            assert min(found.shares) >= 1
+            best = min(
+                least_ns((*beside, *members), num)
+                for sizes in multisets(list(choices), num_vms, count)
+                for members in itertools.product(*(choices[size] for size in sizes))
+            )
+            assert found.time_ns == best, (seed, count)
+            seen += 1
+    assert seen > 200
+
+
 TWENTY = uniform(20, activation_bytes=(1,) * 20, cut_bytes=(0,) * 19, grad_cut_bytes=(0,) * 19)
 
 

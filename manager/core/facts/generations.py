@@ -30,7 +30,7 @@ class GenerationPlanned(BaseFact):
     detected_at: float  # when the cause was seen
     decided_s: float  # planning time
     saves_only: bool = False  # it takes no step, and holds after a checkpoint
-    best_until: float | None = None  # if rerouted: then the planner is asked again
+    best_until: float | None = None  # if not the fastest: then the planner is asked again
     alternatives: tuple[Alternative, ...] = ()  # the one taken first; () in journals of earlier versions
 
 

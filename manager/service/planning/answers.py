@@ -27,8 +27,8 @@ def compute_plan(
 ) -> PlanComputed:
     """The best plan for the command's workers, or why there is none. Blocks; pure but for `clock`.
 
-    The plan that ran, rerouted around workers that are gone, or the one that runs is taken where it is worth
-    as much.
+    A plan that keeps what is there is taken where it is worth as much: the one that runs, or ran, rerouted,
+    or one around the pipelines that are whole.
     """
     return or_present(state, command, best_plan(state, command, clock, search), search)
 
@@ -53,7 +53,7 @@ def best_plan(
         plan=answer.plan.to_json(),
         workers=answer.workers,
         predicted_s=answer.predicted_s,
-        alternatives=(*weighed([best], ends_s), *passed_over(answer)),
+        alternatives=(weighed([best], ends_s)[0][1], *passed_over(answer)),
     )
 
 

@@ -51,7 +51,8 @@ def compute_growth(state: JobState, command: ComputeGrowth, clock: Callable[[], 
 def _weighed(command: ComputeGrowth, now: Offer | None, more: Offer | None) -> tuple[Alternative, ...]:
     ends_s = math.inf if command.ends_s is None else command.ends_s
     offers = [offer for offer in (now, more) if offer is not None]
-    return weighed(offers, ends_s, command.least_gain) if offers else ()
+    by_worth = weighed(offers, ends_s, command.least_gain) if offers else []
+    return tuple(one for _, one in by_worth)
 
 
 def _offer(state: JobState, command: ComputeGrowth, num_more: int) -> Offer | None:

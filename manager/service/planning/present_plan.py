@@ -1,12 +1,15 @@
-"""The plan that ran, rerouted, or the one that runs, beside the best new one: which is worth more."""
+"""Plans that keep what is there beside the best new one: which is worth most.
+
+They are the plan that ran, rerouted, or the one that runs, and those around the pipelines that are whole.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from ....morphing import Before, Choice, Infeasible, Request, copies_in, copies_of
+from ....morphing import Before, Choice, Infeasible, Request, copies_in, copies_of, reformed
 from ....pipeline import Plan
 from ....simulator import simulate
 from ...core.alternatives import Alternative
@@ -18,52 +21,52 @@ from .requests import request_of
 from .weighing import Offer, weighed
 
 _SEARCH = Search()
+_FEWER_COPIES = "some section would live on fewer VMs than the job asks for"
 
 
 def or_present(
     state: JobState, command: ComputePlan, answer: PlanComputed, search: Search = _SEARCH
 ) -> PlanComputed:
-    """The answer, or the plan that is there if that is worth as much; with what both are worth."""
+    """The answer, or a plan that keeps what is there if that is worth as much; with what each is worth."""
     if command.reconsider:
         return _or_running(state, command, answer)
-    return or_rerouted(state, command, answer, search)
+    return or_keeping(state, command, answer, search)
 
 
-def or_rerouted(
+def or_keeping(
     state: JobState, command: ComputePlan, answer: PlanComputed, search: Search = _SEARCH
 ) -> PlanComputed:
-    """The answer, or the plan that ran, rerouted around workers that are gone."""
+    """The answer, or the plan that ran, rerouted around workers that are gone, or one around the pipelines
+    that are whole."""
     if command.lasts_s is None or not state.hosts_plan or state.calibration is None:
         return answer
     request = request_of(state, command.workers, command.generation, command.risk)
-    ran = Before(Plan.from_json(state.hosts_plan), [worker for worker, _ in state.hosts])
-    found = search.rerouted(request, ran)
-    if found is None:
-        return answer
-    if isinstance(found, Infeasible):
-        return _refused(answer, ran.plan, found.reason)
+    ran = _ran(state)
+    found, shape = search.rerouted(request, ran), ran.plan.shape
     lasts_s, ends_s = command.lasts_s, _ends_s(command)
-    if answer.plan is not None and _has_fewer_copies(request, found, answer.plan, answer.workers):
+    if isinstance(found, Choice) and _has_fewer_copies(request, found, answer):
         lasts_s, ends_s = min(lasts_s, command.fewer_copies_s), min(ends_s, command.fewer_copies_s)
         if lasts_s <= 0:
-            return _refused(answer, found.plan, "some section would live on fewer VMs than the job asks for")
-    offers = [Offer("rerouted", request, found.plan, found.workers, found.predicted_s)]
-    answer = _beside(answer, weighed([*offers, *_best(request, answer)], ends_s))
-    if answer.alternatives[0].name != "rerouted":
+            lasts_s, ends_s = command.lasts_s, _ends_s(command)
+            found, shape = Infeasible(_FEWER_COPIES), found.plan.shape
+    if isinstance(found, Infeasible):
+        refused = Alternative(name="rerouted", shape=shape, rejected=found.reason)
+        answer = answer.model_copy(update={"alternatives": (*answer.alternatives, refused)})
+    offers = list[Offer]()
+    if isinstance(found, Choice):
+        offers.append(Offer("rerouted", request, found.plan, found.workers, found.predicted_s))
+    offers += _new(request, ran, answer, ends_s)
+    if not offers:
         return answer
-    return answer.model_copy(
-        update={
-            "plan": found.plan.to_json(),
-            "workers": found.workers,
-            "predicted_s": found.predicted_s,
-            "best_until": answer.now + lasts_s,
-            "reason": None,
-        }
-    )
+    by_worth = weighed(offers, ends_s)
+    taken = by_worth[0][0]
+    until = None if taken.name == "best" else answer.now + lasts_s
+    return _taking(taken, _beside(answer, by_worth)).model_copy(update={"best_until": until})
 
 
 def _or_running(state: JobState, command: ComputePlan, answer: PlanComputed) -> PlanComputed:
-    """The answer, or that the plan that runs stays, and until when that pays."""
+    """The answer, a plan around the pipelines that are whole, or that the plan that runs stays, and until
+    when that pays."""
     current = state.current
     if current is None or state.calibration is None or _is_same(current, answer):
         return answer
@@ -73,28 +76,56 @@ def _or_running(state: JobState, command: ComputePlan, answer: PlanComputed) -> 
     request = request_of(state, command.workers, command.generation, command.risk)
     plan = Plan.from_json(current.plan)
     now_s = _predicted_s(request, plan, workers)
-    running = Offer("running", request, plan, workers, now_s, runs=True)
-    offers = [running, *_best(request, answer, command.change_s)]
     ends_s, least_gain = _ends_s(command), command.least_gain
-    answer = _beside(answer, weighed(offers, ends_s, least_gain)).model_copy(update={"current_s": now_s})
-    if answer.alternatives[0].name != "running":
-        return answer
-    for_good = weighed(offers, math.inf, least_gain)[0].name == "running"
+    running = Offer("running", request, plan, workers, now_s, runs=True)
+    new = _new(request, _ran(state), answer, ends_s, command.change_s)
+    offers = [running, *(one for one in new if not _is_no_better(one, running))]
+    by_worth = weighed(offers, ends_s, least_gain)
+    taken, others = by_worth[0][0], [offer for offer, _ in by_worth if not offer.runs]
+    if others:
+        answer = _taking(others[0], answer)
+    in_the_end = weighed(offers, math.inf, least_gain)[0][0]
+    for_good = in_the_end is taken or taken.name == "best"
     until = answer.now + ends_s if not for_good and 0 < ends_s < math.inf else None
-    return answer.model_copy(update={"stays": True, "best_until": until})
+    return _beside(answer, by_worth).model_copy(
+        update={"current_s": now_s, "stays": taken.runs, "best_until": until}
+    )
 
 
-def _best(request: Request, answer: PlanComputed, change_s: float = 0.0) -> list[Offer]:
+def _ran(state: JobState) -> Before:
+    return Before(Plan.from_json(state.hosts_plan), [worker for worker, _ in state.hosts])
+
+
+def _new(
+    request: Request, ran: Before, answer: PlanComputed, ends_s: float, change_s: float = 0.0
+) -> Iterator[Offer]:
+    """Plans around the pipelines that are whole, with as many copies of each section as the best plan has, or
+    as the job asks for; then the best plan."""
     if answer.plan is None or answer.predicted_s is None:
-        return []
-    plan = Plan.from_json(answer.plan)
-    return [Offer("best", request, plan, answer.workers, answer.predicted_s, change_s=change_s)]
+        return
+    best, step_s = Plan.from_json(answer.plan), answer.predicted_s
+    copies = min(request.tolerated_failures + 1, _copies(request, best, answer.workers))
+    asked = replace(request, tolerated_failures=copies - 1)
+    for one in reformed(asked, ran, best, step_s, ends_s, change_s):
+        yield Offer("reformed", request, one.plan, one.workers, one.predicted_s, change_s=change_s)
+    yield Offer("best", request, best, answer.workers, step_s, change_s=change_s)
 
 
-def _beside(answer: PlanComputed, alternatives: tuple[Alternative, ...]) -> PlanComputed:
+def _taking(offer: Offer, answer: PlanComputed) -> PlanComputed:
+    return answer.model_copy(
+        update={
+            "plan": offer.plan.to_json(),
+            "workers": tuple(offer.workers),
+            "predicted_s": offer.step_s,
+            "reason": None,
+        }
+    )
+
+
+def _beside(answer: PlanComputed, by_worth: Sequence[tuple[Offer, Alternative]]) -> PlanComputed:
     """The answer with these in place of what the best plan was said to be worth by itself."""
     others = tuple(one for one in answer.alternatives if one.name != "best")
-    return answer.model_copy(update={"alternatives": (*alternatives, *others)})
+    return answer.model_copy(update={"alternatives": (*(one for _, one in by_worth), *others)})
 
 
 def _is_same(current: Generation, answer: PlanComputed) -> bool:
@@ -102,6 +133,12 @@ def _is_same(current: Generation, answer: PlanComputed) -> bool:
     if answer.plan is None or {*answer.workers} != {worker for worker, _ in current.incarnations}:
         return False
     return {**answer.plan, "generation": 0} == {**current.plan, "generation": 0}
+
+
+def _is_no_better(one: Offer, running: Offer) -> bool:
+    """Whether each worker would hold what it holds, and steps would take as long."""
+    held, holds = (dict(zip(each.workers, each.plan.ranges, strict=True)) for each in (running, one))
+    return held == holds and one.step_s >= running.step_s
 
 
 def _predicted_s(request: Request, plan: Plan, workers: Sequence[str]) -> float:
@@ -117,20 +154,17 @@ def _predicted_s(request: Request, plan: Plan, workers: Sequence[str]) -> float:
     ).time_s
 
 
-def _has_fewer_copies(
-    request: Request, found: Choice, plan: Mapping[str, Any], workers: Sequence[str]
-) -> bool:
+def _has_fewer_copies(request: Request, found: Choice, answer: PlanComputed) -> bool:
     """Whether the rerouted plan leaves a section on fewer of the VMs that the job asks for than the other."""
-    if not request.tolerated_failures:
+    if not request.tolerated_failures or answer.plan is None:
         return False
-    vm_of = {slot.worker: slot.vm for slot in request.workers}
-    could_have = copies_of(Plan.from_json(plan), [vm_of[worker] for worker in workers])
+    could_have = _copies(request, Plan.from_json(answer.plan), answer.workers)
     return copies_in(found, request.workers) < min(could_have, request.tolerated_failures + 1)
 
 
-def _refused(answer: PlanComputed, plan: Plan, reason: str) -> PlanComputed:
-    refused = Alternative(name="rerouted", shape=plan.shape, rejected=reason)
-    return answer.model_copy(update={"alternatives": (*answer.alternatives, refused)})
+def _copies(request: Request, plan: Plan, workers: Sequence[str]) -> int:
+    vm_of = {slot.worker: slot.vm for slot in request.workers}
+    return copies_of(plan, [vm_of[worker] for worker in workers])
 
 
 def _ends_s(command: ComputePlan) -> float:

@@ -28,8 +28,10 @@ class Offer:
     runs: bool = False
 
 
-def weighed(offers: Sequence[Offer], ends_s: float, least_gain: float = 0.0) -> tuple[Alternative, ...]:
-    """The offers by what they are worth, the most first; of equals, the one offered first.
+def weighed(
+    offers: Sequence[Offer], ends_s: float, least_gain: float = 0.0
+) -> list[tuple[Offer, Alternative]]:
+    """The offers with what they are worth, the most first; of equals, the one offered first.
 
     The first offer is put before all that are not worth more by `least_gain`, a part of what they do.
     """
@@ -50,7 +52,7 @@ def weighed(offers: Sequence[Offer], ends_s: float, least_gain: float = 0.0) -> 
     counted = [value - least_gain * one.samples_per_s for one, value in zip(prospects, values, strict=True)]
     counted[0] = values[0]
     order = sorted(range(len(found)), key=lambda place: -counted[place])
-    return tuple(found[place] for place in order)
+    return [(offers[place], found[place]) for place in order]
 
 
 def passed_over(choice: Choice) -> tuple[Alternative, ...]:
@@ -77,7 +79,7 @@ def _prospect(offer: Offer) -> Prospect:
         frozenset(vm_of[offer.workers[rank]] for rank in offer.plan.hosts(section))
         for section in range(offer.plan.num_sections)
     ]
-    loads_s = loading_s(offer.plan, offer.workers, request.calibration, request.holding)
+    loads_s = loading_s(offer.plan.ranges, offer.workers, request.calibration, request.holding)
     return prospect(
         request.num_micro_batches * request.calibration.microbatch_size,
         offer.step_s,

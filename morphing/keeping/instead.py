@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
-from ..pipeline import Plan, Range, Schedule
-from ..simulator import Calibration, simulate
-from .placement import Slot
-from .request import Candidate, Choice, Infeasible, Request
-from .reroute import Rerouted, reroute
+from ...pipeline import Plan, Range, Schedule
+from ...simulator import Calibration, simulate
+from ..placement import Slot
+from ..recovery import transfers
+from ..request import Candidate, Choice, Infeasible, Request
+from ..reroute import Rerouted, reroute
 
 _WINDOWS = (4, 3, 2)  # times P, where the window of before takes too much memory, as in `choose`
 
@@ -58,20 +58,24 @@ def rerouted(request: Request, before: Before) -> Choice | Infeasible | None:
 
 
 def loading_s(
-    plan: Plan, workers: Sequence[str], calibration: Calibration, holding: Mapping[str, Range]
+    spans: Sequence[Range], workers: Sequence[str], calibration: Calibration, holding: Mapping[str, Range]
 ) -> float:
-    """Seconds until every worker has the sections that it lacks, from peers at the rate between VMs.
+    """Seconds until every worker has the sections of its span, from the others at the rate between VMs.
 
-    A lower bound: the worker that lacks most receives without waiting for those who send.
+    As `transfers` has them sent; whoever receives or sends most is waited for. What no worker of the plan
+    holds is counted where it is received.
     """
-    sums = [0, *accumulate(saved_bytes(calibration))]
-    most = 0
-    for worker, span in zip(workers, plan.ranges, strict=True):
-        held = holding.get(worker)
-        lacks = sums[span.stop] - sums[span.start]
-        if held is not None and max(held.start, span.start) < min(held.stop, span.stop):
-            lacks -= sums[min(held.stop, span.stop)] - sums[max(held.start, span.start)]
-        most = max(most, lacks)
+    sizes, nobody = saved_bytes(calibration), len(workers)
+    holders: dict[int, list[int]] = {}
+    for member, worker in enumerate(workers):
+        for section in holding[worker].sections if worker in holding else ():
+            holders.setdefault(section, []).append(member)
+    missing = {section: (nobody,) for section in range(calibration.num_sections) if section not in holders}
+    received, sent = [0] * len(workers), [0] * (len(workers) + 1)
+    for one in transfers({**holders, **missing}, spans):
+        received[one.destination] += sizes[one.section]
+        sent[one.source] += sizes[one.section]
+    most = max(*received, *sent[:nobody])
     link = calibration.inter_vm
     return link.latency_s + most / link.bytes_per_s if most else 0.0
 
