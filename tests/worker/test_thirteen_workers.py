@@ -17,8 +17,7 @@ from trainer_processes import BUNDLE
 
 NEEDED = 4
 SECTIONS, NUM_MICRO_BATCHES = 14, 32
-STEPS = 14
-"""More than pass until the last change of plan: nothing but steps takes time between two changes."""
+STEPS = 4
 CALIBRATION = uniform(SECTIONS)
 
 
@@ -69,8 +68,10 @@ class _Job:
             )
         )
 
-    def form(self) -> None:
-        """Train by the plan for all who live, wherever its step is."""
+    def form(self, stands: str, operations: int) -> None:
+        """Train by the plan for all who live, wherever its step is, until one of them stands after so many
+        operations."""
+        self._run.fleet.stand(stands, operations)
         choice, run = self.choose(self.living), self._run
         assert isinstance(choice, Choice), choice
         self._generation += 1
@@ -78,13 +79,14 @@ class _Job:
         open_generation(run.store, run.job.job, self._generation)
         published = run.published() if self._generation > 1 else []
         run.fleet.form(choice.plan, workers, donors=others, checkpoints=published)
+        run.fleet.wait_standing(stands)
         self._holding = dict(zip(workers, choice.plan.ranges, strict=True))
         self.shapes.append(choice.plan.shape)
         self.used.append(choice.plan.num_workers)
 
-    def lose(self, worker: str, operations: int) -> None:
-        """It dies by SIGKILL after so many operations of a step."""
-        self._run.fleet.kill_within(worker, operations)
+    def lose(self, worker: str) -> None:
+        """It dies by SIGKILL where it stands."""
+        self._run.fleet.kill(worker)
         self.living.remove(worker)
         del self._holding[worker]
         self._run.fleet.abandon(self._generation, *self.living)
@@ -100,14 +102,15 @@ def test_thirteen_workers_all_train_and_deaths_and_joins_change_no_bit(tmp_path:
         job.join(*first)
         assert isinstance(job.choose(job.living[: NEEDED - 1]), Infeasible)
         assert isinstance(job.choose(job.living[:NEEDED]), Choice)
-        job.form()
-        for number, operations in ((1, 7), (6, 23), (11, 40)):
-            job.lose(f"w{number}", operations)
-            job.form()
+        for worker, operations in (("w1", 7), ("w6", 23), ("w11", 40)):
+            job.form(worker, operations)
+            job.lose(worker)
+        job.form("w0", 12)
         job.join(*others)
         run.fleet.abandon(4, *job.living)
-        job.form()
-        assert run.fleet.reports[job.living[0]].step < STEPS, "all changes came while the job ran"
+        run.fleet.go_on("w0")
+        job.form("w15", 3)
+        run.fleet.go_on("w15")
         state = run.finish(*job.living)
     finally:
         run.fleet.close()
