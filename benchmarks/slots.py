@@ -16,7 +16,7 @@ from .emulated.models import Emulated, slots
 from .emulated.networks import IDEAL
 from .report import Row
 
-SLOT_S = 0.060
+SLOT_S = 0.100
 DEPTH, REPLICAS, NUM_MICRO_BATCHES = 4, 3, 18
 WINDOW = 2 * DEPTH
 STEPS = 5
