@@ -3,11 +3,10 @@
 `choose`: from the available workers, the model's calibration and the sections that workers hold, to the plan
 with the least predicted time per step, or the reason why there is none. `rerouted`: the plan of before
 without the workers that are gone; `reformed`: plans around the pipelines that are whole; `worths`: what each
-is worth. `agree` and `transfers`: from
-what each member of a forming generation holds and what is published, to the newest state that covers all
-sections, who must still apply its last step, and who sends which section to whom (what a section's state is:
-`worker.sections.state`). `in_flight`: from the partial sums that each member shows of the step after that
-state, to those that count, and what of the step is missing.
+is worth. `agree` and `transfers`: from what each member of a forming generation holds and what is published,
+to the newest state that covers all sections, who must still apply its last step, and who sends which section
+to whom (what a section's state is: `worker.sections.state`). `in_flight`: from the partial sums that each
+member shows of the step after that state, to those that count, and what of the step is missing.
 """
 
 from .balance import balance

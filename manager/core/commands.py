@@ -67,8 +67,8 @@ class ComputePlan(_Command):
 
     `reconsider`: the plan that runs could stay, so it is weighed as well: it goes on unless another is worth
     more by `least_gain`, a part of what it does. `change_s`: for how long nothing steps while another forms,
-    as measured. `lasts_s`: for how long the plan is
-    expected to run; None, as in commands of earlier versions: it is not one that rerouting could serve.
+    as measured. `lasts_s`: for how long the plan is expected to run; None, as in commands of earlier
+    versions: it is not one that rerouting could serve.
     `fewer_copies_s`: for how long a rerouted plan may have fewer copies of a section than could be had, where
     the job asks for several.
     `ends_s`: when it ends though nothing is lost; None: no such end is foreseen.

@@ -413,7 +413,7 @@ def test_a_fault_ends_it_for_one_job_until_its_generation_changes(caplog: pytest
     steps.wait(1.0)
     desk = Desk(steps)
     faulty = Job("faulty", [], [])
-    faulty.state = steps.state.changed(calibration={"no": "calibration"})
+    faulty.state = steps.state.changed(hosts_plan={"no": "plan"})
     faulty.observations = steps.observations
     desk.jobs = {"faulty": faulty, "j": desk.job}
     desk.ahead = AnswersAhead(desk.jobs, desk.planner, Threads(), steps.timing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from makara.manager.core.fold import fold
 from makara.manager.service.planning import compute_plan
 from makara.protocol.messages import Phase, WorkerReport
 from test_core_drift import steps
+from test_rerouting import FIXED, rerouted_job
 
 
 def grown(**training: int) -> tuple[Script, list[str]]:
@@ -191,3 +193,14 @@ def test_a_vm_that_boots_is_expected_after_what_others_took_and_a_late_one_as_la
     assert end_s(script, ready) == Timing().settle_s
     script.now = began + 90.0
     assert end_s(script, ready) == pytest.approx(30.0), "half a minute late: half a minute more"
+
+
+@pytest.mark.parametrize("job", [lambda: grown()[0], lambda: rerouted_job(**FIXED)[0]], ids=["runs", "ran"])
+def test_of_a_calibration_that_cannot_be_used_the_planner_says_so(job: Callable[[], Script]) -> None:
+    script = job()
+    assert script.state.calibration is not None
+    state = replace(script.state, calibration={**script.state.calibration, "forward_s": [-1.0, -1.0]})
+    answer = compute_plan(state, script.last(ComputePlan), lambda: script.now)
+    assert answer.plan is None
+    assert answer.reason is not None
+    assert answer.reason.startswith("the calibration cannot be used: forward_s"), answer.reason

@@ -30,18 +30,18 @@ def compute_plan(
     A plan that keeps what is there is taken where it is worth as much: the one that runs, or ran, rerouted,
     or one around the pipelines that are whole.
     """
-    return or_present(state, command, best_plan(state, command, clock, search), search)
+    try:
+        return or_present(state, command, best_plan(state, command, clock, search), search)
+    except InvalidCalibration as error:
+        return _none(command, clock, f"the calibration cannot be used: {error}")
 
 
 def best_plan(
     state: JobState, command: ComputePlan, clock: Callable[[], float], search: Search = _SEARCH
 ) -> PlanComputed:
-    """The best new plan for the command's workers, whatever ran before."""
-    try:
-        request = request_of(state, command.workers, command.generation, command.risk)
-        answer = search.choose(request)
-    except InvalidCalibration as error:
-        return _none(command, clock, f"the calibration cannot be used: {error}")
+    """The best new plan for the command's workers, whatever ran before. Raises `InvalidCalibration`."""
+    request = request_of(state, command.workers, command.generation, command.risk)
+    answer = search.choose(request)
     if isinstance(answer, Infeasible):
         return _none(command, clock, answer.reason)
     best = Offer("best", request, answer.plan, answer.workers, answer.predicted_s)
