@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from ..pipeline import Range
@@ -40,9 +41,11 @@ def balance(
     in all. Ties go to the earlier cuts, so the result is deterministic.
     """
 
+    @cache
     def ordinary(start: int, stop: int) -> int:
         return table.work_ns(start, stop, recompute)
 
+    @cache
     def slow(start: int, stop: int) -> int:
         return table.work_ns(start, stop, recompute, slowdown or 1.0)
 
@@ -81,7 +84,7 @@ def _longer(
             better = best is None or (slowest_ns, before.stops) < (best.slowest_ns, best.stops)
             if better and fits(start, stop):
                 best = _Prefix(slowest_ns, before.stops, before.slow)
-        longer[stop] = best and best._replace(stops=(*best.stops, stop))
+        longer[stop] = best and _Prefix(best.slowest_ns, (*best.stops, stop), best.slow)
     return longer
 
 

@@ -80,6 +80,12 @@ class Bound:
     def _round_trips_ns(self, num_micro_batches: int) -> int:
         return 0 if self._window is None else num_micro_batches * self._round_trip_ns // self._window
 
+    @property
+    def window_sets_pace(self) -> bool:
+        """Whether it is the window that many micro-batches wait for, and not the slowest stage."""
+        slowest_ns = max(line.each_ns for line in self._pipeline)
+        return self._window is not None and self._round_trip_ns > self._window * slowest_ns
+
     def pace(self, num_micro_batches: int) -> tuple[int, int]:
         """(fixed nanoseconds, nanoseconds per micro-batch) of a pipeline that carries about this many or
         more."""

@@ -278,6 +278,8 @@ def _shape(table: StageTable, depth: int, capacity: int, mode: Mode, slowdown: f
     """
     found = _balanced(table, depth, capacity, mode, slowdown, 1)
     while found is not None and found.limit is not None and found.limit < depth:
+        if not found.bound.window_sets_pace:
+            break
         roomier = _balanced(table, depth, capacity, mode, slowdown, found.limit + 1)
         if roomier is None or roomier.bound.pace(_MANY)[1] >= found.bound.pace(_MANY)[1]:
             break
@@ -308,6 +310,7 @@ def _balanced(
 def _splits(
     table: StageTable, capacity: int, recompute: bool, slowdown: float | None, window: int = 1
 ) -> Mapping[int, Split]:
+    @cache
     def fits(start: int, stop: int) -> bool:
         room = table.memory(start, stop, recompute).window(capacity)
         return room is None or room >= window

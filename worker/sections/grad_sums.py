@@ -67,10 +67,15 @@ class GradientSum(ABC):
         self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, device: torch.device | str
     ) -> None:
         self.names = tuple(shapes)
-        self.buffer = torch.zeros(_size(shapes), dtype=dtype, device=device)
+        stops = list(itertools.accumulate(map(math.prod, shapes.values()), initial=0))
+        self.buffer = torch.zeros(stops[-1], dtype=dtype, device=device)
         """Flat."""
         self._shapes = shapes
-        self._views = _split(self.buffer, shapes)
+        self._spans = dict(zip(shapes, itertools.pairwise(stops), strict=True))
+        """Where each parameter lies in the buffer."""
+        self._views = {
+            name: self.buffer[slice(*span)].view(tuple(shapes[name])) for name, span in self._spans.items()
+        }
 
     def reset(self, scales: Mapping[str, float]) -> None:
         """Begin an attempt with these scales (`scales/<name>`; absent or 0: not known yet)."""
@@ -98,15 +103,22 @@ class GradientSum(ABC):
     def divided(self, divisor: float, over: AllReduce | None = None) -> dict[str, Tensor]:
         """`Totals.gradients`, which are wrong if the sum overflowed."""
         all_reduce = None if over is None else over.sum
-        result = torch.empty(self.buffer.numel(), dtype=torch.float32, device=self.buffer.device)
+        device = self.buffer.device
+        result = {
+            n: torch.empty(shape, dtype=torch.float32, device=device) for n, shape in self._shapes.items()
+        }
         for start in range(0, self.buffer.numel(), _REDUCED_AT_ONCE):
-            place = slice(start, start + _REDUCED_AT_ONCE)
-            self._divide(over_hosts(self.buffer[place], all_reduce), start, divisor, result[place])
-        return _split(result, self._shapes)
+            summed = over_hosts(self.buffer[start : start + _REDUCED_AT_ONCE], all_reduce)
+            for name, (first, end) in self._spans.items():
+                begin, stop = max(first, start), min(end, start + summed.numel())
+                if begin < stop:
+                    into = result[name].view(-1)[begin - first : stop - first]
+                    self._divide(name, summed[begin - start : stop - start], divisor, into)
+        return result
 
     @abstractmethod
-    def _divide(self, summed: Tensor, start: int, divisor: float, into: Tensor) -> None:
-        """Write `summed`, the elements of the buffer from `start` on over all hosts, as float32."""
+    def _divide(self, name: str, summed: Tensor, divisor: float, into: Tensor) -> None:
+        """Write `summed`, elements of a parameter's sum over all hosts, as float32."""
 
 
 def new_sum(
@@ -143,7 +155,6 @@ class ExactSum(GradientSum):
         """[len(names)], the largest |g| of a single contribution; infinite if one is not finite."""
         self.scales = dict.fromkeys(shapes, 0.0)
         self._limits = [2.0**62 / contributions[name] for name in shapes]
-        self._stops = list(itertools.accumulate(map(math.prod, shapes.values())))
         self._rows = {name: row for row, name in enumerate(shapes)}
 
     def reset(self, scales: Mapping[str, float]) -> None:
@@ -191,14 +202,11 @@ class ExactSum(GradientSum):
             },
         )
 
-    def _divide(self, summed: Tensor, start: int, divisor: float, into: Tensor) -> None:
-        done = 0
-        for name, stop in zip(self.names, self._stops, strict=True):
-            begin, done = done, max(done, min(stop - start, summed.numel()))
-            scale = self.scales[name] or 1.0  # an unknown scale without overflow: all contributions are zero
-            for at in range(begin, done, _CHUNK):
-                piece = slice(at, min(at + _CHUNK, done))
-                into[piece] = summed[piece].double().div_(scale).div_(divisor)
+    def _divide(self, name: str, summed: Tensor, divisor: float, into: Tensor) -> None:
+        scale = self.scales[name] or 1.0  # an unknown scale without overflow: all contributions are zero
+        for start in range(0, summed.numel(), _CHUNK):
+            piece = slice(start, start + _CHUNK)
+            into[piece] = summed[piece].double().div_(scale).div_(divisor)
 
 
 class FastSum(GradientSum):
@@ -213,7 +221,7 @@ class FastSum(GradientSum):
     def totals(self, divisor: float, over: AllReduce | None = None) -> Totals:
         return Totals(self.divided(divisor, over), overflowed=False)
 
-    def _divide(self, summed: Tensor, start: int, divisor: float, into: Tensor) -> None:
+    def _divide(self, name: str, summed: Tensor, divisor: float, into: Tensor) -> None:
         torch.div(summed, divisor, out=into)
 
 
@@ -264,17 +272,3 @@ def _scale(largest: float, limit: float) -> float:
     _, exponent = math.frexp(largest)
     bits = math.frexp(limit)[1] - 1 - HEADROOM_BITS
     return math.ldexp(1.0, max(-1000, min(1000, bits - exponent)))
-
-
-def _size(shapes: Mapping[str, Sequence[int]]) -> int:
-    return sum(math.prod(shape) for shape in shapes.values())
-
-
-def _split(flat: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    views: dict[str, Tensor] = {}
-    start = 0
-    for name, shape in shapes.items():
-        stop = start + math.prod(shape)
-        views[name] = flat[start:stop].view(tuple(shape))
-        start = stop
-    return views
